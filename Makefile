@@ -1,0 +1,39 @@
+# Two commands on a fresh machine: `make run` and `make test`. Each first makes .venv, here in
+# the checkout, if it is missing or older than pyproject.toml.
+
+VENV := .venv
+CANDIDATES = $(strip $(PYTHON) python3 python3.13 python3.12 python3.11)
+USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
+
+.PHONY: run test clean
+
+run: $(VENV)/.run-stamp
+	@$(VENV)/bin/paceline play $(ARGS)
+
+test: $(VENV)/.test-stamp
+	@scripts/check
+
+clean:
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+		.pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.run-stamp: pyproject.toml
+	@python=; for candidate in $(CANDIDATES); do \
+		if "$$candidate" -c '$(USABLE)' >/dev/null 2>&1; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "paceline needs Python 3.11 or newer with its venv and ensurepip modules;" \
+			"tried: $(CANDIDATES). Name another with make PYTHON=/path/to/python3." >&2; \
+		exit 1; \
+	fi; \
+	echo "Preparing $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv $(VENV)
+	@$(PIP) install -e '.[cli]'
+	@touch $@
+
+$(VENV)/.test-stamp: $(VENV)/.run-stamp
+	@echo "Installing the tools of the tests"
+	@$(PIP) install -e '.[cli,dev]'
+	@touch $@

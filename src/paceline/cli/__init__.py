@@ -1,0 +1,1 @@
+"""The commands that people type: the one place above everything else."""

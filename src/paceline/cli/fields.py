@@ -1,0 +1,145 @@
+"""Take values out of plain content by name, type and range; complain with the place."""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from math import inf
+from typing import Any, cast
+
+from paceline.core.errors import PacelineError
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)")
+LONGEST_ID = 64
+
+
+class ScriptError(PacelineError, ValueError):
+    """The author's fault: a workload that cannot be played, and the place where it says so."""
+
+    def __init__(self, place: str, complaint: str) -> None:
+        super().__init__(f"{place}: {complaint}")
+
+
+def whole(value: Any) -> bool:
+    """Is it a whole number? For Python, True is one too."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Fields:
+    """One mapping of a workload. What nobody took when it is finished was not meant for us."""
+
+    def __init__(self, content: Any, place: str, root: bool = False) -> None:
+        self.place = place
+        self._root = root
+        if not isinstance(content, dict):
+            raise ScriptError(place, f"must be a mapping of fields, not {kind_of(content)}")
+        self._content = cast(dict[Any, Any], content)
+        self._known: list[str] = []
+
+    def place_of(self, name: str) -> str:
+        return f"{self.place}: {name}" if self._root else f"{self.place}.{name}"
+
+    def _take(self, name: str, default: Any) -> Any:
+        """The value; None as a default means that there must be one."""
+        self._known.append(name)
+        value = self._content.get(name, default)
+        if value is None:
+            raise ScriptError(self.place, f"needs the field {name}")
+        return value
+
+    def _complain(self, name: str, kind: str, value: Any) -> ScriptError:
+        return ScriptError(self.place_of(name), f"must be {kind}, not {value!r}")
+
+    def finish(self) -> None:
+        """Refuse what is not a field."""
+        for name in self._content:
+            if name not in self._known:
+                close = get_close_matches(str(name), self._known, 1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ScriptError(self.place, f"has an unknown field {name!r}{hint}")
+
+    # -- one method per type ------------------------------------------------
+
+    def text(self, name: str, default: str | None) -> str:
+        value = self._take(name, default)
+        if not isinstance(value, str) or not value.isprintable() or (default is None and not value):
+            raise self._complain(name, "a line of text", value)
+        return value
+
+    def identity(self, name: str) -> str:
+        """An id may be written as a number."""
+        value = self._take(name, None)
+        text = str(value) if whole(value) else value
+        if not isinstance(text, str) or not text.isprintable() or not 0 < len(text) <= LONGEST_ID:
+            raise self._complain(name, f"a name of 1 to {LONGEST_ID} letters", value)
+        return text
+
+    def whole(self, name: str, default: int | None, low: int, high: int) -> int:
+        """A whole number from `low` to `high`; the default need not lie there."""
+        value = self._take(name, default)
+        if name not in self._content:
+            return value
+        if not whole(value):
+            raise self._complain(name, "a whole number", value)
+        if not low <= value <= high:
+            limit = f"at least {low}" if value < low else f"at most {high:,}"
+            raise self._complain(name, limit, value)
+        return value
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        value = self._take(name, default)
+        if not (whole(value) or isinstance(value, float)) or not low <= value <= high:
+            raise self._complain(name, f"a number from {low:g} to {high:g}", value)
+        return float(value)
+
+    def seconds(self, name: str) -> float:
+        """A time span: seconds as a number, or a text like "80ms"; infinite if absent."""
+        value = self._take(name, inf)
+        span = duration(value) if isinstance(value, str) else value
+        if not (whole(span) or isinstance(span, float)) or not span > 0:
+            raise self._complain(name, "a time like 0.08 (seconds) or '80ms'", value)
+        return float(span)
+
+    def arrival(self, name: str) -> tuple[int, float]:
+        """The step, or the time in seconds; the other one lets it in at once."""
+        value = self._take(name, 1)
+        if whole(value) and value >= 1:
+            return value, 0.0
+        time = duration(value) if isinstance(value, str) else None
+        if time is None:
+            raise self._complain(name, "a step from 1 on, or a time like '120ms'", value)
+        return 1, time
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self._take(name, {})
+        if not isinstance(value, dict):
+            raise self._complain(name, "a mapping", value)
+        found = cast(dict[Any, Any], value)
+        if strangers := [key for key in found if not isinstance(key, str)]:
+            raise ScriptError(self.place_of(name), f"has an unknown field {strangers[0]!r}")
+        return found
+
+    def sequence(self, name: str) -> list[Any]:
+        value = self._take(name, [])
+        if not isinstance(value, list):
+            raise self._complain(name, "a list", value)
+        return cast(list[Any], value)
+
+    def items(self, name: str) -> list[tuple[str, Any]]:
+        """The entries of a list, each with its place."""
+        self._take(name, None)
+        place = self.place_of(name)
+        return [(f"{place}[{index}]", one) for index, one in enumerate(self.sequence(name))]
+
+
+def duration(text: str) -> float | None:
+    """Seconds of a text like "80ms" or "1.5s"."""
+    found = DURATION.fullmatch(text.strip())
+    if found is None:
+        return None
+    return float(found[1]) * (0.001 if found[2] == "ms" else 1.0)
+
+
+def kind_of(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return {list: "a list", str: "a text", bool: "true or false"}.get(type(value), f"{value!r}")

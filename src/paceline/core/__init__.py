@@ -1,0 +1,1 @@
+"""The vocabulary every layer shares: requests, plans, settings, errors and events."""

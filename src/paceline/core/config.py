@@ -1,0 +1,167 @@
+"""Every setting of the heart: frozen, checked, one dataclass per component."""
+
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from paceline.core.errors import ConfigError
+
+FreeOrder = Literal["unsealed_first", "lru"]
+Victim = Literal["newest", "cheapest"]
+
+
+def require(truth: bool, complaint: str) -> None:
+    if not truth:
+        raise ConfigError(complaint)
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged KV memory."""
+
+    num_blocks: int = 4096  # usable blocks on the device
+    block_size: int = 16  # positions in one block
+    enable_prefix_caching: bool = True  # let equal prefixes share blocks
+    free_order: FreeOrder = "unsealed_first"  # which free block is reused first; "lru": oldest
+    enable_kv_cache_events: bool = False  # record stored and removed blocks for routers
+
+    def __post_init__(self) -> None:
+        require(self.num_blocks > 0, f"num_blocks is {self.num_blocks}; it must be positive")
+        require(self.block_size > 0, f"block_size is {self.block_size}; it must be positive")
+        one_of("free_order", self.free_order, get_args(FreeOrder))
+
+
+@dataclass(frozen=True, slots=True)
+class StepConfig:
+    """What one step may hold."""
+
+    max_num_seqs: int = 128  # resident sequences
+    max_num_batched_tokens: int = 2048  # positions computed in one step
+    max_model_len: int = 8192  # tokens of a sequence, prompt and output together
+    enable_chunked_prefill: bool = True  # may a prompt be computed in pieces?
+    long_prefill_token_threshold: int = 0  # most positions of one row in a step; 0: no limit
+    reserve_full_prompt: bool = True  # admission takes the blocks of the whole known sequence
+    watermark: float = 0.0  # fraction of blocks that admission leaves free
+    discipline: str = "unified"  # how a step is composed
+    max_num_queued_reqs: int = 65536  # requests waiting or parked; more are refused
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
+            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
+        require(self.max_model_len > 1, f"max_model_len is {self.max_model_len}; 2 is the least")
+        require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than "
+            f"max_num_seqs ({self.max_num_seqs}): a full batch could not decode in one step",
+        )
+        require(
+            self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len,
+            f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) "
+            f"must reach max_model_len ({self.max_model_len})",
+        )
+        require(self.long_prefill_token_threshold >= 0, "long_prefill_token_threshold is negative")
+        require(
+            self.enable_chunked_prefill or not self.long_prefill_token_threshold,
+            "long_prefill_token_threshold cuts prompts, which needs enable_chunked_prefill",
+        )
+        require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it lies in [0, 1)")
+        one_of("discipline", self.discipline, ("unified",))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Who goes first and who gives way."""
+
+    policy: str = "fcfs"  # a module in sched/policies, or a dotted path to a class
+    victim: Victim = "newest"  # among those that may be preempted; "cheapest": least to recompute
+    ageing_s: float = 60.0  # seconds after which a waiting request goes first (priority, shortest)
+    preempt_on_arrival: bool = False  # priority: a strictly better request displaces a resident
+    refuse_late: bool = False  # deadline: refuse what missed its first-token deadline in the queue
+    default_deadline_s: float = 30.0  # deadline: seconds assumed where a request names none
+    prefill_tokens_per_s: float = 10_000.0  # deadline: turns work into time
+    tenant_weights: MappingProxyType[str, float] = field(
+        default_factory=lambda: MappingProxyType({})
+    )  # fair: share of each tenant; 1 where unnamed
+    input_token_weight: float = 1.0  # fair: charge for a prompt token computed
+    output_token_weight: float = 2.0  # fair: charge for a token generated
+
+    def __post_init__(self) -> None:
+        one_of("victim", self.victim, get_args(Victim))
+        object.__setattr__(self, "tenant_weights", MappingProxyType(dict(self.tenant_weights)))
+        positive = [self.ageing_s, self.default_deadline_s, self.prefill_tokens_per_s]
+        positive += [self.output_token_weight, *self.tenant_weights.values()]
+        require(all(value > 0 for value in positive), "policy times, rates and weights are positive")
+        require(self.input_token_weight >= 0, "input_token_weight is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Draft tokens: how many a step verifies."""
+
+    num_speculative_tokens: int = 0  # most drafts per sequence and step
+    speculation: str = "adaptive"  # a class in sched/speculation, or a dotted path
+    speculation_max_batch_tokens: int = 256  # rows and drafts beyond this are compute-bound
+    lookahead_slots: int = 0  # further KV positions a drafter writes beyond the row
+
+    def __post_init__(self) -> None:
+        for name in ("num_speculative_tokens", "lookahead_slots"):
+            require(getattr(self, name) >= 0, f"{name} is negative")
+        require(self.speculation_max_batch_tokens > 0, "speculation_max_batch_tokens is positive")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """How much of the past is kept for `explain`."""
+
+    journal_requests: int = 1024  # ended requests remembered
+    journal_spells: int = 8192  # stretches of blocked admission remembered
+
+    def __post_init__(self) -> None:
+        require(min(self.journal_requests, self.journal_spells) > 0, "a journal keeps something")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of a scheduler, by component."""
+
+    cache: CacheConfig = CacheConfig()
+    step: StepConfig = StepConfig()
+    policy: PolicyConfig = PolicyConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    journal: JournalConfig = JournalConfig()
+
+    @staticmethod
+    def of(**settings: Any) -> "Config":
+        """Sort flat settings into components; an unknown name is an error."""
+        parts: dict[str, Any] = {}
+        for part in fields(Config):
+            kind: Any = type(part.default)
+            names = {setting.name for setting in fields(kind)} & settings.keys()
+            try:
+                parts[part.name] = kind(**{name: settings.pop(name) for name in sorted(names)})
+            except TypeError as error:
+                raise ConfigError(f"a setting of {part.name} has the wrong type: {error}") from None
+        for name in settings:
+            close = get_close_matches(name, Config.names(), 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"unknown setting {name!r}{hint}")
+        return Config(**parts)
+
+    @staticmethod
+    def names() -> list[str]:
+        parts = [type(part.default) for part in fields(Config)]
+        return [setting.name for part in parts for setting in fields(part)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat settings again, plain data."""
+        flat: dict[str, Any] = {}
+        for part in fields(self):
+            values: Any = getattr(self, part.name)
+            flat |= {setting.name: getattr(values, setting.name) for setting in fields(values)}
+        flat["tenant_weights"] = dict(flat["tenant_weights"])
+        return flat

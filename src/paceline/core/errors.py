@@ -1,0 +1,21 @@
+"""What can go wrong, by whose fault it is."""
+
+
+class PacelineError(Exception):
+    """The root of every error that paceline raises on purpose."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """The operator's fault: a setting that is unknown, malformed or contradictory."""
+
+
+class RequestError(PacelineError, ValueError):
+    """The client's fault: a request that is malformed or can never run."""
+
+
+class QueueFull(RequestError):
+    """The client came at a bad time: the queue is bounded and full, or closed."""
+
+
+class StepError(PacelineError):
+    """The runner's fault: a result that does not belong to the plan it answers."""

@@ -1,0 +1,58 @@
+"""Small frozen records of what happened."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Happened(Enum):
+    """The turns a request's life can take."""
+
+    SUBMITTED = "submitted"
+    PARKED = "parked"
+    WOKEN = "woken"
+    ADMITTED = "admitted"
+    RESUMED = "resumed"
+    FIRST_TOKEN = "first token"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One turn in the life of one request.
+
+    `amount` is what the turn is measured in: requests ahead when submitted, cached
+    tokens when admitted or resumed, tokens known when preempted or finished. `cause`
+    names the reason, or the request that was the reason.
+    """
+
+    happened: Happened
+    time: float  # seconds, on the caller's clock
+    step: int
+    amount: int = 0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """A full block became findable under `key`; no other block had that key."""
+
+    key: bytes
+    parent: bytes | None  # None for the first block of a sequence
+    tokens: tuple[int, ...]
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """No block is findable under `key` any more."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    """Every key was forgotten at once."""
+
+
+CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared

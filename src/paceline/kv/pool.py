@@ -1,0 +1,153 @@
+"""Physical blocks: who holds them, which may be reused, what they contain."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from paceline.core.config import FreeOrder
+from paceline.core.events import BlockRemoved, CacheEvent
+
+
+class BlockPool:
+    """Reference-counted blocks. A free block keeps its content until it is taken.
+
+    Every block is in exactly one of three places:
+
+        held      holders > 0                                    in block tables
+        blank     no holder, no key; reused first, last in first out
+        idle      no holder, findable by key; reused oldest first
+
+    so freeing is caching, and taking from `idle` is eviction. With `free_order="lru"`
+    keyless blocks queue up in `idle` too, once they have been used.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        free_order: FreeOrder = "unsealed_first",
+        events: list[CacheEvent] | None = None,
+    ) -> None:
+        self.size = blocks
+        self._blank_first = free_order == "unsealed_first"
+        self._events = events
+        self._holders = [0] * blocks
+        self._key: list[bytes | None] = [None] * blocks
+        self._by_key: dict[bytes, int] = {}
+        self._twins: dict[bytes, list[int]] = {}  # further blocks of the same content
+        self._blank = list(range(blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def free(self) -> int:
+        return len(self._blank) + len(self._idle)
+
+    def holders(self, block: int) -> int:
+        return self._holders[block]
+
+    def take(self, count: int) -> list[int]:
+        """Take the free blocks that are least worth keeping, forgetting what they held."""
+        assert count <= len(self._blank) + len(self._idle), f"{count} blocks are not free"
+        keep = max(len(self._blank) - count, 0)
+        taken = self._blank[keep:]
+        del self._blank[keep:]
+        taken.reverse()
+        while len(taken) < count:
+            block, _ = self._idle.popitem(last=False)
+            self._forget(block)
+            taken.append(block)
+        holders = self._holders
+        for block in taken:
+            holders[block] = 1
+        return taken
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to each, rescuing those that are free from reuse."""
+        holders, idle = self._holders, self._idle
+        for block in blocks:
+            if holders[block] == 0:
+                del idle[block]
+            holders[block] += 1
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Remove one holder from each; of those that become free the first is reused first."""
+        holders, keys, blank_first = self._holders, self._key, self._blank_first
+        for block in blocks:
+            left = holders[block] - 1
+            assert left >= 0, f"block {block} dropped twice"
+            holders[block] = left
+            if left == 0:
+                if blank_first and keys[block] is None:
+                    self._blank.append(block)
+                else:
+                    self._idle[block] = None
+
+    def seal(self, block: int, key: bytes) -> bool:
+        """Record that `block` holds the full content `key`; is it the first to do so?"""
+        assert self._holders[block] > 0, f"block {block} is sealed without a holder"
+        assert self._key[block] is None, f"block {block} is sealed twice"
+        self._key[block] = key
+        if key in self._by_key:
+            self._twins.setdefault(key, []).append(block)
+            return False
+        self._by_key[key] = block
+        return True
+
+    def unseal(self, block: int, key: bytes) -> None:
+        """Take back a seal whose content never came to be."""
+        if self._key[block] != key:
+            return  # taken by someone else since; the seal went with it
+        self._forget(block)
+        if self._blank_first and block in self._idle:
+            del self._idle[block]
+            self._blank.append(block)
+
+    def find(self, key: bytes) -> int | None:
+        return self._by_key.get(key)
+
+    def free_among(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` are on the free list, so that holding them uses it up."""
+        holders = self._holders
+        return sum(1 for block in blocks if holders[block] == 0)
+
+    def clear(self) -> None:
+        """Forget every key. Only while nothing is held."""
+        assert self.free == self.size, "blocks are held"
+        for block in range(self.size):
+            self._key[block] = None
+        self._by_key.clear()
+        self._twins.clear()
+        if self._blank_first:
+            self._blank += reversed(self._idle)
+            self._idle.clear()
+
+    def _forget(self, block: int) -> None:
+        key = self._key[block]
+        if key is None:
+            return
+        self._key[block] = None
+        twins = self._twins.get(key)
+        if self._by_key[key] != block:
+            assert twins is not None
+            twins.remove(block)
+        elif twins:
+            self._by_key[key] = twins.pop(0)
+        else:
+            del self._by_key[key]
+            if self._events is not None:
+                self._events.append(BlockRemoved(key))
+        if twins is not None and not twins:
+            del self._twins[key]
+
+    def check(self, held: dict[int, int]) -> None:
+        """Verify every invariant against an independent count of holders."""
+        blank = set(self._blank)
+        assert len(blank) == len(self._blank), "a block is blank twice"
+        for block in range(self.size):
+            assert self._holders[block] == held.get(block, 0), f"block {block} leaked"
+            places = (self._holders[block] > 0) + (block in blank) + (block in self._idle)
+            assert places == 1, f"block {block} is in {places} places"
+            assert block not in blank or self._key[block] is None
+        named = {block: key for block, key in enumerate(self._key) if key is not None}
+        listed = {block: key for key, block in self._by_key.items()}
+        listed |= {block: key for key, twins in self._twins.items() for block in twins}
+        assert named == listed, "keys and blocks disagree"
+        assert all(self._twins.values()), "an empty list of twins"

@@ -1,0 +1,1 @@
+"""The heart: who computes how much in every step, and why."""

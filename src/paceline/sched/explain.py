@@ -1,0 +1,138 @@
+"""The life of a request in sentences: how long it waited, for what, and what happened to it."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from paceline.core.events import Happened, Moment
+from paceline.core.request import Sequence
+from paceline.sched.journal import Spell
+from paceline.sched.residency import Residency
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def tokens(value: int) -> str:
+    return f"{value:,} token" + ("" if value == 1 else "s")
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def tell(sequence: Sequence, at: Residency) -> str:
+    """One sentence per turn of its life, and one per wait."""
+    request = sequence.request
+    new = sequence.limit - len(request.prompt)
+    lines = [
+        f"{request.id!r}: {tokens(len(request.prompt))} of prompt, at most {new:,} new; "
+        f"{sequence.state}."
+    ]
+    start = sequence.queued_at
+    waiting_since: float | None = None
+    for moment in sequence.life:
+        if waiting_since is not None and moment.happened in ENDS_WAIT:
+            lines += wait_lines(sequence, at, waiting_since, moment.time)
+            waiting_since = None
+        lines.append(f"  {seconds(moment.time - start)}: {sentence(moment)}")
+        if moment.happened in BEGINS_WAIT:
+            waiting_since = moment.time
+    if waiting_since is not None:
+        lines += wait_lines(sequence, at, waiting_since, at.now)
+    if sequence.slot >= 0:
+        lines.append(f"  {progress(sequence, at)}")
+    return "\n".join(lines)
+
+
+BEGINS_WAIT = (Happened.SUBMITTED, Happened.WOKEN, Happened.PREEMPTED)
+ENDS_WAIT = (Happened.ADMITTED, Happened.RESUMED, Happened.PARKED, Happened.FINISHED)
+
+
+def sentence(moment: Moment) -> str:
+    amount, cause = moment.amount, moment.cause
+    match moment.happened:
+        case Happened.SUBMITTED:
+            return f"submitted, with {plural(amount, 'request')} waiting."
+        case Happened.PARKED:
+            return f"parked for {cause}."
+        case Happened.WOKEN:
+            return f"woken: {cause} is there."
+        case Happened.ADMITTED:
+            return f"admitted in step {moment.step}; {tokens(amount)} came from the prefix cache."
+        case Happened.RESUMED:
+            return f"resumed in step {moment.step}; {tokens(amount)} were still in the cache."
+        case Happened.FIRST_TOKEN:
+            return f"first token, from step {moment.step}."
+        case Happened.PREEMPTED:
+            return f"preempted in step {moment.step} with {tokens(amount)} known, for {cause}."
+        case Happened.FINISHED:
+            return f"ended ({cause}) with {tokens(amount)} known."
+
+
+def progress(sequence: Sequence, at: Residency) -> str:
+    slot = sequence.slot
+    known, computed = int(at.table.known[slot]), int(at.table.computed[slot])
+    line = f"now: {computed:,} of {tokens(known)} computed"
+    idle = int(at.table.idle_steps[slot])
+    return line + (f"; {plural(idle, 'step')} without a share of the token budget." if idle else ".")
+
+
+def wait_lines(sequence: Sequence, at: Residency, since: float, until: float) -> list[str]:
+    """What the wait from `since` to `until` was for; nothing if there was none."""
+    if until <= since:
+        return []
+    parts = [f"{seconds(time)} {cause}" for cause, time in causes(sequence, at, since, until)]
+    line = f"  waited {seconds(until - since)}"
+    return [f"{line}: {', '.join(parts)}." if parts else f"{line}."]
+
+
+def causes(
+    sequence: Sequence, at: Residency, since: float, until: float
+) -> Iterable[tuple[str, float]]:
+    """Why a wait lasted, longest first."""
+    own: dict[str, float] = defaultdict(float)
+    behind: dict[str, float] = defaultdict(float)
+    for spell in at.journal.spells:
+        overlap = min(spell.until, until) - max(spell.since, since)
+        if overlap > 0:
+            if spell.gate.serial == sequence.serial:
+                own[own_cause(spell)] += overlap
+            else:
+                behind[head_cause(spell)] += overlap
+    found = list(own.items())
+    ahead = overtakers(sequence, at, since, until)
+    for cause, time in behind.items():
+        found.append((f"behind {ahead or 'others'} ({cause})", time))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def own_cause(spell: Spell) -> str:
+    short = spell.gate.short
+    match spell.gate.reason:
+        case "blocks":
+            return f"for blocks, {short:,} short at first"
+        case "seqs":
+            return "for a slot (max_num_seqs)"
+        case "budget":
+            return "for the token budget"
+        case "preempted":
+            return f"because {plural(short, 'resident')} had to be preempted"
+        case _:
+            return "because admission was paused"
+
+
+def head_cause(spell: Spell) -> str:
+    gate = spell.gate
+    aged = ", first because of its age" if gate.aged else ""
+    return f"{gate.request_id!r} at the head{aged}, {own_cause(spell)}"
+
+
+def overtakers(sequence: Sequence, at: Residency, since: float, until: float) -> str:
+    """Those admitted meanwhile, with the work they brought."""
+    seen = [p for p in at.journal.passages if since <= p.time <= until]
+    others = [p for p in seen if p.serial != sequence.serial]
+    if not others:
+        return ""
+    work = sum(p.tokens for p in others)
+    return f"{plural(len(others), 'request')} of {tokens(work)} in all"

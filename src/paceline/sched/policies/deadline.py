@@ -1,0 +1,59 @@
+"""Earliest slack first, for first-token and per-token targets."""
+
+import heapq
+from collections.abc import Iterator
+
+from paceline.core.config import PolicyConfig
+from paceline.core.request import Sequence
+from paceline.sched.policy import Policy, View
+
+
+class Deadline(Policy):
+    """Slack is the time due, less now, less the time the uncached work takes.
+
+    "Less now" is the same for everyone, so the order needs no clock. A request without
+    a deadline is given one, so that all of them age: a request due at d is overtaken
+    only by requests that arrived before d.
+    """
+
+    refresh = True  # work shrinks as the cache fills
+
+    def __init__(self, config: PolicyConfig, view: View) -> None:
+        super().__init__(config, view)
+        self._first_due: list[tuple[float, int, Sequence]] = []
+
+    def due(self, sequence: Sequence) -> float:
+        """When its next token should be there."""
+        request = sequence.request
+        first = sequence.arrival + (request.deadline or self.config.default_deadline_s)
+        outputs = len(sequence.tokens) - len(request.prompt)
+        return first + outputs * (request.token_deadline or 0.0)
+
+    def rank(self, sequence: Sequence) -> tuple[float, ...]:
+        work_s = self.view.uncached(sequence) / self.config.prefill_tokens_per_s
+        return (self.due(sequence) - work_s,)
+
+    def victim(self) -> int:
+        """The resident that can best afford it."""
+        table = self.view.table
+        due = {slot: self._resident_due(slot) for slot in table.order.tolist()}
+        latest = max(due.values())
+        return self.pick(table.order[[due[slot] == latest for slot in table.order.tolist()]])
+
+    def _resident_due(self, slot: int) -> float:
+        table = self.view.table
+        sequence = table.sequence(slot)
+        request = sequence.request
+        first = sequence.arrival + (request.deadline or self.config.default_deadline_s)
+        outputs = int(table.known[slot] - table.prompt[slot])
+        return first + outputs * (request.token_deadline or 0.0)
+
+    def joined(self, sequence: Sequence) -> None:
+        if self.config.refuse_late and sequence.request.deadline is not None:
+            heapq.heappush(self._first_due, (self.due(sequence), sequence.serial, sequence))
+
+    def late(self, now: float) -> Iterator[Sequence]:
+        while self._first_due and self._first_due[0][0] < now:
+            _, _, sequence = heapq.heappop(self._first_due)
+            if sequence.finish is None and not sequence.started:
+                yield sequence

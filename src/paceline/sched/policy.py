@@ -1,0 +1,115 @@
+"""Who goes first, who gives way, how a step is shared: what a policy decides."""
+
+from collections.abc import Hashable, Iterable
+from importlib import import_module
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.arrays import I32, Index
+from paceline.core.config import PolicyConfig
+from paceline.core.errors import ConfigError
+from paceline.core.request import Sequence
+from paceline.sched.limits import within_budget
+from paceline.sched.slots import SlotTable
+
+
+class View(Protocol):
+    """What a policy may look at."""
+
+    @property
+    def table(self) -> SlotTable: ...
+
+    def uncached(self, sequence: Sequence) -> int:
+        """Tokens that a waiting sequence would have to compute."""
+        ...
+
+    def loss(self, slot: int) -> int:
+        """Tokens that a resident would have to compute again after preemption."""
+        ...
+
+
+class Policy:
+    """First come, first served, until a subclass says otherwise.
+
+    `rank` may change with time, but while a sequence waits it may only get worse, unless
+    `refresh` is set: then ranks are asked for again in turn, a few in every step.
+    Sequences of one lane keep their relative order; only `lane_rank` moves.
+    """
+
+    patience_s = inf  # a sequence that waited longer goes first, oldest first
+    refresh = False
+
+    def __init__(self, config: PolicyConfig, view: View) -> None:
+        self.config = config
+        self.view = view
+
+    # -- the three questions ------------------------------------------------
+
+    def rank(self, sequence: Sequence) -> tuple[float, ...]:
+        """Admission order within a lane; the smallest goes first, then the earliest."""
+        return ()
+
+    def victim(self) -> int:
+        """The resident slot to give up when blocks run out."""
+        return self.pick(self.view.table.order)
+
+    def share(self, slot: Index, want: I32, budget: int) -> I32:
+        """How many of the positions each resident wants it gets, residents oldest first."""
+        return within_budget(want, budget)
+
+    # -- further questions, for those who need them -------------------------
+
+    def lane(self, sequence: Sequence) -> Hashable:
+        return None
+
+    def lane_rank(self, lane: Hashable) -> float:
+        return 0.0
+
+    def displaced_by(self, sequence: Sequence, now: float) -> int | None:
+        """The resident that a waiting sequence may push out on arrival, if any."""
+        return None
+
+    def late(self, now: float) -> Iterable[Sequence]:
+        """Waiting sequences to refuse now."""
+        return ()
+
+    # -- what happened ------------------------------------------------------
+
+    def joined(self, sequence: Sequence) -> None:
+        """A new sequence began to wait."""
+
+    def admitted(self, sequence: Sequence, uncached: int) -> None:
+        """A sequence became resident and will compute `uncached` known tokens."""
+
+    def sampled(self, slot: Index, count: I32) -> None:
+        """Residents were given new tokens."""
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence ended, wherever it was."""
+
+    # -- shared by all ------------------------------------------------------
+
+    def pick(self, slots: Index) -> int:
+        """The victim among `slots`, which are in admission order."""
+        if self.config.victim == "newest" or len(slots) == 1:
+            return int(slots[-1])
+        losses = np.array([self.view.loss(slot) for slot in slots.tolist()])
+        return int(slots[len(slots) - 1 - int(losses[::-1].argmin())])  # newest of the cheapest
+
+
+def load(config: PolicyConfig, view: View) -> Policy:
+    """The policy by module name in `policies`, or by dotted path to a class."""
+    module, _, name = config.policy.rpartition(".")
+    try:
+        if not module:
+            found = import_module(f"paceline.sched.policies.{config.policy}")
+            kind = getattr(found, config.policy.capitalize())
+        else:
+            kind = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"no policy {config.policy!r}: {error}") from None
+    if not (isinstance(kind, type) and issubclass(kind, Policy)):
+        raise ConfigError(f"policy {config.policy!r} is not a subclass of Policy")
+    return kind(config, view)

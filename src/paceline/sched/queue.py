@@ -1,0 +1,193 @@
+"""Sequences that are not resident: waiting by rank, or parked by reason."""
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from paceline.core.request import Sequence
+from paceline.sched.policy import Policy
+
+REFRESHED_PER_STEP = 8  # ranks asked for again in each step, where a policy wants that
+
+Order = tuple[tuple[float, ...], int, tuple[float, ...], int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where a sequence stands in its lane. Superseded, not moved, when its rank changes."""
+
+    order: Order
+    sequence: Sequence
+    lane: Hashable
+
+    def __lt__(self, other: "Place") -> bool:
+        return self.order < other.order
+
+
+class WaitingQueue:
+    """Who is admitted next, at a cost that does not grow with the number waiting.
+
+    Each lane is a heap of places. `_heads` is a heap over lanes, keyed by what lane and
+    head were when pushed; since both only get worse unless something is pushed anew, an
+    entry that is still true when it reaches the top is the best of all. Superseded
+    places and entries are dropped when they come to the top, or when they are many.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._places: dict[int, Place] = {}  # by serial: the one place that counts
+        self._lanes: dict[Hashable, list[Place]] = {}
+        self._heads: list[tuple[float, Order, int, Hashable]] = []
+        self._entry: dict[Hashable, int] = {}  # by lane: the one entry of _heads that counts
+        self._entries = count()
+        self._front = 0  # sinks: who was preempted last stands first
+        self._fronts: dict[int, int] = {}
+        self._oldest: list[tuple[float, int]] = []  # by time of submission, for patience
+        self._turn: deque[int] = deque()  # serials whose rank is asked for again
+        self.parked: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.serial in self._places or sequence.serial in self.parked
+
+    # -- coming and going ---------------------------------------------------
+
+    def push(self, sequence: Sequence, in_front: bool = False) -> None:
+        """Let a sequence wait; `in_front` puts it ahead of its equals."""
+        serial = sequence.serial
+        assert serial not in self._places, f"{sequence.id!r} waits already"
+        if in_front:
+            self._front -= 1
+            self._fronts[serial] = self._front
+        if self._policy.patience_s != float("inf"):
+            heapq.heappush(self._oldest, (sequence.queued_at, serial))
+        if self._policy.refresh:
+            self._turn.append(serial)
+        self._place(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, waiting or parked."""
+        self._places.pop(sequence.serial, None)
+        self._fronts.pop(sequence.serial, None)
+        self.parked.pop(sequence.serial, None)
+
+    def park(self, sequence: Sequence, reason: str) -> None:
+        """Set a sequence aside until `wake`; it blocks nobody meanwhile."""
+        front = self._fronts.get(sequence.serial)
+        self.remove(sequence)
+        if front is not None:
+            self._fronts[sequence.serial] = front
+        sequence.parked = reason
+        self.parked[sequence.serial] = sequence
+
+    def wake(self, sequence: Sequence) -> None:
+        """Let a parked sequence wait again, where it would stand had it never been parked."""
+        del self.parked[sequence.serial]
+        sequence.parked = ""
+        self.push(sequence)
+
+    # -- who is next --------------------------------------------------------
+
+    def head(self, now: float) -> Sequence | None:
+        """The sequence to admit next."""
+        if not self._places:
+            return None
+        return self.impatient(now) or self._best()
+
+    def impatient(self, now: float) -> Sequence | None:
+        """The oldest sequence, if it has waited longer than the policy lets it."""
+        while self._oldest:
+            since, serial = self._oldest[0]
+            if serial not in self._places:
+                heapq.heappop(self._oldest)
+            elif now - since >= self._policy.patience_s:
+                return self._places[serial].sequence
+            else:
+                break
+        return None
+
+    def refresh(self) -> None:
+        """Ask for the rank of a few sequences again, in turn."""
+        for _ in range(min(REFRESHED_PER_STEP, len(self._turn))):
+            serial = self._turn.popleft()
+            if place := self._places.get(serial):
+                self._turn.append(serial)
+                if self._order(place.sequence) != place.order:
+                    self._place(place.sequence)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In the order in which they would be admitted if nothing changed."""
+
+        def standing(place: Place) -> tuple[float, Order]:
+            return self._policy.lane_rank(place.lane), place.order
+
+        for place in sorted(self._places.values(), key=standing):
+            yield place.sequence
+
+    # -- places -------------------------------------------------------------
+
+    def _order(self, sequence: Sequence) -> Order:
+        rank = self._policy.rank(sequence)
+        return rank[:1], self._fronts.get(sequence.serial, 0), rank[1:], sequence.serial
+
+    def _place(self, sequence: Sequence) -> None:
+        place = Place(self._order(sequence), sequence, self._policy.lane(sequence))
+        self._places[sequence.serial] = place
+        lane = self._lanes.setdefault(place.lane, [])
+        heapq.heappush(lane, place)
+        if len(lane) > 2 * len(self._places) + 64:
+            lane[:] = [entry for entry in lane if self._counts(entry)]
+            heapq.heapify(lane)
+        if lane[0] is place:
+            self._push_head(place)
+
+    def _counts(self, place: Place) -> bool:
+        return self._places.get(place.sequence.serial) is place
+
+    def _push_head(self, place: Place) -> None:
+        rank, entry = self._policy.lane_rank(place.lane), next(self._entries)
+        self._entry[place.lane] = entry
+        heapq.heappush(self._heads, (rank, place.order, entry, place.lane))
+
+    def _best(self) -> Sequence:
+        while True:
+            rank, order, entry, lane = self._heads[0]
+            place = self._head_of(lane) if self._entry.get(lane) == entry else None
+            if place and place.order == order and self._policy.lane_rank(lane) == rank:
+                return place.sequence
+            heapq.heappop(self._heads)
+            if place:
+                self._push_head(place)
+
+    def _head_of(self, lane: Hashable) -> Place | None:
+        """The first place of a lane that still counts and whose rank is still true."""
+        places = self._lanes.get(lane)
+        while places:
+            place = places[0]
+            if not self._counts(place):
+                heapq.heappop(places)
+                continue
+            order = self._order(place.sequence) if self._policy.refresh else place.order
+            if order <= place.order:
+                return place
+            heapq.heappop(places)
+            self._place_again(place, order)
+        self._lanes.pop(lane, None)
+        return None
+
+    def _place_again(self, place: Place, order: Order) -> None:
+        again = Place(order, place.sequence, place.lane)
+        self._places[place.sequence.serial] = again
+        heapq.heappush(self._lanes[place.lane], again)
+
+    def check(self) -> None:
+        assert not self._places.keys() & self.parked.keys(), "waiting and parked at once"
+        for place in self._places.values():
+            assert place.sequence.slot < 0 and place.sequence.finish is None
+            assert any(entry is place for entry in self._lanes[place.lane]), "a place is lost"
+        for sequence in self.parked.values():
+            assert sequence.parked and sequence.slot < 0

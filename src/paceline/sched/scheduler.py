@@ -1,0 +1,308 @@
+"""Decide what each step computes, and account for what came back."""
+
+from collections import deque
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline.core.config import Config
+from paceline.core.errors import QueueFull, RequestError, StepError
+from paceline.core.events import CacheEvent, Happened
+from paceline.core.plan import NO_IDS, NO_ROWS, Ended, Outputs, Plan, StepResult
+from paceline.core.request import Finish, Request, Sequence
+from paceline.sched import explain, snapshot, speculation
+from paceline.sched.accounting import Accounting
+from paceline.sched.journal import Gate
+from paceline.sched.residency import Residency
+from paceline.sched.stats import Stats
+from paceline.sched.steady import Steady
+from paceline.sched.unified import Unified
+
+Pause = Literal["", "new", "all"]
+
+
+class Scheduler:
+    """One `plan()` per step, one `commit()` per result, in the same order.
+
+    `plan()` may run again before `commit()`: as often as it does, so deep is the
+    pipeline. Time comes in as `now`, in seconds on any clock that the caller likes.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.residency = Residency(config)
+        self._discipline = Unified(config, self.residency, speculation.load(config.speculation))
+        self._accounting = Accounting(self.residency)
+        self._flight: deque[int] = deque()  # steps planned and not committed
+        self._void_until = 0  # steps up to here were given up
+        self._steady: Steady | None = None
+        self._gate: Gate | None = None
+        self._paused: Pause = ""
+        self._draining = False
+        self._serials = 0
+        self._untold: list[Ended] = []  # ends that no commit has reported
+
+    @classmethod
+    def create(cls, **settings: Any) -> "Scheduler":
+        """A scheduler from flat settings; any setting by name."""
+        return cls(Config.of(**settings))
+
+    # -- requests -----------------------------------------------------------
+
+    def submit(self, request: Request, now: float, parked: str = "") -> None:
+        """Let a request wait, or park it for a reason. RequestError if it can never run."""
+        self._tick(now)
+        limit = self._admissible(request)
+        arrival = self.residency.now if request.arrival is None else request.arrival
+        sequence = Sequence(request, self._serials, limit, arrival, request.prompt)
+        self._serials += 1
+        self.residency.enter(sequence, parked)
+
+    def _admissible(self, request: Request) -> int:
+        """The tokens at which the request will end, if it can run at all."""
+        at, step = self.residency, self.config.step
+        if request.id in at.live:
+            raise RequestError(f"request {request.id!r} is already here")
+        if self._draining:
+            raise QueueFull("the scheduler is draining and takes no new requests")
+        if len(at.queue) + len(at.queue.parked) >= step.max_num_queued_reqs:
+            raise QueueFull(f"{step.max_num_queued_reqs} requests are already waiting")
+        prompt = len(request.prompt)
+        if prompt >= step.max_model_len:
+            raise RequestError(
+                f"request {request.id!r}: a prompt of {prompt} tokens leaves no room for one more "
+                f"within max_model_len {step.max_model_len}"
+            )
+        longest = step.max_model_len
+        if request.max_tokens is not None:
+            longest = min(longest, prompt + request.max_tokens)
+        span = min(longest - 1 + self.config.speculation.lookahead_slots, step.max_model_len)
+        need, have = at.cache.blocks_for(span), at.cache.pool.size
+        if need > have:
+            raise RequestError(
+                f"request {request.id!r}: {prompt} prompt tokens and up to {longest - prompt} new "
+                f"ones need {need} blocks of {at.cache.block_size}, and the whole pool has {have}"
+            )
+        return longest
+
+    def abort(self, request_id: str, now: float) -> bool:
+        """End a request wherever it is, also with work in flight. False if it is not here."""
+        self._tick(now)
+        sequence = self.residency.live.get(request_id)
+        if sequence is None:
+            return False
+        self._finish(sequence, Finish.ABORT)
+        return True
+
+    def park(self, request_id: str, reason: str, now: float) -> bool:
+        """Set a waiting request aside until `wake`. False if it is not waiting."""
+        self._tick(now)
+        sequence = self.residency.live.get(request_id)
+        if sequence is None or sequence.slot >= 0 or sequence.parked or not reason:
+            return False
+        self.residency.park(sequence, reason)
+        return True
+
+    def wake(self, request_id: str, now: float) -> bool:
+        """Let a parked request wait again, in its old place. False if it is not parked."""
+        self._tick(now)
+        sequence = self.residency.live.get(request_id)
+        if sequence is None or not sequence.parked:
+            return False
+        self.residency.wake(sequence)
+        return True
+
+    # -- steps --------------------------------------------------------------
+
+    def plan(self, now: float) -> Plan:
+        """Residents first, then as many waiting sequences as fit: the next step of work."""
+        at = self.residency
+        self._tick(now)
+        at.step += 1
+        at.stats.steps += 1
+        for sequence in at.policy.late(at.now):
+            self._untold.append(self._finish(sequence, Finish.ERROR, "its deadline passed in the queue"))
+        if self._paused == "all":
+            return self._handed_out(self._nothing())
+        return self._handed_out(self._plan_steady() or self._plan_anew())
+
+    def _plan_steady(self) -> Plan | None:
+        """The same rows again, if nobody could join them."""
+        at = self.residency
+        if self._steady is None or at.finished or not self._gate_stays_shut():
+            return None
+        plan = self._steady.plan(at.step)
+        if plan is not None:
+            at.journal.still_blocked(at.now)
+            at.stats.planned += len(plan.rows)
+        return plan
+
+    def _gate_stays_shut(self) -> bool:
+        """Would admission stop where it stopped before? Steady steps free no slot or block."""
+        queue, gate = self.residency.queue, self._gate
+        if not len(queue):
+            return True
+        if gate is None or gate.reason == "preempted":
+            return False
+        head = queue.head(self.residency.now)
+        return head is not None and head.serial == gate.serial
+
+    def _plan_anew(self) -> Plan:
+        at = self.residency
+        if at.policy.refresh:
+            at.queue.refresh()
+        step = self._discipline.compose(at.now, admitting=not self._paused)
+        rows = at.table.rows(step.slot, step.start, step.count, step.drafts)
+        at.stats.planned += int(step.count.sum())
+        at.journal.blocked(step.gate, at.now)
+        self._gate = step.gate
+        self._steady = None
+        if Steady.suits(rows, step.start, at.table) and not self.config.speculation.lookahead_slots:
+            self._steady = Steady(rows, at.table, at.cache)
+        released, preempted = tuple(at.released), tuple(at.preempted)
+        finished = tuple(at.finished)
+        at.released.clear()
+        at.preempted.clear()
+        at.finished.clear()
+        return Plan(at.step, rows, step.start, step.grown, step.admitted, released, preempted, finished)
+
+    def _nothing(self) -> Plan:
+        return Plan(self.residency.step, NO_ROWS, NO_ROWS.count)
+
+    def _handed_out(self, plan: Plan) -> Plan:
+        if len(plan.rows):
+            self._flight.append(plan.step)
+        return plan
+
+    def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
+        """Fold one step's result into the state. Rows of departed sequences are ignored."""
+        self._tick(now)
+        if plan.step <= self._void_until or not len(plan.rows):
+            return self._told(Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count))
+        if not self._flight or self._flight[0] != plan.step:
+            raise StepError(f"step {plan.step} is not the oldest in flight: {list(self._flight)}")
+        steady = self._steady
+        if steady is not None and plan.rows is steady.rows and steady.sampled_once(result):
+            outputs = self._accounting.commit_steady(plan.rows, result)
+        else:
+            outputs = self._accounting.commit(plan, result)
+        self._flight.popleft()
+        self.residency.cache.confirm(plan.step)
+        if outputs.finished:
+            self._steady = None
+        return self._told(outputs)
+
+    def fail(self, plan: Plan, now: float, message: str = "the step failed") -> Outputs:
+        """The device failed in this step: end everyone whose work was in flight with an error."""
+        ends = [
+            self._finish(self.residency.table.sequence(slot), Finish.ERROR, message)
+            for slot in self._give_up(plan, now)
+        ]
+        self._untold += ends
+        return self._told(Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count))
+
+    def retry(self, plan: Plan, now: float) -> None:
+        """The result of this step is lost: compute again what was in flight."""
+        for slot in reversed(self._give_up(plan, now)):
+            self.residency.preempt(slot, "a step whose result was lost")
+
+    def _give_up(self, plan: Plan, now: float) -> list[int]:
+        """Void this step and those after it; returns the slots that had work in flight."""
+        self._tick(now)
+        if plan.step <= self._void_until:
+            return []
+        if plan.step not in self._flight:
+            raise StepError(f"step {plan.step} is not in flight: {list(self._flight)}")
+        self._void_until = self.residency.step
+        self._flight.clear()
+        self._steady = None
+        self.residency.cache.retract()
+        return self.residency.in_flight()
+
+    def _finish(self, sequence: Sequence, finish: Finish, message: str = "") -> Ended:
+        self._steady = None
+        return self.residency.finish(sequence, finish, message=message)
+
+    def _told(self, outputs: Outputs) -> Outputs:
+        """Add the ends that happened outside a commit and were not reported yet."""
+        if not self._untold:
+            return outputs
+        finished = (*self._untold, *outputs.finished)
+        self._untold = []
+        return Outputs(outputs.serial, outputs.request_id, outputs.ids, outputs.count, finished)
+
+    def _tick(self, now: float) -> None:
+        """Time never runs backwards here, whatever the caller's clock does."""
+        if now > self.residency.now:
+            self.residency.now = now
+
+    # -- operation ----------------------------------------------------------
+
+    def pause(self, mode: Literal["new", "all"] = "new") -> None:
+        """Admit nobody ("new"), or plan nothing at all ("all"), until `resume`."""
+        self._paused = mode
+        self._gate = None
+
+    def resume(self) -> None:
+        self._paused = ""
+        self._gate = None
+
+    def drain(self) -> None:
+        """Take no further requests; those that are here run to their end."""
+        self._draining = True
+
+    def reset_prefix_cache(self, preempt_running: bool = False, now: float = 0.0) -> bool:
+        """Forget all cached content. False while blocks are held, unless residents may go."""
+        self._tick(now)
+        if preempt_running:
+            for slot in self.residency.table.order[::-1].tolist():
+                self.residency.preempt(slot, "a reset of the prefix cache")
+                self._steady = None
+        return self.residency.cache.reset()
+
+    # -- asking -------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Is there nothing to do and nothing in flight?"""
+        return not self.residency.live and not self._flight
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are here."""
+        return len(self.residency.live)
+
+    @property
+    def stats(self) -> Stats:
+        return self.residency.stats
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks held. Cached blocks that nobody holds are free."""
+        pool = self.residency.cache.pool
+        return 1.0 - pool.free / pool.size
+
+    def cache_events(self) -> list[CacheEvent]:
+        """Blocks stored and removed since last asked."""
+        events = self.residency.cache.events
+        if events is None:
+            return []
+        taken = list(events)
+        events.clear()
+        return taken
+
+    def explain(self, request_id: str) -> str:
+        """The life of a request, in sentences."""
+        sequence = self.residency.live.get(request_id) or self.residency.journal.recall(request_id)
+        if sequence is None:
+            raise RequestError(f"no request {request_id!r} is here or remembered")
+        return explain.tell(sequence, self.residency)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state as plain data."""
+        return snapshot.take(self.residency)
+
+    def check(self) -> None:
+        """Verify every invariant."""
+        self.residency.check()
+        assert list(self._flight) == sorted(set(self._flight))

@@ -1,0 +1,172 @@
+"""The columns that change every step, one row per resident sequence."""
+
+import numpy as np
+
+from paceline.core.arrays import I32, Bool, Index
+from paceline.core.plan import Rows
+from paceline.core.request import Sequence
+
+
+class SlotTable:
+    """Struct of arrays over resident sequences.
+
+    For a resident slot s, in tokens:
+
+        computed[s] <= planned[s]     positions confirmed / handed out to the runner
+        known[s]                      token ids the host has seen; `tokens[s, :known[s]]`
+        planned[s] >= known[s]        a sample for s is in flight
+        prompt[s], limit[s]           tokens asked with / tokens at which it ends
+        given[s]                      tokens it was admitted with: the prompt, and earlier outputs
+        drafts[s], most_drafts[s]     drafts in the next row / ever
+        acceptance[s]                 running share of drafts accepted
+        idle_steps[s]                 steps it could have run in and got nothing
+
+    `epoch[s]` rises when the slot changes hands, `serial[s]` and `name[s]` identify
+    its sequence in `sequences[s]`, `resident[s]` says whether there is one, `order`
+    lists resident slots, oldest first, `drafting` counts those that may draft, and
+    `capacity` is the number of slots. Rows never move. Only the methods of this class
+    write columns; everyone may read them.
+    """
+
+    def __init__(self, slots: int, max_model_len: int) -> None:
+        self.capacity = slots
+        self.known = np.zeros(slots, np.int32)
+        self.planned = np.zeros(slots, np.int32)
+        self.computed = np.zeros(slots, np.int32)
+        self.prompt = np.zeros(slots, np.int32)
+        self.limit = np.zeros(slots, np.int32)
+        self.given = np.zeros(slots, np.int32)
+        self.drafts = np.zeros(slots, np.int32)
+        self.most_drafts = np.zeros(slots, np.int32)
+        self.acceptance = np.zeros(slots, np.float32)
+        self.idle_steps = np.zeros(slots, np.int64)
+        self.epoch = np.zeros(slots, np.int32)
+        self.serial = np.full(slots, -1, np.int64)
+        self.name = np.full(slots, None, object)
+        self.resident = np.zeros(slots, np.bool_)
+        self.tokens = np.zeros((slots, max_model_len), np.int32)  # pages come when touched
+        self.sequences: list[Sequence | None] = [None] * slots
+        self.order: Index = np.empty(0, np.intp)
+        self.drafting = 0
+        self._vacant = list(range(slots - 1, -1, -1))
+
+    @property
+    def vacant(self) -> int:
+        return len(self._vacant)
+
+    def sequence(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is vacant"
+        return sequence
+
+    # -- coming and going ---------------------------------------------------
+
+    def admit(self, sequence: Sequence, computed: int, drafts: int) -> int:
+        """Put a sequence into a vacant slot, the newest in `order`."""
+        slot, request = self._vacant.pop(), sequence.request
+        known = len(sequence.tokens)
+        self.tokens[slot, :known] = sequence.tokens
+        self.known[slot] = self.given[slot] = known
+        self.planned[slot] = self.computed[slot] = computed
+        self.prompt[slot] = len(request.prompt)
+        self.limit[slot] = sequence.limit
+        self.drafts[slot] = 0
+        self.most_drafts[slot] = drafts
+        self.acceptance[slot] = 1.0
+        self.idle_steps[slot] = 0
+        self.serial[slot] = sequence.serial
+        self.name[slot] = request.id
+        self.resident[slot] = True
+        self.sequences[slot], sequence.slot = sequence, slot
+        self.order = np.append(self.order, np.intp(slot))
+        self.drafting += drafts > 0
+        return slot
+
+    def release(self, slot: int) -> Sequence:
+        """Vacate a slot, writing tokens back. Results still in flight go stale."""
+        sequence = self.sequence(slot)
+        sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
+        sequence.slot, self.sequences[slot] = -1, None
+        self.drafting -= int(self.most_drafts[slot] > 0)
+        self.epoch[slot] += 1
+        self.serial[slot] = -1
+        self.name[slot] = None
+        self.resident[slot] = False
+        self._vacant.append(slot)
+        self.order = self.order[self.order != slot]
+        return sequence
+
+    def rows(self, slot: Index, start: I32, count: I32, drafts: I32) -> Rows:
+        """The rows of a step that computes `count[i]` positions of `slot[i]` from `start[i]`."""
+        return Rows(
+            slot=slot,
+            epoch=self.epoch[slot],
+            serial=self.serial[slot],
+            request_id=self.name[slot],
+            count=count,
+            drafts=drafts,
+            samples=start + count >= self.known[slot],
+        )
+
+    # -- the motion of a step -----------------------------------------------
+
+    def alive(self, rows: Rows) -> Bool:
+        """Which rows still belong to the sequence they were planned for."""
+        alive: Bool = self.epoch[rows.slot] == rows.epoch
+        return alive
+
+    def remaining(self, slot: Index) -> I32:
+        """Positions each slot could use now without drafts: the rest of what is known, or one."""
+        planned = self.planned[slot]
+        rest: I32 = np.maximum(self.known[slot] - planned, 1)
+        rest[planned >= self.limit[slot] - 1] = 0
+        return rest
+
+    def eligible_drafts(self, slot: Index) -> I32:
+        """Drafts each slot may add to its row: none before all it was given is computed."""
+        drafts: I32 = np.where(self.planned[slot] >= self.given[slot], self.drafts[slot], 0)
+        return drafts
+
+    def advance(self, slot: Index, position: I32) -> None:
+        self.planned[slot] = position
+
+    def idle(self, slot: Index) -> None:
+        self.idle_steps[slot] += 1
+
+    def propose(self, slot: Index, drafts: I32) -> None:
+        self.drafts[slot] = drafts
+
+    def confirm(self, slot: Index, count: I32, rejected: I32) -> None:
+        """Positions came back; rejected drafts leave both counters."""
+        self.computed[slot] += count - rejected
+        self.planned[slot] -= rejected
+
+    def learn(self, slot: Index, acceptance: I32, weight: float) -> None:
+        """Move each slot's acceptance towards what was just seen."""
+        self.acceptance[slot] += weight * (acceptance - self.acceptance[slot])
+
+    def append(self, slot: Index, ids: I32, count: I32) -> None:
+        """Write `count[i]` sampled ids after the known tokens of each slot."""
+        known = self.known[slot]
+        for column in range(ids.shape[1]):
+            rows = count > column
+            self.tokens[slot[rows], known[rows] + column] = ids[rows, column]
+        self.known[slot] = known + count
+
+    def append_one(self, slot: Index, ids: I32) -> None:
+        """The steady decode: every row was computed once and sampled once."""
+        known = self.known[slot]
+        self.tokens[slot, known] = ids
+        self.known[slot] = known + 1
+        self.computed[slot] += 1
+
+    def check(self) -> None:
+        order = self.order
+        assert len(set(order.tolist())) == len(order), "a slot is listed twice"
+        assert set(order.tolist()) == set(np.flatnonzero(self.resident).tolist())
+        assert len(order) + len(self._vacant) == self.capacity, "a slot is lost"
+        assert np.all(self.computed[order] <= self.planned[order])
+        assert np.all(self.known[order] <= self.limit[order])
+        assert np.all(self.planned[order] < self.limit[order])
+        for slot in order.tolist():
+            assert self.sequence(slot).slot == slot

@@ -1,0 +1,40 @@
+"""The whole state of a scheduler as plain data."""
+
+from typing import Any
+
+from paceline.core.request import Sequence
+from paceline.sched.residency import Residency
+
+
+def take(at: Residency) -> dict[str, Any]:
+    """Queues, counters and blocks by request id; ended requests until the next plan."""
+    stats, pool = at.stats, at.cache.pool
+    requests = [*at.live.values(), *at.finished.values()]
+    return {
+        "step": at.step,
+        "waiting": [sequence.id for sequence in at.queue],
+        "parked": {sequence.id: sequence.parked for sequence in at.queue.parked.values()},
+        "running": [at.table.sequence(slot).id for slot in at.table.order.tolist()],
+        "swapped": [],
+        "requests": {sequence.id: describe(at, sequence) for sequence in requests},
+        "free_blocks": pool.free,
+        "total_blocks": pool.size,
+        "host_free_blocks": 0,
+        "prefix_queries": stats.prefix_queries,
+        "prefix_hits": stats.prefix_hits,
+    }
+
+
+def describe(at: Residency, sequence: Sequence) -> dict[str, Any]:
+    slot, table = sequence.slot, at.table
+    resident = slot >= 0
+    return {
+        "state": sequence.state,
+        "known": int(table.known[slot]) if resident else len(sequence.tokens),
+        "planned": int(table.planned[slot]) if resident else 0,
+        "computed": int(table.computed[slot]) if resident else 0,
+        "prompt": len(sequence.request.prompt),
+        "preemptions": sequence.preemptions,
+        "cached": sequence.cached,
+        "blocks": [at.cache.blocks(slot) if resident else []],
+    }

@@ -1,0 +1,63 @@
+"""How many draft tokens each sequence verifies in a step."""
+
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.arrays import F32, I32
+from paceline.core.config import SpeculationConfig
+from paceline.core.errors import ConfigError
+
+
+class Speculation(Protocol):
+    """One decision for all residents at once."""
+
+    def drafts(self, most: I32, acceptance: F32) -> I32:
+        """Drafts for each resident, at most `most[i]`, given the share accepted so far."""
+        ...
+
+
+class Fixed:
+    """Always as many as allowed."""
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        pass
+
+    def drafts(self, most: I32, acceptance: F32) -> I32:
+        return most
+
+
+class Adaptive:
+    """As many as are likely to be accepted and cost nothing.
+
+    A step is free up to `speculation_max_batch_tokens` tokens, because it waits for
+    memory and not for arithmetic: drafts share what the rows leave of that, so a large
+    batch drafts nothing. Within it, the k-th draft is worth verifying while all k are
+    accepted with at least even odds, acceptance ** k >= 1/2.
+    """
+
+    WORTH = 0.5
+    SURE, HOPELESS = 0.999, 0.05
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self._free_tokens = config.speculation_max_batch_tokens
+
+    def drafts(self, most: I32, acceptance: F32) -> I32:
+        spare = max(self._free_tokens // len(most) - 1, 0) if len(most) else 0
+        odds = np.clip(acceptance, self.HOPELESS, self.SURE)
+        worth = (np.log(self.WORTH) / np.log(odds)).astype(np.int32)
+        return np.minimum(np.minimum(most, spare), np.maximum(worth, 1)).astype(np.int32)
+
+
+def load(config: SpeculationConfig) -> Speculation:
+    """By name of a class here, or by dotted path."""
+    known = {"fixed": Fixed, "adaptive": Adaptive}
+    if config.speculation in known:
+        return known[config.speculation](config)
+    module, _, name = config.speculation.rpartition(".")
+    try:
+        found: Speculation = getattr(import_module(module), name)(config)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"no speculation {config.speculation!r}: {error}") from None
+    return found

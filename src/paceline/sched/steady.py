@@ -1,0 +1,68 @@
+"""The steady decode: the same rows again, one position further."""
+
+import numpy as np
+
+from paceline.core.arrays import I32
+from paceline.core.plan import NOTHING_GROWN, Grown, Plan, Rows, StepResult
+from paceline.kv.cache import KVCache
+from paceline.sched.slots import SlotTable
+
+
+class Steady:
+    """Rows that can be handed out again while nobody joins, leaves or reaches a limit.
+
+    Every row is a resident past what it was given that computes one position and samples one
+    token, so the next step is known without looking at anybody, except for those that
+    need a new block.
+    """
+
+    def __init__(self, rows: Rows, table: SlotTable, cache: KVCache) -> None:
+        self.rows = rows
+        self._table = table
+        self._cache = cache
+        planned = table.planned[rows.slot]
+        self._steps_left = int((table.limit[rows.slot] - 1 - planned).min())
+        self._steps_to_edge = self._to_edge(planned)
+
+    @staticmethod
+    def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
+        """Will all residents do the same again?"""
+        if not len(rows) or table.drafting or len(rows) != len(table.order):
+            return False
+        slot = rows.slot
+        return bool(((rows.count == 1) & rows.samples & (start >= table.given[slot])).all())
+
+    def _to_edge(self, planned: I32) -> int:
+        """Steps until one of the rows needs another block."""
+        room = self._cache.held[self.rows.slot] * self._cache.block_size - planned
+        return int(room.min())
+
+    def plan(self, step: int) -> Plan | None:
+        """The next step, or None if these rows cannot simply go on."""
+        if self._steps_left == 0:
+            return None
+        slot = self.rows.slot
+        start = self._table.planned[slot]
+        grown = NOTHING_GROWN
+        if self._steps_to_edge == 0:
+            found = self._grow(start)
+            if found is None:
+                return None
+            grown = found
+            self._steps_to_edge = self._to_edge(start)
+        self._table.advance(slot, start + 1)
+        self._steps_to_edge -= 1
+        self._steps_left -= 1
+        return Plan(step, self.rows, start, grown)
+
+    def _grow(self, start: I32) -> Grown | None:
+        slot = self.rows.slot
+        edge = np.flatnonzero(self._cache.held[slot] * self._cache.block_size == start)
+        if len(edge) > self._cache.pool.free:
+            return None
+        return self._cache.grow_by_one(slot[edge])
+
+    def sampled_once(self, result: StepResult) -> bool:
+        """Did every row yield exactly one token, as it must?"""
+        shape = result.ids.shape
+        return shape[0] == len(self.rows) and shape[1] >= 1 and bool((result.count == 1).all())

@@ -1,0 +1,211 @@
+"""The unified discipline: residents first, then waiting sequences, prefill and decode mixed."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.core.arrays import I32, Index
+from paceline.core.config import Config
+from paceline.core.plan import NOTHING_GROWN, Admitted, Grown
+from paceline.core.request import Sequence
+from paceline.kv.cache import Hit
+from paceline.sched.journal import Gate
+from paceline.sched.limits import within_length, within_threshold
+from paceline.sched.residency import Residency
+from paceline.sched.speculation import Speculation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Composition:
+    """The rows of a step and what came with them, before anything is handed out."""
+
+    slot: Index
+    start: I32  # the first position of each row
+    count: I32
+    drafts: I32
+    grown: Grown = NOTHING_GROWN
+    admitted: tuple[Admitted, ...] = ()
+    gate: Gate | None = None  # why nobody else was admitted; None: nobody waits
+
+
+class Unified:
+    """Builds the rows of one step. Everything it may change is in the Residency."""
+
+    def __init__(self, config: Config, residency: Residency, speculation: Speculation) -> None:
+        self._config = config.step
+        self._at = residency
+        self._speculation = speculation
+        self._lookahead = config.speculation.lookahead_slots
+        self._reserve = int(config.step.watermark * config.cache.num_blocks)
+
+    def compose(self, now: float, admitting: bool) -> Composition:
+        """Who computes how much now."""
+        at = self._at
+        if admitting:
+            self._displace(now)
+        preempted = at.stats.preemptions
+        slot, count, drafts = self._fit_residents()
+        grown = at.cache.grow(slot, self._short(slot, count))
+        if not count.all():
+            busy = count > 0
+            at.table.idle(slot[~busy & (at.table.remaining(slot) > 0)])
+            slot, count, drafts = slot[busy], count[busy], drafts[busy]
+        served = Composition(slot, at.table.planned[slot], count, drafts, grown)
+        at.table.advance(slot, served.start + count)
+        self._seal(served)
+        if at.stats.preemptions > preempted:
+            return self._closed(served, "preempted", now, at.stats.preemptions - preempted)
+        if not admitting:
+            return self._closed(served, "paused", now)
+        return self._admit(served, now)
+
+    # -- residents ----------------------------------------------------------
+
+    def _fit_residents(self) -> tuple[Index, I32, I32]:
+        """Share the budget, then give up drafts and then residents until blocks suffice."""
+        at, draft = self._at, self._at.table.drafting > 0
+        while True:
+            slot = at.table.order
+            count, drafts = self._share(slot, draft)
+            short = int(self._short(slot, count).sum()) - at.cache.pool.free
+            if short <= 0:
+                return slot, count, drafts
+            if draft and drafts.any():
+                draft = False
+                continue
+            victim = at.policy.victim()
+            at.preempt(victim, cause=f"{short} blocks short for the residents of a step")
+
+    def _share(self, slot: Index, draft: bool) -> tuple[I32, I32]:
+        """Positions for each resident within all limits, and how many of them are drafts."""
+        table, config = self._at.table, self._config
+        rest = table.remaining(slot)
+        want = rest
+        if draft:
+            drafts = self._speculation.drafts(table.most_drafts[slot], table.acceptance[slot])
+            table.propose(slot, drafts)
+            want = rest + np.where(rest > 0, table.eligible_drafts(slot), 0)
+            want = within_length(want, table.planned[slot], table.limit[slot])
+        want = within_threshold(want, config.long_prefill_token_threshold)
+        count = self._at.policy.share(slot, want, config.max_num_batched_tokens)
+        return count, np.maximum(count - rest, 0)
+
+    def _short(self, slot: Index, count: I32) -> I32:
+        end = self._at.table.planned[slot] + count
+        if self._lookahead:
+            end = np.minimum(end + self._lookahead, self._config.max_model_len)
+        return np.where(count > 0, self._at.cache.short(slot, end), 0)
+
+    def _seal(self, served: Composition) -> None:
+        """Let others find the blocks of known tokens that this step fills."""
+        at, slot = self._at, served.slot
+        for row in np.flatnonzero(served.start < at.table.given[slot]).tolist():
+            place = int(slot[row])
+            end = int(served.start[row] + served.count[row])
+            at.cache.seal(place, at.table.sequence(place), end, at.step)
+
+    # -- arrivals -----------------------------------------------------------
+
+    def _displace(self, now: float) -> None:
+        """Let a strictly better arrival push residents out, if that lets it in."""
+        at = self._at
+        head = at.queue.head(now)
+        while head is not None and not self._fits_beside(head):
+            victim = at.policy.displaced_by(head, now)
+            if victim is None:
+                return
+            at.preempt(victim, cause=f"{head.id!r}, which may displace it")
+
+    def _fits_beside(self, head: Sequence) -> bool:
+        """Would `head` be admitted after the residents took their share?"""
+        at = self._at
+        slot = at.table.order
+        count, _ = self._share(slot, draft=False)
+        left = self._config.max_num_batched_tokens - int(count.sum())
+        hit = at.lookup(head)
+        tokens = self._chunk(head, hit, left)
+        if not tokens or not at.table.vacant:
+            return False
+        spare = at.cache.pool.free - int(self._short(slot, count).sum())
+        return at.cache.missing(hit, self._span(head, hit, tokens)) <= spare - self._spared()
+
+    def _admit(self, served: Composition, now: float) -> Composition:
+        """Admit waiting sequences by rank until one does not fit."""
+        at = self._at
+        left = self._config.max_num_batched_tokens - int(served.count.sum())
+        admitted: list[Admitted] = []
+        counts: list[int] = []
+        gate: Gate | None = None
+        while (head := at.queue.head(now)) is not None:
+            hit = at.lookup(head)
+            tokens = self._chunk(head, hit, left)
+            gate = self._gate(head, hit, tokens, left, now)
+            if gate is not None:
+                break
+            new = at.admit(head, hit, self._span(head, hit, tokens))
+            at.cache.seal(new.slot, head, hit.tokens + tokens, at.step)
+            admitted.append(new)
+            counts.append(tokens)
+            left -= tokens
+        return self._joined(served, admitted, counts, gate)
+
+    def _chunk(self, head: Sequence, hit: Hit, left: int) -> int:
+        """Positions `head` would compute in this step; 0 if the budget does not let it in."""
+        rest = len(head.tokens) - hit.tokens
+        threshold = self._config.long_prefill_token_threshold
+        want = min(rest, threshold) if threshold else rest
+        if not self._config.enable_chunked_prefill and want > left:
+            return 0
+        return min(want, left)
+
+    def _span(self, head: Sequence, hit: Hit, tokens: int) -> int:
+        """Positions whose blocks admission takes."""
+        span = len(head.tokens) if self._config.reserve_full_prompt else hit.tokens + tokens
+        return min(span + self._lookahead, self._config.max_model_len)
+
+    def _spared(self) -> int:
+        """Free blocks that an admission must leave; none while nobody else runs."""
+        return self._reserve if len(self._at.table.order) else 0
+
+    def _gate(self, head: Sequence, hit: Hit, tokens: int, left: int, now: float) -> Gate | None:
+        """What keeps `head` from being admitted, if anything."""
+        at = self._at
+        if not at.table.vacant:
+            return self._gate_at(head, "seqs", 1, now)
+        if not tokens:
+            return self._gate_at(head, "budget", len(head.tokens) - hit.tokens - left, now)
+        missing = at.cache.missing(hit, self._span(head, hit, tokens))
+        short = missing + self._spared() - at.cache.pool.free
+        return self._gate_at(head, "blocks", short, now) if short > 0 else None
+
+    def _gate_at(self, head: Sequence, reason: str, short: int, now: float) -> Gate:
+        aged = self._at.queue.impatient(now) is head
+        return Gate(reason, head.serial, head.id, short, aged)
+
+    def _closed(
+        self, served: Composition, reason: str, now: float, short: int = 0
+    ) -> Composition:
+        """Nobody is admitted in this step."""
+        head = self._at.queue.head(now)
+        gate = self._gate_at(head, reason, short, now) if head else None
+        return replace(served, gate=gate)
+
+    def _joined(
+        self, served: Composition, new: list[Admitted], counts: list[int], gate: Gate | None
+    ) -> Composition:
+        """The rows of residents with those of the newly admitted behind them."""
+        if not new:
+            return replace(served, gate=gate)
+        slot = np.array([one.slot for one in new], np.intp)
+        start = np.array([one.computed for one in new], np.int32)
+        count = np.array(counts, np.int32)
+        self._at.table.advance(slot, start + count)
+        return Composition(
+            slot=np.concatenate([served.slot, slot]),
+            start=np.concatenate([served.start, start]),
+            count=np.concatenate([served.count, count]),
+            drafts=np.concatenate([served.drafts, np.zeros(len(new), np.int32)]),
+            grown=served.grown,
+            admitted=tuple(new),
+            gate=gate,
+        )

@@ -1,0 +1,294 @@
+"""Random schedules on a pool that is always full, checked token for token."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from paceline.core.plan import Outputs, Plan, StepResult
+from paceline.core.request import Request
+from paceline.kv.pool import BlockPool
+from paceline.sched.scheduler import Scheduler
+from paceline.sim.oracle import OracleRunner, reference
+
+POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
+MOST_TURNS = 20_000
+
+
+class TightPool(BlockPool):
+    """A pool that now and then pretends to have less."""
+
+    withheld = 0
+
+    @property
+    def free(self) -> int:
+        return max(super().free - self.withheld, 0)
+
+
+@dataclass(slots=True)
+class Drive:
+    """One seeded schedule: settings, requests and a script of trouble, all from the seed."""
+
+    seed: int
+    random: Random = field(init=False)
+    settings: dict[str, Any] = field(init=False)
+    scheduler: Scheduler = field(init=False)
+    runner: OracleRunner = field(init=False)
+    depth: int = field(init=False)
+    vocab: int = field(init=False)
+    now: float = 0.0
+    to_come: deque[Request] = field(default_factory=deque[Request])
+    requests: dict[str, Request] = field(default_factory=dict[str, Request])
+    got: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    ends: dict[str, str] = field(default_factory=dict[str, str])
+    flight: deque[tuple[Plan, StepResult | None]] = field(
+        default_factory=deque[tuple[Plan, StepResult | None]]
+    )
+    poisoned: bool = False  # a step in flight failed; those after it fail too
+    seen: Counter[str] = field(default_factory=Counter[str])
+    chaos: bool = True
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.settings = self._settings()
+        self.scheduler = Scheduler.create(**self.settings)
+        cache = self.scheduler.residency.cache
+        cache.pool = TightPool(cache.pool.size, self.settings["free_order"], cache.events)
+        r = self.random
+        self.vocab = r.choice([3, 7, 50])
+        self.depth = r.randint(1, 4)
+        self.runner = OracleRunner(
+            cache.pool.size, cache.block_size, self.vocab, accept=r.random(), seed=self.seed
+        )
+        self._invent_requests()
+
+    # -- invention ----------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        r = self.random
+        slots, length = r.randint(1, 10), r.randint(16, 90)
+        size = r.choice([1, 2, 4, 8, 16])
+        chunked = r.random() < 0.8
+        drafts = r.choice([0, 0, 0, 1, 3])
+        lookahead = r.choice([0, 0, 2]) if drafts else 0
+        least = -(-length // size)
+        return {
+            "max_num_seqs": slots,
+            "max_model_len": length,
+            "block_size": size,
+            "num_blocks": r.randint(least, least * max(2, slots // 2)),
+            "max_num_batched_tokens": max(slots, r.choice([8, 16, 64, 256]))
+            if chunked
+            else max(slots, length, r.choice([64, 256])),
+            "enable_chunked_prefill": chunked,
+            "long_prefill_token_threshold": r.choice([0, 0, 3, 16]) if chunked else 0,
+            "enable_prefix_caching": r.random() < 0.85,
+            "enable_kv_cache_events": r.random() < 0.3,
+            "free_order": r.choice(["unsealed_first", "unsealed_first", "lru"]),
+            "reserve_full_prompt": r.random() < 0.5,
+            "watermark": r.choice([0.0, 0.0, 0.1, 0.4]),
+            "policy": r.choice(POLICIES),
+            "victim": r.choice(["newest", "cheapest"]),
+            "preempt_on_arrival": r.random() < 0.5,
+            "ageing_s": r.choice([3.0, 60.0]),
+            "refuse_late": r.random() < 0.3,
+            "tenant_weights": {"t1": 2.0},
+            "num_speculative_tokens": drafts,
+            "speculation": r.choice(["fixed", "adaptive"]),
+            "speculation_max_batch_tokens": r.choice([4, 256]),
+            "lookahead_slots": lookahead,
+            "journal_requests": 4,
+            "journal_spells": 16,
+        }
+
+    def _invent_requests(self) -> None:
+        r, length = self.random, self.settings["max_model_len"]
+        shared = [r.randrange(self.vocab) for _ in range(length // 2)]
+        for number in range(r.randint(1, 24)):
+            prompt = shared[: r.randint(0, len(shared))]
+            prompt += [r.randrange(self.vocab) for _ in range(r.randint(0 if prompt else 1, 12))]
+            prompt = prompt[: length - 1]
+            most = r.randint(1, length - len(prompt)) if r.random() < 0.9 else None
+            self.to_come.append(
+                Request(
+                    id=f"r{number}",
+                    prompt=prompt,  # pyright: ignore[reportArgumentType]
+                    max_tokens=most,
+                    min_tokens=r.randint(0, most) if most and r.random() < 0.3 else 0,
+                    ignore_eos=r.random() < 0.3,
+                    eos_token_ids=(2,) if r.random() < 0.5 else (),
+                    stop_token_ids=(r.randrange(self.vocab),) if r.random() < 0.2 else (),
+                    seed=r.choice([None, 5]),
+                    priority=r.randint(0, 3),
+                    tenant=r.choice(["", "t1", "t2"]),
+                    deadline=r.choice([None, 2.0, 50.0]),
+                    token_deadline=r.choice([None, 1.0]),
+                    cache_salt=r.choice(["", "", "", "pepper"]),
+                    adapter=r.choice(["", "", "", "lora"]),
+                    drafts=r.choice([None, None, 0, 2]) if self.settings["num_speculative_tokens"] else None,
+                )
+            )
+
+    # -- the script ---------------------------------------------------------
+
+    def run(self) -> "Drive":
+        """Turn until everything has ended; every turn may hold some trouble."""
+        trouble_until = self.random.randint(20, 200)
+        for turn in range(MOST_TURNS):
+            if turn == trouble_until:
+                self._calm_down()
+            if self.chaos:
+                self._trouble()
+            self._turn()
+            self.scheduler.check()
+            if not self.to_come and not self.flight and self.scheduler.idle:
+                break
+        else:
+            raise AssertionError(f"seed {self.seed}: no end in {MOST_TURNS} turns")
+        self._judge()
+        return self
+
+    def _turn(self) -> None:
+        r = self.random
+        self.now += r.choice([0.0, 0.1, 1.0])
+        while self.to_come and (r.random() < 0.4 or not self.chaos):
+            self._submit(self.to_come.popleft())
+        if len(self.flight) < self.depth:
+            self._plan()
+        if self.flight and (len(self.flight) >= self.depth or r.random() < 0.4):
+            self._deliver()
+
+    def _submit(self, request: Request) -> None:
+        parked = "grammar" if self.chaos and self.random.random() < 0.1 else ""
+        self.scheduler.submit(request, self.now, parked)
+        self.requests[request.id] = request
+        self.got[request.id] = []
+
+    def _plan(self) -> None:
+        scheduler = self.scheduler
+        before = scheduler.snapshot()
+        plan = scheduler.plan(self.now)
+        told = plan.to_dict()
+        assert sum(told["tokens"].values()) <= self.settings["max_num_batched_tokens"]
+        self.seen["preempted"] += len(told["preempted"])
+        self.seen["cached"] += sum(new.computed for new in plan.admitted)
+        self.seen["drafts"] += sum(told["drafts"].values())
+        if self.poisoned or (self.chaos and len(plan.rows) and self.random.random() < 0.02):
+            self.poisoned = True
+            self.runner.lose(plan)
+            result = None
+        else:
+            result = self.runner.run(plan)
+        if len(plan.rows):
+            self.flight.append((plan, result))
+        elif not self.flight:
+            self._assert_not_stuck(before, told)
+
+    def _assert_not_stuck(self, before: dict[str, Any], told: dict[str, Any]) -> None:
+        """Nothing was planned and nothing is in flight: there must be a good reason."""
+        pool = self.scheduler.residency.cache.pool
+        assert isinstance(pool, TightPool)
+        excused = self.scheduler._paused or pool.withheld or told["preempted"]  # pyright: ignore[reportPrivateUsage]
+        ended = set(told["finished"]) >= set(before["waiting"])
+        assert excused or ended or not (before["waiting"] or before["running"]), "stuck"
+
+    def _deliver(self) -> None:
+        plan, result = self.flight.popleft()
+        if result is not None:
+            if self.chaos and self.random.random() < 0.02:
+                self.seen["retried"] += 1
+                self.scheduler.retry(plan, self.now)
+            else:
+                self._take(self.scheduler.commit(plan, result, self.now))
+            return
+        self._give_up(plan)
+        while self.flight:  # a device that failed is started anew, with nothing in flight
+            later, result = self.flight.popleft()
+            if result is None:
+                self._give_up(later)
+            else:
+                self._take(self.scheduler.commit(later, result, self.now))
+        self.poisoned = False
+
+    def _give_up(self, plan: Plan) -> None:
+        if self.random.random() < 0.5:
+            self.seen["retried"] += 1
+            self.scheduler.retry(plan, self.now)
+        else:
+            self.seen["failed"] += 1
+            self._take(self.scheduler.fail(plan, self.now))
+
+    def _take(self, outputs: Outputs) -> None:
+        for request_id, told in outputs.to_dict().items():
+            assert request_id not in self.ends, f"{request_id} got something after its end"
+            self.got[request_id] += told["tokens"]
+            if told["finish"]:
+                self.ends[request_id] = told["finish"]
+
+    # -- trouble ------------------------------------------------------------
+
+    def _trouble(self) -> None:
+        r, scheduler = self.random, self.scheduler
+        pool = scheduler.residency.cache.pool
+        assert isinstance(pool, TightPool)
+        if r.random() < 0.06 and self.requests:
+            self._abort(r.choice(list(self.requests)))
+        if r.random() < 0.05 and self.requests:
+            scheduler.park(r.choice(list(self.requests)), r.choice(["grammar", "remote_kv", "x"]), self.now)
+        if r.random() < 0.2:
+            for request_id in scheduler.snapshot()["parked"]:
+                scheduler.wake(request_id, self.now)
+        if r.random() < 0.1:
+            pool.withheld = r.choice([0, 0, 1, 3, pool.size])
+        if r.random() < 0.03:
+            self.now += r.choice([-100.0, 50.0, -1.0])
+        if r.random() < 0.05:
+            r.choice([scheduler.resume, scheduler.pause, lambda: scheduler.pause("all")])()
+        if r.random() < 0.02:
+            scheduler.reset_prefix_cache(preempt_running=r.random() < 0.5, now=self.now)
+        if r.random() < 0.05 and self.requests:
+            scheduler.residency.live and scheduler.explain(next(iter(scheduler.residency.live)))
+
+    def _abort(self, request_id: str) -> None:
+        before = request_id in self.scheduler.residency.live
+        assert self.scheduler.abort(request_id, self.now) == before
+        assert not self.scheduler.abort(request_id, self.now)
+        if before:
+            assert request_id not in self.ends
+            self.ends[request_id] = "abort"
+
+    def _calm_down(self) -> None:
+        """No more trouble: from here on everything must come to its end."""
+        self.chaos = False
+        pool = self.scheduler.residency.cache.pool
+        assert isinstance(pool, TightPool)
+        pool.withheld = 0
+        self.scheduler.resume()
+        for request_id in self.scheduler.snapshot()["parked"]:
+            self.scheduler.wake(request_id, self.now)
+
+    # -- judgement ----------------------------------------------------------
+
+    def _judge(self) -> None:
+        last = self.scheduler.plan(self.now)  # nobody is left, but some ends may be untold
+        self._take(self.scheduler.commit(last, StepResult.of(last, {}), self.now))
+        pool, length = self.scheduler.residency.cache.pool, self.settings["max_model_len"]
+        assert isinstance(pool, TightPool)
+        pool.withheld = 0
+        assert pool.free == pool.size, "blocks are held after the end"
+        for request_id, request in self.requests.items():
+            tokens, finish = reference(request, self.vocab, length)
+            got, end = self.got[request_id], self.ends[request_id]
+            if end in ("abort", "error"):
+                assert got == tokens[: len(got)], f"{request_id}: {got} is not {tokens}"
+            else:
+                assert (got, end) == (tokens, finish), f"{request_id}: {got} {end}, not {tokens} {finish}"
+        self.seen["stale"] = self.scheduler.stats.stale_rows
+
+
+def drive(seed: int) -> Counter[str]:
+    try:
+        return Drive(seed).run().seen
+    except AssertionError as error:
+        error.add_note(f"schedule with seed {seed}")
+        raise

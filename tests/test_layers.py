@@ -1,0 +1,138 @@
+"""The layers: who may import whom, and what must be installed for it."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+LIGHT_LAYERS = ("core", "kv", "sched", "sim")
+LIGHT_FILES = sorted(f for name in LIGHT_LAYERS for f in (SOURCE / "paceline" / name).rglob("*.py"))
+ALLOWED = {"paceline", "numpy"}
+
+LINT_IMPORTS = (
+    "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+)
+
+# Imports every module of the light layers while the import system refuses all else but numpy.
+IMPORT_LIGHTLY = f"""
+import importlib, pkgutil, sys
+
+allowed = sys.stdlib_module_names | {ALLOWED!r}
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed:
+            raise ModuleNotFoundError(f"{{name}} is not installed here", name=name)
+
+def top_level():
+    return {{name.partition(".")[0] for name in sys.modules}}
+
+before = top_level()
+sys.meta_path.insert(0, Refuse())
+import paceline
+for layer in sys.argv[1:]:
+    package = importlib.import_module("paceline." + layer)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+print(*sorted(top_level() - before - allowed))
+"""
+
+
+def python(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script that finds paceline in `cwd` first, then in this checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_import_contracts_hold() -> None:
+    done = python(LINT_IMPORTS, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def package(root: Path, sources: dict[str, str]) -> Path:
+    """A package with the same layers, nothing in them but `sources`, under the same contracts."""
+    (root / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    for layer in ("cli", "sim", "sched", "kv", "core", *sources):
+        (root / "paceline" / layer).mkdir(parents=True, exist_ok=True)
+        (root / "paceline" / layer / "__init__.py").write_text(sources.get(layer, ""))
+    (root / "paceline" / "__init__.py").touch()
+    return root
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {},
+        {"cli": "import paceline.sim, paceline.core, yaml", "sched": "import paceline.kv, numpy"},
+        {"runner": "import paceline.core, torch", "engine": "import paceline.sched"},
+    ],
+)
+def test_contracts_allow(sources: dict[str, str], tmp_path: Path) -> None:
+    done = python(LINT_IMPORTS, cwd=package(tmp_path, sources))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"core": "import paceline.kv"},
+        {"kv": "import paceline.sched"},
+        {"sched": "import paceline.sim"},
+        {"sim": "import paceline.cli"},
+        {"engine": "import paceline.sim"},
+        {"sched": "import paceline.runner", "runner": ""},
+        {"runner": "import paceline.sched"},
+        {"runner": "import paceline.kv"},
+        {"core": "def f():\n    import yaml"},
+        {"sched": "import torch"},
+        {"sim": "import torch"},
+        {"unheard_of": ""},
+    ],
+)
+def test_contracts_refuse(sources: dict[str, str], tmp_path: Path) -> None:
+    done = python(LINT_IMPORTS, cwd=package(tmp_path, sources))
+    assert done.returncode == 1
+    assert "BROKEN" in done.stdout or "unheard_of" in done.stdout, done.stdout + done.stderr
+
+
+def third_party(text: str) -> set[str]:
+    """Top-level packages a file imports, wherever it does, beyond the allowed and the stdlib."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.partition(".")[0])
+    return found - ALLOWED - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", LIGHT_FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_light_layers_name_numpy_alone(path: Path) -> None:
+    assert third_party(path.read_text(encoding="utf-8")) == set()
+
+
+def test_third_party_imports_are_found() -> None:
+    text = "import os, attrs, numpy.ma\ndef f():\n    from yaml import y"
+    assert third_party(text) == {"attrs", "yaml"}
+
+
+def test_light_layers_import_with_numpy_alone() -> None:
+    done = python(IMPORT_LIGHTLY, *LIGHT_LAYERS, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_import_check_refuses_what_is_not_numpy() -> None:
+    done = python(IMPORT_LIGHTLY + "import yaml", *LIGHT_LAYERS, cwd=ROOT)
+    assert "yaml is not installed here" in done.stderr
