@@ -125,7 +125,9 @@ class Drive:
                     token_deadline=r.choice([None, 1.0]),
                     cache_salt=r.choice(["", "", "", "pepper"]),
                     adapter=r.choice(["", "", "", "lora"]),
-                    drafts=r.choice([None, None, 0, 2]) if self.settings["num_speculative_tokens"] else None,
+                    drafts=r.choice([None, None, 0, 2])
+                    if self.settings["num_speculative_tokens"]
+                    else None,
                 )
             )
 
@@ -234,7 +236,9 @@ class Drive:
         if r.random() < 0.06 and self.requests:
             self._abort(r.choice(list(self.requests)))
         if r.random() < 0.05 and self.requests:
-            scheduler.park(r.choice(list(self.requests)), r.choice(["grammar", "remote_kv", "x"]), self.now)
+            scheduler.park(
+                r.choice(list(self.requests)), r.choice(["grammar", "remote_kv", "x"]), self.now
+            )
         if r.random() < 0.2:
             for request_id in scheduler.snapshot()["parked"]:
                 scheduler.wake(request_id, self.now)
@@ -282,7 +286,9 @@ class Drive:
             if end in ("abort", "error"):
                 assert got == tokens[: len(got)], f"{request_id}: {got} is not {tokens}"
             else:
-                assert (got, end) == (tokens, finish), f"{request_id}: {got} {end}, not {tokens} {finish}"
+                assert (got, end) == (tokens, finish), (
+                    f"{request_id}: {got} {end}, not {tokens} {finish}"
+                )
         self.seen["stale"] = self.scheduler.stats.stale_rows
 
 

@@ -10,6 +10,7 @@ from paceline.core.errors import PacelineError
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)")
 LONGEST_ID = 64
+ABSENT = object()
 
 
 class ScriptError(PacelineError, ValueError):
@@ -41,7 +42,9 @@ class Fields:
     def _take(self, name: str, default: Any) -> Any:
         """The value; None as a default means that there must be one."""
         self._known.append(name)
-        value = self._content.get(name, default)
+        value = self._content.get(name)
+        if value is None:
+            value = default
         if value is None:
             raise ScriptError(self.place, f"needs the field {name}")
         return value
@@ -76,7 +79,7 @@ class Fields:
     def whole(self, name: str, default: int | None, low: int, high: int) -> int:
         """A whole number from `low` to `high`; the default need not lie there."""
         value = self._take(name, default)
-        if name not in self._content:
+        if self._content.get(name) is None:
             return value
         if not whole(value):
             raise self._complain(name, "a whole number", value)
@@ -94,7 +97,7 @@ class Fields:
     def seconds(self, name: str) -> float:
         """A time span: seconds as a number, or a text like "80ms"; infinite if absent."""
         value = self._take(name, inf)
-        span = duration(value) if isinstance(value, str) else value
+        span: Any = duration(value) if isinstance(value, str) else value
         if not (whole(span) or isinstance(span, float)) or not span > 0:
             raise self._complain(name, "a time like 0.08 (seconds) or '80ms'", value)
         return float(span)
@@ -110,6 +113,7 @@ class Fields:
         return 1, time
 
     def mapping(self, name: str) -> Mapping[str, Any]:
+        """A mapping whose names are not ours to know; empty if absent."""
         value = self._take(name, {})
         if not isinstance(value, dict):
             raise self._complain(name, "a mapping", value)
@@ -117,6 +121,11 @@ class Fields:
         if strangers := [key for key in found if not isinstance(key, str)]:
             raise ScriptError(self.place_of(name), f"has an unknown field {strangers[0]!r}")
         return found
+
+    def nested(self, name: str) -> "Fields | None":
+        """The fields of a mapping inside this one, if it is there."""
+        value = self._take(name, ABSENT)
+        return None if value is ABSENT else Fields(value, self.place_of(name))
 
     def sequence(self, name: str) -> list[Any]:
         value = self._take(name, [])
@@ -142,4 +151,4 @@ def duration(text: str) -> float | None:
 def kind_of(value: Any) -> str:
     if value is None:
         return "nothing"
-    return {list: "a list", str: "a text", bool: "true or false"}.get(type(value), f"{value!r}")
+    return "a list" if isinstance(value, list) else f"{value!r}"

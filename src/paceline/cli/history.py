@@ -16,7 +16,7 @@ class Kind(Enum):
     DECODE = auto()
     DRAFTED = auto()  # decode that also verifies draft tokens
     LAST = auto()  # the step that brought the last token
-    DROPPED = auto()  # computed ahead, and not needed
+    DROPPED = auto()  # computed ahead, and the result not used
     IDLE = auto()  # resident, with nothing to compute
     PREEMPTED = auto()
     ABORTED = auto()
@@ -59,6 +59,14 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Something that happened in a step, in words."""
+
+    kind: Kind  # the mark that it goes with
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Blocked:
     """Why nobody else was admitted."""
 
@@ -75,7 +83,7 @@ class Column:
     total: int  # positions the step computes
     levels: Levels
     cells: dict[str, Cell]
-    notes: list[str]
+    notes: list[Note]
     blocked: Blocked | None
 
 
@@ -123,7 +131,16 @@ class History:
     def column(self, step: int) -> Column:
         return self.columns[step - 1]
 
-    def amend(self, step: int, request_id: str, *, ended: bool = False, dropped: bool = False) -> None:
+    def until(self, end: int) -> "History":
+        """The steps before column `end`, for looking back."""
+        past = History(self.asked, self.rules)
+        past.columns = self.columns[:end]
+        past.ends = self.ends
+        return past
+
+    def amend(
+        self, step: int, request_id: str, *, ended: bool = False, dropped: bool = False
+    ) -> None:
         """The result of a cell is there."""
         cells = self.column(step).cells
         cells[request_id] = replace(cells[request_id], ended=ended, dropped=dropped)

@@ -1,15 +1,13 @@
 """Read a workload file, and say exactly what is wrong with it if something is."""
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
-from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from paceline.cli.fields import Fields, ScriptError, whole
 from paceline.cli.toy import STOP_TOKEN, token
@@ -21,6 +19,7 @@ from paceline.sched.scheduler import Scheduler
 NEVER = sys.maxsize
 MOST_TOKENS = 100_000  # of a prompt or an output: more is no small workload
 LARGEST = {"num_blocks": 100_000, "max_num_seqs": 1_024, "max_model_len": MOST_TOKENS}
+LARGEST_NUMBER = 1_000_000_000  # of any other setting
 
 # Small enough to watch: what a workload does not set, it gets from here and not from `Config`.
 SMALL = {
@@ -128,7 +127,9 @@ def build(content: Any, path: str, overrides: Mapping[str, Any]) -> Script:
     return Script(about, settings, tuple(asks), seed, acceptance)
 
 
-def read_settings(own: Mapping[str, Any], place: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def read_settings(
+    own: Mapping[str, Any], place: str, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     """Small defaults, then the file, then the command line."""
     for settings, where in ((own, place), (overrides, "--set")):
         for name, value in settings.items():
@@ -152,15 +153,16 @@ def check_setting(name: str, value: Any, place: str) -> None:
         kind, fits = "a mapping of numbers", default is None or isinstance(value, dict)
     if not fits:
         raise ScriptError(where, f"must be {kind}, not {value!r}")
-    if name in LARGEST and value > LARGEST[name]:
-        raise ScriptError(where, f"is {value:,}; at most {LARGEST[name]:,} can be played")
+    most = LARGEST.get(name, LARGEST_NUMBER)
+    if isinstance(value, int) and value > most:
+        raise ScriptError(where, f"is {value:,}; at most {most:,} can be played")
 
 
 def read_ask(fields: Fields, seed: int) -> Ask:
     name = fields.identity("id")
     arrive_step, arrive_s = fields.arrival("arrive")
-    park = fields.mapping("park")
-    parked, wake_step = read_park(Fields(park, fields.place_of("park"))) if park else ("", 0)
+    park = fields.nested("park")
+    parked, wake_step = read_park(park) if park else ("", 0)
     abort_step = fields.whole("abort_at", NEVER, 1, NEVER)
     stop_at = fields.whole("stop_at", NEVER, 1, MOST_TOKENS)
     for what, step in (("abort_at", abort_step), ("park.until", wake_step)):
@@ -188,7 +190,14 @@ def read_request(
     stops = (STOP_TOKEN,) if stop_at < NEVER else ()
     try:
         return Request(
-            name, prompt, most, eos_token_ids=stops, arrival=arrival, priority=priority, **texts, **given
+            name,
+            prompt,
+            most,
+            eos_token_ids=stops,
+            arrival=arrival,
+            priority=priority,
+            **texts,
+            **given,
         )
     except RequestError as error:
         raise ScriptError(fields.place, str(error)) from None
@@ -198,22 +207,23 @@ def read_prompt(fields: Fields, name: str, seed: int) -> Any:
     """Given ids, or as many drawn ones as asked for, behind a shared prefix where one is named."""
     ids = fields.sequence("prompt")
     total = fields.whole("prompt_tokens", 0, 1, MOST_TOKENS)
-    prefix = fields.mapping("prefix")
+    prefix = fields.nested("prefix")
     if bool(ids) == bool(total):
-        raise ScriptError(fields.place, "needs one of prompt (token ids) and prompt_tokens (how many)")
+        raise ScriptError(
+            fields.place, "needs one of prompt (token ids) and prompt_tokens (how many)"
+        )
     if ids and prefix:
         raise ScriptError(fields.place_of("prefix"), "goes with prompt_tokens, not with prompt")
     if ids:
         return ids
     shared, stream = 0, ""
     if prefix:
-        inner = Fields(prefix, fields.place_of("prefix"))
-        stream = inner.text("name", None)
-        shared = inner.whole("tokens", None, 1, MOST_TOKENS)
-        inner.finish()
+        stream = prefix.text("name", None)
+        shared = prefix.whole("tokens", None, 1, MOST_TOKENS)
+        prefix.finish()
         if shared > total:
             complaint = f"is {shared}, more than the {total} prompt_tokens it is part of"
-            raise ScriptError(inner.place_of("tokens"), complaint)
+            raise ScriptError(prefix.place_of("tokens"), complaint)
     common = [token(seed, f"prefix {stream}", position) for position in range(shared)]
     return common + [token(seed, f"prompt {name}", position) for position in range(shared, total)]
 
@@ -251,6 +261,3 @@ def refuse_impossible(
         except RequestError as error:
             raise ScriptError(place, str(error)) from None
         scheduler.abort(ask.request.id, now=0.0)
-
-
-_ = (re, cast, inf)

@@ -52,7 +52,9 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
-            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive")
+            require(
+                getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive"
+            )
         require(self.max_model_len > 1, f"max_model_len is {self.max_model_len}; 2 is the least")
         require(
             self.max_num_batched_tokens >= self.max_num_seqs,
@@ -95,7 +97,9 @@ class PolicyConfig:
         object.__setattr__(self, "tenant_weights", MappingProxyType(dict(self.tenant_weights)))
         positive = [self.ageing_s, self.default_deadline_s, self.prefill_tokens_per_s]
         positive += [self.output_token_weight, *self.tenant_weights.values()]
-        require(all(value > 0 for value in positive), "policy times, rates and weights are positive")
+        require(
+            all(value > 0 for value in positive), "policy times, rates and weights are positive"
+        )
         require(self.input_token_weight >= 0, "input_token_weight is negative")
 
 
@@ -125,6 +129,15 @@ class JournalConfig:
         require(min(self.journal_requests, self.journal_spells) > 0, "a journal keeps something")
 
 
+PARTS: dict[str, type[Any]] = {
+    "cache": CacheConfig,
+    "step": StepConfig,
+    "policy": PolicyConfig,
+    "speculation": SpeculationConfig,
+    "journal": JournalConfig,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """All settings of a scheduler, by component."""
@@ -139,13 +152,12 @@ class Config:
     def of(**settings: Any) -> "Config":
         """Sort flat settings into components; an unknown name is an error."""
         parts: dict[str, Any] = {}
-        for part in fields(Config):
-            kind: Any = type(part.default)
+        for part, kind in PARTS.items():
             names = {setting.name for setting in fields(kind)} & settings.keys()
             try:
-                parts[part.name] = kind(**{name: settings.pop(name) for name in sorted(names)})
+                parts[part] = kind(**{name: settings.pop(name) for name in sorted(names)})
             except TypeError as error:
-                raise ConfigError(f"a setting of {part.name} has the wrong type: {error}") from None
+                raise ConfigError(f"a setting of {part} has the wrong type: {error}") from None
         for name in settings:
             close = get_close_matches(name, Config.names(), 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -154,14 +166,13 @@ class Config:
 
     @staticmethod
     def names() -> list[str]:
-        parts = [type(part.default) for part in fields(Config)]
-        return [setting.name for part in parts for setting in fields(part)]
+        return [setting.name for kind in PARTS.values() for setting in fields(kind)]
 
     def to_dict(self) -> dict[str, Any]:
         """Flat settings again, plain data."""
         flat: dict[str, Any] = {}
-        for part in fields(self):
-            values: Any = getattr(self, part.name)
-            flat |= {setting.name: getattr(values, setting.name) for setting in fields(values)}
+        for part, kind in PARTS.items():
+            values = getattr(self, part)
+            flat |= {setting.name: getattr(values, setting.name) for setting in fields(kind)}
         flat["tenant_weights"] = dict(flat["tenant_weights"])
         return flat

@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
@@ -42,15 +41,10 @@ class Item:
 
 def token_array(ids: Iterable[int], what: str) -> I32:
     """Token ids as a read-only array, or a RequestError that says what is wrong."""
-    if isinstance(ids, np.ndarray):
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise RequestError(f"{what} must be a flat array of integers")
-        found: Any = ids.astype(np.int32)
-    else:
-        try:
-            found = np.frombuffer(array("i", ids), np.int32)
-        except (TypeError, OverflowError) as error:
-            raise RequestError(f"{what} must be token ids: {error}") from None
+    try:
+        found = np.frombuffer(array("i", ids), np.int32)
+    except (TypeError, OverflowError) as error:
+        raise RequestError(f"{what} must be a list of token ids: {error}") from None
     if len(found) and int(found.min()) < 0:
         raise RequestError(f"{what} has a negative token id: {int(found.min())}")
     return frozen(found)
@@ -58,24 +52,42 @@ def token_array(ids: Iterable[int], what: str) -> I32:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """An immutable ask. Nothing that changes while it runs is kept here."""
+    """An immutable ask. Nothing that changes while it runs is kept here.
+
+    id                who it is, to the client
+    prompt            token ids, in any sequence; kept as a read-only array
+    max_tokens        most tokens to generate; None: as many as the model length allows
+    min_tokens        below this many, only the length limits end it
+    eos_token_ids     end tokens of the model, which `ignore_eos` turns off
+    stop_token_ids    further tokens that end it
+    seed              of its samples
+    priority          smaller goes first
+    arrival           seconds on the scheduler's clock; None: the time of submission
+    tenant            on whose account it runs
+    deadline          seconds from arrival to the first token
+    token_deadline    seconds from each token to the next
+    cache_salt        only requests of the same salt share cached content
+    adapter           the name of the adapter it runs with
+    drafts            draft tokens expected per step; None: the engine's setting
+    items             multimodal items in the prompt
+    """
 
     id: str
-    prompt: I32  # any sequence of token ids; kept as a read-only array
-    max_tokens: int | None = None  # None: as many as the model length allows
+    prompt: I32
+    max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
-    priority: int = 0  # smaller goes first
-    arrival: float | None = None  # seconds; None: the time of submission
+    priority: int = 0
+    arrival: float | None = None
     tenant: str = ""
-    deadline: float | None = None  # seconds from arrival to the first token
-    token_deadline: float | None = None  # seconds from each token to the next
+    deadline: float | None = None
+    token_deadline: float | None = None
     cache_salt: str = ""
     adapter: str = ""
-    drafts: int | None = None  # draft tokens expected per step; None: the engine's setting
+    drafts: int | None = None
     items: tuple[Item, ...] = ()
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.arrays import I32, Index
+from paceline.core.arrays import I32, Index, sparse_zeros
 from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, BlockStored, CacheEvent
 from paceline.core.plan import NOTHING_GROWN, Grown
@@ -42,7 +42,7 @@ class KVCache:
         self.events: list[CacheEvent] | None = [] if config.enable_kv_cache_events else None
         self.pool = BlockPool(config.num_blocks, config.free_order, self.events)
         self.keys = Keys(config.block_size)
-        self.table = np.zeros((slots, self.blocks_for(max_model_len)), np.int32)
+        self.table = sparse_zeros(slots, self.blocks_for(max_model_len))
         self.held = np.zeros(slots, np.int32)
         self.sealed = [0] * slots
         self._tails: dict[bytes, list[int]] = {}  # slots by the key of their last sealed block
@@ -61,13 +61,7 @@ class KVCache:
     def lookup(self, sequence: Sequence) -> Hit:
         """Longest cached prefix, leaving at least the last known token to compute."""
         usable = (len(sequence.tokens) - 1) // self.block_size
-        find = self.pool.find
-        blocks: list[int] = []
-        for key in sequence.keys[:usable]:
-            block = find(key)
-            if block is None:
-                break
-            blocks.append(block)
+        blocks = self.pool.find(sequence.keys[:usable])
         return Hit(tuple(blocks), len(blocks) * self.block_size) if blocks else MISS
 
     def uncached(self, sequence: Sequence) -> int:
@@ -152,9 +146,9 @@ class KVCache:
             return
         blocks: list[int] = self.table[slot, first:end].tolist()
         keys = sequence.keys[first:end]
-        for index, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
-            if self.pool.seal(block, key) and self.events is not None:
-                self.events.append(self._stored(sequence, index))
+        new = self.pool.seal(blocks, keys)
+        if self.events is not None:
+            self.events += [self._stored(sequence, sequence.keys.index(key)) for key in new]
         self._leave_tail(slot, sequence)
         self.sealed[slot] = end
         self._tails.setdefault(keys[-1], []).append(slot)

@@ -2,12 +2,11 @@
 
 from hashlib import blake2b
 
-import numpy as np
-
 from paceline.core.arrays import I32
 from paceline.core.request import Item, Request
 
 KEY_BYTES = 16
+MEMO_BLOCKS = 32768  # contents whose key is remembered: prompts begin alike more often than not
 
 
 def root_key(block_size: int, adapter: str, salt: str) -> bytes:
@@ -36,6 +35,7 @@ class Keys:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._plain = root_key(block_size, "", "")
+        self._memo: dict[bytes, bytes] = {}
 
     def root(self, request: Request) -> bytes:
         if not request.adapter and not request.cache_salt:
@@ -49,13 +49,17 @@ class Keys:
         if done >= full:
             return
         parent = keys[-1] if keys else self.root(request)
-        content = np.ascontiguousarray(tokens[done * size : full * size]).tobytes()
-        width = size * tokens.itemsize
-        items = request.items
-        for index in range(full - done):
-            block = parent + content[index * width : (index + 1) * width]
-            if items:
-                first = (done + index) * size
-                block += item_bytes(items, first, first + size)
-            parent = blake2b(block, digest_size=KEY_BYTES).digest()
-            keys.append(parent)
+        width, memo = size * tokens.itemsize, self._memo
+        content = tokens[done * size : full * size].tobytes()
+        for first in range(0, len(content), width):
+            block = parent + content[first : first + width]
+            if request.items:
+                position = done * size + first // tokens.itemsize
+                block += item_bytes(request.items, position, position + size)
+            key = memo.get(block)
+            if key is None:
+                key = memo[block] = blake2b(block, digest_size=KEY_BYTES).digest()
+            keys.append(key)
+            parent = key
+        if len(memo) > MEMO_BLOCKS:
+            memo.clear()

@@ -80,16 +80,19 @@ class BlockPool:
                 else:
                     self._idle[block] = None
 
-    def seal(self, block: int, key: bytes) -> bool:
-        """Record that `block` holds the full content `key`; is it the first to do so?"""
-        assert self._holders[block] > 0, f"block {block} is sealed without a holder"
-        assert self._key[block] is None, f"block {block} is sealed twice"
-        self._key[block] = key
-        if key in self._by_key:
-            self._twins.setdefault(key, []).append(block)
-            return False
-        self._by_key[key] = block
-        return True
+    def seal(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+        """Record the full content of each block; returns the keys that nobody had before."""
+        holders, named, by_key = self._holders, self._key, self._by_key
+        new: list[bytes] = []
+        for block, key in zip(blocks, keys, strict=True):
+            assert holders[block], f"block {block} is sealed without a holder"
+            assert named[block] is None, f"block {block} is sealed twice"
+            named[block] = key
+            if by_key.setdefault(key, block) == block:
+                new.append(key)
+            else:
+                self._twins.setdefault(key, []).append(block)
+        return new
 
     def unseal(self, block: int, key: bytes) -> None:
         """Take back a seal whose content never came to be."""
@@ -100,13 +103,21 @@ class BlockPool:
             del self._idle[block]
             self._blank.append(block)
 
-    def find(self, key: bytes) -> int | None:
-        return self._by_key.get(key)
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """Blocks with the given contents, as many as there are without a gap."""
+        get = self._by_key.get
+        found: list[int] = []
+        for key in keys:
+            block = get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def free_among(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` are on the free list, so that holding them uses it up."""
         holders = self._holders
-        return sum(1 for block in blocks if holders[block] == 0)
+        return [holders[block] for block in blocks].count(0)
 
     def clear(self) -> None:
         """Forget every key. Only while nothing is held."""

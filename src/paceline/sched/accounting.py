@@ -1,14 +1,17 @@
 """What a step's result does to the columns."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from paceline.core.arrays import I32, Bool, Index
 from paceline.core.errors import StepError
 from paceline.core.events import Happened
-from paceline.core.plan import Ended, Outputs, Plan, Rows, StepResult
+from paceline.core.plan import Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish
 from paceline.sched.journal import note
 from paceline.sched.residency import Residency
+from paceline.sched.steady import Steady
 
 LEARNING = 0.1  # weight of the latest step in a sequence's acceptance
 
@@ -40,31 +43,31 @@ class Accounting:
         first = samples & (known == table.prompt[slot])
         table.append(slot, ids, count)
         self._note_first(slot[first])
-        return self._conclude(slot, Outputs(serial, name, ids, count), stops)
+        self._at.stats.sampled += int(count.sum())
+        self._at.policy.sampled(slot, count)
+        return self._end_complete(slot, Outputs(serial, name, ids, count), stops)
 
-    def commit_steady(self, rows: Rows, result: StepResult) -> Outputs:
+    def commit_steady(self, steady: Steady, result: StepResult) -> Outputs:
         """Nobody left since the plan was made, and every row sampled one token."""
-        at, slot, ids = self._at, rows.slot, result.ids
-        count = result.count
-        suspects = at.stops.suspects(ids[:, :1])
+        at, rows, ids = self._at, steady.rows, result.ids
+        suspects = at.stops.suspects(ids[:, 0])
         stops: dict[int, int] = {}
         if suspects is not None and suspects.any():
-            stops = at.stops.cut(at.table, slot, ids[:, :1], count)
-        at.table.append_one(slot, ids[:, 0])
-        return self._conclude(slot, Outputs(rows.serial, rows.request_id, ids, count), stops)
+            stops = at.stops.cut(at.table, rows.slot, ids[:, :1], result.count)
+        at.table.append_one(rows.slot, ids[:, 0])
+        at.stats.sampled += len(rows)
+        at.policy.sampled(rows.slot, result.count)
+        outputs = Outputs(rows.serial, rows.request_id, ids, result.count)
+        if stops or steady.completes_some():
+            return self._end_complete(rows.slot, outputs, stops)
+        return outputs
 
-    def _conclude(self, slot: Index, outputs: Outputs, stops: dict[int, int]) -> Outputs:
-        at = self._at
-        at.stats.sampled += int(outputs.count.sum())
-        at.policy.sampled(slot, outputs.count)
-        full: Bool = at.table.known[slot] >= at.table.limit[slot]
-        if not stops and not full.any():
-            return outputs
-        ended = tuple(
-            self._end(int(slot[row]), stops.get(row))
-            for row in sorted({*stops, *np.flatnonzero(full).tolist()})
-        )
-        return Outputs(outputs.serial, outputs.request_id, outputs.ids, outputs.count, ended)
+    def _end_complete(self, slot: Index, outputs: Outputs, stops: dict[int, int]) -> Outputs:
+        """End the rows that stopped or reached their limit."""
+        full: Bool = self._at.table.known[slot] >= self._at.table.limit[slot]
+        complete = sorted({*stops, *np.flatnonzero(full).tolist()})
+        ended = tuple(self._end(int(slot[row]), stops.get(row)) for row in complete)
+        return replace(outputs, finished=ended) if ended else outputs
 
     def _end(self, slot: int, stop_token: int | None) -> Ended:
         finish = Finish.LENGTH if stop_token is None else Finish.STOP
@@ -73,7 +76,8 @@ class Accounting:
     def _learn(self, slot: Index, count: I32, drafts: I32) -> None:
         drafted = drafts > 0
         accepted, drafts = count[drafted] - 1, drafts[drafted]
-        self._at.table.learn(slot[drafted], accepted / drafts, LEARNING)
+        share = (accepted / drafts).astype(np.float32)
+        self._at.table.learn(slot[drafted], share, LEARNING)
         self._at.stats.drafted += int(drafts.sum())
         self._at.stats.accepted += int(accepted.sum())
 
@@ -84,7 +88,7 @@ class Accounting:
     @staticmethod
     def _refuse_nonsense(plan: Plan, result: StepResult) -> None:
         rows, shape = plan.rows, result.ids.shape
-        if len(shape) != 2 or shape[0] != len(rows) or result.count.shape != (len(rows),):
+        if shape[:-1] != (len(rows),) or result.count.shape != (len(rows),):
             raise StepError(
                 f"step {plan.step} has {len(rows)} rows; its result has ids {shape} "
                 f"and counts {result.count.shape}"

@@ -75,7 +75,9 @@ def progress(sequence: Sequence, at: Residency) -> str:
     known, computed = int(at.table.known[slot]), int(at.table.computed[slot])
     line = f"now: {computed:,} of {tokens(known)} computed"
     idle = int(at.table.idle_steps[slot])
-    return line + (f"; {plural(idle, 'step')} without a share of the token budget." if idle else ".")
+    return line + (
+        f"; {plural(idle, 'step')} without a share of the token budget." if idle else "."
+    )
 
 
 def wait_lines(sequence: Sequence, at: Residency, since: float, until: float) -> list[str]:

@@ -53,7 +53,7 @@ class Residency:
         gets just as far as a resident has named: a steady step costs nothing for it.
         """
         hit = self.cache.lookup(sequence)
-        while any([self._name_outputs(slot) for slot in self.cache.continuing(sequence, hit)]):
+        while any(self._name_outputs(slot) for slot in self.cache.continuing(sequence, hit)):
             hit = self.cache.lookup(sequence)
         return hit
 
@@ -96,7 +96,7 @@ class Residency:
 
     def admit(self, sequence: Sequence, hit: Hit, tokens: int) -> Admitted:
         """Move a waiting sequence into a slot with blocks for `tokens` positions."""
-        resumed = sequence.started
+        resumed = sequence.preemptions > 0
         self.queue.remove(sequence)
         request = sequence.request
         drafts = self._most_drafts if request.drafts is None else request.drafts

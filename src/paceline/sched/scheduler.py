@@ -3,11 +3,9 @@
 from collections import deque
 from typing import Any, Literal
 
-import numpy as np
-
 from paceline.core.config import Config
 from paceline.core.errors import QueueFull, RequestError, StepError
-from paceline.core.events import CacheEvent, Happened
+from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_IDS, NO_ROWS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
 from paceline.sched import explain, snapshot, speculation
@@ -121,7 +119,9 @@ class Scheduler:
         at.step += 1
         at.stats.steps += 1
         for sequence in at.policy.late(at.now):
-            self._untold.append(self._finish(sequence, Finish.ERROR, "its deadline passed in the queue"))
+            self._untold.append(
+                self._finish(sequence, Finish.ERROR, "its deadline passed in the queue")
+            )
         if self._paused == "all":
             return self._handed_out(self._nothing())
         return self._handed_out(self._plan_steady() or self._plan_anew())
@@ -164,7 +164,9 @@ class Scheduler:
         at.released.clear()
         at.preempted.clear()
         at.finished.clear()
-        return Plan(at.step, rows, step.start, step.grown, step.admitted, released, preempted, finished)
+        return Plan(
+            at.step, rows, step.start, step.grown, step.admitted, released, preempted, finished
+        )
 
     def _nothing(self) -> Plan:
         return Plan(self.residency.step, NO_ROWS, NO_ROWS.count)
@@ -183,7 +185,7 @@ class Scheduler:
             raise StepError(f"step {plan.step} is not the oldest in flight: {list(self._flight)}")
         steady = self._steady
         if steady is not None and plan.rows is steady.rows and steady.sampled_once(result):
-            outputs = self._accounting.commit_steady(plan.rows, result)
+            outputs = self._accounting.commit_steady(steady, result)
         else:
             outputs = self._accounting.commit(plan, result)
         self._flight.popleft()
@@ -233,8 +235,7 @@ class Scheduler:
 
     def _tick(self, now: float) -> None:
         """Time never runs backwards here, whatever the caller's clock does."""
-        if now > self.residency.now:
-            self.residency.now = now
+        self.residency.now = max(self.residency.now, now)
 
     # -- operation ----------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.core.arrays import I32, Bool, Index
+from paceline.core.arrays import F32, I32, Bool, Index, sparse_zeros
 from paceline.core.plan import Rows
 from paceline.core.request import Sequence
 
@@ -23,9 +23,9 @@ class SlotTable:
 
     `epoch[s]` rises when the slot changes hands, `serial[s]` and `name[s]` identify
     its sequence in `sequences[s]`, `resident[s]` says whether there is one, `order`
-    lists resident slots, oldest first, `drafting` counts those that may draft, and
-    `capacity` is the number of slots. Rows never move. Only the methods of this class
-    write columns; everyone may read them.
+    lists resident slots, oldest first, and `drafting` counts those that may draft. Of
+    `capacity` slots those in `_vacant` are free. Rows never move. Only the methods of
+    this class write columns; everyone may read them.
     """
 
     def __init__(self, slots: int, max_model_len: int) -> None:
@@ -44,7 +44,7 @@ class SlotTable:
         self.serial = np.full(slots, -1, np.int64)
         self.name = np.full(slots, None, object)
         self.resident = np.zeros(slots, np.bool_)
-        self.tokens = np.zeros((slots, max_model_len), np.int32)  # pages come when touched
+        self.tokens = sparse_zeros(slots, max_model_len)
         self.sequences: list[Sequence | None] = [None] * slots
         self.order: Index = np.empty(0, np.intp)
         self.drafting = 0
@@ -141,7 +141,7 @@ class SlotTable:
         self.computed[slot] += count - rejected
         self.planned[slot] -= rejected
 
-    def learn(self, slot: Index, acceptance: I32, weight: float) -> None:
+    def learn(self, slot: Index, acceptance: F32, weight: float) -> None:
         """Move each slot's acceptance towards what was just seen."""
         self.acceptance[slot] += weight * (acceptance - self.acceptance[slot])
 

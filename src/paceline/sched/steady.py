@@ -23,6 +23,7 @@ class Steady:
         planned = table.planned[rows.slot]
         self._steps_left = int((table.limit[rows.slot] - 1 - planned).min())
         self._steps_to_edge = self._to_edge(planned)
+        self._commits_left: int | None = None  # until one of the rows is complete
 
     @staticmethod
     def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
@@ -66,3 +67,12 @@ class Steady:
         """Did every row yield exactly one token, as it must?"""
         shape = result.ids.shape
         return shape[0] == len(self.rows) and shape[1] >= 1 and bool((result.count == 1).all())
+
+    def completes_some(self) -> bool:
+        """After a commit of these rows: has one of them all the tokens it may have?"""
+        if self._commits_left is None:
+            slot = self.rows.slot
+            self._commits_left = int((self._table.limit[slot] - self._table.known[slot]).min())
+        else:
+            self._commits_left -= 1
+        return self._commits_left == 0

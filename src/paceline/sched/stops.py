@@ -49,10 +49,10 @@ class StopWatch:
 
     def cut(self, table: SlotTable, slot: Index, ids: I32, count: I32) -> dict[int, int]:
         """Shorten `count` in place to each row's first stop; returns the stop tokens by row."""
-        suspects = self.suspects(ids)
-        if suspects is None:
+        found = self.suspects(ids)
+        if found is None:
             return {}
-        suspects &= np.arange(ids.shape[1]) < count[:, None]
+        suspects: Bool = np.logical_and(found, np.arange(ids.shape[1]) < count[:, None])
         stops: dict[int, int] = {}
         for row in np.flatnonzero(suspects.any(axis=1)).tolist():
             place = int(slot[row])

@@ -44,8 +44,8 @@ class Unified:
         if admitting:
             self._displace(now)
         preempted = at.stats.preemptions
-        slot, count, drafts = self._fit_residents()
-        grown = at.cache.grow(slot, self._short(slot, count))
+        slot, count, drafts, short = self._fit_residents()
+        grown = at.cache.grow(slot, short)
         if not count.all():
             busy = count > 0
             at.table.idle(slot[~busy & (at.table.remaining(slot) > 0)])
@@ -61,20 +61,24 @@ class Unified:
 
     # -- residents ----------------------------------------------------------
 
-    def _fit_residents(self) -> tuple[Index, I32, I32]:
-        """Share the budget, then give up drafts and then residents until blocks suffice."""
+    def _fit_residents(self) -> tuple[Index, I32, I32, I32]:
+        """Share the budget, then give up drafts and then residents until blocks suffice.
+
+        Returns the residents with positions, drafts and new blocks for each.
+        """
         at, draft = self._at, self._at.table.drafting > 0
         while True:
             slot = at.table.order
             count, drafts = self._share(slot, draft)
-            short = int(self._short(slot, count).sum()) - at.cache.pool.free
-            if short <= 0:
-                return slot, count, drafts
+            short = self._short(slot, count)
+            missing = int(short.sum()) - at.cache.pool.free
+            if missing <= 0:
+                return slot, count, drafts, short
             if draft and drafts.any():
                 draft = False
                 continue
             victim = at.policy.victim()
-            at.preempt(victim, cause=f"{short} blocks short for the residents of a step")
+            at.preempt(victim, cause=f"residents of a step that was {missing} blocks short")
 
     def _share(self, slot: Index, draft: bool) -> tuple[I32, I32]:
         """Positions for each resident within all limits, and how many of them are drafts."""
@@ -182,9 +186,7 @@ class Unified:
         aged = self._at.queue.impatient(now) is head
         return Gate(reason, head.serial, head.id, short, aged)
 
-    def _closed(
-        self, served: Composition, reason: str, now: float, short: int = 0
-    ) -> Composition:
+    def _closed(self, served: Composition, reason: str, now: float, short: int = 0) -> Composition:
         """Nobody is admitted in this step."""
         head = self._at.queue.head(now)
         gate = self._gate_at(head, reason, short, now) if head else None

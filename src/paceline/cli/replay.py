@@ -1,0 +1,87 @@
+"""The command `paceline replay`: make a recorded run again and check that it plans the same."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from paceline.core.errors import RequestError
+from paceline.sched.records import RecordingError
+from paceline.sched.replay import Ending, Replay, Summary
+
+IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
+UNTOUCHED = (Ending.CLOSED, Ending.UNREAD)  # nothing to say about how the file ends
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make the calls of a recording again and compare every plan with the recorded one. "
+        "Exit status: 0 if all are identical, 1 if one differs, 2 if the file cannot be read."
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="what a Recorder wrote")
+    parser.add_argument("--explain", metavar="ID", help="tell the life of this request at the end")
+    parser.add_argument("--until", type=int, metavar="STEP", help="stop after planning this step")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print each plan as a line of JSON; everything else goes to standard error",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay a file; returns the exit status."""
+    try:
+        replay = Replay(args.file)
+        for plan in replay.plans(args.until):
+            if args.json:
+                print(json.dumps(plan.to_dict()))
+    except (RecordingError, OSError) as error:
+        return complain(error)
+    told = sys.stderr if args.json else sys.stdout
+    print(*report(replay, args.until), sep="\n", file=told)
+    if args.explain is not None:
+        try:
+            print(replay.scheduler.explain(args.explain), file=told)
+        except RequestError as error:
+            return complain(error)
+    if replay.divergence is not None:
+        return DIVERGED
+    return UNREADABLE if replay.reader.ending is Ending.DAMAGED else IDENTICAL
+
+
+def complain(error: Exception) -> int:
+    print(f"paceline replay: {error}", file=sys.stderr)
+    return UNREADABLE
+
+
+def report(replay: Replay, until: int | None) -> list[str]:
+    """What was replayed and what became of it, a line each."""
+    reader, summary = replay.reader, replay.summary
+    made_by = reader.preamble.made_by
+    lines = [
+        f"file      {reader.path}, {reader.size_bytes:,} bytes, made by paceline {made_by}",
+        f"replayed  {counted(summary)}",
+    ]
+    if reader.ending not in UNTOUCHED:
+        unread = reader.size_bytes - reader.read_bytes
+        rest = f" ({unread:,} bytes were not read)" if unread else ""
+        lines.append(f"ends      {reader.ending.value}{rest}")
+    if until is not None and summary.steps < until and replay.divergence is None:
+        lines.append(f"ends      before step {until:,}")
+    return [*lines, verdict(replay, summary)]
+
+
+def counted(summary: Summary) -> str:
+    refused = f", {summary.refused:,} calls refused" if summary.refused else ""
+    return (
+        f"{summary.steps:,} steps, {summary.requests:,} requests, {summary.tokens:,} tokens, "
+        f"{summary.preemptions:,} preemptions{refused}"
+    )
+
+
+def verdict(replay: Replay, summary: Summary) -> str:
+    if replay.divergence is not None:
+        return f"diverged  {replay.divergence}"
+    if unproven := summary.steps - summary.verified:
+        return f"verified  {summary.verified:,} plans identical, {unproven:,} without a digest"
+    return f"verified  all {summary.verified:,} plans identical"
