@@ -131,6 +131,12 @@ class Drive:
                 )
             )
 
+    @property
+    def pool(self) -> TightPool:
+        pool = self.scheduler.residency.cache.pool
+        assert isinstance(pool, TightPool)
+        return pool
+
     # -- the script ---------------------------------------------------------
 
     def run(self) -> "Drive":
@@ -138,35 +144,39 @@ class Drive:
         trouble_until = self.random.randint(20, 200)
         for turn in range(MOST_TURNS):
             if turn == trouble_until:
-                self._calm_down()
+                self.calm_down()
             if self.chaos:
-                self._trouble()
-            self._turn()
-            self.scheduler.check()
-            if not self.to_come and not self.flight and self.scheduler.idle:
+                self.trouble()
+            if self.turn_and_check():
                 break
         else:
             raise AssertionError(f"seed {self.seed}: no end in {MOST_TURNS} turns")
-        self._judge()
+        self.judge()
         return self
+
+    def turn_and_check(self) -> bool:
+        """One turn of the loop; is everything at its end?"""
+        self._turn()
+        self.scheduler.check()
+        return not self.to_come and not self.flight and self.scheduler.idle
 
     def _turn(self) -> None:
         r = self.random
         self.now += r.choice([0.0, 0.1, 1.0])
         while self.to_come and (r.random() < 0.4 or not self.chaos):
-            self._submit(self.to_come.popleft())
+            self.submit(self.to_come.popleft())
         if len(self.flight) < self.depth:
-            self._plan()
+            self.plan()
         if self.flight and (len(self.flight) >= self.depth or r.random() < 0.4):
-            self._deliver()
+            self.deliver()
 
-    def _submit(self, request: Request) -> None:
+    def submit(self, request: Request) -> None:
         parked = "grammar" if self.chaos and self.random.random() < 0.1 else ""
         self.scheduler.submit(request, self.now, parked)
         self.requests[request.id] = request
         self.got[request.id] = []
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
         scheduler = self.scheduler
         before = scheduler.snapshot()
         plan = scheduler.plan(self.now)
@@ -188,13 +198,11 @@ class Drive:
 
     def _assert_not_stuck(self, before: dict[str, Any], told: dict[str, Any]) -> None:
         """Nothing was planned and nothing is in flight: there must be a good reason."""
-        pool = self.scheduler.residency.cache.pool
-        assert isinstance(pool, TightPool)
-        excused = self.scheduler._paused or pool.withheld or told["preempted"]  # pyright: ignore[reportPrivateUsage]
+        excused = self.scheduler._paused or self.pool.withheld or told["preempted"]  # pyright: ignore[reportPrivateUsage]
         ended = set(told["finished"]) >= set(before["waiting"])
         assert excused or ended or not (before["waiting"] or before["running"]), "stuck"
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         plan, result = self.flight.popleft()
         if result is not None:
             if self.chaos and self.random.random() < 0.02:
@@ -229,12 +237,10 @@ class Drive:
 
     # -- trouble ------------------------------------------------------------
 
-    def _trouble(self) -> None:
-        r, scheduler = self.random, self.scheduler
-        pool = scheduler.residency.cache.pool
-        assert isinstance(pool, TightPool)
+    def trouble(self) -> None:
+        r, scheduler, pool = self.random, self.scheduler, self.pool
         if r.random() < 0.06 and self.requests:
-            self._abort(r.choice(list(self.requests)))
+            self.abort(r.choice(list(self.requests)))
         if r.random() < 0.05 and self.requests:
             scheduler.park(
                 r.choice(list(self.requests)), r.choice(["grammar", "remote_kv", "x"]), self.now
@@ -253,7 +259,7 @@ class Drive:
         if r.random() < 0.05 and self.requests:
             scheduler.residency.live and scheduler.explain(next(iter(scheduler.residency.live)))
 
-    def _abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         before = request_id in self.scheduler.residency.live
         assert self.scheduler.abort(request_id, self.now) == before
         assert not self.scheduler.abort(request_id, self.now)
@@ -261,23 +267,20 @@ class Drive:
             assert request_id not in self.ends
             self.ends[request_id] = "abort"
 
-    def _calm_down(self) -> None:
+    def calm_down(self) -> None:
         """No more trouble: from here on everything must come to its end."""
         self.chaos = False
-        pool = self.scheduler.residency.cache.pool
-        assert isinstance(pool, TightPool)
-        pool.withheld = 0
+        self.pool.withheld = 0
         self.scheduler.resume()
         for request_id in self.scheduler.snapshot()["parked"]:
             self.scheduler.wake(request_id, self.now)
 
     # -- judgement ----------------------------------------------------------
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         last = self.scheduler.plan(self.now)  # nobody is left, but some ends may be untold
         self._take(self.scheduler.commit(last, StepResult.of(last, {}), self.now))
-        pool, length = self.scheduler.residency.cache.pool, self.settings["max_model_len"]
-        assert isinstance(pool, TightPool)
+        pool, length = self.pool, self.settings["max_model_len"]
         pool.withheld = 0
         assert pool.free == pool.size, "blocks are held after the end"
         for request_id, request in self.requests.items():

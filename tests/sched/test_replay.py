@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 
 from paceline import PacelineError, Plan, Request, Scheduler, StepResult
+from paceline.kv.pool import BlockPool
 from paceline.sched import replay as replaying
 from paceline.sched.policies.fcfs import Fcfs
-from paceline.sched.records import FORMAT_NUMBER, MAGIC, Kind, RecordingError, record
 from paceline.sched.recording import Recorder
+from paceline.sched.records import FORMAT_NUMBER, MAGIC, Kind, RecordingError, record
 from paceline.sched.replay import Ending, Reader, Replay
 
 ROOT = Path(__file__).parents[2]
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
-SEEDS = range(60)
+SEEDS = range(40)
 
 
 def settings(r: Random) -> dict[str, Any]:
@@ -56,9 +57,9 @@ def settings(r: Random) -> dict[str, Any]:
 
 
 class Trouble:
-    """A seeded run through a recorder, with every call there is, in any order, some of them wrong."""
+    """A seeded run through a recorder: every call there is, in any order, some of them wrong."""
 
-    def __init__(self, seed: int, path: Path, turns: int = 120, depth: int = 3) -> None:
+    def __init__(self, seed: int, path: Path, turns: int = 80, depth: int = 3) -> None:
         self.random = r = Random(seed)
         self.recorder = Recorder(Scheduler.create(**settings(r)), path)
         self.depth = r.randint(1, depth)
@@ -127,24 +128,16 @@ class Trouble:
         self.recorder.submit(request, self.now, r.choice(["", "", "", "grammar"]))
 
     def _misuse(self) -> None:
-        """A result for another step, of another shape, or too many tokens."""
+        """A result with impossible counts or shapes, or for a step that is not in flight."""
         r = self.random
-        plan = r.choice([*self.flight, *self.past[-4:], Plan(9999, *self._no_rows())])
+        plan = r.choice([*self.flight, *self.past[-4:], replaying.stand_in(9999, 2)])
         rows = len(plan.rows)
-        count = np.full(r.choice([rows, rows, rows + 1]), r.choice([0, 2, 300, -1]), np.int32)
-        ids = np.zeros((rows, r.choice([1, 2])), np.int32)
-        if plan in self.flight and not (count != 1).any():
-            return
-        call = r.choice([self.recorder.commit, self.recorder.commit, self.recorder.fail])
-        if call == self.recorder.commit:
+        count = np.full(r.choice([rows, rows, rows + 1]), r.choice([300, -1]), np.int32)
+        if r.random() < 0.7:
+            ids = np.zeros((rows, r.choice([1, 2])), np.int32)
             self.recorder.commit(plan, StepResult(ids, count), self.now)
         elif plan not in self.flight:
-            self.recorder.fail(plan, self.now)
-
-    @staticmethod
-    def _no_rows() -> tuple[Any, Any]:
-        empty = Plan(0, *[replaying.stand_in(1, 2).rows] * 2)  # pyright: ignore[reportArgumentType]
-        return empty.rows, empty.rows.count
+            r.choice([self.recorder.fail, self.recorder.retry])(plan, self.now)
 
     def _lose(self, give_up: Callable[[Plan, float], object]) -> None:
         if self.flight:
@@ -196,21 +189,25 @@ def told(scheduler: Scheduler | Recorder, ids: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_run_replays_to_identical_plans_and_state(seed: int, tmp_path: Path) -> None:
-    with Trouble(seed, tmp_path / "run").recorder as recorder:
-        pass
-    run = Trouble(seed, tmp_path / "again")
-    replay = Replay(tmp_path / "run")
+    run = Trouble(seed, tmp_path / "run")
+    with run.recorder as recorder:
+        replay = Replay(recorder.path)
     plans = [plan.to_dict() for plan in replay.plans()]
     assert replay.divergence is None
     assert plans == run.plans
     assert replay.summary.verified == replay.summary.steps == len(plans)
     assert replay.summary.refused == run.refused.total()
     assert replay.reader.ending is Ending.CLOSED
-    assert replay.scheduler.snapshot() == recorder.snapshot() == run.recorder.snapshot()
+    assert replay.scheduler.snapshot() == recorder.snapshot()
     assert replay.scheduler.stats == recorder.stats
     assert told(replay.scheduler, run.ids) == told(recorder, run.ids)
     replay.scheduler.check()
-    run.recorder.close()
+
+
+def test_the_same_run_is_recorded_to_the_same_bytes(tmp_path: Path) -> None:
+    for path in (tmp_path / "run", tmp_path / "again"):
+        with Trouble(1, path).recorder:
+            pass
     assert (tmp_path / "run").read_bytes() == (tmp_path / "again").read_bytes()
 
 
@@ -225,7 +222,7 @@ def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> N
         stale += stats.stale_rows
         drafted += stats.drafted
     assert set(Kind) - kinds.keys() == {Kind.SETTINGS, Kind.ENDED}
-    assert min(preemptions, stale, drafted, kinds[Kind.REFUSED]) > 100
+    assert min(preemptions, stale, drafted, kinds[Kind.REFUSED]) > 50
 
 
 # -- a small run, taken apart -----------------------------------------------
@@ -240,7 +237,7 @@ def small_run(path: Path, steps: int = 12, **other: Any) -> Recorder:
     )
     recorder = Recorder(scheduler, path)
     for number, priority in enumerate((2, 1, 0)):
-        prompt = np.arange(3 + number)
+        prompt = np.arange(5 + number)
         request = Request(id=f"r{number}", prompt=prompt, max_tokens=6, priority=priority)
         recorder.submit(request, now=0.5 * number)
     for step in range(steps):
@@ -282,11 +279,17 @@ def test_replay_can_stop_at_a_step_and_go_on(small: Path) -> None:
     assert replay.reader.ending is Ending.CLOSED
 
 
-def test_every_cut_replays_what_came_before_it(small: Path, tmp_path: Path) -> None:
-    content = small.read_bytes()
-    first = Reader(small).read_bytes
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    with small_run(tmp_path / "tiny", steps=3) as recorder:
+        return recorder.path
+
+
+def test_every_cut_replays_what_came_before_it(tiny: Path, tmp_path: Path) -> None:
+    content = tiny.read_bytes()
+    first = Reader(tiny).read_bytes
     edges = [first]
-    for one in sound_records(small):
+    for one in sound_records(tiny):
         edges.append(edges[-1] + len(one))
     steps: list[int] = []
     for length in range(first, len(content)):
@@ -298,12 +301,12 @@ def test_every_cut_replays_what_came_before_it(small: Path, tmp_path: Path) -> N
         assert replay.reader.ending is (Ending.OPEN if length in edges else Ending.CUT)
         assert replay.reader.read_bytes == max(edge for edge in edges if edge <= length)
     assert steps == sorted(steps)
-    assert (steps[0], steps[-1]) == (0, 12)
+    assert (steps[0], steps[-1]) == (0, 3)
 
 
-def test_every_changed_byte_is_noticed(small: Path, tmp_path: Path) -> None:
-    content = small.read_bytes()
-    end = len(content) - len(record(Kind.ENDED, b"closed"))
+def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
+    content = tiny.read_bytes()
+    first = Reader(tiny).read_bytes
     for place in range(len(content)):
         changed = bytearray(content)
         changed[place] ^= 1 << (place % 8)
@@ -311,12 +314,12 @@ def test_every_changed_byte_is_noticed(small: Path, tmp_path: Path) -> None:
         try:
             replay = Replay(tmp_path / "changed")
         except RecordingError:
-            assert place < Reader(small).read_bytes
+            assert place < first
             continue
         replay.run()
         assert replay.reader.ending in (Ending.DAMAGED, Ending.CUT)
         assert replay.divergence is None
-        assert replay.reader.read_bytes <= min(place, end)
+        assert first <= replay.reader.read_bytes <= place
 
 
 def test_a_record_of_unknown_kind_is_damage(small: Path) -> None:
@@ -392,19 +395,17 @@ def test_another_policy_diverges_at_the_step_that_it_changes(small: Path) -> Non
     told = str(replay.divergence)
     assert told.startswith("step 1: the plans differ in who computes how much")
     assert "who came, left, was preempted or ended" in told
-    assert "9 positions in 2 rows (r2: 5, r1: 4), new r2, r1" in told
+    assert "9 positions in 2 rows (r2: 7, r1: 2), new r2, r1" in told
     assert replay.summary.verified == 0
 
 
-def test_only_the_parts_that_differ_are_named(tmp_path: Path) -> None:
-    with small_run(tmp_path / "run", max_num_seqs=4, free_order="lru") as recorder:
-        path = recorder.path
-    with_settings(path, settings_of(path) | {"free_order": "unsealed_first"})
-    replay = Replay(path)
+def test_only_the_parts_that_differ_are_named(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backwards = BlockPool.take
+    monkeypatch.setattr(BlockPool, "take", lambda pool, count: backwards(pool, count)[::-1])
+    replay = Replay(small)
     replay.run()
-    divergence = replay.divergence
-    if divergence is not None:  # who runs does not depend on which block is reused first
-        assert "the plans differ in the blocks handed out;" in divergence.what
+    assert replay.divergence is not None
+    assert "the plans differ in the blocks handed out; the replay has" in replay.divergence.what
 
 
 def test_a_defect_in_a_policy_is_found(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,20 +476,20 @@ def test_a_plan_that_only_the_replay_refuses_diverges(
 def test_a_crash_inside_a_plan_happens_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> float:
-        raise AssertionError("a defect")
+    sound = Scheduler.plan
 
-    recorder = small_run(tmp_path / "run", steps=3)
-    with monkeypatch.context() as patch:
-        patch.setattr(Fcfs, "victim", broken, raising=False)
-        patch.setattr(Scheduler, "_plan_anew", broken)
-        patch.setattr(Scheduler, "_plan_steady", broken)
+    def broken(scheduler: Scheduler, now: float) -> Plan:
+        assert scheduler.stats.steps < 3, "a defect"
+        return sound(scheduler, now)
+
+    with monkeypatch.context() as patch, small_run(tmp_path / "run", steps=3) as recorder:
+        patch.setattr(Scheduler, "plan", broken)
         with pytest.raises(AssertionError, match="a defect"):
             recorder.plan(now=99.0)
-        assert Replay(recorder.path).run(until=3).verified == 0 or True
+        replay = Replay(recorder.path)
         with pytest.raises(AssertionError, match="a defect"):
-            Replay(recorder.path).run()
-    recorder.close()
+            replay.run()
+        assert replay.summary.verified == 3
     replay = Replay(recorder.path)  # with the defect gone, the step has a plan and no digest
     assert len(list(replay.plans())) == 4
     assert (replay.summary.steps, replay.summary.verified) == (4, 3)
@@ -535,7 +536,8 @@ print(replay.run(), replay.divergence, hash("paceline"))
 def test_another_process_replays_to_the_same(tmp_path: Path) -> None:
     for seed in (3, 8):
         with Trouble(seed, tmp_path / "run").recorder as recorder:
-            summary = Replay(recorder.path).run()
+            pass
+        summary = Replay(recorder.path).run()
         done = [python(ELSEWHERE, str(recorder.path), hash_seed=seed) for seed in ("1", "2")]
         said = [one.stdout.rsplit(maxsplit=1) for one in done]
         assert said[0][1] != said[1][1], "the two hashed alike, so this shows nothing"

@@ -32,11 +32,12 @@ MARKS = {
     Kind.REFUSED: Mark("!", "!", "48;5;88;38;5;255", "refused"),
 }
 SHARED = Mark("▓", "@", "38;5;79", "shared")
-HELD = Mark("█", "#", "38;5;28", "held")
+HELD = Mark("█", "#", "38;5;247", "held")
 CACHED = Mark("░", "o", "38;5;37", "cached, free")
 BLANK = Mark("·", ".", "38;5;240", "blank")
 POOL = (SHARED, HELD, CACHED, BLANK)
 
+BACKGROUND = "48;"  # how the colours of a filled cell begin
 DIM = "38;5;245"
 STRONG = "1"
 FULL = "38;5;214"
@@ -65,7 +66,7 @@ class Palette:
             return " " * (width + 1)
         mark = MARKS[cell.look]
         text = self.symbol(mark) + (str(cell.tokens) if cell.tokens else "")
-        if cell.tokens and self.colour:
+        if self.colour and mark.colour.startswith(BACKGROUND):
             return " " + self._block(cell, mark, text.rjust(width))
         return " " * (width + 1 - len(text)) + self.paint(text, mark.colour)
 
@@ -82,7 +83,7 @@ class Palette:
         return text if self.unicode else text.translate(ASCII_LETTERS)
 
 
-ASCII_LETTERS = str.maketrans({"–": "-", "·": ",", "…": "~", "┤": "|", "│": "|", "─": "-"})
+ASCII_LETTERS = str.maketrans({"–": "-", "·": ",", "…": "~", "┤": "|"})
 
 
 def letters(text: str) -> int:

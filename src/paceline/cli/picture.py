@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from textwrap import wrap
 
 from paceline.cli.history import Asked, Column, History, Levels
 from paceline.cli.palette import (
@@ -22,7 +23,7 @@ from paceline.cli.story import latest, story
 
 WIDEST_NAME = 14
 CHART_LINES = 5
-WIDEST_BAR = 64
+WIDEST_BAR, NARROWEST_BAR = 64, 8
 TALL = 36  # lines of a screen with room to spare
 
 
@@ -40,11 +41,14 @@ class Sheet:
         names = max(letters(one.id) for one in history.asked)
         self.name = min(max(names, len("tokens")), WIDEST_NAME)
         self.size = max(len(size_of(one)) for one in history.asked)
-        self.tag = max(letters(one.tag) for one in history.asked)
+        self.tag = min(max(letters(one.tag) for one in history.asked), WIDEST_NAME)
         cells = [cell.tokens for column in history.columns for cell in column.cells.values()]
         totals = [max(column.total, column.step) for column in history.columns]
         self.cell = max(len(str(max(cells, default=0))) + 1, len(str(max(totals, default=0))), 3)
         self.label = self.name + 2 + self.size + (1 + self.tag if self.tag else 0)
+        lacking = len(f"blocks {history.rules.blocks} ┤") - self.label
+        if lacking > 0:
+            self.size, self.label = self.size + lacking, self.label + lacking
         self.fitting = max((width - self.label - 1) // (self.cell + 1), 1)
 
     def lines(
@@ -61,7 +65,7 @@ class Sheet:
         cells = "".join(self.palette.cell(c.cells.get(one.id), self.cell) for c in columns)
         ellipsis = self.palette.ruled("…")
         name = self.palette.paint(fit(one.id, self.name, ellipsis), STRONG)
-        tag = f" {fit(one.tag, self.tag)}" if self.tag else ""
+        tag = f" {fit(one.tag, self.tag, ellipsis)}" if self.tag else ""
         return f"{name}  {self.palette.paint(size_of(one).rjust(self.size) + tag, DIM)}{cells}"
 
     def _totals(self, columns: Sequence[Column]) -> str:
@@ -134,7 +138,7 @@ def frame(
     """
     sheet = Sheet(history, palette, width)
     now = latest(history, palette, width)
-    head = [*(above if height >= TALL else ()), headline(history, palette), ""]
+    head = [*(above if height >= TALL else ()), headline(history, palette, width), ""]
     bar = ["", pool_bar(history.columns[-1].levels, palette, width), ""]
     keys = ["", *legend(history, palette, width)]
     room = height - 1 - len(head) - 2 - len(bar) - len(now) - len(keys)  # 2: steps and tokens
@@ -159,7 +163,7 @@ def most_interesting(history: History, most: int) -> list[Asked]:
     return [one for one in history.asked if one.id in chosen]
 
 
-def headline(history: History, palette: Palette) -> str:
+def headline(history: History, palette: Palette, width: int) -> str:
     column, rules = history.columns[-1], history.rules
     parts = [
         f"step {column.step}",
@@ -169,7 +173,8 @@ def headline(history: History, palette: Palette) -> str:
     ]
     if rules.depth > 1:
         parts.append(f"planned up to {rules.depth} steps ahead")
-    return palette.paint(palette.ruled("  ·  ".join(parts)), STRONG)
+    line = fit("  ·  ".join(parts), width).rstrip()
+    return palette.paint(palette.ruled(line), STRONG)
 
 
 def pool_bar(levels: Levels, palette: Palette, width: int) -> str:
@@ -180,7 +185,8 @@ def pool_bar(levels: Levels, palette: Palette, width: int) -> str:
     ]
     words = [f"{count} {name}" for name, count in named if count]
     text = palette.ruled(f"  {' · '.join(words)}  (of {levels.total})")
-    room = max(min(WIDEST_BAR, width - len("blocks  ") - len(text)), 8)
+    room = max(min(WIDEST_BAR, width - len("blocks  ") - len(text)), NARROWEST_BAR)
+    text = fit(text, min(len(text), width - len("blocks  ") - room), palette.ruled("…"))
     ends = [round(end * min(room / levels.total, 1)) for end in accumulate(counts)]
     bar = "".join(
         palette.paint(palette.symbol(mark) * (end - start), mark.colour)
@@ -196,7 +202,13 @@ def legend(history: History, palette: Palette, width: int) -> list[str]:
     shared = any(column.levels.shared for column in history.columns)
     pool = [mark for mark in (SHARED, HELD, CACHED) if shared or mark is not SHARED]
     lines = laid_out([(palette.key(m), len(m.meaning) + 2) for m in cells], "cells   ", width)
-    return lines + laid_out([(palette.key(m), len(m.meaning) + 2) for m in pool], "blocks  ", width)
+    lines += laid_out([(palette.key(m), len(m.meaning) + 2) for m in pool], "blocks  ", width)
+    one = history.asked[0]
+    hint = (
+        f"{size_of(one)}: {one.prompt} tokens of prompt, at most {one.most} new; "
+        "the number in a cell: tokens computed in that step"
+    )
+    return lines + [palette.paint(line, DIM) for line in wrap(hint, width)]
 
 
 def laid_out(entries: Sequence[tuple[str, int]], name: str, width: int) -> list[str]:

@@ -126,6 +126,10 @@ class KVCache:
         blocks: list[int] = self.table[slot, : self.held[slot]].tolist()
         return blocks
 
+    def own(self, slot: int) -> list[int]:
+        """Blocks that nobody else holds."""
+        return [block for block in self.blocks(slot) if self.pool.holders(block) == 1]
+
     def shared(self, slot: int) -> int:
         """Leading blocks of a slot that others hold too. Sharing ends where a prefix ends."""
         row, low, high = self.table[slot], 0, int(self.held[slot])

@@ -80,6 +80,22 @@ def progress(sequence: Sequence, at: Residency) -> str:
     )
 
 
+def why(at: Residency) -> dict[str, str]:
+    """For each request that is here and got nothing in the latest step: the reason."""
+    reasons = {one.id: f"parked for {one.parked}" for one in at.queue.parked.values()}
+    spell = at.journal.open_spell
+    for sequence in at.queue:
+        if spell is None:
+            reasons[sequence.id] = "not considered yet"
+        elif spell.gate.serial == sequence.serial:
+            reasons[sequence.id] = own_cause(spell)
+        else:
+            reasons[sequence.id] = f"behind {head_cause(spell)}"
+    for slot in at.table.order[at.table.idle_at[at.table.order] == at.step].tolist():
+        reasons[at.table.sequence(slot).id] = "token budget: older residents used it up"
+    return reasons
+
+
 def wait_lines(sequence: Sequence, at: Residency, since: float, until: float) -> list[str]:
     """What the wait from `since` to `until` was for; nothing if there was none."""
     if until <= since:

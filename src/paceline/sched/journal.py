@@ -77,6 +77,11 @@ class Journal:
         if self._open:
             self.spells[-1].until = now
 
+    @property
+    def open_spell(self) -> Spell | None:
+        """Why admission stopped in the latest step."""
+        return self.spells[-1] if self._open else None
+
     @staticmethod
     def _same(one: Gate, other: Gate) -> bool:
         return one.reason == other.reason and one.serial == other.serial

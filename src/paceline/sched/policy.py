@@ -67,9 +67,9 @@ class Policy:
     def lane_rank(self, lane: Hashable) -> float:
         return 0.0
 
-    def displaced_by(self, sequence: Sequence, now: float) -> int | None:
-        """The resident that a waiting sequence may push out on arrival, if any."""
-        return None
+    def displaceable(self, sequence: Sequence, now: float) -> list[int]:
+        """Residents that a waiting sequence may push out on arrival, the first to go first."""
+        return []
 
     def late(self, now: float) -> Iterable[Sequence]:
         """Waiting sequences to refuse now."""

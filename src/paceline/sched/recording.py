@@ -175,6 +175,9 @@ class Recorder:
     def explain(self, request_id: str) -> str:
         return self.scheduler.explain(request_id)
 
+    def why(self) -> dict[str, str]:
+        return self.scheduler.why()
+
     def snapshot(self) -> dict[str, Any]:
         return self.scheduler.snapshot()
 

@@ -164,9 +164,9 @@ class Submission:
         """The fields that are not at their default, and the prompt."""
         request = self.request
         asked = {name: getattr(request, name) for name, _ in ASKED}
-        said = {name: asked[name] for name, default in ASKED if asked[name] != default}
         prompt = column(request.prompt)
         try:
+            said = {name: asked[name] for name, default in ASKED if asked[name] != default}
             return record(Kind.SUBMIT, with_tail((said, self.now, self.parked), prompt))
         except (TypeError, ValueError) as error:
             raise RequestError(f"request {request.id!r}: {error}") from None

@@ -299,6 +299,10 @@ class Scheduler:
             raise RequestError(f"no request {request_id!r} is here or remembered")
         return explain.tell(sequence, self.residency)
 
+    def why(self) -> dict[str, str]:
+        """For each request that got nothing in the latest step: the reason."""
+        return explain.why(self.residency)
+
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain data."""
         return snapshot.take(self.residency)

@@ -19,7 +19,7 @@ class SlotTable:
         given[s]                      tokens it was admitted with: the prompt, and earlier outputs
         drafts[s], most_drafts[s]     drafts in the next row / ever
         acceptance[s]                 running share of drafts accepted
-        idle_steps[s]                 steps it could have run in and got nothing
+        idle_steps[s], idle_at[s]     steps it could have run in and got nothing / the last one
 
     `epoch[s]` rises when the slot changes hands, `serial[s]` and `name[s]` identify
     its sequence in `sequences[s]`, `resident[s]` says whether there is one, `order`
@@ -40,6 +40,7 @@ class SlotTable:
         self.most_drafts = np.zeros(slots, np.int32)
         self.acceptance = np.zeros(slots, np.float32)
         self.idle_steps = np.zeros(slots, np.int64)
+        self.idle_at = np.zeros(slots, np.int64)
         self.epoch = np.zeros(slots, np.int32)
         self.serial = np.full(slots, -1, np.int64)
         self.name = np.full(slots, None, object)
@@ -73,7 +74,7 @@ class SlotTable:
         self.drafts[slot] = 0
         self.most_drafts[slot] = drafts
         self.acceptance[slot] = 1.0
-        self.idle_steps[slot] = 0
+        self.idle_steps[slot] = self.idle_at[slot] = 0
         self.serial[slot] = sequence.serial
         self.name[slot] = request.id
         self.resident[slot] = True
@@ -130,8 +131,9 @@ class SlotTable:
     def advance(self, slot: Index, position: I32) -> None:
         self.planned[slot] = position
 
-    def idle(self, slot: Index) -> None:
+    def idle(self, slot: Index, step: int) -> None:
         self.idle_steps[slot] += 1
+        self.idle_at[slot] = step
 
     def propose(self, slot: Index, drafts: I32) -> None:
         self.drafts[slot] = drafts

@@ -45,14 +45,16 @@ class StopWatch:
         """Where some resident's stop token was sampled; None if nobody watches anything."""
         if not self._watchers:
             return None
-        return self._watched.take(ids, mode="clip")
+        suspects: Bool = np.take(self._watched, ids, mode="clip")
+        return suspects
 
     def cut(self, table: SlotTable, slot: Index, ids: I32, count: I32) -> dict[int, int]:
         """Shorten `count` in place to each row's first stop; returns the stop tokens by row."""
         found = self.suspects(ids)
         if found is None:
             return {}
-        suspects: Bool = np.logical_and(found, np.arange(ids.shape[1]) < count[:, None])
+        inside: Bool = np.less(np.arange(ids.shape[1]), count.reshape(-1, 1))
+        suspects: Bool = np.logical_and(found, inside)
         stops: dict[int, int] = {}
         for row in np.flatnonzero(suspects.any(axis=1)).tolist():
             place = int(slot[row])

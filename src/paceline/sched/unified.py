@@ -48,7 +48,7 @@ class Unified:
         grown = at.cache.grow(slot, short)
         if not count.all():
             busy = count > 0
-            at.table.idle(slot[~busy & (at.table.remaining(slot) > 0)])
+            at.table.idle(slot[~busy & (at.table.remaining(slot) > 0)], at.step)
             slot, count, drafts = slot[busy], count[busy], drafts[busy]
         served = Composition(slot, at.table.planned[slot], count, drafts, grown)
         at.table.advance(slot, served.start + count)
@@ -77,8 +77,8 @@ class Unified:
             if draft and drafts.any():
                 draft = False
                 continue
-            victim = at.policy.victim()
-            at.preempt(victim, cause=f"residents of a step that was {missing} blocks short")
+            needy = at.table.name[slot[np.cumsum(short) > at.cache.pool.free][0]]
+            at.preempt(at.policy.victim(), cause=f"{needy!r}, with {missing} blocks short")
 
     def _share(self, slot: Index, draft: bool) -> tuple[I32, I32]:
         """Positions for each resident within all limits, and how many of them are drafts."""
@@ -111,27 +111,32 @@ class Unified:
     # -- arrivals -----------------------------------------------------------
 
     def _displace(self, now: float) -> None:
-        """Let a strictly better arrival push residents out, if that lets it in."""
+        """Let an arrival push out residents that it may displace, if that lets it in."""
         at = self._at
         head = at.queue.head(now)
-        while head is not None and not self._fits_beside(head):
-            victim = at.policy.displaced_by(head, now)
-            if victim is None:
+        candidates = at.policy.displaceable(head, now) if head else []
+        if head is None or not candidates:
+            return
+        for number in range(len(candidates) + 1):
+            if self._fits_without(head, candidates[:number]):
+                for slot in candidates[:number]:
+                    at.preempt(slot, cause=f"{head.id!r}, which may displace it")
                 return
-            at.preempt(victim, cause=f"{head.id!r}, which may displace it")
 
-    def _fits_beside(self, head: Sequence) -> bool:
-        """Would `head` be admitted after the residents took their share?"""
+    def _fits_without(self, head: Sequence, gone: list[int]) -> bool:
+        """Would `head` be admitted in this step if the residents in `gone` were not here?"""
         at = self._at
-        slot = at.table.order
+        slot = at.table.order[~np.isin(at.table.order, gone)]
         count, _ = self._share(slot, draft=False)
-        left = self._config.max_num_batched_tokens - int(count.sum())
         hit = at.lookup(head)
-        tokens = self._chunk(head, hit, left)
-        if not tokens or not at.table.vacant:
+        tokens = self._chunk(head, hit, self._config.max_num_batched_tokens - int(count.sum()))
+        if not tokens or not at.table.vacant + len(gone):
             return False
-        spare = at.cache.pool.free - int(self._short(slot, count).sum())
-        return at.cache.missing(hit, self._span(head, hit, tokens)) <= spare - self._spared()
+        freed = [block for one in gone for block in at.cache.own(one)]
+        missing = at.cache.missing(hit, self._span(head, hit, tokens))
+        missing += len(set(freed) & set(hit.blocks)) + int(self._short(slot, count).sum())
+        spared = self._reserve if len(slot) else 0
+        return missing + spared <= at.cache.pool.free + len(freed)
 
     def _admit(self, served: Composition, now: float) -> Composition:
         """Admit waiting sequences by rank until one does not fit."""

@@ -51,6 +51,7 @@ class Loop:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Turn]:
         """Submit each request when it arrives; turn until all have ended."""
+        stalled = 0
         waiting = deque(sorted(requests, key=lambda request: request.arrival or 0.0))
         while waiting or self._flight or not self.scheduler.idle:
             while waiting and (waiting[0].arrival or 0.0) <= self.now:
@@ -58,7 +59,11 @@ class Loop:
             if self.scheduler.idle and waiting:
                 self.now = waiting[0].arrival or 0.0
                 continue
-            yield self.turn()
+            turn = self.turn()
+            yield turn
+            stalled = stalled + 1 if turn.plan is None and turn.outputs is None else 0
+            if stalled > 1 and not waiting:
+                return  # all that is left is parked or paused, and nobody here will change that
 
     def turn(self) -> Turn:
         """Plan a step if the pipeline has room; wait for the oldest one if it has not."""

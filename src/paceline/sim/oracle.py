@@ -51,7 +51,10 @@ def reference(request: Request, vocab: int, max_model_len: int) -> tuple[list[in
     while len(outputs) < most:
         token = next_token(request, digest, vocab)
         outputs.append(token)
-        if request.stops_at(token, len(outputs)):
+        ends = set(request.stop_token_ids) | set(
+            () if request.ignore_eos else request.eos_token_ids
+        )
+        if token in ends and len(outputs) >= request.min_tokens:
             return outputs, "stop"
         digest = mix(digest, token)
     return outputs, "length"
@@ -65,6 +68,7 @@ class Lane:
     tokens: list[int]
     table: list[int]  # blocks by index; -1 where unmapped
     position: int  # positions whose KV is there
+    sampled: bool = False  # since it took the slot; a drafter has nothing to go by before
     digests: list[int] = field(default_factory=list[int])  # expected, by position
 
 
@@ -134,6 +138,7 @@ class OracleRunner:
 
     def _row(self, lane: Lane, count: int, drafts: int, samples: bool) -> list[int]:
         assert count > drafts, f"{lane.request.id!r} drafts without computing anything"
+        assert lane.sampled or not drafts, f"{lane.request.id!r} drafts before its first sample"
         for position in range(lane.position):
             self._read(lane, position)
         last = lane.position + count  # the row writes up to here, whatever is accepted
@@ -156,6 +161,7 @@ class OracleRunner:
     def _sample(self, lane: Lane, new: list[int]) -> None:
         token = next_token(lane.request, lane.digests[-1], self.vocab)
         lane.tokens.append(token)
+        lane.sampled = True
         new.append(token)
 
     def _compute(self, lane: Lane) -> None:

@@ -26,17 +26,17 @@ class Priority(Policy):
     def victim(self) -> int:
         return self._worst(self.view.table.order)
 
-    def displaced_by(self, sequence: Sequence, now: float) -> int | None:
+    def displaceable(self, sequence: Sequence, now: float) -> list[int]:
         if not self.config.preempt_on_arrival:
-            return None
+            return []
         table, priority = self.view.table, sequence.request.priority
         worse = [
             slot
-            for slot in table.order.tolist()
+            for slot in table.order[::-1].tolist()
             if table.sequence(slot).request.priority > priority
             and now - table.sequence(slot).queued_at < self.patience_s
         ]
-        return self._worst(np.array(worse, np.intp)) if worse else None
+        return sorted(worse, key=lambda slot: -table.sequence(slot).request.priority)
 
     def _worst(self, slots: Index) -> int:
         table = self.view.table

@@ -1,0 +1,221 @@
+"""The command line as a process: subcommands, terminals, pipes and interrupts."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.cli.main import main
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+COMMAND = [sys.executable, "-m", "paceline.cli.main"]
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+TO_OTHER_SCREEN, FROM_OTHER_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")
+    }
+    return {**kept, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", **more}
+
+
+def ran(*arguments: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(**more),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+
+
+class Terminal:
+    """A command that believes it talks to a person."""
+
+    def __init__(self, *arguments: str, **more: str) -> None:
+        import pty
+
+        self._main, side = pty.openpty()
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            env=environment(COLUMNS="100", LINES="40", **more),
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            start_new_session=True,
+        )
+        os.close(side)
+        self.seen = ""
+
+    def read_until(self, text: str = "", limit_s: float = 60.0) -> str:
+        """Everything so far, once `text` was seen; to the end where it is empty."""
+        deadline = time.monotonic() + limit_s
+        while not text or text not in self.seen:
+            assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
+            try:
+                new = os.read(self._main, 65536)
+            except OSError:  # how Linux tells that the other side is closed
+                new = b""
+            if not new:
+                break
+            self.seen += new.decode("utf-8", errors="replace")
+        return self.seen
+
+    def type(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def end(self) -> int:
+        self.read_until()
+        status = self.process.wait(timeout=60)
+        os.close(self._main)
+        return status
+
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+
+
+# -- subcommands ------------------------------------------------------------
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"paceline {paceline.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["play", "--help"], ["replay", "--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: paceline")
+
+
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["--unheard-of"]])
+def test_wrong_usage_ends_with_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: paceline" in capsys.readouterr().err
+
+
+# -- as a process -----------------------------------------------------------
+
+
+def test_output_to_a_pipe_is_plain_and_printed_once() -> None:
+    done = ran("play")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert done.stdout.count("paceline play: basics") == 1
+
+
+def test_letters_that_cannot_be_written_are_replaced() -> None:
+    done = ran("play", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert ">48 >24" in done.stdout
+
+
+def test_a_workload_from_standard_input() -> None:
+    done = ran("play", "-", stdin='{"requests": [{"id": "a", "prompt": [1, 2, 3]}]}')
+    assert done.returncode == 0
+    assert "a joins: 3 tokens to compute" in done.stdout
+
+
+def test_a_mistake_is_no_traceback() -> None:
+    done = ran("play", "-", stdin='{"requests": [{"id": "a", "prompt": [1], "colour": 3}]}')
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == ("paceline play: error: -: requests[0]: has an unknown field 'colour'\n")
+
+
+@posix_only
+@pytest.mark.parametrize("arguments", [["play"], ["play", "--json"]])
+def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+# -- in a terminal ----------------------------------------------------------
+
+
+@posix_only
+def test_a_terminal_gets_an_animation_and_then_the_whole_picture() -> None:
+    terminal = Terminal("play", "--delay", "0")
+    assert terminal.end() == 0
+    animation, _, rest = terminal.seen.partition(FROM_OTHER_SCREEN)
+    assert animation.startswith(TO_OTHER_SCREEN)
+    assert animation.count("\x1b[H") == 30
+    assert COLOUR.search(animation)
+    assert "paceline play: basics" in rest
+    assert "30 steps, 365 tokens computed" in rest
+    assert "\x1b[H" not in rest
+
+
+@posix_only
+@pytest.mark.parametrize(("arguments", "more"), [(["--no-color"], {}), ([], {"NO_COLOR": "1"})])
+def test_a_terminal_without_colour_is_animated_all_the_same(
+    arguments: list[str], more: dict[str, str]
+) -> None:
+    terminal = Terminal("play", "--delay", "0", *arguments, **more)
+    assert terminal.end() == 0
+    assert terminal.seen.count("\x1b[H") == 30
+    assert not COLOUR.search(terminal.seen)
+
+
+@posix_only
+@pytest.mark.parametrize(("arguments", "more"), [(["--fast"], {}), ([], {"TERM": "dumb"})])
+def test_a_terminal_can_have_the_picture_at_once(
+    arguments: list[str], more: dict[str, str]
+) -> None:
+    terminal = Terminal("play", *arguments, **more)
+    assert terminal.end() == 0
+    assert TO_OTHER_SCREEN not in terminal.seen
+    assert bool(COLOUR.search(terminal.seen)) == (not more)
+
+
+@posix_only
+def test_step_waits_for_enter() -> None:
+    terminal = Terminal("play", "--step", "--no-color")
+    terminal.read_until("step 1  ")
+    time.sleep(0.3)
+    assert "step 2  " not in terminal.seen
+    terminal.type("\n")
+    terminal.read_until("step 2  ")
+    terminal.type("\n" * 40)
+    assert terminal.end() == 0
+
+
+@posix_only
+def test_an_interrupt_restores_the_screen_and_says_nothing() -> None:
+    terminal = Terminal("play", "--delay", "60")
+    terminal.read_until("step 1 ")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert terminal.seen.endswith(FROM_OTHER_SCREEN)
+    assert "Traceback" not in terminal.seen

@@ -1,0 +1,208 @@
+"""The picture: measured, and compared with the plans it was drawn from."""
+
+import re
+
+import pytest
+
+from paceline.cli.history import (
+    Asked,
+    Blocked,
+    Cell,
+    Column,
+    History,
+    Kind,
+    Levels,
+    Note,
+    Rules,
+)
+from paceline.cli.palette import MARKS, Palette, fit, letters
+from paceline.cli.picture import frame, legend, picture, pool_bar
+from paceline.cli.story import latest, story
+
+PLAIN = Palette(colour=False, unicode=True)
+ASCII = Palette(colour=False, unicode=False)
+COLOUR = Palette(colour=True, unicode=True)
+RULES = Rules(policy="fcfs", depth=1, slots=4, budget=32, blocks=10, block_size=8)
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def column(step: int, **cells: Cell) -> Column:
+    total = sum(cell.tokens for cell in cells.values())
+    return Column(step, step * 0.02, total, Levels(1, 4, 2, 3), cells, [], None)
+
+
+def history(*columns: Column, names: str = "ab", rules: Rules = RULES) -> History:
+    made = History([Asked(name, 40, 8, "") for name in names], rules)
+    made.columns = list(columns)
+    return made
+
+
+def steps(count: int) -> History:
+    return history(*(column(n, a=Cell(Kind.DECODE, 1)) for n in range(1, count + 1)))
+
+
+def test_one_line_per_request_and_one_cell_per_step() -> None:
+    drawn = picture(
+        history(
+            column(1, a=Cell(Kind.PREFILL, 32), b=Cell(Kind.WAITING)),
+            column(2, a=Cell(Kind.PREFILL, 8), b=Cell(Kind.HIT, 16, cached=24)),
+            column(3, a=Cell(Kind.DECODE, 1, ended=True), b=Cell(Kind.PREEMPTED)),
+        ),
+        PLAIN,
+        width=80,
+    )
+    assert drawn[:9] == [
+        "step           1   2   3",
+        "a       40+8 ▶32  ▶8  ■1",
+        "b       40+8   · ◆16   ✗",
+        "tokens        32  24   1",
+        "blocks  10 ┤",
+        "         8 ┤ ░░░ ░░░ ░░░",
+        "         6 ┤ ███ ███ ███",
+        "         4 ┤ ███ ███ ███",
+        "         2 ┤ ▓▓▓ ▓▓▓ ▓▓▓",
+    ]
+
+
+def test_every_kind_has_a_symbol_of_its_own() -> None:
+    assert set(MARKS) == set(Kind)
+    for symbols in ([m.symbol for m in MARKS.values()], [m.plain for m in MARKS.values()]):
+        assert len(set(symbols)) == len(symbols)
+    assert all(mark.plain.isascii() for mark in MARKS.values())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 133])
+def test_bands_fit_the_width_and_show_every_step_once(width: int) -> None:
+    drawn = picture(steps(70), PLAIN, width)
+    assert max(map(len, drawn)) <= width
+    numbers = [int(n) for line in drawn if line.startswith("step ") for n in line.split()[1:]]
+    assert numbers == list(range(1, 71))
+
+
+def test_a_band_leaves_out_who_is_not_there() -> None:
+    columns = [column(n, **{"a" if n <= 20 else "b": Cell(Kind.DECODE, 1)}) for n in range(1, 41)]
+    drawn = picture(history(*columns), PLAIN, width=13 + 20 * 4)
+    bands = "\n".join(drawn).split("\n\n")
+    assert ["\na " in band for band in bands[:2]] == [True, False]
+    assert ["\nb " in band for band in bands[:2]] == [False, True]
+
+
+def test_large_numbers_get_wider_cells() -> None:
+    drawn = picture(
+        history(column(1, a=Cell(Kind.PREFILL, 8192)), column(2, a=Cell(Kind.PREFILL, 17))),
+        PLAIN,
+        width=80,
+    )
+    assert drawn[1] == "a       40+8 ▶8192   ▶17"
+
+
+def test_the_whole_pool_is_labelled_however_large() -> None:
+    rules = Rules(policy="fcfs", depth=1, slots=4, budget=32, blocks=100_000, block_size=8)
+    drawn = picture(history(column(1, a=Cell(Kind.DECODE, 1)), rules=rules), PLAIN, width=80)
+    assert any(line.startswith("blocks 100000 ┤") for line in drawn)
+
+
+def test_colour_changes_nothing_but_the_colour() -> None:
+    made = history(
+        column(1, a=Cell(Kind.PREFILL, 32), b=Cell(Kind.PARKED)),
+        column(2, a=Cell(Kind.AGAIN, 8, cached=8), b=Cell(Kind.ABORTED)),
+        column(3, a=Cell(Kind.DECODE, 1, dropped=True)),
+    )
+    painted = picture(made, COLOUR, 80)
+    stripped = [ESCAPE.sub("", line).rstrip().replace("\u00a0", " ") for line in painted]
+    assert stripped == picture(made, PLAIN, 80)
+    assert painted != stripped
+
+
+def test_ascii_is_ascii() -> None:
+    cells = {kind: Cell(kind, 1) for kind in Kind}
+    names = [f"request-{kind.name.lower()}" for kind in Kind]
+    made = History([Asked(name, 4, 4, "a long tag beyond the limit") for name in names], RULES)
+    made.columns = [column(1, **dict(zip(names, cells.values(), strict=True)))]
+    made.columns[0].notes = [Note(Kind.LAST, "it ends – really · now")]
+    made.columns[0].blocked = Blocked("x is next, but 3 blocks short", 1)
+    for lines in (picture(made, ASCII, 80), frame(made, ASCII, 80, 60), story(made, ASCII, 80)):
+        assert "\n".join(lines).isascii()
+
+
+def test_the_legend_names_what_occurs_and_nothing_else() -> None:
+    told = "\n".join(legend(steps(2), PLAIN, 80))
+    assert "• decode" in told
+    assert "preempted" not in told
+    assert "▓ shared" in told
+
+
+def test_the_bar_has_one_letter_per_block() -> None:
+    assert pool_bar(Levels(2, 4, 3, 5), PLAIN, 80) == (
+        "blocks  ▓▓████░░░·····  2 shared · 4 held · 3 cached · 5 blank  (of 14)"
+    )
+
+
+def test_the_bar_of_a_large_pool_is_scaled() -> None:
+    bar = pool_bar(Levels(0, 500, 250, 250), PLAIN, 200)
+    assert (bar.count("█"), bar.count("░")) == (32, 16)
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_the_bar_fits_the_width(width: int) -> None:
+    assert len(pool_bar(Levels(0, 500, 250, 250), PLAIN, width)) <= width
+
+
+def test_a_frame_shows_the_last_steps_that_fit() -> None:
+    drawn = frame(steps(70), PLAIN, 60, 30)
+    assert len(drawn) <= 29
+    assert max(map(len, drawn)) <= 60
+    shown = next(line for line in drawn if line.startswith("step  ")).split()[1:]
+    assert shown[-1] == "70"
+    assert len(shown) == (60 - 13) // 4
+    assert drawn[0].startswith("step 70")
+
+
+@pytest.mark.parametrize("height", [3, 10, 16, 24, 36, 60])
+def test_a_frame_never_exceeds_the_screen(height: int) -> None:
+    names = "abcdefghijklmnopqrst"
+    made = history(column(1, **{name: Cell(Kind.DECODE, 1) for name in names}), names=names)
+    above = ["title", "about", ""]
+    drawn = frame(made, PLAIN, 100, height, above)
+    assert len(drawn) < height
+    assert ("title" in drawn) == (height >= 36)
+
+
+def test_a_low_screen_shows_those_who_are_still_there() -> None:
+    names = [f"r{n}" for n in range(20)]
+    made = History([Asked(name, 4, 4, "") for name in names], RULES)
+    made.columns = [column(1, r17=Cell(Kind.DECODE, 1), r3=Cell(Kind.WAITING))]
+    drawn = "\n".join(frame(made, PLAIN, 100, 18))
+    assert "r17 " in drawn
+    assert "r3 " in drawn
+
+
+def test_a_reason_is_told_once_with_how_long_it_held() -> None:
+    columns = [column(n, a=Cell(Kind.WAITING)) for n in range(1, 5)]
+    for one in columns[1:]:
+        one.blocked = Blocked("a is next, but 3 blocks short", since=2)
+    made = history(*columns)
+    assert story(made, PLAIN, 80) == [
+        "step 2    · nobody else: a is next, but 3 blocks short (until step 4)"
+    ]
+    assert latest(made, PLAIN, 80) == [
+        "step 4    · nobody else: a is next, but 3 blocks short (since step 2)"
+    ]
+
+
+def test_notes_wrap_under_themselves() -> None:
+    one = column(1, a=Cell(Kind.DECODE, 1))
+    one.notes = [Note(Kind.PREFILL, "a word " * 12), Note(Kind.LAST, "short")]
+    told = story(history(one), PLAIN, 60)
+    assert told[0].startswith("step 1    ▶ a word")
+    assert told[1].startswith(" " * 12 + "a word")
+    assert told[2] == "          ■ short"
+    assert max(map(len, told)) <= 60
+
+
+def test_names_are_cut_and_filled_by_what_they_take_on_screen() -> None:
+    assert fit("ab", 4) == "ab  "
+    assert fit("abcdef", 4) == "abc…"
+    assert fit("日本語", 5) == "日本…"
+    assert letters("日本") == 4
+    assert letters("e\u0301") == 1

@@ -1,0 +1,154 @@
+"""`paceline replay` says what it found, and exits accordingly."""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import Request, RequestError, Scheduler, StepResult
+from paceline.cli import replay
+from paceline.sched.recording import Recorder
+
+IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
+
+
+def record(path: Path, limit_bytes: int = 1 << 20) -> Recorder:
+    """Two requests on one slot, one of them refused at first."""
+    scheduler = Scheduler.create(max_num_seqs=1, max_model_len=16, num_blocks=4, block_size=4)
+    recorder = Recorder(scheduler, path, limit_bytes)
+    with pytest.raises(RequestError):
+        recorder.submit(Request(id="long", prompt=np.arange(16)), now=0.0)
+    for name in "ab":
+        recorder.submit(Request(id=name, prompt=np.arange(3), max_tokens=2), now=0.0)
+    for step in range(5):
+        plan = recorder.plan(now=1.0 + step)
+        tokens = {str(name): [9] for name in plan.rows.request_id}
+        recorder.commit(plan, StepResult.of(plan, tokens), now=1.5 + step)
+    return recorder
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with record(tmp_path / "run") as recorder:
+        return recorder.path
+
+
+def run(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    replay.add_arguments(parser)
+    return replay.run(parser.parse_args([str(word) for word in words]))
+
+
+def test_an_identical_run_is_summed_up(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(path) == IDENTICAL
+    said = capsys.readouterr()
+    first, *rest = said.out.splitlines()
+    assert first.startswith(f"file      {path}, {path.stat().st_size:,} bytes, made by paceline")
+    assert rest == [
+        "replayed  5 steps, 2 requests, 4 tokens, 0 preemptions, 1 calls refused",
+        "verified  all 5 plans identical",
+    ]
+    assert said.err == ""
+
+
+def test_explain_tells_the_life_of_a_request(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(path, "--explain", "b") == IDENTICAL
+    out = capsys.readouterr().out
+    assert "'b': 3 tokens of prompt" in out
+    assert "for a slot (max_num_seqs)" in out
+
+
+def test_until_shows_an_earlier_state(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(path, "--until", 2, "--explain", "b") == IDENTICAL
+    out = capsys.readouterr().out
+    assert "replayed  2 steps" in out
+    assert "; WAITING." in out
+    assert "ends " not in out
+
+
+def test_until_beyond_the_end_says_so(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(path, "--until", 50) == IDENTICAL
+    assert "ends      before step 50" in capsys.readouterr().out
+
+
+def test_json_prints_plans_and_nothing_else(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(path, "--json", "--explain", "a") == IDENTICAL
+    said = capsys.readouterr()
+    plans = [json.loads(line) for line in said.out.splitlines()]
+    assert [plan["step"] for plan in plans] == [1, 2, 3, 4, 5]
+    assert plans[0]["tokens"] == {"a": 3}
+    assert "verified  all 5 plans identical" in said.err
+    assert "'a': 3 tokens of prompt" in said.err
+
+
+def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(path, "--explain", "zoe") == UNREADABLE
+    assert "paceline replay: no request 'zoe'" in capsys.readouterr().err
+
+
+def test_a_difference_is_told(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.sched.limits.within_budget", lambda *_: 1 / 0)
+    monkeypatch.setattr(
+        "paceline.sched.policies.fcfs.Fcfs.rank",
+        lambda _, sequence: (-sequence.serial,),
+        raising=False,
+    )
+    assert run(path) == DIVERGED
+    out = capsys.readouterr().out
+    assert "diverged  step 1: the plans differ in who computes how much" in out
+    assert "verified" not in out
+
+
+def test_a_torn_tail_is_told_and_forgiven(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+    assert run(path) == IDENTICAL
+    out = capsys.readouterr().out
+    assert "ends      it ends inside a record" in out
+    assert "bytes were not read)" in out
+    assert "plans identical" in out
+
+
+def test_a_plan_without_a_digest_is_told(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = record(tmp_path / "open")
+    recorder.plan(now=9.0)
+    assert run(recorder.path) == IDENTICAL
+    out = capsys.readouterr().out
+    assert "ends      it has no end" in out
+    assert "verified  5 plans identical, 1 without a digest" in out
+    recorder.close()
+
+
+def test_a_full_recording_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record(tmp_path / "run") as recorder:
+        size = recorder.size_bytes
+    record(tmp_path / "run", limit_bytes=size - 100).close()
+    assert run(tmp_path / "run") == IDENTICAL
+    assert "ends      its limit was reached" in capsys.readouterr().out
+
+
+def test_damage_is_an_unreadable_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = bytearray(path.read_bytes())
+    content[-60] ^= 1
+    path.write_bytes(content)
+    assert run(path) == UNREADABLE
+    assert "a record is damaged" in capsys.readouterr().out
+
+
+def test_no_recording_is_an_unreadable_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").write_text("hello")
+    assert run(tmp_path / "other") == UNREADABLE
+    assert run(tmp_path / "missing") == UNREADABLE
+    assert run(tmp_path) == UNREADABLE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line.startswith("paceline replay: ") for line in said.err.splitlines()] == [True] * 3

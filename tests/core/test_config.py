@@ -1,0 +1,254 @@
+"""Settings: every name is known, every value makes sense, and the complaint says which does not."""
+
+import json
+import re
+from dataclasses import FrozenInstanceError, fields
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from paceline.core.config import (
+    PARTS,
+    CacheConfig,
+    Config,
+    JournalConfig,
+    PolicyConfig,
+    SpeculationConfig,
+    StepConfig,
+)
+from paceline.core.errors import ConfigError
+
+ALL_OTHERWISE: dict[str, Any] = {
+    "num_blocks": 10,
+    "block_size": 4,
+    "enable_prefix_caching": False,
+    "free_order": "lru",
+    "enable_kv_cache_events": True,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 100,
+    "max_model_len": 50,
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 9,
+    "reserve_full_prompt": False,
+    "watermark": 0.25,
+    "discipline": "unified",
+    "max_num_queued_reqs": 6,
+    "policy": "fair",
+    "victim": "cheapest",
+    "ageing_s": 1.5,
+    "preempt_on_arrival": True,
+    "refuse_late": True,
+    "default_deadline_s": 2.5,
+    "prefill_tokens_per_s": 3.5,
+    "tenant_weights": {"a": 1.0, "b": 2.0},
+    "input_token_weight": 0.5,
+    "output_token_weight": 4.5,
+    "num_speculative_tokens": 2,
+    "speculation": "fixed",
+    "speculation_max_batch_tokens": 8,
+    "lookahead_slots": 1,
+    "journal_requests": 11,
+    "journal_spells": 12,
+}
+
+
+# -- sorting names ----------------------------------------------------------
+
+
+def test_every_setting_is_found_by_its_name() -> None:
+    config = Config.of(**ALL_OTHERWISE)
+    assert config.to_dict() == ALL_OTHERWISE
+    assert config.cache.block_size == 4
+    assert config.step.max_num_seqs == 3
+    assert config.policy.victim == "cheapest"
+    assert config.speculation.lookahead_slots == 1
+    assert config.journal.journal_spells == 12
+
+
+def test_settings_survive_the_way_there_and_back() -> None:
+    for config in (Config(), Config.of(), Config.of(**ALL_OTHERWISE)):
+        assert Config.of(**config.to_dict()) == config
+
+
+def test_settings_are_plain_data() -> None:
+    flat = Config.of(**ALL_OTHERWISE).to_dict()
+    assert json.loads(json.dumps(flat)) == flat
+    assert type(flat["tenant_weights"]) is dict
+
+
+def test_no_setting_given_is_every_default() -> None:
+    assert Config.of() == Config()
+
+
+def test_no_name_has_two_meanings() -> None:
+    names = Config.names()
+    assert len(names) == len(set(names))
+    assert set(names) == ALL_OTHERWISE.keys()
+    assert {part.name for part in fields(Config)} == PARTS.keys()
+
+
+def test_an_unknown_name_is_an_error_with_a_hint() -> None:
+    with pytest.raises(ConfigError) as complaint:
+        Config.of(max_num_seq=8)
+    assert str(complaint.value) == "unknown setting 'max_num_seq'; did you mean 'max_num_seqs'?"
+
+
+def test_an_unknown_name_like_no_other_is_an_error_without_a_hint() -> None:
+    with pytest.raises(ConfigError) as complaint:
+        Config.of(zebra=1)
+    assert str(complaint.value) == "unknown setting 'zebra'"
+
+
+def test_known_names_do_not_hide_an_unknown_one() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'blocksize'; did you mean 'block_size'"):
+        Config.of(block_size=8, num_blocks=4, blocksize=16)
+
+
+# -- values -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"num_blocks": 0}, "num_blocks is 0; it must be positive"),
+        ({"num_blocks": -4}, "num_blocks is -4; it must be positive"),
+        ({"block_size": 0}, "block_size is 0; it must be positive"),
+        ({"free_order": "mru"}, "free_order is 'mru'; choose one of unsealed_first, lru"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be positive"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0; it must be positive"),
+        ({"max_num_queued_reqs": 0}, "max_num_queued_reqs is 0; it must be positive"),
+        ({"max_model_len": 1}, "max_model_len is 1; 2 is the least"),
+        (
+            {"max_num_batched_tokens": 15, "max_num_seqs": 16},
+            "max_num_batched_tokens (15) is less than max_num_seqs (16): "
+            "a full batch could not decode in one step",
+        ),
+        (
+            {
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": 512,
+                "max_model_len": 513,
+            },
+            "without chunked prefill max_num_batched_tokens (512) must reach max_model_len (513)",
+        ),
+        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold is negative"),
+        (
+            {
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": 512,
+                "max_model_len": 512,
+                "long_prefill_token_threshold": 1,
+            },
+            "long_prefill_token_threshold cuts prompts, which needs enable_chunked_prefill",
+        ),
+        ({"watermark": -0.1}, "watermark is -0.1; it lies in [0, 1)"),
+        ({"watermark": 1.0}, "watermark is 1.0; it lies in [0, 1)"),
+        ({"watermark": float("nan")}, "watermark is nan; it lies in [0, 1)"),
+        ({"discipline": "chaotic"}, "discipline is 'chaotic'; choose one of unified"),
+        ({"victim": "oldest"}, "victim is 'oldest'; choose one of newest, cheapest"),
+        ({"victim": None}, "victim is None; choose one of newest, cheapest"),
+        ({"input_token_weight": -0.5}, "input_token_weight is negative"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens is negative"),
+        ({"lookahead_slots": -1}, "lookahead_slots is negative"),
+        ({"speculation_max_batch_tokens": 0}, "speculation_max_batch_tokens is positive"),
+        ({"journal_requests": 0}, "a journal keeps something"),
+        ({"journal_spells": 0}, "a journal keeps something"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_value_that_makes_no_sense_is_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(complaint)}$"):
+        Config.of(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ageing_s": 0.0},
+        {"ageing_s": float("nan")},
+        {"default_deadline_s": -1.0},
+        {"prefill_tokens_per_s": 0.0},
+        {"output_token_weight": 0.0},
+        {"tenant_weights": {"a": 1.0, "b": 0.0}},
+    ],
+)
+def test_times_rates_and_weights_are_positive(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="^policy times, rates and weights are positive$"):
+        Config.of(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_blocks": 1, "block_size": 1},
+        {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2},
+        {"max_num_seqs": 16, "max_num_batched_tokens": 16},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 512, "max_model_len": 512},
+        {"watermark": 0.999},
+        {"input_token_weight": 0.0},
+        {"ageing_s": float("inf")},
+        {"max_num_queued_reqs": 1},
+        {"journal_requests": 1, "journal_spells": 1},
+        {"speculation_max_batch_tokens": 1},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_the_least_and_the_most_that_make_sense_are_taken(settings: dict[str, Any]) -> None:
+    flat = Config.of(**settings).to_dict()
+    assert {name: flat[name] for name in settings} == settings
+
+
+COUNTS = [
+    setting.name
+    for part in PARTS.values()
+    for setting in fields(part)
+    if type(setting.default) in (int, float)
+]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", ["8", None, [8], {}], ids=repr)
+def test_a_number_that_is_none_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        Config.of(**{name: value})
+
+
+def test_weights_that_are_no_mapping_are_refused() -> None:
+    for weights in (None, 5, 2.0):
+        with pytest.raises(ConfigError):
+            Config.of(tenant_weights=weights)
+
+
+# -- parts ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "part", [CacheConfig, StepConfig, PolicyConfig, SpeculationConfig, JournalConfig]
+)
+def test_a_part_is_checked_where_it_is_made_and_never_changed(part: type[Any]) -> None:
+    made = part()
+    name = fields(part)[0].name
+    with pytest.raises(FrozenInstanceError):
+        setattr(made, name, 1)
+
+
+def test_a_part_made_directly_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="num_blocks is 0"):
+        CacheConfig(num_blocks=0)
+
+
+def test_tenant_weights_are_a_copy_that_cannot_be_written() -> None:
+    mine = {"a": 1.0}
+    config = PolicyConfig(tenant_weights=mine)  # pyright: ignore[reportArgumentType]
+    mine["a"] = -1.0
+    assert config.tenant_weights == {"a": 1.0}
+    assert isinstance(config.tenant_weights, MappingProxyType)
+    with pytest.raises(TypeError):
+        config.tenant_weights["a"] = 2.0  # pyright: ignore[reportIndexIssue]
+
+
+def test_telling_the_settings_gives_no_way_to_change_them() -> None:
+    config = Config.of(tenant_weights={"a": 1.0})
+    config.to_dict()["tenant_weights"]["a"] = 5.0
+    assert config.policy.tenant_weights == {"a": 1.0}

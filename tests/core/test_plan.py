@@ -1,0 +1,239 @@
+"""Plans, results and outputs as plain data, and back."""
+
+import json
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import StepError
+from paceline.core.plan import (
+    NO_IDS,
+    NO_ROWS,
+    NOTHING_GROWN,
+    Admitted,
+    Ended,
+    Grown,
+    Outputs,
+    Plan,
+    Rows,
+    StepResult,
+)
+from paceline.core.request import Finish, Request
+
+KEYS = {
+    "step",
+    "tokens",
+    "new",
+    "resumed",
+    "preempted",
+    "finished",
+    "total",
+    "drafts",
+    "encoder",
+    "blocks",
+    "copies",
+    "swap_out",
+    "swap_in",
+}
+
+
+def rows(*ids: str, count: list[int], drafts: list[int] | None = None) -> Rows:
+    """Rows in slots 10, 11, ..., all of which sample."""
+    return Rows(
+        slot=np.arange(10, 10 + len(ids)),
+        epoch=np.zeros(len(ids), np.int32),
+        serial=np.arange(len(ids)),
+        request_id=np.array(ids, object),
+        count=np.array(count, np.int32),
+        drafts=np.array(drafts or [0] * len(ids), np.int32),
+        samples=np.ones(len(ids), np.bool_),
+    )
+
+
+def plan(made: Rows, **fields: Any) -> Plan:
+    return Plan(7, made, np.zeros(len(made), np.int32), **fields)
+
+
+def grown(slot: list[int], index: list[int], block: list[int]) -> Grown:
+    return Grown(np.array(slot), np.array(index), np.array(block, np.int32))
+
+
+def admitted(name: str, slot: int, blocks: tuple[int, ...], resumed: bool) -> Admitted:
+    request = Request(name, [1, 2, 3])  # pyright: ignore[reportArgumentType]
+    return Admitted(slot, request, request.prompt, 0, blocks, resumed)
+
+
+# -- plans ------------------------------------------------------------------
+
+
+def test_a_plan_tells_all_of_itself_by_request_id() -> None:
+    made = plan(
+        rows("a", "b", "c", "d", count=[1, 3, 5, 2], drafts=[0, 2, 0, 0]),
+        grown=grown([10, 11, 11, 12], [4, 2, 3, 3], [21, 22, 23, 33]),
+        admitted=(
+            admitted("c", 12, (30, 31, 32), resumed=False),
+            admitted("d", 13, (40,), resumed=True),
+        ),
+        released=(3,),
+        preempted=("d", "e"),
+        finished=("x", "y"),
+    )
+    assert made.to_dict() == {
+        "step": 7,
+        "tokens": {"a": 1, "b": 3, "c": 5, "d": 2},
+        "new": ["c"],
+        "resumed": ["d"],
+        "preempted": ["d", "e"],
+        "finished": ["x", "y"],
+        "total": 11,
+        "drafts": {"b": 2},
+        "encoder": {},
+        "blocks": {"a": [[21]], "b": [[22, 23]], "c": [[30, 31, 32, 33]], "d": [[40]]},
+        "copies": [],
+        "swap_out": [],
+        "swap_in": [],
+    }
+
+
+def test_a_plan_of_nothing_has_all_its_keys_too() -> None:
+    told = Plan(1, NO_ROWS, NO_ROWS.count).to_dict()
+    assert told.keys() == KEYS
+    assert told["step"] == 1
+    assert not any(told[key] for key in KEYS - {"step"})
+
+
+def test_a_plan_that_grows_nobody_names_no_blocks() -> None:
+    assert plan(rows("a", count=[1])).to_dict()["blocks"] == {}
+
+
+def test_rows_keep_their_order() -> None:
+    told = plan(rows("b", "c", "a", count=[1, 1, 1])).to_dict()
+    assert list(told["tokens"]) == ["b", "c", "a"]
+
+
+def test_what_a_plan_tells_is_plain_data() -> None:
+    made = plan(
+        rows("a", count=[2], drafts=[1]),
+        grown=grown([10], [0], [5]),
+        admitted=(admitted("a", 10, (4,), resumed=False),),
+    )
+    told = made.to_dict()
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_the_total_is_a_plain_sum() -> None:
+    total = plan(rows("a", "b", count=[2, 40])).total
+    assert (total, type(total)) == (42, int)
+    assert Plan(1, NO_ROWS, NO_ROWS.count).total == 0
+
+
+def test_a_plan_is_never_changed_and_equals_only_itself() -> None:
+    made = plan(rows("a", count=[1]))
+    with pytest.raises(FrozenInstanceError):
+        made.step = 8  # pyright: ignore[reportAttributeAccessIssue]
+    assert made != plan(made.rows)
+
+
+def test_the_shared_empty_arrays_cannot_be_written() -> None:
+    shared = [NO_IDS, NOTHING_GROWN.slot, NOTHING_GROWN.index, NOTHING_GROWN.block]
+    shared += [getattr(NO_ROWS, name) for name in Rows.__dataclass_fields__]
+    assert all(array.size == 0 and not array.flags.writeable for array in shared)
+    assert len(NO_ROWS) == 0
+    assert NO_IDS.shape == (0, 1)
+
+
+# -- results ----------------------------------------------------------------
+
+
+def test_a_result_holds_tokens_by_row_whatever_the_order_they_come_in() -> None:
+    made = plan(rows("a", "b", "c", count=[1, 1, 1]))
+    result = StepResult.of(made, {"c": [30], "a": [10]})
+    assert result.ids.tolist() == [[10], [-1], [30]]
+    assert result.count.tolist() == [1, 0, 1]
+    assert (result.ids.dtype, result.count.dtype) == (np.int32, np.int32)
+
+
+def test_a_result_is_as_wide_as_its_longest_row() -> None:
+    made = plan(rows("a", "b", count=[3, 1], drafts=[2, 0]))
+    result = StepResult.of(made, {"a": [10, 11, 12], "b": [20]})
+    assert result.ids.tolist() == [[10, 11, 12], [20, -1, -1]]
+    assert result.count.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("new", [(5, 6), iter([5, 6]), np.array([5, 6]), range(5, 7)])
+def test_new_tokens_come_in_any_iterable(new: Any) -> None:
+    result = StepResult.of(plan(rows("a", count=[2], drafts=[1])), {"a": new})
+    assert result.ids.tolist() == [[5, 6]]
+
+
+def test_no_token_is_the_same_as_being_absent() -> None:
+    result = StepResult.of(plan(rows("a", count=[1])), {"a": []})
+    assert (result.ids.tolist(), result.count.tolist()) == ([[-1]], [0])
+
+
+def test_the_result_of_no_rows_has_no_rows() -> None:
+    result = StepResult.of(Plan(1, NO_ROWS, NO_ROWS.count), {})
+    assert result.ids.shape == (0, 1)
+    assert result.count.shape == (0,)
+
+
+def test_tokens_for_a_request_without_a_row_are_refused_by_name() -> None:
+    made = plan(rows("a", count=[1]))
+    with pytest.raises(StepError, match=r"^step 7 has no row for \['x', 'y'\]$"):
+        StepResult.of(made, {"x": [1], "a": [2], "y": []})
+
+
+# -- outputs ----------------------------------------------------------------
+
+
+def outputs(
+    *ids: str, tokens: list[list[int]], count: list[int], finished: tuple[Ended, ...] = ()
+) -> Outputs:
+    return Outputs(
+        serial=np.arange(len(ids)),
+        request_id=np.array(ids, object),
+        ids=np.array(tokens, np.int32),
+        count=np.array(count, np.int32),
+        finished=finished,
+    )
+
+
+def test_outputs_tell_what_each_request_got() -> None:
+    made = outputs(
+        "a",
+        "b",
+        "c",
+        tokens=[[10, 11], [20, -1], [-1, -1]],
+        count=[2, 1, 0],
+        finished=(Ended("b", Finish.STOP, stop_token=20),),
+    )
+    assert made.to_dict() == {
+        "a": {"tokens": [10, 11], "finish": None},
+        "b": {"tokens": [20], "finish": "stop"},
+    }
+
+
+def test_an_end_without_a_token_is_told() -> None:
+    ends = (Ended("x", Finish.ERROR, message="the step failed"), Ended("y", Finish.ABORT))
+    made = outputs("a", tokens=[[10]], count=[1], finished=ends)
+    assert made.to_dict() == {
+        "a": {"tokens": [10], "finish": None},
+        "x": {"tokens": [], "finish": "error"},
+        "y": {"tokens": [], "finish": "abort"},
+    }
+
+
+def test_outputs_of_nothing_tell_nothing() -> None:
+    assert Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count).to_dict() == {}
+
+
+def test_what_outputs_tell_is_plain_data() -> None:
+    told = outputs("a", tokens=[[10]], count=[1]).to_dict()
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_an_end_is_a_value() -> None:
+    assert Ended("a", Finish.STOP, 5) == Ended("a", Finish.STOP, stop_token=5, message="")
+    assert Ended("a", Finish.STOP, 5) != Ended("a", Finish.STOP, 6)

@@ -1,0 +1,292 @@
+"""A request is checked when it is made, and where a sequence is tells its state."""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import RequestError
+from paceline.core.events import Happened, Moment
+from paceline.core.request import Finish, Item, Request, Sequence, token_array
+
+LARGEST = 2**31 - 1
+
+
+def ask(prompt: Any = (1, 2, 3), **fields: Any) -> Request:
+    return Request("a", prompt, **fields)
+
+
+def sequence(**fields: Any) -> Sequence:
+    request = ask()
+    return Sequence(request, serial=0, limit=8, arrival=0.0, tokens=request.prompt, **fields)
+
+
+# -- token ids --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [5, 6, 7],
+        (5, 6, 7),
+        range(5, 8),
+        iter([5, 6, 7]),
+        array("i", [5, 6, 7]),
+        array("q", [5, 6, 7]),
+        np.array([5, 6, 7]),
+        np.array([5, 6, 7], np.int32),
+        np.array([5, 6, 7], np.uint64),
+        np.array([5, 0, 6, 0, 7], np.int32)[::2],
+        [np.int64(5), np.int32(6), np.uint8(7)],
+    ],
+    ids=lambda ids: f"{type(ids).__name__}-{getattr(ids, 'dtype', '')}",
+)
+def test_a_prompt_may_be_any_sequence_of_integers(ids: Iterable[int]) -> None:
+    prompt = ask(ids).prompt
+    assert prompt.dtype == np.int32
+    assert prompt.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [1.0],
+        [1, 2.5],
+        ["1"],
+        "123",
+        [None],
+        None,
+        7,
+        [[1, 2]],
+        np.array([1.0, 2.0]),
+        np.array([[1, 2], [3, 4]]),
+        np.array(5),
+        np.array(["1"]),
+    ],
+    ids=repr,
+)
+def test_what_is_not_a_list_of_integers_is_refused(ids: Any) -> None:
+    with pytest.raises(RequestError, match="the prompt of 'a' must be a list of token ids: "):
+        ask(ids)
+
+
+def test_the_refusal_says_what_was_found() -> None:
+    with pytest.raises(RequestError, match="'float' object cannot be interpreted as an integer"):
+        ask([1, 2.5])
+
+
+def test_a_negative_token_id_is_refused_by_its_number() -> None:
+    with pytest.raises(RequestError, match="^the prompt of 'a' has a negative token id: -7$"):
+        ask([3, -7, -1])
+
+
+def test_a_token_id_is_at_most_what_32_bits_hold() -> None:
+    assert ask([0, LARGEST]).prompt.tolist() == [0, LARGEST]
+    for ids in ([LARGEST + 1], [2**63], np.array([LARGEST + 1])):
+        with pytest.raises(RequestError, match="greater than maximum|too large"):
+            ask(ids)
+
+
+def test_a_prompt_is_a_copy_that_cannot_be_written() -> None:
+    mine = np.array([1, 2, 3], np.int32)
+    prompt = ask(mine).prompt
+    mine[0] = 9
+    assert prompt.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        prompt[0] = 9
+    assert mine.flags.writeable
+
+
+def test_token_arrays_may_be_empty() -> None:
+    assert token_array([], "nothing").tolist() == []
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    for nothing in ([], (), np.empty(0, np.int32)):
+        with pytest.raises(RequestError, match="^request 'a': the prompt is empty$"):
+            ask(nothing)
+
+
+@pytest.mark.parametrize("name", ["eos_token_ids", "stop_token_ids"])
+def test_stop_tokens_are_kept_as_a_tuple_of_plain_integers(name: str) -> None:
+    for ids in ([5, 6], (5, 6), range(5, 7), [np.int64(5), np.int64(6)]):
+        kept = getattr(ask(**{name: ids}), name)
+        assert kept == (5, 6)
+        assert all(type(token) is int for token in kept)
+    assert getattr(ask(), name) == ()
+
+
+@pytest.mark.parametrize("name", ["eos_token_ids", "stop_token_ids"])
+def test_bad_stop_tokens_are_refused_by_their_name(name: str) -> None:
+    for ids, complaint in (
+        ([-5], "has a negative token id: -5"),
+        ([1.5], "must be a list of token ids"),
+        (5, "must be a list of token ids: 'int' object is not iterable"),
+        ("5", "must be a list of token ids"),
+        ([LARGEST + 1], "must be a list of token ids"),
+    ):
+        with pytest.raises(RequestError, match=f"^{name} of 'a' {complaint}"):
+            ask(**{name: ids})
+
+
+# -- the other fields -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", None, 7, b"a", ("a",)])
+def test_a_request_id_is_a_string_that_says_something(name: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        Request(name, [1])  # pyright: ignore[reportArgumentType]
+    assert str(refusal.value) == f"a request id is a non-empty string, not {name!r}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0; at least 1 is needed"),
+        ({"max_tokens": -3}, "max_tokens is -3; at least 1 is needed"),
+        ({"min_tokens": -1, "max_tokens": 5}, "min_tokens is -1; it must lie in 0..5"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens is 6; it must lie in 0..5"),
+        ({"deadline": 0}, "a deadline must be positive"),
+        ({"deadline": -1.0}, "a deadline must be positive"),
+        ({"deadline": float("nan")}, "a deadline must be positive"),
+        ({"token_deadline": 0.0}, "a deadline must be positive"),
+        ({"deadline": 1.0, "token_deadline": -1.0}, "a deadline must be positive"),
+        ({"drafts": -1}, "drafts is -1; it cannot be negative"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        ask(**fields)
+    assert str(refusal.value) == f"request 'a': {problem}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 1},
+        {"max_tokens": 5, "min_tokens": 5},
+        {"max_tokens": None, "min_tokens": 1000},
+        {"deadline": 0.001, "token_deadline": 0.001},
+        {"drafts": 0},
+        {"priority": -3},
+    ],
+)
+def test_the_least_and_the_most_that_make_sense_are_taken(fields: dict[str, Any]) -> None:
+    request = ask(**fields)
+    assert {name: getattr(request, name) for name in fields} == fields
+
+
+def test_a_request_is_never_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ask().max_tokens = 7  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_two_requests_are_never_the_same_one() -> None:
+    assert ask() != ask()
+    assert len({ask(), ask()}) == 2
+
+
+def test_what_is_left_out_asks_for_nothing_special() -> None:
+    request = ask()
+    assert (request.max_tokens, request.min_tokens, request.ignore_eos) == (None, 0, False)
+    assert (request.seed, request.arrival, request.deadline, request.drafts) == (None,) * 4
+    assert (request.tenant, request.cache_salt, request.adapter) == ("", "", "")
+    assert (request.priority, request.items) == (0, ())
+
+
+def test_items_are_carried_as_they_are() -> None:
+    items = (Item("cat", 0, 2), Item("dog", 2, 1))
+    assert ask(items=items).items == items
+
+
+# -- stopping ---------------------------------------------------------------
+
+EOS, STOP, OTHER = 2, 7, 9
+
+
+def test_the_end_token_and_the_stop_tokens_stop_and_no_other() -> None:
+    request = ask(eos_token_ids=[EOS], stop_token_ids=[STOP])
+    assert request.stops_at(EOS, outputs=1)
+    assert request.stops_at(STOP, outputs=1)
+    assert not request.stops_at(OTHER, outputs=1)
+
+
+def test_nothing_stops_a_request_that_names_no_tokens() -> None:
+    assert not any(ask().stops_at(token, outputs=5) for token in range(10))
+
+
+def test_below_min_tokens_nothing_stops() -> None:
+    request = ask(min_tokens=3, eos_token_ids=[EOS], stop_token_ids=[STOP])
+    for token in (EOS, STOP):
+        stops = [request.stops_at(token, outputs) for outputs in range(1, 5)]
+        assert stops == [False, False, True, True]
+
+
+def test_an_ignored_end_token_does_not_stop() -> None:
+    request = ask(ignore_eos=True, eos_token_ids=[EOS], stop_token_ids=[STOP])
+    assert not request.stops_at(EOS, outputs=1)
+    assert request.stops_at(STOP, outputs=1)
+
+
+def test_an_ignored_end_token_that_is_a_stop_token_too_stops() -> None:
+    request = ask(ignore_eos=True, eos_token_ids=[EOS], stop_token_ids=[EOS])
+    assert request.stops_at(EOS, outputs=1)
+
+
+def test_every_one_of_several_end_tokens_stops() -> None:
+    request = ask(eos_token_ids=[EOS, OTHER])
+    assert [request.stops_at(token, outputs=1) for token in (EOS, OTHER, STOP)] == [True, True, False]
+
+
+# -- states -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, "WAITING"),
+        ({"parked": "grammar"}, "WAITING_FOR_GRAMMAR"),
+        ({"parked": "remote_kv"}, "WAITING_FOR_REMOTE_KV"),
+        ({"parked": "lunch"}, "WAITING"),
+        ({"slot": 0}, "RUNNING"),
+        ({"slot": 3, "preemptions": 2}, "RUNNING"),
+        ({"preemptions": 1}, "PREEMPTED"),
+        ({"preemptions": 1, "parked": "grammar"}, "WAITING_FOR_GRAMMAR"),
+        ({"finish": Finish.STOP}, "FINISHED_STOPPED"),
+        ({"finish": Finish.LENGTH}, "FINISHED_LENGTH"),
+        ({"finish": Finish.ABORT}, "FINISHED_ABORTED"),
+        ({"finish": Finish.ERROR}, "FINISHED_ERROR"),
+        ({"finish": Finish.STOP, "preemptions": 1}, "FINISHED_STOPPED"),
+    ],
+)
+def test_the_state_follows_from_where_a_sequence_is(fields: dict[str, Any], state: str) -> None:
+    assert sequence(**fields).state == state
+
+
+def test_every_way_to_finish_has_a_state_and_the_word_that_clients_know() -> None:
+    assert [finish.value for finish in Finish] == ["stop", "length", "abort", "error"]
+    assert len({sequence(finish=finish).state for finish in Finish}) == len(Finish)
+
+
+def test_the_first_moment_of_a_life_is_when_it_was_queued() -> None:
+    life = [Moment(Happened.SUBMITTED, 1.5, 0), Moment(Happened.PARKED, 2.5, 1)]
+    one = sequence(life=life)
+    assert one.queued_at == 1.5
+    assert one.id == "a"
+
+
+def test_a_sequence_has_started_once_it_was_admitted() -> None:
+    submitted, admitted = Moment(Happened.SUBMITTED, 0.0, 0), Moment(Happened.ADMITTED, 1.0, 1)
+    assert not sequence(life=[submitted]).started
+    assert sequence(life=[submitted, admitted]).started
+    assert sequence(life=[submitted, admitted, Moment(Happened.PREEMPTED, 2.0, 2)]).started
+
+
+def test_sequences_share_neither_keys_nor_lives() -> None:
+    one, other = sequence(), sequence()
+    one.keys.append(b"k")
+    one.life.append(Moment(Happened.SUBMITTED, 0.0, 0))
+    assert (other.keys, other.life) == ([], [])

@@ -1,0 +1,230 @@
+"""A test of the tests: bugs put in on purpose, each of which the schedules must notice."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from paceline.core.request import Request
+from paceline.kv import cache as kv_cache
+from paceline.kv.cache import Hit, KVCache
+from paceline.kv.keys import Keys
+from paceline.kv.pool import BlockPool
+from paceline.sched.accounting import Accounting
+from paceline.sched.queue import WaitingQueue
+from paceline.sched.residency import Residency
+from paceline.sched.slots import SlotTable
+from paceline.sched.steady import Steady
+from paceline.sched.stops import StopWatch
+from paceline.sched.unified import Unified
+from tests.property.schedules import drive
+
+TRIES = 150  # schedules within which a mutant has to be caught
+
+Mutant = Callable[[Any], Any]
+MUTANTS: list[tuple[type, str, Mutant]] = []
+
+
+def mutant(owner: type, name: str) -> Callable[[Mutant], Mutant]:
+    """Register a function that takes the original method and returns a broken one."""
+
+    def register(make: Mutant) -> Mutant:
+        MUTANTS.append((owner, name, make))
+        return make
+
+    return register
+
+
+@mutant(BlockPool, "_forget")
+def taken_blocks_keep_their_key(_original: Any) -> Any:
+    return lambda self, block: None
+
+
+@mutant(BlockPool, "free_among")
+def hits_on_the_free_list_cost_nothing(_original: Any) -> Any:
+    return lambda self, blocks: 0
+
+
+@mutant(BlockPool, "drop")
+def a_block_is_free_while_someone_still_holds_it(_original: Any) -> Any:
+    def drop(self: Any, blocks: Any) -> None:
+        for block in blocks:
+            self._holders[block] = 0
+            self._idle[block] = None
+
+    return drop
+
+
+@mutant(KVCache, "attach")
+def new_blocks_are_taken_before_hits_are_held(_original: Any) -> Any:
+    def attach(self: KVCache, slot: int, sequence: Any, hit: Hit, tokens: int) -> Any:
+        fresh = tuple(self.pool.take(self.blocks_for(tokens) - len(hit.blocks)))
+        self.pool.hold(hit.blocks)
+        blocks = hit.blocks + fresh
+        self.table[slot, : len(blocks)] = blocks
+        self.held[slot] = len(blocks)
+        self.sealed[slot] = len(hit.blocks)
+        if self.enabled:
+            self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
+        return blocks
+
+    return attach
+
+
+@mutant(KVCache, "lookup")
+def the_last_token_may_come_from_the_cache(_original: Any) -> Any:
+    def lookup(self: KVCache, sequence: Any) -> Hit:
+        blocks = self.pool.find(sequence.keys)
+        return Hit(tuple(blocks), len(blocks) * self.block_size)
+
+    return lookup
+
+
+@mutant(KVCache, "retract")
+def a_failed_step_leaves_its_blocks_findable(_original: Any) -> Any:
+    return lambda self: self._pending.clear()
+
+
+@mutant(KVCache, "seal")
+def one_block_too_many_is_sealed(original: Any) -> Any:
+    def seal(self: KVCache, slot: int, sequence: Any, tokens: int, step: Any) -> None:
+        held = int(self.held[slot]) * self.block_size
+        original(self, slot, sequence, min(tokens + self.block_size, held), step)
+
+    return seal
+
+
+@mutant(KVCache, "short")
+def one_position_too_few_is_mapped(original: Any) -> Any:
+    return lambda self, slot, tokens: original(self, slot, tokens - 1)
+
+
+@mutant(KVCache, "grow")
+def grown_blocks_are_told_in_the_wrong_order(original: Any) -> Any:
+    def grow(self: KVCache, slot: Any, blocks: Any) -> Any:
+        grown = original(self, slot, blocks)
+        return kv_cache.Grown(grown.slot, grown.index, grown.block[::-1])
+
+    return grow
+
+
+@mutant(Keys, "root")
+def salt_and_adapter_are_not_in_the_key(_original: Any) -> Any:
+    return lambda self, request: self._plain
+
+
+@mutant(SlotTable, "release")
+def a_slot_that_changes_hands_keeps_its_epoch(original: Any) -> Any:
+    def release(self: SlotTable, slot: int) -> Any:
+        sequence = original(self, slot)
+        self.epoch[slot] -= 1
+        return sequence
+
+    return release
+
+
+@mutant(SlotTable, "confirm")
+def rejected_drafts_count_as_computed(original: Any) -> Any:
+    return lambda self, slot, count, rejected: original(self, slot, count, np.zeros_like(rejected))
+
+
+@mutant(SlotTable, "eligible_drafts")
+def drafts_ride_on_unfinished_prompts(_original: Any) -> Any:
+    return lambda self, slot: self.drafts[slot]
+
+
+@mutant(Residency, "preempt")
+def a_preempted_sequence_forgets_its_outputs(original: Any) -> Any:
+    def preempt(self: Residency, slot: int, cause: str) -> None:
+        self.table.known[slot] = self.table.prompt[slot]
+        self.table.computed[slot] = min(self.table.computed[slot], self.table.prompt[slot])
+        original(self, slot, cause)
+
+    return preempt
+
+
+@mutant(Residency, "_name_outputs")
+def a_block_is_named_before_its_last_position_is_handed_out(_original: Any) -> Any:
+    def name_outputs(self: Residency, slot: int) -> bool:
+        known = int(self.table.known[slot])
+        if known // self.cache.block_size <= self.cache.sealed[slot]:
+            return False
+        sequence = self.table.sequence(slot)
+        sequence.tokens = self.table.tokens[slot, :known].copy()
+        self.cache.name(sequence)
+        self.cache.seal(slot, sequence, known, self.step)
+        return True
+
+    return name_outputs
+
+
+@mutant(Steady, "_to_edge")
+def a_steady_decode_grows_one_step_late(original: Any) -> Any:
+    return lambda self, planned: original(self, planned) + 1
+
+
+@mutant(Steady, "completes_some")
+def a_steady_decode_overlooks_its_limit(_original: Any) -> Any:
+    return lambda self: False
+
+
+@mutant(Steady, "suits")
+def unfinished_prompts_count_as_steady(_original: Any) -> Any:
+    return staticmethod(lambda rows, start, table: len(rows) > 0 and not table.drafting)
+
+
+@mutant(StopWatch, "cut")
+def tokens_after_the_stop_are_kept(original: Any) -> Any:
+    return lambda self, table, slot, ids, count: original(self, table, slot, ids, count.copy())
+
+
+@mutant(Request, "stops_at")
+def min_tokens_is_ignored(_original: Any) -> Any:
+    def stops_at(self: Request, token: int, outputs: int) -> bool:
+        eos = () if self.ignore_eos else self.eos_token_ids
+        return token in eos or token in self.stop_token_ids
+
+    return stops_at
+
+
+@mutant(WaitingQueue, "wake")
+def a_woken_sequence_is_lost(_original: Any) -> Any:
+    def wake(self: WaitingQueue, sequence: Any) -> None:
+        del self.parked[sequence.serial]
+        sequence.parked = ""
+
+    return wake
+
+
+@mutant(Accounting, "_end_complete")
+def the_end_of_a_request_is_told_but_not_done(original: Any) -> Any:
+    def end_complete(self: Accounting, slot: Any, outputs: Any, stops: Any) -> Any:
+        with patch.object(Residency, "_release", lambda self, slot: self.table.sequence(slot)):
+            return original(self, slot, outputs, stops)
+
+    return end_complete
+
+
+@mutant(Unified, "_share")
+def the_budget_is_not_respected(original: Any) -> Any:
+    def share(self: Unified, slot: Any, draft: bool) -> Any:
+        with patch.object(self._at.policy, "share", lambda slot, want, budget: want):
+            return original(self, slot, draft)
+
+    return share
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "make"), MUTANTS, ids=[make.__name__ for _, _, make in MUTANTS]
+)
+def test_mutant_is_caught(owner: type, name: str, make: Mutant) -> None:
+    original = getattr(owner, name)
+    with patch.object(owner, name, make(original)):
+        for seed in range(TRIES):
+            try:
+                drive(seed)
+            except Exception:  # noqa: BLE001 - any failure counts as caught
+                return
+    pytest.fail(f"{TRIES} schedules did not notice: {make.__name__}")

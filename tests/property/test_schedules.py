@@ -1,0 +1,113 @@
+"""The promises of the design, on random schedules."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.property.schedules import MOST_TURNS, Drive, drive
+
+SEEDS, CHUNKS = 400, 20
+FAILED_ONCE = (
+    0,  # judged while blocks were withheld
+    149,  # an aged resident displaced on arrival came right back, forever
+)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_schedules_keep_the_promises(chunk: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(chunk, SEEDS, CHUNKS):
+        seen += drive(seed)
+    for trouble in ("preempted", "cached", "drafts", "stale", "retried"):
+        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_seeds_that_failed_once(seed: int) -> None:
+    drive(seed)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_output_does_not_depend_on_the_pipeline_depth(depth: int) -> None:
+    """The reference is the same for every depth, and each depth must meet it."""
+    for seed in range(1000, 1010):
+        schedule = Drive(seed)
+        schedule.depth = depth
+        schedule.run()
+
+
+class Operator(RuleBasedStateMachine):
+    """Any order of calls whatsoever; hypothesis looks for the shortest one that breaks."""
+
+    @initialize(seed=st.integers(0, 10_000))
+    def begin(self, seed: int) -> None:
+        self.drive = Drive(seed)
+
+    @rule()
+    def plan(self) -> None:
+        if len(self.drive.flight) < self.drive.depth:
+            self.drive.plan()
+
+    @precondition(lambda self: self.drive.flight)
+    @rule()
+    def deliver(self) -> None:
+        self.drive.deliver()
+
+    @precondition(lambda self: self.drive.to_come)
+    @rule()
+    def submit(self) -> None:
+        self.drive.submit(self.drive.to_come.popleft())
+
+    @precondition(lambda self: self.drive.requests)
+    @rule(which=st.integers(0, 30))
+    def abort(self, which: int) -> None:
+        names = list(self.drive.requests)
+        self.drive.abort(names[which % len(names)])
+
+    @rule(blocks=st.integers(0, 4))
+    def withhold(self, blocks: int) -> None:
+        self.drive.pool.withheld = blocks
+
+    @rule(seconds=st.floats(-100, 100))
+    def jump(self, seconds: float) -> None:
+        self.drive.now += seconds
+
+    @rule()
+    def trouble(self) -> None:
+        self.drive.trouble()
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "drive"):
+            self.drive.scheduler.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "drive"):
+            self.drive.calm_down()
+            for _ in range(MOST_TURNS):
+                if self.drive.turn_and_check():
+                    break
+            self.drive.judge()
+
+
+def test_any_order_of_calls() -> None:
+    run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
+        Operator,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=60,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

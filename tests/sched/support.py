@@ -1,0 +1,140 @@
+"""A scheduler small enough to compute by hand, and the few moves that tests make with it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline import Outputs, Plan, Request, Scheduler, StepResult
+from paceline.core.request import Sequence
+from paceline.sim.oracle import OracleRunner
+
+TOKEN = 9  # what every row samples, unless a test says otherwise
+SMALL: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "max_model_len": 64,
+    "num_blocks": 16,
+    "block_size": 4,
+}
+
+
+def small(**settings: Any) -> Scheduler:
+    return Scheduler.create(**SMALL | settings)
+
+
+def ask(name: str, prompt: int | Iterable[int], max_tokens: int | None = 4, **more: Any) -> Request:
+    """A request; a number asks for a prompt of that many tokens that nobody else has."""
+    if isinstance(prompt, int):
+        first = 1000 * sum(name.encode())
+        prompt = range(first, first + prompt)
+    return Request(id=name, prompt=np.array(list(prompt), np.int32), max_tokens=max_tokens, **more)
+
+
+def answer(plan: Plan, tokens: Mapping[str, Iterable[int]] | None = None) -> StepResult:
+    """What the device would say: one token for each row that samples, or those given."""
+    sampling = plan.rows.request_id[plan.rows.samples].tolist()
+    return StepResult.of(plan, {name: [TOKEN] for name in sampling} | dict(tokens or {}))
+
+
+def commit(
+    scheduler: Scheduler, plan: Plan, now: float = 0.0, **tokens: Iterable[int]
+) -> dict[str, dict[str, Any]]:
+    """The answer to a plan, folded in and checked; what clients get of it."""
+    outputs = scheduler.commit(plan, answer(plan, tokens), now)
+    scheduler.check()
+    return outputs.to_dict()
+
+
+def step(scheduler: Scheduler, now: float = 0.0, **tokens: Iterable[int]) -> dict[str, Any]:
+    """One whole step; returns its plan."""
+    plan = scheduler.plan(now)
+    scheduler.check()
+    commit(scheduler, plan, now, **tokens)
+    return plan.to_dict()
+
+
+def tokens_of_steps(scheduler: Scheduler, steps: int) -> list[dict[str, int]]:
+    """Who computed how much, step by step."""
+    return [step(scheduler)["tokens"] for _ in range(steps)]
+
+
+def finish_all(scheduler: Scheduler, now: float = 0.0) -> dict[str, list[int]]:
+    """Step until nobody is left; the tokens that each request got meanwhile."""
+    got: dict[str, list[int]] = {}
+    for _ in range(1000):
+        if scheduler.idle:
+            return got
+        for name, told in commit(scheduler, scheduler.plan(now), now).items():
+            got.setdefault(name, []).extend(told["tokens"])
+    raise AssertionError("no end in 1000 steps")
+
+
+def state(scheduler: Scheduler, name: str) -> dict[str, Any]:
+    return scheduler.snapshot()["requests"][name]
+
+
+def counters(scheduler: Scheduler, name: str) -> tuple[int, int, int]:
+    """Known, planned, computed."""
+    now = state(scheduler, name)
+    return now["known"], now["planned"], now["computed"]
+
+
+def sequence(scheduler: Scheduler, name: str) -> Sequence:
+    return scheduler.residency.live[name]
+
+
+def findable(scheduler: Scheduler, prompt: Iterable[int], **more: Any) -> int:
+    """Tokens that a request with this prompt would find in the cache. Changes nothing."""
+    asked = ask("finder", [*prompt, 0], **more)
+    finder = Sequence(asked, -1, 0, 0.0, asked.prompt)
+    scheduler.residency.cache.name(finder)
+    return scheduler.residency.cache.lookup(finder).tokens
+
+
+class Pipeline:
+    """Plans ahead of the results, with an oracle that checks every cell it reads."""
+
+    def __init__(self, scheduler: Scheduler, depth: int, accept: float = 0.7) -> None:
+        pool = scheduler.residency.cache.pool
+        size = scheduler.residency.cache.block_size
+        self.scheduler, self.depth = scheduler, depth
+        self.runner = OracleRunner(pool.size, size, vocab=50, accept=accept)
+        self.plans: list[Plan] = []
+        self.flight: list[tuple[Plan, StepResult]] = []
+        self.got: dict[str, list[int]] = {}
+        self.ends: dict[str, list[str]] = {}
+
+    def launch(self) -> Plan:
+        plan = self.scheduler.plan(0.0)
+        self.plans.append(plan)
+        result = self.runner.run(plan)
+        if len(plan.rows):
+            self.flight.append((plan, result))
+        self.scheduler.check()
+        return plan
+
+    def land(self) -> None:
+        self.take(self.scheduler.commit(*self.flight.pop(0), now=0.0))
+        self.scheduler.check()
+
+    def take(self, outputs: Outputs) -> None:
+        for name, told in outputs.to_dict().items():
+            self.got.setdefault(name, []).extend(told["tokens"])
+            if told["finish"]:
+                self.ends.setdefault(name, []).append(told["finish"])
+
+    def run(self) -> "Pipeline":
+        """Until nobody is left."""
+        for _ in range(1000):
+            if self.scheduler.idle:
+                return self
+            if len(self.flight) < self.depth and len(self.launch().rows):
+                continue
+            if self.flight:
+                self.land()
+        raise AssertionError("no end in 1000 turns")
+
+    def planned(self, name: str) -> int:
+        """Positions handed out for one request, over all steps."""
+        return sum(plan.to_dict()["tokens"].get(name, 0) for plan in self.plans)

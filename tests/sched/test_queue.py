@@ -1,0 +1,325 @@
+"""Who is next: rank, front, lanes, patience, parking, at a cost that does not grow."""
+
+from collections.abc import Hashable
+from math import inf
+from random import Random
+
+import pytest
+
+from paceline.core.config import PolicyConfig
+from paceline.core.events import Happened
+from paceline.core.request import Sequence
+from paceline.sched.journal import note
+from paceline.sched.policy import Policy
+from paceline.sched.queue import REFRESHED_PER_STEP, WaitingQueue
+from tests.sched.support import ask, small
+
+
+class Ranked(Policy):
+    """Ranks and lanes come from dictionaries that tests write to."""
+
+    def __init__(self, patience_s: float = inf, refresh: bool = False) -> None:
+        super().__init__(PolicyConfig(), small().residency)
+        self.patience_s, self.refresh = patience_s, refresh
+        self.ranks: dict[str, tuple[float, ...]] = {}
+        self.lanes: dict[str, str] = {}
+        self.lane_ranks: dict[Hashable, float] = {}
+
+    def rank(self, sequence: Sequence) -> tuple[float, ...]:
+        return self.ranks.get(sequence.id, ())
+
+    def lane(self, sequence: Sequence) -> Hashable:
+        return self.lanes.get(sequence.id)
+
+    def lane_rank(self, lane: Hashable) -> float:
+        return self.lane_ranks.get(lane, 0.0)
+
+
+class Line:
+    """A queue with its policy, and sequences by name."""
+
+    def __init__(self, names: str = "", policy: Ranked | None = None) -> None:
+        self.policy = policy or Ranked()
+        self.queue = WaitingQueue(self.policy)
+        self.of: dict[str, Sequence] = {}
+        for name in names:
+            self.push(name)
+
+    def push(self, name: str, at: float = 0.0, in_front: bool = False) -> None:
+        if name not in self.of:
+            request = ask(name, 3)
+            self.of[name] = Sequence(request, len(self.of), 7, at, request.prompt)
+            note(self.of[name], Happened.SUBMITTED, at, 0)
+        self.queue.push(self.of[name], in_front)
+        self.queue.check()
+
+    def head(self, now: float = 0.0) -> str | None:
+        head = self.queue.head(now)
+        return head.id if head else None
+
+    def order(self) -> str:
+        return "".join(sequence.id for sequence in self.queue)
+
+    def drain(self, now: float = 0.0) -> str:
+        """Everyone, in the order in which they come to the head."""
+        names = ""
+        while (head := self.queue.head(now)) is not None:
+            self.queue.remove(head)
+            self.queue.check()
+            names += head.id
+        return names
+
+
+def test_an_empty_queue_has_no_head() -> None:
+    assert Line().head() is None
+    assert len(Line().queue) == 0
+
+
+def test_equals_go_in_the_order_of_submission() -> None:
+    line = Line("abc")
+    assert len(line.queue) == 3
+    assert (line.order(), line.drain()) == ("abc", "abc")
+
+
+def test_a_smaller_rank_goes_first() -> None:
+    line = Line()
+    line.policy.ranks = {"a": (2, 0.0), "b": (1, 5.0), "c": (1, 4.0)}
+    for name in "abc":
+        line.push(name)
+    assert (line.order(), line.drain()) == ("cba", "cba")
+
+
+def test_in_front_is_ahead_of_equals_only() -> None:
+    line = Line()
+    line.policy.ranks = {"a": (1, 0.0), "b": (2, 0.0), "c": (2, 1.0)}
+    line.push("a")
+    line.push("b")
+    line.push("c", in_front=True)
+    assert line.drain() == "acb"
+
+
+def test_who_was_put_in_front_last_stands_first() -> None:
+    line = Line("a")
+    line.push("y", in_front=True)
+    line.push("x", in_front=True)
+    assert line.drain() == "xya"
+
+
+def test_nobody_waits_twice() -> None:
+    line = Line("a")
+    with pytest.raises(AssertionError, match="'a' waits already"):
+        line.push("a")
+
+
+def test_removal_is_from_anywhere_and_forgets_the_front() -> None:
+    line = Line("ab")
+    line.push("c", in_front=True)
+    line.queue.remove(line.of["c"])
+    line.queue.remove(line.of["a"])
+    assert line.of["c"] not in line.queue
+    line.push("c")
+    assert line.drain() == "bc"
+
+
+def test_a_removed_sequence_need_not_have_been_here() -> None:
+    line = Line("a")
+    line.queue.remove(line.of["a"])
+    line.queue.remove(line.of["a"])
+    assert line.head() is None
+
+
+# -- parking -----------------------------------------------------------------
+
+
+def test_the_parked_block_nobody_and_keep_their_place() -> None:
+    line = Line("abcd")
+    line.queue.park(line.of["a"], "grammar")
+    line.queue.park(line.of["b"], "grammar")
+    line.queue.check()
+    assert (line.head(), line.order(), len(line.queue)) == ("c", "cd", 2)
+    assert line.of["a"] in line.queue
+    line.queue.wake(line.of["b"])
+    line.queue.wake(line.of["a"])
+    assert line.drain() == "abcd"
+
+
+def test_a_place_in_front_survives_parking() -> None:
+    line = Line("a")
+    line.push("b", in_front=True)
+    line.queue.park(line.of["b"], "grammar")
+    line.queue.wake(line.of["b"])
+    assert line.drain() == "ba"
+
+
+def test_a_parked_sequence_can_be_removed() -> None:
+    line = Line("ab")
+    line.queue.park(line.of["a"], "grammar")
+    line.queue.remove(line.of["a"])
+    assert (list(line.queue.parked), line.drain()) == ([], "b")
+
+
+# -- lanes -------------------------------------------------------------------
+
+
+def test_the_best_lane_goes_first_and_keeps_its_own_order() -> None:
+    line = Line()
+    line.policy.lanes = {"a": "x", "b": "y", "c": "x", "d": "y"}
+    line.policy.lane_ranks = {"x": 5.0, "y": 3.0}
+    for name in "abcd":
+        line.push(name)
+    assert (line.order(), line.head()) == ("bdac", "b")
+    assert line.drain() == "bdac"
+
+
+def test_a_lane_that_gets_worse_gives_way() -> None:
+    line = Line()
+    line.policy.lanes = {"a": "x", "b": "y", "c": "x", "d": "y"}
+    line.policy.lane_ranks = {"x": 0.0, "y": 0.0}
+    for name in "abcd":
+        line.push(name)
+    admitted = ""
+    while (head := line.head()) is not None:
+        line.queue.remove(line.of[head])
+        admitted += head
+        line.policy.lane_ranks[line.policy.lanes[head]] += 1.0
+    assert admitted == "abcd"
+
+
+def test_a_lane_that_emptied_and_came_back_is_heard_again() -> None:
+    line = Line()
+    line.policy.lanes = {"a": "x", "b": "y"}
+    line.policy.lane_ranks = {"x": 1.0, "y": 2.0}
+    line.push("a")
+    line.push("b")
+    line.queue.remove(line.of["a"])
+    assert line.head() == "b"
+    line.push("a")
+    assert line.drain() == "ab"
+
+
+# -- ranks that change -------------------------------------------------------
+
+
+def test_a_rank_that_got_worse_is_noticed_at_the_head() -> None:
+    line = Line(policy=Ranked(refresh=True))
+    line.policy.ranks = {"a": (1,), "b": (2,), "c": (3,)}
+    for name in "abc":
+        line.push(name)
+    line.policy.ranks["a"] = (2.5,)
+    assert line.head() == "b"
+    line.queue.check()
+    assert line.drain() == "bac"
+
+
+def test_a_rank_that_got_better_is_noticed_when_its_turn_comes() -> None:
+    line = Line(policy=Ranked(refresh=True))
+    names = "abcdefghijklmnop"
+    for rank, name in enumerate(names):
+        line.policy.ranks[name] = (rank,)
+        line.push(name)
+    line.policy.ranks["p"] = (-1,)
+    assert line.head() == "a"
+    for _ in range(len(names) // REFRESHED_PER_STEP):
+        line.queue.refresh()
+    line.queue.check()
+    assert line.head() == "p"
+    assert line.drain() == "p" + names[:-1]
+
+
+def test_a_refresh_forgets_those_who_left() -> None:
+    line = Line("ab", policy=Ranked(refresh=True))
+    line.queue.remove(line.of["a"])
+    line.queue.refresh()
+    line.queue.remove(line.of["b"])
+    line.queue.refresh()
+    line.queue.refresh()
+    assert line.head() is None
+
+
+def test_superseded_places_do_not_pile_up() -> None:
+    """Ranks that change for ever cost memory in proportion to those who wait."""
+    line = Line(policy=Ranked(refresh=True))
+    for rank, name in enumerate("abcd"):
+        line.policy.ranks[name] = (rank,)
+        line.push(name)
+    for turn in range(2000):
+        line.policy.ranks["d"] = (10 + turn,)
+        line.queue.refresh()
+    line.queue.check()
+    assert sum(len(lane) for lane in line.queue._lanes.values()) < 200
+    assert line.drain() == "abcd"
+
+
+# -- patience ----------------------------------------------------------------
+
+
+def aged_line() -> Line:
+    line = Line(policy=Ranked(patience_s=10.0))
+    line.policy.ranks = {"a": (9,), "b": (1,), "c": (5,)}
+    line.push("a", at=0.0)
+    line.push("b", at=1.0)
+    line.push("c", at=4.0)
+    return line
+
+
+def test_who_waited_too_long_goes_first_oldest_first() -> None:
+    line = aged_line()
+    assert [line.head(now) for now in (0.0, 9.9, 10.0, 99.0)] == ["b", "b", "a", "a"]
+    assert line.drain(now=99.0) == "abc"
+
+
+def test_patience_is_not_asked_of_those_who_left() -> None:
+    line = aged_line()
+    line.queue.remove(line.of["a"])
+    line.queue.park(line.of["b"], "grammar")
+    assert line.queue.impatient(10.0) is None
+    assert line.queue.impatient(14.0) is line.of["c"]
+    assert line.queue.impatient(99.0) is line.of["c"]
+
+
+def test_the_parked_age_too() -> None:
+    line = aged_line()
+    line.queue.park(line.of["a"], "grammar")
+    line.queue.wake(line.of["a"])
+    assert line.head(now=10.0) == "a"
+
+
+def test_an_empty_queue_is_patient() -> None:
+    assert Line(policy=Ranked(patience_s=1.0)).queue.impatient(99.0) is None
+
+
+# -- against a list ----------------------------------------------------------
+
+
+def test_random_comings_and_goings_follow_the_rank() -> None:
+    """The lazy heaps agree with sorting everybody anew, whatever happens."""
+    random = Random(5)
+    line = Line()
+    for number in range(300):
+        name = f"r{number}"
+        line.policy.ranks[name] = (random.randint(0, 5), random.randint(0, 5))
+        line.policy.lanes[name] = random.choice("xyz")
+        line.push(name, in_front=random.random() < 0.2)
+        if random.random() < 0.5:
+            waiting = list(line.queue)
+            line.queue.remove(random.choice(waiting))
+        if random.random() < 0.3:
+            lane = random.choice("xyz")
+            line.policy.lane_ranks[lane] = line.policy.lane_ranks.get(lane, 0.0) + 1.0
+        first = next(iter(line.queue), None)
+        assert line.queue.head(0.0) is first
+    assert len(line.queue) > 50
+
+
+def test_the_check_notices_a_sequence_in_two_places() -> None:
+    line = Line("a")
+    line.queue.parked[0] = line.of["a"]
+    with pytest.raises(AssertionError, match="waiting and parked"):
+        line.queue.check()
+
+
+def test_the_check_notices_a_place_that_is_in_no_lane() -> None:
+    line = Line("ab")
+    line.queue._lanes[None].pop()
+    with pytest.raises(AssertionError, match="a place is lost"):
+        line.queue.check()

@@ -1,0 +1,198 @@
+"""The columns, on hand-written rows."""
+
+import numpy as np
+import pytest
+
+from paceline.core.arrays import I32, Index
+from paceline.core.request import Sequence
+from paceline.sched.slots import SlotTable
+from tests.sched.support import ask
+
+
+def column(*values: int) -> I32:
+    return np.array(values, np.int32)
+
+
+def slots(*values: int) -> Index:
+    return np.array(values, np.intp)
+
+
+def sequence(name: str = "a", prompt: int = 3, max_tokens: int = 4, serial: int = 0) -> Sequence:
+    request = ask(name, prompt, max_tokens)
+    return Sequence(request, serial, prompt + max_tokens, 0.0, request.prompt)
+
+
+def table(*prompts: int, slots: int = 4) -> SlotTable:
+    """A table with one resident per prompt, in slots 0, 1, 2, ..."""
+    made = SlotTable(slots, 32)
+    for serial, prompt in enumerate(prompts):
+        made.admit(sequence(f"r{serial}", prompt, serial=serial), 0, 0)
+    return made
+
+
+def test_a_new_table_is_empty() -> None:
+    made = SlotTable(4, 32)
+    assert (made.capacity, made.vacant, made.order.tolist()) == (4, 4, [])
+    made.check()
+
+
+def test_admission_fills_every_column() -> None:
+    made, one = SlotTable(4, 32), sequence("a", prompt=5, max_tokens=4, serial=7)
+    slot = made.admit(one, computed=4, drafts=2)
+    assert one.slot == slot == 0
+    assert made.tokens[slot, :5].tolist() == one.request.prompt.tolist()
+    assert (made.known[slot], made.planned[slot], made.computed[slot]) == (5, 4, 4)
+    assert (made.prompt[slot], made.given[slot], made.limit[slot]) == (5, 5, 9)
+    assert (made.drafts[slot], made.most_drafts[slot], made.acceptance[slot]) == (0, 2, 1.0)
+    assert (made.serial[slot], made.name[slot], made.sequence(slot)) == (7, "a", one)
+    assert (made.vacant, made.drafting, made.order.tolist()) == (3, 1, [0])
+
+
+def test_a_resumed_sequence_is_given_its_outputs_too() -> None:
+    made, one = SlotTable(4, 32), sequence(prompt=3)
+    one.tokens = np.array([*one.tokens, 8, 9], np.int32)
+    slot = made.admit(one, 0, 0)
+    assert (made.known[slot], made.given[slot], made.prompt[slot]) == (5, 5, 3)
+
+
+def test_release_writes_the_tokens_back_and_makes_results_stale() -> None:
+    made, one = SlotTable(4, 32), sequence(prompt=3)
+    slot = made.admit(one, 0, drafts=1)
+    rows = made.rows(slots(slot), column(0), column(3), column(0))
+    made.append(slots(slot), np.array([[8]], np.int32), column(1))
+    assert made.alive(rows).tolist() == [True]
+    assert made.release(slot) is one
+    assert one.tokens.tolist() == [*one.request.prompt.tolist(), 8]
+    assert (one.slot, made.vacant, made.drafting, made.order.tolist()) == (-1, 4, 0, [])
+    assert made.alive(rows).tolist() == [False]
+    made.check()
+
+
+def test_tokens_written_back_do_not_change_with_the_next_resident() -> None:
+    made, one = SlotTable(1, 32), sequence("a", 3)
+    before = one.tokens.tolist()
+    made.release(made.admit(one, 0, 0))
+    made.admit(sequence("b", 3), 0, 0)
+    assert one.tokens.tolist() == before
+
+
+def test_rows_never_move_and_the_order_is_that_of_admission() -> None:
+    made = table(3, 3, 3)
+    made.release(1)
+    assert (made.sequence(0).id, made.sequence(2).id) == ("r0", "r2")
+    again = sequence("r3", serial=3)
+    assert made.admit(again, 0, 0) == 1
+    assert made.order.tolist() == [0, 2, 1]
+    made.check()
+
+
+def test_results_for_an_earlier_resident_of_a_slot_are_not_its_successors() -> None:
+    made = table(3, 3)
+    rows = made.rows(slots(0, 1), column(0, 0), column(3, 3), column(0, 0))
+    made.release(1)
+    made.admit(sequence("r2", serial=2), 0, 0)
+    assert made.alive(rows).tolist() == [True, False]
+
+
+def test_a_vacant_slot_has_no_sequence() -> None:
+    with pytest.raises(AssertionError, match="slot 2 is vacant"):
+        table(3).sequence(2)
+
+
+@pytest.mark.parametrize(
+    ("planned", "known", "rest"),
+    [
+        (0, 5, 5),  # nothing of the prompt yet
+        (3, 5, 2),  # the rest of it
+        (5, 6, 1),  # a decode
+        (6, 6, 1),  # its sample is in flight: one further
+        (7, 6, 1),  # two are
+        (8, 6, 0),  # the sample of position 7 is the last one: limit 9
+        (8, 9, 0),
+    ],
+)
+def test_remaining_is_what_is_known_and_not_planned_or_one(
+    planned: int, known: int, rest: int
+) -> None:
+    made = table(5)  # of 5 + 4 tokens
+    made.advance(slots(0), column(planned))
+    if known > 5:
+        made.append(slots(0), np.full((1, known - 5), 8, np.int32), column(known - 5))
+    assert made.remaining(slots(0)).tolist() == [rest]
+
+
+def test_a_row_samples_only_if_it_reaches_the_last_known_token() -> None:
+    made = table(5, 5)
+    rows = made.rows(slots(0, 1), column(0, 0), column(4, 5), column(0, 0))
+    assert rows.samples.tolist() == [False, True]
+    assert rows.request_id.tolist() == ["r0", "r1"]
+    assert len(rows) == 2
+
+
+def test_drafts_wait_until_all_that_was_given_is_planned() -> None:
+    made = table(5, 5)
+    made.advance(slots(0, 1), column(4, 5))
+    made.propose(slots(0, 1), column(3, 3))
+    assert made.eligible_drafts(slots(0, 1)).tolist() == [0, 3]
+
+
+def test_rejected_drafts_leave_both_counters() -> None:
+    made = table(5, 5)
+    made.advance(slots(0, 1), column(9, 9))
+    made.confirm(slots(0, 1), column(9, 9), column(0, 3))
+    assert made.computed[:2].tolist() == [9, 6]
+    assert made.planned[:2].tolist() == [9, 6]
+
+
+def test_acceptance_moves_towards_what_was_seen() -> None:
+    made = table(5)
+    made.learn(slots(0), np.array([0.5], np.float32), 0.1)
+    assert made.acceptance[0] == pytest.approx(0.95)
+    made.learn(slots(0), np.array([0.0], np.float32), 0.1)
+    assert made.acceptance[0] == pytest.approx(0.855)
+
+
+def test_each_row_appends_its_own_count() -> None:
+    made = table(1, 2, 3)
+    ids = np.array([[71, 72], [81, 82], [91, 92]], np.int32)
+    made.append(slots(0, 1, 2), ids, column(2, 0, 1))
+    assert made.known[:3].tolist() == [3, 2, 4]
+    assert made.tokens[0, 1:3].tolist() == [71, 72]
+    assert made.tokens[1, 2] == 0
+    assert made.tokens[2, 3:5].tolist() == [91, 0]
+
+
+def test_the_steady_append_is_one_computed_and_one_known() -> None:
+    made = table(1, 2)
+    made.advance(slots(0, 1), column(1, 2))
+    made.append_one(slots(0, 1), column(71, 81))
+    assert made.known[:2].tolist() == [2, 3]
+    assert made.computed[:2].tolist() == [1, 1]
+    assert (made.tokens[0, 1], made.tokens[1, 2]) == (71, 81)
+
+
+def test_idle_steps_are_counted_per_slot() -> None:
+    made = table(1, 1)
+    made.idle(slots(1), 4)
+    made.idle(slots(1), 5)
+    assert made.idle_steps[:2].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda made: setattr(made, "order", slots(0, 0)),
+        lambda made: setattr(made, "order", slots(0)),
+        lambda made: made._vacant.append(0),
+        lambda made: made.computed.__setitem__(0, 1),
+        lambda made: made.known.__setitem__(0, 99),
+        lambda made: made.planned.__setitem__(0, 99),
+        lambda made: setattr(made.sequence(0), "slot", 3),
+    ],
+)
+def test_the_check_notices_a_broken_invariant(spoil) -> None:  # noqa: ANN001
+    made = table(3, 3)
+    made.check()
+    spoil(made)
+    with pytest.raises(AssertionError):
+        made.check()
