@@ -30,7 +30,7 @@ class Case:
     max_num_batched_tokens: int = 8192
     running: int = 0
     depth: int = 1  # steps in flight
-    reserve_full_prompt: bool = False  # the peer has no such thing
+    as_peer: bool = True  # settings under which ours plans what the peer plans
 
     @property
     def usable_blocks(self) -> int:
@@ -38,7 +38,7 @@ class Case:
 
 
 def parse(spec: str) -> Case:
-    """`steady:64`, `async:64`, `waiting:1000`, `churn`, `churn_reserved`, ..."""
+    """`steady:64`, `async:64`, `waiting:1000`, `churn`, `churn_reserved` and so on."""
     name, _, number = spec.partition(":")
     if name in ("steady", "async"):
         return _steady(spec, int(number), depth=1 if name == "steady" else 2)
@@ -82,4 +82,4 @@ def _total(spec: str) -> Case:
         "pressure_long": (workloads.pressure_long, 6144),
         "nano": (workloads.nano, 32768 + 64),
     }[name]
-    return Case(spec, work, num_blocks, reserve_full_prompt=name != spec)
+    return Case(spec, work, num_blocks, as_peer=name == spec)

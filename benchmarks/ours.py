@@ -6,6 +6,7 @@ For example `python benchmarks/ours.py steady:64 async:64 waiting:1000 churn pre
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from harness import Counts, Step, serve
 from workloads import FAKE_TOKEN, Work
 
 STEP_S = 0.02  # the virtual time from one plan to the next
+AS_PEER: dict[str, Any] = {"reserve_full_prompt": False, "free_order": "lru"}
 
 
 class PacelineSide:
@@ -32,7 +34,7 @@ class PacelineSide:
             num_blocks=case.usable_blocks,
             block_size=BLOCK_SIZE,
             policy="fcfs",
-            reserve_full_prompt=case.reserve_full_prompt,
+            **(AS_PEER if case.as_peer else {}),
         )
         self._now = 0.0
         self._unfinished = len(work)

@@ -47,7 +47,7 @@ def test_an_identical_run_is_summed_up(path: Path, capsys: pytest.CaptureFixture
     first, *rest = said.out.splitlines()
     assert first.startswith(f"file      {path}, {path.stat().st_size:,} bytes, made by paceline")
     assert rest == [
-        "replayed  5 steps, 2 requests, 4 tokens, 0 preemptions, 1 calls refused",
+        "replayed  5 steps, 2 requests, 4 tokens, 0 preemptions, 1 call refused",
         "verified  all 5 plans identical",
     ]
     assert said.err == ""
@@ -85,6 +85,17 @@ def test_json_prints_plans_and_nothing_else(path: Path, capsys: pytest.CaptureFi
     assert "'a': 3 tokens of prompt" in said.err
 
 
+def test_a_reader_that_went_away_is_left_to_the_caller(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(BrokenPipeError):
+        run(path, "--json")
+
+
 def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(path, "--explain", "zoe") == UNREADABLE
     assert "paceline replay: no request 'zoe'" in capsys.readouterr().err
@@ -93,7 +104,6 @@ def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[st
 def test_a_difference_is_told(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.sched.limits.within_budget", lambda *_: 1 / 0)
     monkeypatch.setattr(
         "paceline.sched.policies.fcfs.Fcfs.rank",
         lambda _, sequence: (-sequence.serial,),

@@ -59,5 +59,6 @@ def test_a_frozen_array_is_the_same_array_and_read_only() -> None:
 
 def test_the_shared_empty_arrays_are_frozen() -> None:
     assert (NO_INDEX.dtype, NO_I32.dtype) == (np.intp, np.int32)
+    assert len(NO_INDEX) == len(NO_I32) == 0
     assert not NO_INDEX.flags.writeable
     assert not NO_I32.flags.writeable

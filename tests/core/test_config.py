@@ -1,6 +1,7 @@
 """Settings: every name is known, every value makes sense, and the complaint says which does not."""
 
 import json
+import pickle
 import re
 from dataclasses import FrozenInstanceError, fields
 from types import MappingProxyType
@@ -81,6 +82,41 @@ def test_no_setting_given_is_every_default() -> None:
     assert Config.of() == Config()
 
 
+def test_the_defaults_are_those_that_people_know() -> None:
+    assert Config().to_dict() == {
+        "num_blocks": 4096,
+        "block_size": 16,
+        "enable_prefix_caching": True,
+        "free_order": "unsealed_first",
+        "enable_kv_cache_events": False,
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 8192,
+        "enable_chunked_prefill": True,
+        "long_prefill_token_threshold": 0,
+        "reserve_full_prompt": True,
+        "watermark": 0.0,
+        "discipline": "unified",
+        "max_num_queued_reqs": 65536,
+        "policy": "fcfs",
+        "victim": "newest",
+        "ageing_s": 60.0,
+        "preempt_on_arrival": False,
+        "refuse_late": False,
+        "default_deadline_s": 30.0,
+        "prefill_tokens_per_s": 10_000.0,
+        "tenant_weights": {},
+        "input_token_weight": 1.0,
+        "output_token_weight": 2.0,
+        "num_speculative_tokens": 0,
+        "speculation": "adaptive",
+        "speculation_max_batch_tokens": 256,
+        "lookahead_slots": 0,
+        "journal_requests": 1024,
+        "journal_spells": 8192,
+    }
+
+
 def test_no_name_has_two_meanings() -> None:
     names = Config.names()
     assert len(names) == len(set(names))
@@ -147,7 +183,6 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
         ({"watermark": float("nan")}, "watermark is nan; it lies in [0, 1)"),
         ({"discipline": "chaotic"}, "discipline is 'chaotic'; choose one of unified"),
         ({"victim": "oldest"}, "victim is 'oldest'; choose one of newest, cheapest"),
-        ({"victim": None}, "victim is None; choose one of newest, cheapest"),
         ({"input_token_weight": -0.5}, "input_token_weight is negative"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is negative"),
         ({"lookahead_slots": -1}, "lookahead_slots is negative"),
@@ -174,7 +209,7 @@ def test_a_value_that_makes_no_sense_is_refused(settings: dict[str, Any], compla
     ],
 )
 def test_times_rates_and_weights_are_positive(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="^policy times, rates and weights are positive$"):
+    with pytest.raises(ConfigError, match=r"^policy times, rates and weights are positive$"):
         Config.of(**settings)
 
 
@@ -192,7 +227,7 @@ def test_times_rates_and_weights_are_positive(settings: dict[str, Any]) -> None:
         {"journal_requests": 1, "journal_spells": 1},
         {"speculation_max_batch_tokens": 1},
     ],
-    ids=lambda settings: "-".join(settings),
+    ids="-".join,
 )
 def test_the_least_and_the_most_that_make_sense_are_taken(settings: dict[str, Any]) -> None:
     flat = Config.of(**settings).to_dict()
@@ -224,9 +259,9 @@ def test_weights_that_are_no_mapping_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [CacheConfig, StepConfig, PolicyConfig, SpeculationConfig, JournalConfig]
+    "part", [Config, CacheConfig, StepConfig, PolicyConfig, SpeculationConfig, JournalConfig]
 )
-def test_a_part_is_checked_where_it_is_made_and_never_changed(part: type[Any]) -> None:
+def test_settings_are_never_changed(part: type[Any]) -> None:
     made = part()
     name = fields(part)[0].name
     with pytest.raises(FrozenInstanceError):
@@ -252,3 +287,39 @@ def test_telling_the_settings_gives_no_way_to_change_them() -> None:
     config = Config.of(tenant_weights={"a": 1.0})
     config.to_dict()["tenant_weights"]["a"] = 5.0
     assert config.policy.tenant_weights == {"a": 1.0}
+
+
+def test_a_setting_of_the_wrong_type_is_refused_by_its_name() -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("policy", None),
+        ("speculation", 5),
+        ("tenant_weights", "8"),
+        ("tenant_weights", {3: 1.0}),
+        ("tenant_weights", {"a": "1"}),
+    ]
+    for setting in (setting for part in PARTS.values() for setting in fields(part)):
+        if type(setting.default) is bool:
+            wrong += [(setting.name, value) for value in ("no", None, 1)]
+        elif type(setting.default) is int:
+            wrong += [(setting.name, value) for value in ("8", True, setting.default + 0.5)]
+        elif type(setting.default) is float:
+            wrong += [(setting.name, value) for value in ("8", True)]
+    slipped: list[str] = []
+    for name, value in wrong:
+        try:
+            Config.of(**{name: value})
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ConfigError) and str(error).startswith(name):
+                continue
+        slipped.append(f"{name}={value!r}")
+    assert slipped == []
+
+
+def test_a_part_of_the_wrong_type_is_refused_where_it_is_made() -> None:
+    with pytest.raises(ConfigError, match="block_size"):
+        CacheConfig(block_size="8")  # pyright: ignore[reportArgumentType]
+
+
+def test_settings_can_be_sent_to_another_process() -> None:
+    config = Config.of(**ALL_OTHERWISE)
+    assert pickle.loads(pickle.dumps(config)) == config

@@ -1,6 +1,5 @@
 """Events are small values: equal if they say the same, and never changed."""
 
-from dataclasses import FrozenInstanceError
 from typing import Any, get_args
 
 import pytest
@@ -41,7 +40,7 @@ def test_events_are_equal_if_they_say_the_same(one: Any, same: Any, other: Any) 
     [(STORED, "key"), (BlockRemoved(b"k"), "key"), (Moment(Happened.PARKED, 0.0, 0), "time")],
 )
 def test_events_are_never_changed(event: Any, field: str) -> None:
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         setattr(event, field, None)
 
 

@@ -108,6 +108,15 @@ def test_a_plan_that_grows_nobody_names_no_blocks() -> None:
     assert plan(rows("a", count=[1])).to_dict()["blocks"] == {}
 
 
+def test_what_grew_in_two_goes_is_told_in_that_order() -> None:
+    both = grown([10, 11], [4, 2], [21, 22]).followed_by(grown([10], [5], [23]))
+    assert (both.slot.tolist(), both.index.tolist()) == ([10, 11, 10], [4, 2, 5])
+    made = plan(rows("a", "b", count=[1, 1]), grown=both)
+    assert made.to_dict()["blocks"] == {"a": [[21, 23]], "b": [[22]]}
+    assert NOTHING_GROWN.followed_by(both).block.tolist() == [21, 22, 23]
+    assert both.followed_by(NOTHING_GROWN).block.dtype == np.int32
+
+
 def test_rows_keep_their_order() -> None:
     told = plan(rows("b", "c", "a", count=[1, 1, 1])).to_dict()
     assert list(told["tokens"]) == ["b", "c", "a"]
@@ -129,10 +138,27 @@ def test_the_total_is_a_plain_sum() -> None:
     assert Plan(1, NO_ROWS, NO_ROWS.count).total == 0
 
 
-def test_a_plan_is_never_changed_and_equals_only_itself() -> None:
-    made = plan(rows("a", count=[1]))
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (plan(rows("a", count=[1])), "step"),
+        (rows("a", count=[1]), "count"),
+        (NOTHING_GROWN, "block"),
+        (admitted("a", 0, (), resumed=False), "slot"),
+        (StepResult(NO_IDS, NO_ROWS.count), "ids"),
+        (Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count), "ids"),
+        (Ended("a", Finish.STOP), "finish"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_messages_are_never_changed(message: Any, field: str) -> None:
     with pytest.raises(FrozenInstanceError):
-        made.step = 8  # pyright: ignore[reportAttributeAccessIssue]
+        setattr(message, field, None)
+
+
+def test_a_plan_equals_only_itself() -> None:
+    made = plan(rows("a", count=[1]))
+    assert made == made  # noqa: PLR0124
     assert made != plan(made.rows)
 
 
@@ -237,3 +263,9 @@ def test_what_outputs_tell_is_plain_data() -> None:
 def test_an_end_is_a_value() -> None:
     assert Ended("a", Finish.STOP, 5) == Ended("a", Finish.STOP, stop_token=5, message="")
     assert Ended("a", Finish.STOP, 5) != Ended("a", Finish.STOP, 6)
+
+
+def test_what_is_not_a_list_of_token_ids_is_refused() -> None:
+    for new in ([1.7], ["17"], [None], [2**40], 17, "5", [-3], [[3]]):
+        with pytest.raises(StepError, match="'a'"):
+            StepResult.of(plan(rows("a", count=[1])), {"a": new})  # pyright: ignore

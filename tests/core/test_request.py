@@ -74,19 +74,19 @@ def test_what_is_not_a_list_of_integers_is_refused(ids: Any) -> None:
 
 
 def test_the_refusal_says_what_was_found() -> None:
-    with pytest.raises(RequestError, match="'float' object cannot be interpreted as an integer"):
+    with pytest.raises(RequestError, match=r"^the prompt of 'a' must be .*: .*integer"):
         ask([1, 2.5])
 
 
 def test_a_negative_token_id_is_refused_by_its_number() -> None:
-    with pytest.raises(RequestError, match="^the prompt of 'a' has a negative token id: -7$"):
+    with pytest.raises(RequestError, match=r"^the prompt of 'a' has a negative token id: -7$"):
         ask([3, -7, -1])
 
 
 def test_a_token_id_is_at_most_what_32_bits_hold() -> None:
     assert ask([0, LARGEST]).prompt.tolist() == [0, LARGEST]
     for ids in ([LARGEST + 1], [2**63], np.array([LARGEST + 1])):
-        with pytest.raises(RequestError, match="greater than maximum|too large"):
+        with pytest.raises(RequestError, match=r"must be a list of token ids: .+"):
             ask(ids)
 
 
@@ -106,7 +106,7 @@ def test_token_arrays_may_be_empty() -> None:
 
 def test_an_empty_prompt_is_refused() -> None:
     for nothing in ([], (), np.empty(0, np.int32)):
-        with pytest.raises(RequestError, match="^request 'a': the prompt is empty$"):
+        with pytest.raises(RequestError, match=r"^request 'a': the prompt is empty$"):
             ask(nothing)
 
 
@@ -200,6 +200,8 @@ def test_what_is_left_out_asks_for_nothing_special() -> None:
 def test_items_are_carried_as_they_are() -> None:
     items = (Item("cat", 0, 2), Item("dog", 2, 1))
     assert ask(items=items).items == items
+    with pytest.raises(FrozenInstanceError):
+        items[0].offset = 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # -- stopping ---------------------------------------------------------------
@@ -238,7 +240,11 @@ def test_an_ignored_end_token_that_is_a_stop_token_too_stops() -> None:
 
 def test_every_one_of_several_end_tokens_stops() -> None:
     request = ask(eos_token_ids=[EOS, OTHER])
-    assert [request.stops_at(token, outputs=1) for token in (EOS, OTHER, STOP)] == [True, True, False]
+    assert [request.stops_at(token, outputs=1) for token in (EOS, OTHER, STOP)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 # -- states -----------------------------------------------------------------
@@ -285,8 +291,69 @@ def test_a_sequence_has_started_once_it_was_admitted() -> None:
     assert sequence(life=[submitted, admitted, Moment(Happened.PREEMPTED, 2.0, 2)]).started
 
 
+def test_a_new_sequence_is_nowhere_and_has_nothing() -> None:
+    one = sequence()
+    assert (one.slot, one.parked, one.finish) == (-1, "", None)
+    assert (one.preemptions, one.cached) == (0, 0)
+    assert one != sequence()
+
+
 def test_sequences_share_neither_keys_nor_lives() -> None:
     one, other = sequence(), sequence()
     one.keys.append(b"k")
     one.life.append(Moment(Happened.SUBMITTED, 0.0, 0))
     assert (other.keys, other.life) == ([], [])
+
+
+# -- not yet ----------------------------------------------------------------
+
+
+def accepted(fields: list[tuple[str, Any]]) -> list[str]:
+    """Those of `fields` that do not end in a RequestError."""
+    found: list[str] = []
+    for name, value in fields:
+        try:
+            ask(**{name: value})
+        except RequestError:
+            continue
+        except (TypeError, ValueError) as error:
+            found.append(f"{name}={value!r}: {type(error).__name__}")
+        else:
+            found.append(f"{name}={value!r}")
+    return found
+
+
+@pytest.mark.xfail(reason="values that are empty or false are left as they are")
+@pytest.mark.parametrize("name", ["eos_token_ids", "stop_token_ids"])
+def test_stop_tokens_are_a_tuple_whatever_they_came_in(name: str) -> None:
+    for ids in ([], np.array([0]), np.array([3, 4])):
+        kept = getattr(ask(**{name: ids}), name)
+        assert isinstance(kept, tuple)
+        assert kept == tuple(ids)
+
+
+@pytest.mark.xfail(reason="the types of most fields are not checked")
+def test_a_field_of_the_wrong_type_is_refused() -> None:
+    wrong: list[tuple[str, Any]] = [
+        *((name, value) for name in ("eos_token_ids", "stop_token_ids") for value in (None, 0)),
+        *(("max_tokens", value) for value in ("4", 1.5, True)),
+        *(("min_tokens", value) for value in (None, "1", 0.5)),
+        *((name, value) for name in ("drafts", "seed") for value in ("1", 1.5)),
+        *(("priority", value) for value in ("x", None)),
+        *((name, "x") for name in ("arrival", "deadline", "token_deadline")),
+        *((name, value) for name in ("tenant", "cache_salt", "adapter") for value in (None, 5)),
+        ("items", None),
+        ("items", [1]),
+    ]
+    assert accepted(wrong) == []
+
+
+@pytest.mark.xfail(reason="these come to light only when the request is submitted, or later")
+def test_a_field_that_no_schedule_could_use_is_refused() -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("arrival", float("nan")),
+        ("arrival", float("inf")),
+        *((name, "\ud800") for name in ("tenant", "cache_salt", "adapter")),
+        *(("items", (item,)) for item in (Item("\ud800", 0, 1), Item("x", -1, 1), Item("x", 3, 1))),
+    ]
+    assert accepted(wrong) == []

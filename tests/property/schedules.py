@@ -12,7 +12,7 @@ from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import OracleRunner, reference
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
-MOST_TURNS = 20_000
+MOST_TURNS = 5_000
 
 
 class TightPool(BlockPool):
@@ -193,7 +193,9 @@ class Drive:
             result = self.runner.run(plan)
         if len(plan.rows):
             self.flight.append((plan, result))
-        elif not self.flight:
+            return
+        self._take(scheduler.commit(plan, StepResult.of(plan, {}), self.now))
+        if not self.flight:
             self._assert_not_stuck(before, told)
 
     def _assert_not_stuck(self, before: dict[str, Any], told: dict[str, Any]) -> None:
@@ -255,7 +257,7 @@ class Drive:
         if r.random() < 0.05:
             r.choice([scheduler.resume, scheduler.pause, lambda: scheduler.pause("all")])()
         if r.random() < 0.02:
-            scheduler.reset_prefix_cache(preempt_running=r.random() < 0.5, now=self.now)
+            scheduler.reset_prefix_cache(reset_running_requests=r.random() < 0.5, now=self.now)
         if r.random() < 0.05 and self.requests:
             scheduler.residency.live and scheduler.explain(next(iter(scheduler.residency.live)))
 

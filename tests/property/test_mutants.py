@@ -130,9 +130,16 @@ def rejected_drafts_count_as_computed(original: Any) -> Any:
     return lambda self, slot, count, rejected: original(self, slot, count, np.zeros_like(rejected))
 
 
-@mutant(SlotTable, "eligible_drafts")
-def drafts_ride_on_unfinished_prompts(_original: Any) -> Any:
-    return lambda self, slot: self.drafts[slot]
+@mutant(Unified, "_draft")
+def drafts_ride_on_unfinished_prompts(original: Any) -> Any:
+    def draft(self: Unified, step: Any) -> Any:
+        given, self._at.table.given = self._at.table.given, np.zeros_like(self._at.table.given)
+        try:
+            return original(self, step)
+        finally:
+            self._at.table.given = given
+
+    return draft
 
 
 @mutant(Residency, "preempt")
@@ -209,9 +216,9 @@ def the_end_of_a_request_is_told_but_not_done(original: Any) -> Any:
 
 @mutant(Unified, "_share")
 def the_budget_is_not_respected(original: Any) -> Any:
-    def share(self: Unified, slot: Any, draft: bool) -> Any:
+    def share(self: Unified, slot: Any) -> Any:
         with patch.object(self._at.policy, "share", lambda slot, want, budget: want):
-            return original(self, slot, draft)
+            return original(self, slot)
 
     return share
 

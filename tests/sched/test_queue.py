@@ -57,8 +57,8 @@ class Line:
         head = self.queue.head(now)
         return head.id if head else None
 
-    def order(self) -> str:
-        return "".join(sequence.id for sequence in self.queue)
+    def order(self, now: float = 0.0) -> str:
+        return "".join(sequence.id for sequence in self.queue.in_order(now))
 
     def drain(self, now: float = 0.0) -> str:
         """Everyone, in the order in which they come to the head."""
@@ -250,6 +250,24 @@ def test_superseded_places_do_not_pile_up() -> None:
     assert line.drain() == "abcd"
 
 
+def test_comings_and_goings_leave_nothing_behind() -> None:
+    """Lanes that emptied, entries of those who left: all is swept up in time."""
+    line = Line("ab", policy=Ranked(patience_s=10.0, refresh=True))
+    for number in range(1000):
+        name = f"r{number}"
+        line.policy.lanes[name] = name
+        line.push(name, at=float(number))
+        line.queue.remove(line.of[name])
+        line.queue.park(line.of["b"], "grammar")
+        line.queue.wake(line.of["b"])
+    line.queue.check()
+    kept = line.queue
+    for table in (kept._lanes, kept._heads, kept._entry, kept._oldest, kept._turn):
+        assert len(table) < 300
+    assert line.head(now=5.0) == "a"
+    assert line.drain(now=50.0) == "ab"
+
+
 # -- patience ----------------------------------------------------------------
 
 
@@ -265,6 +283,7 @@ def aged_line() -> Line:
 def test_who_waited_too_long_goes_first_oldest_first() -> None:
     line = aged_line()
     assert [line.head(now) for now in (0.0, 9.9, 10.0, 99.0)] == ["b", "b", "a", "a"]
+    assert [line.order(now) for now in (0.0, 10.0, 99.0)] == ["bca", "abc", "abc"]
     assert line.drain(now=99.0) == "abc"
 
 
@@ -291,23 +310,27 @@ def test_an_empty_queue_is_patient() -> None:
 # -- against a list ----------------------------------------------------------
 
 
-def test_random_comings_and_goings_follow_the_rank() -> None:
+@pytest.mark.parametrize("patience_s", [inf, 20.0])
+def test_random_comings_and_goings_follow_the_rank(patience_s: float) -> None:
     """The lazy heaps agree with sorting everybody anew, whatever happens."""
     random = Random(5)
-    line = Line()
+    line = Line(policy=Ranked(patience_s=patience_s))
     for number in range(300):
-        name = f"r{number}"
+        name, now = f"r{number}", float(number // 3)
         line.policy.ranks[name] = (random.randint(0, 5), random.randint(0, 5))
         line.policy.lanes[name] = random.choice("xyz")
-        line.push(name, in_front=random.random() < 0.2)
+        line.push(name, at=now, in_front=random.random() < 0.2)
         if random.random() < 0.5:
-            waiting = list(line.queue)
-            line.queue.remove(random.choice(waiting))
+            head = line.queue.head(now)
+            assert head is not None
+            line.queue.remove(random.choice([head, *line.queue]))
         if random.random() < 0.3:
             lane = random.choice("xyz")
             line.policy.lane_ranks[lane] = line.policy.lane_ranks.get(lane, 0.0) + 1.0
-        first = next(iter(line.queue), None)
-        assert line.queue.head(0.0) is first
+        first = next(iter(line.queue.in_order(now)), None)
+        assert line.queue.head(now) is first
+        if random.random() < 0.2 and first is not None:
+            line.queue.remove(first)
     assert len(line.queue) > 50
 
 

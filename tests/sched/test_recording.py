@@ -73,7 +73,7 @@ def test_what_only_asks_passes_through(tmp_path: Path) -> None:
         assert recorder.usage == inner.usage > 0
         assert recorder.explain("a") == inner.explain("a")
         assert recorder.snapshot() == inner.snapshot()
-        assert recorder.why() == inner.why()
+        assert (recorder.why(), recorder.gate) == (inner.why(), inner.gate)
         assert len(recorder.cache_events()) == 1
         recorder.check()
 
@@ -159,7 +159,7 @@ def busy(recorder: Recorder) -> list[dict[str, Any]]:
     recorder.pause()
     plans.append(turn(recorder, now=1.0).to_dict())
     recorder.resume()
-    recorder.reset_prefix_cache(preempt_running=True, now=1.0)
+    recorder.reset_prefix_cache(reset_running_requests=True, now=1.0)
     plan = recorder.plan(now=2.0)
     recorder.retry(plan, now=2.0)
     plan = recorder.plan(now=2.0)
@@ -193,6 +193,16 @@ def test_a_short_write_ends_the_recording(tmp_path: Path, monkeypatch: pytest.Mo
     replay = Replay(recorder.path)
     assert replay.run().steps == 1
     assert replay.reader.ending is Ending.CUT
+
+
+def test_a_disk_that_fills_up_at_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(scheduler(), tmp_path / "run")
+    with recorder._file as sound:  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(recorder, "_file", HalfFile(sound))
+        recorder.close()
+    assert recorder.ended == "failed: 8 of 15 bytes were written"
 
 
 class HalfFile:

@@ -5,178 +5,25 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline import PacelineError, Plan, Request, Scheduler, StepResult
+from paceline import PacelineError, Plan, Request, Scheduler
 from paceline.kv.pool import BlockPool
 from paceline.sched import replay as replaying
 from paceline.sched.policies.fcfs import Fcfs
 from paceline.sched.recording import Recorder
 from paceline.sched.records import FORMAT_NUMBER, MAGIC, Kind, RecordingError, record
 from paceline.sched.replay import Ending, Reader, Replay
+from tests.sched.recorded_runs import Trouble, small_run
 
 ROOT = Path(__file__).parents[2]
-POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
-SEEDS = range(40)
-
-
-def settings(r: Random) -> dict[str, Any]:
-    slots, length, size = r.randint(1, 8), r.randint(12, 64), r.choice([1, 2, 4, 8])
-    least = -(-length // size)
-    return {
-        "max_num_seqs": slots,
-        "max_model_len": length,
-        "block_size": size,
-        "num_blocks": r.randint(least, least * 3),
-        "max_num_batched_tokens": max(slots, r.choice([8, 16, 64])),
-        "long_prefill_token_threshold": r.choice([0, 0, 5]),
-        "enable_prefix_caching": r.random() < 0.8,
-        "enable_kv_cache_events": r.random() < 0.3,
-        "free_order": r.choice(["unsealed_first", "lru"]),
-        "reserve_full_prompt": r.random() < 0.5,
-        "watermark": r.choice([0.0, 0.2]),
-        "max_num_queued_reqs": r.choice([3, 100]),
-        "policy": r.choice(POLICIES),
-        "victim": r.choice(["newest", "cheapest"]),
-        "preempt_on_arrival": r.random() < 0.5,
-        "refuse_late": r.random() < 0.5,
-        "ageing_s": r.choice([2.0, float("inf")]),
-        "tenant_weights": {"t1": 2.0},
-        "num_speculative_tokens": r.choice([0, 0, 1, 3]),
-        "speculation": r.choice(["fixed", "adaptive"]),
-        "lookahead_slots": r.choice([0, 0, 2]),
-    }
-
-
-class Trouble:
-    """A seeded run through a recorder: every call there is, in any order, some of them wrong."""
-
-    def __init__(self, seed: int, path: Path, turns: int = 80, depth: int = 3) -> None:
-        self.random = r = Random(seed)
-        self.recorder = Recorder(Scheduler.create(**settings(r)), path)
-        self.depth = r.randint(1, depth)
-        self.now = 0.0
-        self.ids: list[str] = []
-        self.plans: list[dict[str, Any]] = []
-        self.flight: deque[Plan] = deque()
-        self.past: list[Plan] = []
-        self.refused: Counter[str] = Counter()
-        for _ in range(turns):
-            self._turn()
-        self._settle()
-
-    def _turn(self) -> None:
-        r, calls = self.random, self.recorder
-        self.now += r.choice([0.0, 0.1, 1.0, -0.5, 5.0])
-        for chance, trouble in (
-            (0.4, self._submit),
-            (0.06, lambda: calls.abort(self._someone(), self.now)),
-            (0.06, lambda: calls.park(self._someone(), r.choice(["grammar", "x", ""]), self.now)),
-            (0.1, lambda: calls.wake(self._someone(), self.now)),
-            (0.03, lambda: calls.pause(r.choice(["new", "all"]))),
-            (0.15, calls.resume),
-            (0.03, lambda: calls.reset_prefix_cache(r.random() < 0.5, self.now)),
-            (0.03, calls.reset_prefix_cache),
-            (0.1, self._misuse),
-            (0.03, lambda: self._lose(calls.retry)),
-            (0.02, lambda: self._lose(calls.fail)),
-        ):
-            if r.random() < chance:
-                self._try(trouble)
-        self._plan()
-        while len(self.flight) >= self.depth or (self.flight and r.random() < 0.3):
-            self._commit()
-
-    def _try(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except PacelineError as error:
-            self.refused[type(error).__name__] += 1
-
-    def _someone(self) -> str:
-        return self.random.choice([*self.ids[-8:], "nobody"])
-
-    def _submit(self) -> None:
-        r = self.random
-        name = f"r{len(self.ids)}" if r.random() < 0.95 else self._someone()
-        length = self.recorder.config.step.max_model_len
-        prompt = [r.randrange(3) for _ in range(r.randint(1, length))]
-        request = Request(
-            id=name,
-            prompt=prompt,  # pyright: ignore[reportArgumentType]
-            max_tokens=r.choice([None, r.randint(1, length)]),
-            eos_token_ids=r.choice([(), (2,)]),
-            stop_token_ids=r.choice([(), (5, 6)]),
-            priority=r.randint(0, 3),
-            arrival=r.choice([None, self.now]),
-            tenant=r.choice(["", "t1", "t2"]),
-            deadline=r.choice([None, 3.0]),
-            token_deadline=r.choice([None, 0.3]),
-            cache_salt=r.choice(["", "", "salt"]),
-            adapter=r.choice(["", "", "lora"]),
-            drafts=r.choice([None, None, 2]),
-        )
-        self.ids.append(name)
-        self.recorder.submit(request, self.now, r.choice(["", "", "", "grammar"]))
-
-    def _misuse(self) -> None:
-        """A result with impossible counts or shapes, or for a step that is not in flight."""
-        r = self.random
-        plan = r.choice([*self.flight, *self.past[-4:], replaying.stand_in(9999, 2)])
-        rows = len(plan.rows)
-        count = np.full(r.choice([rows, rows, rows + 1]), r.choice([300, -1]), np.int32)
-        if r.random() < 0.7:
-            ids = np.zeros((rows, r.choice([1, 2])), np.int32)
-            self.recorder.commit(plan, StepResult(ids, count), self.now)
-        elif plan not in self.flight:
-            r.choice([self.recorder.fail, self.recorder.retry])(plan, self.now)
-
-    def _lose(self, give_up: Callable[[Plan, float], object]) -> None:
-        if self.flight:
-            give_up(self.random.choice(self.flight), self.now)
-            self.past += self.flight
-            self.flight.clear()
-
-    def _plan(self) -> None:
-        plan = self.recorder.plan(self.now)
-        self.plans.append(plan.to_dict())
-        if len(plan.rows):
-            self.flight.append(plan)
-        else:
-            self.past.append(plan)
-
-    def _commit(self) -> None:
-        plan = self.flight.popleft()
-        self.recorder.commit(plan, self.result(plan), self.now)
-        self.past.append(plan)
-        if self.random.random() < 0.1:
-            self._try(lambda: self.recorder.commit(plan, self.result(plan), self.now))
-
-    def result(self, plan: Plan) -> StepResult:
-        rows, r = plan.rows, self.random
-        extra = [r.randint(0, drafts) for drafts in rows.drafts.tolist()]
-        count = np.where(rows.samples, 1 + np.array(extra, np.int32), 0).astype(np.int32)
-        width = 1 + max(rows.drafts.tolist())
-        ids = [[r.randrange(9) for _ in range(width)] for _ in range(len(rows))]
-        return StepResult(np.array(ids, np.int32), count)
-
-    def _settle(self) -> None:
-        """Let what is there run on for a while without trouble, and nothing new in."""
-        self.recorder.drain()
-        self.recorder.resume()
-        for _ in range(40):
-            self.now += 0.1
-            self._plan()
-            while self.flight:
-                self._commit()
+SEEDS = range(30)
 
 
 def told(scheduler: Scheduler | Recorder, ids: list[str]) -> dict[str, str]:
@@ -226,25 +73,6 @@ def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> N
 
 
 # -- a small run, taken apart -----------------------------------------------
-
-
-def small_run(path: Path, steps: int = 12, **other: Any) -> Recorder:
-    """Three requests that compete for two slots and few blocks."""
-    scheduler = Scheduler.create(
-        **{"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32} | other,
-        num_blocks=8,
-        block_size=4,
-    )
-    recorder = Recorder(scheduler, path)
-    for number, priority in enumerate((2, 1, 0)):
-        prompt = np.arange(5 + number)
-        request = Request(id=f"r{number}", prompt=prompt, max_tokens=6, priority=priority)
-        recorder.submit(request, now=0.5 * number)
-    for step in range(steps):
-        plan = recorder.plan(now=2.0 + step)
-        tokens = {str(name): [7] for name in plan.rows.request_id[plan.rows.samples]}
-        recorder.commit(plan, StepResult.of(plan, tokens), now=2.5 + step)
-    return recorder
 
 
 @pytest.fixture
@@ -499,7 +327,7 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
-from tests.sched.test_replay import small_run
+from tests.sched.recorded_runs import small_run
 recorder = small_run(Path(sys.argv[1]), steps=6)
 recorder.plan(now=99.0)
 os.kill(os.getpid(), signal.SIGKILL)

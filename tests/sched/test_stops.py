@@ -1,5 +1,6 @@
 """Which sampled token ends its request, and in which order the rules apply."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_what_lies_behind_the_count_of_a_row_was_not_sampled() -> None:
 def test_tokens_outside_the_watched_range_are_no_suspects() -> None:
     watch = StopWatch()
     watch.watch(ask("a", 1, stop_token_ids=(5,)))
-    found = watch.suspects(ids([-1, 4, 5, 6, 2**31 - 1]))
+    found = watch.suspects(ids([-1, 4, 5, 6, 2**20]))
     assert found is not None
     assert found.tolist() == [[False, False, True, False, False]]
 
@@ -72,7 +73,7 @@ def test_the_first_token_id_of_all_can_be_watched() -> None:
 
 
 def test_a_token_is_watched_until_its_last_watcher_leaves() -> None:
-    watch, one, other = StopWatch(), ask("a", 1, stop_token_ids=(5,)), ask("b", 1)
+    watch, one = StopWatch(), ask("a", 1, stop_token_ids=(5,))
     other = ask("b", 1, eos_token_ids=(5,))
     watch.watch(one)
     watch.watch(other)
@@ -82,6 +83,23 @@ def test_a_token_is_watched_until_its_last_watcher_leaves() -> None:
     assert still.all()
     watch.unwatch(other)
     assert watch.suspects(ids([5])) is None
+
+
+def test_a_token_id_beyond_any_vocabulary_costs_no_memory() -> None:
+    """Clients choose stop tokens; a large one must not size anything."""
+    watch = StopWatch()
+    tracemalloc.start()
+    watch.watch(ask("a", 1, stop_token_ids=(2**31 - 1, 5)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
+    found = watch.suspects(ids([5, 6]))
+    assert found is not None
+    assert found.tolist() == [[True, False]]
+    assert Watched({"stop_token_ids": (2**31 - 1,)}).cut(ids([2**31 - 1]), 1) == (
+        [1],
+        {0: 2**31 - 1},
+    )
 
 
 def test_an_unwatched_token_is_forgotten_while_others_are_watched() -> None:
@@ -175,7 +193,7 @@ def test_min_tokens_count_across_a_preemption() -> None:
     scheduler.submit(ask("a", 3, max_tokens=9, min_tokens=3, eos_token_ids=(EOS,)), 0.0)
     step(scheduler, a=[PLAIN])
     step(scheduler, a=[EOS])
-    assert scheduler.reset_prefix_cache(preempt_running=True)
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
     told = commit(scheduler, scheduler.plan(0.0), a=[EOS])
     assert told["a"] == {"tokens": [EOS], "finish": "stop"}
 
@@ -207,7 +225,11 @@ def test_a_stop_among_steady_rows_ends_only_its_own() -> None:
     for _ in range(3):
         step(scheduler)
     told = commit(scheduler, scheduler.plan(0.0), b=[EOS])
-    assert {name: one["finish"] for name, one in told.items()} == {"a": None, "b": "stop", "c": None}
+    assert {name: one["finish"] for name, one in told.items()} == {
+        "a": None,
+        "b": "stop",
+        "c": None,
+    }
     assert scheduler.snapshot()["running"] == ["a", "c"]
 
 

@@ -32,7 +32,7 @@ MARKS = {
     Kind.REFUSED: Mark("!", "!", "48;5;88;38;5;255", "refused"),
 }
 SHARED = Mark("▓", "@", "38;5;79", "shared")
-HELD = Mark("█", "#", "38;5;247", "held")
+HELD = Mark("█", "#", "38;5;243", "held")
 CACHED = Mark("░", "o", "38;5;37", "cached, free")
 BLANK = Mark("·", ".", "38;5;240", "blank")
 POOL = (SHARED, HELD, CACHED, BLANK)

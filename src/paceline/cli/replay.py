@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from paceline.core.errors import RequestError
+from paceline.sched.explain import plural
 from paceline.sched.records import RecordingError
 from paceline.sched.replay import Ending, Replay, Summary
 
@@ -35,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         for plan in replay.plans(args.until):
             if args.json:
                 print(json.dumps(plan.to_dict()))
+    except BrokenPipeError:  # whoever reads the plans has seen enough
+        raise
     except (RecordingError, OSError) as error:
         return complain(error)
     told = sys.stderr if args.json else sys.stdout
@@ -72,11 +75,15 @@ def report(replay: Replay, until: int | None) -> list[str]:
 
 
 def counted(summary: Summary) -> str:
-    refused = f", {summary.refused:,} calls refused" if summary.refused else ""
-    return (
-        f"{summary.steps:,} steps, {summary.requests:,} requests, {summary.tokens:,} tokens, "
-        f"{summary.preemptions:,} preemptions{refused}"
-    )
+    found = [
+        plural(summary.steps, "step"),
+        plural(summary.requests, "request"),
+        plural(summary.tokens, "token"),
+        plural(summary.preemptions, "preemption"),
+    ]
+    if summary.refused:
+        found.append(f"{plural(summary.refused, 'call')} refused")
+    return ", ".join(found)
 
 
 def verdict(replay: Replay, summary: Summary) -> str:

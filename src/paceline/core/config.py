@@ -1,9 +1,10 @@
 """Every setting of the heart: frozen, checked, one dataclass per component."""
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from paceline.core.errors import ConfigError
 
@@ -20,6 +21,17 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
     require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
 
 
+def check_types(config: Any) -> None:
+    """Every setting is of the type of its default; a whole number will do for a fraction."""
+    for setting in fields(config):
+        if setting.default is MISSING:
+            continue
+        value, kind = getattr(config, setting.name), cast("type[Any]", type(setting.default))
+        allowed: tuple[type[Any], ...] = (int, float) if kind is float else (kind,)
+        right = isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
+        require(right, f"{setting.name} is {value!r}; it must be of type {kind.__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The paged KV memory."""
@@ -31,6 +43,7 @@ class CacheConfig:
     enable_kv_cache_events: bool = False  # record stored and removed blocks for routers
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(self.num_blocks > 0, f"num_blocks is {self.num_blocks}; it must be positive")
         require(self.block_size > 0, f"block_size is {self.block_size}; it must be positive")
         one_of("free_order", self.free_order, get_args(FreeOrder))
@@ -51,6 +64,7 @@ class StepConfig:
     max_num_queued_reqs: int = 65536  # requests waiting or parked; more are refused
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
             require(
                 getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive"
@@ -93,8 +107,9 @@ class PolicyConfig:
     output_token_weight: float = 2.0  # fair: charge for a token generated
 
     def __post_init__(self) -> None:
+        check_types(self)
         one_of("victim", self.victim, get_args(Victim))
-        object.__setattr__(self, "tenant_weights", MappingProxyType(dict(self.tenant_weights)))
+        self._copy_weights()
         positive = [self.ageing_s, self.default_deadline_s, self.prefill_tokens_per_s]
         positive += [self.output_token_weight, *self.tenant_weights.values()]
         require(
@@ -102,17 +117,33 @@ class PolicyConfig:
         )
         require(self.input_token_weight >= 0, "input_token_weight is negative")
 
+    def _copy_weights(self) -> None:
+        given: Any = self.tenant_weights
+        complaint = f"tenant_weights is {given!r}; it maps names of tenants to numbers"
+        require(isinstance(given, Mapping), complaint)
+        weights = cast("dict[Any, Any]", dict(given))
+        require(all(isinstance(tenant, str) for tenant in weights), complaint)
+        require(all(isinstance(weight, int | float) for weight in weights.values()), complaint)
+        object.__setattr__(self, "tenant_weights", MappingProxyType(weights))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A mapping proxy cannot be sent to another process, a dict can."""
+        values: list[Any] = [getattr(self, setting.name) for setting in fields(self)]
+        plain = [dict(self.tenant_weights) if v is self.tenant_weights else v for v in values]
+        return PolicyConfig, tuple(plain)
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """Draft tokens: how many a step verifies."""
 
-    num_speculative_tokens: int = 0  # most drafts per sequence and step
+    num_speculative_tokens: int = 0  # drafts per sequence and step, where a request names none
     speculation: str = "adaptive"  # a class in sched/speculation, or a dotted path
     speculation_max_batch_tokens: int = 256  # rows and drafts beyond this are compute-bound
     lookahead_slots: int = 0  # further KV positions a drafter writes beyond the row
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("num_speculative_tokens", "lookahead_slots"):
             require(getattr(self, name) >= 0, f"{name} is negative")
         require(self.speculation_max_batch_tokens > 0, "speculation_max_batch_tokens is positive")
@@ -126,6 +157,7 @@ class JournalConfig:
     journal_spells: int = 8192  # stretches of blocked admission remembered
 
     def __post_init__(self) -> None:
+        check_types(self)
         require(min(self.journal_requests, self.journal_spells) > 0, "a journal keeps something")
 
 
@@ -154,10 +186,7 @@ class Config:
         parts: dict[str, Any] = {}
         for part, kind in PARTS.items():
             names = {setting.name for setting in fields(kind)} & settings.keys()
-            try:
-                parts[part] = kind(**{name: settings.pop(name) for name in sorted(names)})
-            except TypeError as error:
-                raise ConfigError(f"a setting of {part} has the wrong type: {error}") from None
+            parts[part] = kind(**{name: settings.pop(name) for name in sorted(names)})
         for name in settings:
             close = get_close_matches(name, Config.names(), 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""

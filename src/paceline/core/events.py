@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Happened(Enum):
@@ -17,8 +18,7 @@ class Happened(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """One turn in the life of one request.
 
     `amount` is what the turn is measured in: requests ahead when submitted, cached

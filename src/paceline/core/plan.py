@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import I32, I64, NO_I32, NO_INDEX, Bool, Index, Names, frozen
-from paceline.core.errors import StepError
-from paceline.core.request import Finish, Request
+from paceline.core.errors import RequestError, StepError
+from paceline.core.request import Finish, Request, token_array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +50,13 @@ class Grown:
     slot: Index
     index: Index
     block: I32
+
+    def followed_by(self, other: "Grown") -> "Grown":
+        return Grown(
+            np.concatenate([self.slot, other.slot]),
+            np.concatenate([self.index, other.index]),
+            np.concatenate([self.block, other.block]),
+        )
 
 
 NOTHING_GROWN = Grown(NO_INDEX, NO_INDEX, NO_I32)
@@ -115,7 +122,12 @@ class StepResult:
         order = {request_id: row for row, request_id in enumerate(rows.request_id.tolist())}
         if strangers := [request_id for request_id in tokens if request_id not in order]:
             raise StepError(f"step {plan.step} has no row for {strangers}")
-        sampled = {order[request_id]: list(new) for request_id, new in tokens.items()}
+        sampled: dict[int, I32] = {}
+        for request_id, new in tokens.items():
+            try:
+                sampled[order[request_id]] = token_array(new, f"the result for {request_id!r}")
+            except RequestError as error:
+                raise StepError(str(error)) from None
         width = max([1, *map(len, sampled.values())])
         ids = np.full((len(rows), width), -1, np.int32)
         count = np.zeros(len(rows), np.int32)

@@ -1,13 +1,13 @@
 """What a client asked for, and how far it has got."""
 
-from array import array
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
-from paceline.core.arrays import I32, frozen
+from paceline.core.arrays import I32
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
 
@@ -42,12 +42,14 @@ class Item:
 def token_array(ids: Iterable[int], what: str) -> I32:
     """Token ids as a read-only array, or a RequestError that says what is wrong."""
     try:
-        found = np.frombuffer(array("i", ids), np.int32)
-    except (TypeError, OverflowError) as error:
+        given = ids if isinstance(ids, list | tuple) else list(ids)
+        packed = struct.pack(f"{len(given)}i", *given)  # several times faster than numpy
+    except (TypeError, struct.error) as error:
         raise RequestError(f"{what} must be a list of token ids: {error}") from None
+    found = np.frombuffer(packed, np.int32)
     if len(found) and int(found.min()) < 0:
         raise RequestError(f"{what} has a negative token id: {int(found.min())}")
-    return frozen(found)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,6 @@
 """Logical KV cache: block tables of resident slots, and the prefix index."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,9 +126,10 @@ class KVCache:
         blocks: list[int] = self.table[slot, : self.held[slot]].tolist()
         return blocks
 
-    def own(self, slot: int) -> list[int]:
-        """Blocks that nobody else holds."""
-        return [block for block in self.blocks(slot) if self.pool.holders(block) == 1]
+    def held_only_by(self, slots: list[int]) -> set[int]:
+        """Blocks that would be free if all of `slots` were empty."""
+        held = Counter(block for slot in slots for block in self.blocks(slot))
+        return {block for block, count in held.items() if self.pool.holders(block) == count}
 
     def shared(self, slot: int) -> int:
         """Leading blocks of a slot that others hold too. Sharing ends where a prefix ends."""

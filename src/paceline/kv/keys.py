@@ -1,12 +1,15 @@
 """Content keys: a chained, collision-resistant name for every full block."""
 
+from collections import OrderedDict
 from hashlib import blake2b
 
 from paceline.core.arrays import I32
 from paceline.core.request import Item, Request
 
 KEY_BYTES = 16
-MEMO_BLOCKS = 32768  # contents whose key is remembered: prompts begin alike more often than not
+BYTES_PER_TOKEN = 4
+BLANK = blake2b(digest_size=KEY_BYTES)
+CHUNK_BLOCKS, MEMO_CHUNKS = 16, 4096  # of how many blocks a chunk is, and how many are remembered
 
 
 def root_key(block_size: int, adapter: str, salt: str) -> bytes:
@@ -35,7 +38,7 @@ class Keys:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._plain = root_key(block_size, "", "")
-        self._memo: dict[bytes, bytes] = {}
+        self._memo: OrderedDict[bytes, list[bytes]] = OrderedDict()  # chunk to its keys
 
     def root(self, request: Request) -> bytes:
         if not request.adapter and not request.cache_salt:
@@ -49,17 +52,49 @@ class Keys:
         if done >= full:
             return
         parent = keys[-1] if keys else self.root(request)
-        width, memo = size * tokens.itemsize, self._memo
         content = tokens[done * size : full * size].tobytes()
+        if request.items:
+            keys += self._with_items(parent, content, request.items, done * size)
+            return
+        chunk = CHUNK_BLOCKS * size * tokens.itemsize
+        for first in range(0, len(content), chunk):
+            found = self._chunk(
+                parent, content[first : first + chunk], len(content) - first >= chunk
+            )
+            keys += found
+            parent = found[-1]
+
+    def _chunk(self, parent: bytes, content: bytes, whole: bool) -> list[bytes]:
+        """The keys of a few blocks. Whole chunks are remembered: prompts often begin alike."""
+        if not whole:
+            return self._chain(parent, content)
+        found = self._memo.get(parent + content)
+        if found is None:
+            found = self._memo[parent + content] = self._chain(parent, content)
+            if len(self._memo) > MEMO_CHUNKS:
+                self._memo.popitem(last=False)
+        return found
+
+    def _chain(self, parent: bytes, content: bytes) -> list[bytes]:
+        width = self.block_size * BYTES_PER_TOKEN
+        keys: list[bytes] = []
         for first in range(0, len(content), width):
-            block = parent + content[first : first + width]
-            if request.items:
-                position = done * size + first // tokens.itemsize
-                block += item_bytes(request.items, position, position + size)
-            key = memo.get(block)
-            if key is None:
-                key = memo[block] = blake2b(block, digest_size=KEY_BYTES).digest()
-            keys.append(key)
-            parent = key
-        if len(memo) > MEMO_BLOCKS:
-            memo.clear()
+            digest = BLANK.copy()  # half the price of a new one
+            digest.update(parent + content[first : first + width])
+            parent = digest.digest()
+            keys.append(parent)
+        return keys
+
+    def _with_items(
+        self, parent: bytes, content: bytes, items: tuple[Item, ...], start: int
+    ) -> list[bytes]:
+        width = self.block_size * BYTES_PER_TOKEN
+        keys: list[bytes] = []
+        for first in range(0, len(content), width):
+            position = start + first // BYTES_PER_TOKEN
+            digest = BLANK.copy()
+            digest.update(parent + content[first : first + width])
+            digest.update(item_bytes(items, position, position + self.block_size))
+            parent = digest.digest()
+            keys.append(parent)
+        return keys

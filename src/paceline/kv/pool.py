@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
@@ -40,6 +41,11 @@ class BlockPool:
     def free(self) -> int:
         return len(self._blank) + len(self._idle)
 
+    @property
+    def cached(self) -> int:
+        """Free blocks whose content can still be found."""
+        return sum(1 for block in self._idle if self._key[block] is not None)
+
     def holders(self, block: int) -> int:
         return self._holders[block]
 
@@ -50,10 +56,12 @@ class BlockPool:
         taken = self._blank[keep:]
         del self._blank[keep:]
         taken.reverse()
-        while len(taken) < count:
-            block, _ = self._idle.popitem(last=False)
-            self._forget(block)
-            taken.append(block)
+        if len(taken) < count:
+            evicted = list(islice(self._idle, count - len(taken)))
+            for block in evicted:
+                del self._idle[block]
+                self._forget(block)
+            taken += evicted
         holders = self._holders
         for block in taken:
             holders[block] = 1
@@ -63,22 +71,24 @@ class BlockPool:
         """Add a holder to each, rescuing those that are free from reuse."""
         holders, idle = self._holders, self._idle
         for block in blocks:
-            if holders[block] == 0:
+            count = holders[block]
+            if count == 0:
                 del idle[block]
-            holders[block] += 1
+            holders[block] = count + 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """Remove one holder from each; of those that become free the first is reused first."""
+        """Remove one holder from each; those with content age in the order given."""
         holders, keys, blank_first = self._holders, self._key, self._blank_first
+        blank, idle = self._blank, self._idle
         for block in blocks:
             left = holders[block] - 1
             assert left >= 0, f"block {block} dropped twice"
             holders[block] = left
             if left == 0:
                 if blank_first and keys[block] is None:
-                    self._blank.append(block)
+                    blank.append(block)
                 else:
-                    self._idle[block] = None
+                    idle[block] = None
 
     def seal(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         """Record the full content of each block; returns the keys that nobody had before."""
@@ -105,10 +115,8 @@ class BlockPool:
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """Blocks with the given contents, as many as there are without a gap."""
-        get = self._by_key.get
         found: list[int] = []
-        for key in keys:
-            block = get(key)
+        for block in map(self._by_key.get, keys):
             if block is None:
                 break
             found.append(block)
@@ -116,8 +124,7 @@ class BlockPool:
 
     def free_among(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` are on the free list, so that holding them uses it up."""
-        holders = self._holders
-        return [holders[block] for block in blocks].count(0)
+        return list(map(self._holders.__getitem__, blocks)).count(0)
 
     def clear(self) -> None:
         """Forget every key. Only while nothing is held."""

@@ -42,7 +42,8 @@ class Accounting:
         stops = self._at.stops.cut(table, slot, ids, count)
         first = samples & (known == table.prompt[slot])
         table.append(slot, ids, count)
-        self._note_first(slot[first])
+        for place in slot[first].tolist():
+            note(table.sequence(place), Happened.FIRST_TOKEN, self._at.now, plan.step)
         self._at.stats.sampled += int(count.sum())
         self._at.policy.sampled(slot, count)
         return self._end_complete(slot, Outputs(serial, name, ids, count), stops)
@@ -53,7 +54,7 @@ class Accounting:
         suspects = at.stops.suspects(ids[:, 0])
         stops: dict[int, int] = {}
         if suspects is not None and suspects.any():
-            stops = at.stops.cut(at.table, rows.slot, ids[:, :1], result.count)
+            stops = at.stops.cut(at.table, rows.slot, ids[:, :1], result.count.copy())
         at.table.append_one(rows.slot, ids[:, 0])
         at.stats.sampled += len(rows)
         at.policy.sampled(rows.slot, result.count)
@@ -80,10 +81,6 @@ class Accounting:
         self._at.table.learn(slot[drafted], share, LEARNING)
         self._at.stats.drafted += int(drafts.sum())
         self._at.stats.accepted += int(accepted.sum())
-
-    def _note_first(self, slots: Index) -> None:
-        for slot in slots.tolist():
-            note(self._at.table.sequence(slot), Happened.FIRST_TOKEN, self._at.now, self._at.step)
 
     @staticmethod
     def _refuse_nonsense(plan: Plan, result: StepResult) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
-from paceline.sched.journal import Spell
+from paceline.sched.journal import Passage, Spell
 from paceline.sched.residency import Residency
 
 
@@ -111,45 +111,64 @@ def causes(
     """Why a wait lasted, longest first."""
     own: dict[str, float] = defaultdict(float)
     behind: dict[str, float] = defaultdict(float)
+    heads: dict[str, None] = {}
     for spell in at.journal.spells:
         overlap = min(spell.until, until) - max(spell.since, since)
-        if overlap > 0:
-            if spell.gate.serial == sequence.serial:
-                own[own_cause(spell)] += overlap
-            else:
-                behind[head_cause(spell)] += overlap
+        if overlap <= 0:
+            continue
+        if spell.gate.serial == sequence.serial:
+            own[own_cause(spell)] += overlap
+        else:
+            aged = ", by one that goes first because of its age" if spell.gate.aged else ""
+            behind[reason(spell) + aged] += overlap
+            heads[repr(spell.gate.request_id)] = None
     found = list(own.items())
-    ahead = overtakers(sequence, at, since, until)
-    for cause, time in behind.items():
-        found.append((f"behind {ahead or 'others'} ({cause})", time))
+    if behind:
+        ahead = overtakers(sequence, at, since, until) or some(list(heads))
+        why = ", ".join(f"{seconds(time)} {cause}" for cause, time in behind.items())
+        found.append((f"behind {ahead} (of it {why})", sum(behind.values())))
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def own_cause(spell: Spell) -> str:
-    short = spell.gate.short
+def some(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    shown, rest = names[:3], len(names) - 3
+    return ", ".join(shown) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def reason(spell: Spell) -> str:
+    """What the request at the head of the queue waited for."""
     match spell.gate.reason:
         case "blocks":
-            return f"for blocks, {short:,} short at first"
+            return "for blocks"
         case "seqs":
             return "for a slot (max_num_seqs)"
         case "budget":
             return "for the token budget"
         case "preempted":
-            return f"because {plural(short, 'resident')} had to be preempted"
+            return "in steps that had to preempt"
         case _:
-            return "because admission was paused"
+            return "while admission was paused"
+
+
+def own_cause(spell: Spell) -> str:
+    if spell.gate.reason == "blocks":
+        return f"for blocks, {spell.gate.short:,} short at first"
+    return reason(spell)
 
 
 def head_cause(spell: Spell) -> str:
-    gate = spell.gate
-    aged = ", first because of its age" if gate.aged else ""
-    return f"{gate.request_id!r} at the head{aged}, {own_cause(spell)}"
+    return f"{spell.gate.request_id!r}, which waits {own_cause(spell)}"
 
 
 def overtakers(sequence: Sequence, at: Residency, since: float, until: float) -> str:
     """Those admitted meanwhile, with the work they brought."""
-    seen = [p for p in at.journal.passages if since <= p.time <= until]
-    others = [p for p in seen if p.serial != sequence.serial]
+    others: list[Passage] = []
+    for passage in at.journal.passages:
+        if since <= passage.time <= until:
+            if passage.serial == sequence.serial:
+                break
+            others.append(passage)
     if not others:
         return ""
     work = sum(p.tokens for p in others)

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
@@ -37,8 +38,7 @@ class Spell:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(NamedTuple):
     """An admission, as those who were still waiting saw it."""
 
     time: float
@@ -72,10 +72,11 @@ class Journal:
         if gate is not None:
             self.spells.append(Spell(gate, now, now))
 
-    def still_blocked(self, now: float) -> None:
-        """As in the step before."""
-        if self._open:
+    def left(self, sequence: Sequence, now: float) -> None:
+        """Someone waits no longer; if it stood at the gate, nobody waits behind it now."""
+        if self._open and self.spells[-1].gate.serial == sequence.serial:
             self.spells[-1].until = now
+            self._open = False
 
     @property
     def open_spell(self) -> Spell | None:

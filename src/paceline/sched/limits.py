@@ -17,8 +17,8 @@ def within_length(want: I32, planned: I32, limit: I32) -> I32:
 
 def within_budget(want: I32, budget: int) -> I32:
     """Serve rows in order until the budget is spent; the last one served may be cut."""
-    total = np.cumsum(want, dtype=np.int64)
-    if not len(total) or total[-1] <= budget:
+    if int(want.sum()) <= budget:
         return want
+    total = np.cumsum(want, dtype=np.int64)
     granted: I32 = np.clip(budget - (total - want), 0, want).astype(np.int32)
     return granted

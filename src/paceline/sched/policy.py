@@ -5,8 +5,6 @@ from importlib import import_module
 from math import inf
 from typing import Protocol
 
-import numpy as np
-
 from paceline.core.arrays import I32, Index
 from paceline.core.config import PolicyConfig
 from paceline.core.errors import ConfigError
@@ -20,6 +18,9 @@ class View(Protocol):
 
     @property
     def table(self) -> SlotTable: ...
+
+    @property
+    def now(self) -> float: ...
 
     def uncached(self, sequence: Sequence) -> int:
         """Tokens that a waiting sequence would have to compute."""
@@ -80,6 +81,12 @@ class Policy:
     def joined(self, sequence: Sequence) -> None:
         """A new sequence began to wait."""
 
+    def parked(self, sequence: Sequence) -> None:
+        """A waiting sequence was set aside."""
+
+    def woken(self, sequence: Sequence) -> None:
+        """A parked sequence waits again."""
+
     def admitted(self, sequence: Sequence, uncached: int) -> None:
         """A sequence became resident and will compute `uncached` known tokens."""
 
@@ -91,12 +98,20 @@ class Policy:
 
     # -- shared by all ------------------------------------------------------
 
+    def impatient(self, sequence: Sequence) -> bool:
+        """Has it been here so long that it goes first?"""
+        return self.view.now - sequence.queued_at >= self.patience_s
+
     def pick(self, slots: Index) -> int:
         """The victim among `slots`, which are in admission order."""
+        return self.by_loss(slots)[0]
+
+    def by_loss(self, slots: Index) -> list[int]:
+        """Victims among `slots` in the order in which they go."""
+        newest_first: list[int] = slots[::-1].tolist()
         if self.config.victim == "newest" or len(slots) == 1:
-            return int(slots[-1])
-        losses = np.array([self.view.loss(slot) for slot in slots.tolist()])
-        return int(slots[len(slots) - 1 - int(losses[::-1].argmin())])  # newest of the cheapest
+            return newest_first
+        return sorted(newest_first, key=self.view.loss)
 
 
 def load(config: PolicyConfig, view: View) -> Policy:
@@ -108,7 +123,7 @@ def load(config: PolicyConfig, view: View) -> Policy:
             kind = getattr(found, config.policy.capitalize())
         else:
             kind = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"no policy {config.policy!r}: {error}") from None
     if not (isinstance(kind, type) and issubclass(kind, Policy)):
         raise ConfigError(f"policy {config.policy!r} is not a subclass of Policy")

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from paceline.core.request import Sequence
 from paceline.sched.policy import Policy
@@ -46,6 +47,8 @@ class WaitingQueue:
         self._fronts: dict[int, int] = {}
         self._oldest: list[tuple[float, int]] = []  # by time of submission, for patience
         self._turn: deque[int] = deque()  # serials whose rank is asked for again
+        self._asks_left = REFRESHED_PER_STEP  # further ranks that may be asked for in this step
+        self._litter = 0  # superseded entries, at most
         self.parked: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -63,7 +66,7 @@ class WaitingQueue:
         if in_front:
             self._front -= 1
             self._fronts[serial] = self._front
-        if self._policy.patience_s != float("inf"):
+        if self._policy.patience_s != inf:
             heapq.heappush(self._oldest, (sequence.queued_at, serial))
         if self._policy.refresh:
             self._turn.append(serial)
@@ -71,7 +74,8 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, waiting or parked."""
-        self._places.pop(sequence.serial, None)
+        if self._places.pop(sequence.serial, None):
+            self._littered()
         self._fronts.pop(sequence.serial, None)
         self.parked.pop(sequence.serial, None)
 
@@ -111,7 +115,8 @@ class WaitingQueue:
         return None
 
     def refresh(self) -> None:
-        """Ask for the rank of a few sequences again, in turn."""
+        """Ask for the rank of a few sequences again, in turn. Once a step."""
+        self._asks_left = REFRESHED_PER_STEP
         for _ in range(min(REFRESHED_PER_STEP, len(self._turn))):
             serial = self._turn.popleft()
             if place := self._places.get(serial):
@@ -120,13 +125,21 @@ class WaitingQueue:
                     self._place(place.sequence)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order in which they would be admitted if nothing changed."""
+        return (place.sequence for place in self._places.values())
 
-        def standing(place: Place) -> tuple[float, Order]:
-            return self._policy.lane_rank(place.lane), place.order
+    def in_order(self, now: float) -> list[Sequence]:
+        """As they would be admitted if nothing changed: the aged first, then by rank."""
 
-        for place in sorted(self._places.values(), key=standing):
-            yield place.sequence
+        aged: list[Sequence] = []
+        others: list[Place] = []
+        for place in self._places.values():
+            if now - place.sequence.queued_at >= self._policy.patience_s:
+                aged.append(place.sequence)
+            else:
+                others.append(place)
+        aged.sort(key=lambda sequence: (sequence.queued_at, sequence.serial))
+        others.sort(key=lambda place: (self._policy.lane_rank(place.lane), place.order))
+        return aged + [place.sequence for place in others]
 
     # -- places -------------------------------------------------------------
 
@@ -136,12 +149,11 @@ class WaitingQueue:
 
     def _place(self, sequence: Sequence) -> None:
         place = Place(self._order(sequence), sequence, self._policy.lane(sequence))
+        if sequence.serial in self._places:
+            self._littered()
         self._places[sequence.serial] = place
         lane = self._lanes.setdefault(place.lane, [])
         heapq.heappush(lane, place)
-        if len(lane) > 2 * len(self._places) + 64:
-            lane[:] = [entry for entry in lane if self._counts(entry)]
-            heapq.heapify(lane)
         if lane[0] is place:
             self._push_head(place)
 
@@ -171,9 +183,12 @@ class WaitingQueue:
             if not self._counts(place):
                 heapq.heappop(places)
                 continue
-            order = self._order(place.sequence) if self._policy.refresh else place.order
+            if not self._policy.refresh or not self._asks_left:
+                return place  # if a great many got worse at once, the rest is found out in turn
+            order = self._order(place.sequence)
             if order <= place.order:
                 return place
+            self._asks_left -= 1
             heapq.heappop(places)
             self._place_again(place, order)
         self._lanes.pop(lane, None)
@@ -183,6 +198,27 @@ class WaitingQueue:
         again = Place(order, place.sequence, place.lane)
         self._places[place.sequence.serial] = again
         heapq.heappush(self._lanes[place.lane], again)
+
+    def _littered(self) -> None:
+        """An entry was superseded; sweep once they are most of what is kept."""
+        self._litter += 1
+        if self._litter > 2 * len(self._places) + 64:
+            self._litter = 0
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Build everything anew from the places that count."""
+        self._lanes, self._heads, self._entry = {}, [], {}
+        for place in self._places.values():
+            self._lanes.setdefault(place.lane, []).append(place)
+        for lane in self._lanes.values():
+            heapq.heapify(lane)
+            self._push_head(lane[0])
+        if self._oldest:
+            waiting = self._places.items()
+            self._oldest = [(place.sequence.queued_at, serial) for serial, place in waiting]
+            heapq.heapify(self._oldest)
+        self._turn = deque(dict.fromkeys(s for s in self._turn if s in self._places))
 
     def check(self) -> None:
         assert not self._places.keys() & self.parked.keys(), "waiting and parked at once"

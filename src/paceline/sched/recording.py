@@ -12,6 +12,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
+from paceline.sched.journal import Gate
 from paceline.sched.records import (
     MAGIC,
     STEP,
@@ -143,9 +144,9 @@ class Recorder:
         self._note(Kind.DRAIN)
         self._call(self.scheduler.drain)
 
-    def reset_prefix_cache(self, preempt_running: bool = False, now: float = 0.0) -> bool:
-        self._note(Kind.RESET_PREFIX_CACHE, preempt_running, now)
-        return self._call(lambda: self.scheduler.reset_prefix_cache(preempt_running, now))
+    def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
+        self._note(Kind.RESET_PREFIX_CACHE, reset_running_requests, now)
+        return self._call(lambda: self.scheduler.reset_prefix_cache(reset_running_requests, now))
 
     # -- what only asks -----------------------------------------------------
 
@@ -164,6 +165,10 @@ class Recorder:
     @property
     def stats(self) -> Stats:
         return self.scheduler.stats
+
+    @property
+    def gate(self) -> Gate | None:
+        return self.scheduler.gate
 
     @property
     def usage(self) -> float:

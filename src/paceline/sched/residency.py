@@ -71,7 +71,7 @@ class Residency:
 
     def loss(self, slot: int) -> int:
         kept = self.cache.shared(slot) * self.cache.block_size
-        return max(int(self.table.known[slot]) - kept, 0)
+        return max(int(self.table.computed[slot]) - kept, 0)
 
     # -- coming -------------------------------------------------------------
 
@@ -88,10 +88,13 @@ class Residency:
 
     def park(self, sequence: Sequence, reason: str) -> None:
         note(sequence, Happened.PARKED, self.now, self.step, cause=reason)
+        self.journal.left(sequence, self.now)
+        self.policy.parked(sequence)
         self.queue.park(sequence, reason)
 
     def wake(self, sequence: Sequence) -> None:
         note(sequence, Happened.WOKEN, self.now, self.step, cause=sequence.parked)
+        self.policy.woken(sequence)
         self.queue.wake(sequence)
 
     def admit(self, sequence: Sequence, hit: Hit, tokens: int) -> Admitted:
@@ -100,7 +103,7 @@ class Residency:
         self.queue.remove(sequence)
         request = sequence.request
         drafts = self._most_drafts if request.drafts is None else request.drafts
-        slot = self.table.admit(sequence, hit.tokens, drafts)
+        slot = self.table.admit(sequence, hit.tokens, min(drafts, sequence.limit))
         blocks = self.cache.attach(slot, sequence, hit, tokens)
         self.stops.watch(request)
         known = len(sequence.tokens)
@@ -144,12 +147,13 @@ class Residency:
             self._release(sequence.slot)
         else:
             self.queue.remove(sequence)
+            self.journal.left(sequence, self.now)
         sequence.finish = finish
-        sequence.parked = ""
         del self.live[sequence.id]
         self.finished[sequence.id] = sequence
         self.stats.finished += 1
         self.policy.left(sequence)
+        sequence.parked = ""
         cause = message or finish.value
         known = len(sequence.tokens)
         note(sequence, Happened.FINISHED, self.now, self.step, known, cause)

@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any, Literal
 
 from paceline.core.config import Config
-from paceline.core.errors import QueueFull, RequestError, StepError
+from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_IDS, NO_ROWS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
@@ -22,6 +22,7 @@ Pause = Literal["", "new", "all"]
 class Scheduler:
     """One `plan()` per step, one `commit()` per result, in the same order.
 
+    An empty plan needs no commit, but one is welcome, and tells of ends not yet told.
     `plan()` may run again before `commit()`: as often as it does, so deep is the
     pipeline. Time comes in as `now`, in seconds on any clock that the caller likes.
     """
@@ -122,18 +123,19 @@ class Scheduler:
             self._untold.append(
                 self._finish(sequence, Finish.ERROR, "its deadline passed in the queue")
             )
-        if self._paused == "all":
-            return self._handed_out(self._nothing())
-        return self._handed_out(self._plan_steady() or self._plan_anew())
+        plan = self._plan_steady() or self._plan_anew()
+        if len(plan.rows):
+            self._flight.append(plan.step)
+        return plan
 
     def _plan_steady(self) -> Plan | None:
         """The same rows again, if nobody could join them."""
         at = self.residency
-        if self._steady is None or at.finished or not self._gate_stays_shut():
+        if self._steady is None or self._paused == "all" or not self._gate_stays_shut():
             return None
         plan = self._steady.plan(at.step)
         if plan is not None:
-            at.journal.still_blocked(at.now)
+            at.journal.blocked(self._gate if len(at.queue) else None, at.now)
             at.stats.planned += len(plan.rows)
         return plan
 
@@ -151,7 +153,10 @@ class Scheduler:
         at = self.residency
         if at.policy.refresh:
             at.queue.refresh()
-        step = self._discipline.compose(at.now, admitting=not self._paused)
+        if self._paused == "all":
+            step = self._discipline.rest(at.now)
+        else:
+            step = self._discipline.compose(at.now, admitting=not self._paused)
         rows = at.table.rows(step.slot, step.start, step.count, step.drafts)
         at.stats.planned += int(step.count.sum())
         at.journal.blocked(step.gate, at.now)
@@ -167,14 +172,6 @@ class Scheduler:
         return Plan(
             at.step, rows, step.start, step.grown, step.admitted, released, preempted, finished
         )
-
-    def _nothing(self) -> Plan:
-        return Plan(self.residency.step, NO_ROWS, NO_ROWS.count)
-
-    def _handed_out(self, plan: Plan) -> Plan:
-        if len(plan.rows):
-            self._flight.append(plan.step)
-        return plan
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
         """Fold one step's result into the state. Rows of departed sequences are ignored."""
@@ -209,7 +206,7 @@ class Scheduler:
             self.residency.preempt(slot, "a step whose result was lost")
 
     def _give_up(self, plan: Plan, now: float) -> list[int]:
-        """Void this step and those after it; returns the slots that had work in flight."""
+        """Void all steps in flight; returns the slots that had work in them."""
         self._tick(now)
         if plan.step <= self._void_until:
             return []
@@ -241,6 +238,8 @@ class Scheduler:
 
     def pause(self, mode: Literal["new", "all"] = "new") -> None:
         """Admit nobody ("new"), or plan nothing at all ("all"), until `resume`."""
+        if mode not in ("new", "all"):
+            raise ConfigError(f"a pause is 'new' or 'all', not {mode!r}")
         self._paused = mode
         self._gate = None
 
@@ -252,10 +251,10 @@ class Scheduler:
         """Take no further requests; those that are here run to their end."""
         self._draining = True
 
-    def reset_prefix_cache(self, preempt_running: bool = False, now: float = 0.0) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
         """Forget all cached content. False while blocks are held, unless residents may go."""
         self._tick(now)
-        if preempt_running:
+        if reset_running_requests:
             for slot in self.residency.table.order[::-1].tolist():
                 self.residency.preempt(slot, "a reset of the prefix cache")
                 self._steady = None
@@ -265,8 +264,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Is there nothing to do and nothing in flight?"""
-        return not self.residency.live and not self._flight
+        """Is there nothing to do, nothing in flight and nothing to tell?"""
+        return not (self.residency.live or self._flight or self._untold)
 
     @property
     def unfinished(self) -> int:
@@ -276,6 +275,11 @@ class Scheduler:
     @property
     def stats(self) -> Stats:
         return self.residency.stats
+
+    @property
+    def gate(self) -> Gate | None:
+        """Why nobody else was admitted in the latest step; None if nobody waits."""
+        return self._gate
 
     @property
     def usage(self) -> float:

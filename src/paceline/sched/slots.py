@@ -24,8 +24,9 @@ class SlotTable:
     `epoch[s]` rises when the slot changes hands, `serial[s]` and `name[s]` identify
     its sequence in `sequences[s]`, `resident[s]` says whether there is one, `order`
     lists resident slots, oldest first, and `drafting` counts those that may draft. Of
-    `capacity` slots those in `_vacant` are free. Rows never move. Only the methods of
-    this class write columns; everyone may read them.
+    `capacity` slots those in `_vacant` are free; `order` is a view of `_order`, and `_flat`
+    of all tokens, `_width` for each slot. Rows never move. Only the methods of this class
+    write columns; everyone may read them.
     """
 
     def __init__(self, slots: int, max_model_len: int) -> None:
@@ -46,8 +47,11 @@ class SlotTable:
         self.name = np.full(slots, None, object)
         self.resident = np.zeros(slots, np.bool_)
         self.tokens = sparse_zeros(slots, max_model_len)
+        self._flat = self.tokens.reshape(-1)
+        self._width = max_model_len
         self.sequences: list[Sequence | None] = [None] * slots
-        self.order: Index = np.empty(0, np.intp)
+        self._order: Index = np.empty(slots, np.intp)
+        self.order: Index = self._order[:0]
         self.drafting = 0
         self._vacant = list(range(slots - 1, -1, -1))
 
@@ -79,7 +83,9 @@ class SlotTable:
         self.name[slot] = request.id
         self.resident[slot] = True
         self.sequences[slot], sequence.slot = sequence, slot
-        self.order = np.append(self.order, np.intp(slot))
+        residents = len(self.order)
+        self._order[residents] = slot  # behind what earlier views of it show
+        self.order = self._order[: residents + 1]
         self.drafting += drafts > 0
         return slot
 
@@ -94,7 +100,10 @@ class SlotTable:
         self.name[slot] = None
         self.resident[slot] = False
         self._vacant.append(slot)
-        self.order = self.order[self.order != slot]
+        residents = len(self.order) - 1
+        order: Index = np.empty(self.capacity, np.intp)  # plans may still look at the old one
+        order[:residents] = self.order[self.order != slot]
+        self._order, self.order = order, order[:residents]
         return sequence
 
     def rows(self, slot: Index, start: I32, count: I32, drafts: I32) -> Rows:
@@ -122,11 +131,6 @@ class SlotTable:
         rest: I32 = np.maximum(self.known[slot] - planned, 1)
         rest[planned >= self.limit[slot] - 1] = 0
         return rest
-
-    def eligible_drafts(self, slot: Index) -> I32:
-        """Drafts each slot may add to its row: none before all it was given is computed."""
-        drafts: I32 = np.where(self.planned[slot] >= self.given[slot], self.drafts[slot], 0)
-        return drafts
 
     def advance(self, slot: Index, position: I32) -> None:
         self.planned[slot] = position
@@ -156,11 +160,11 @@ class SlotTable:
         self.known[slot] = known + count
 
     def append_one(self, slot: Index, ids: I32) -> None:
-        """The steady decode: every row was computed once and sampled once."""
+        """The steady decode: all that was known is now computed, and one more is known."""
         known = self.known[slot]
-        self.tokens[slot, known] = ids
+        self._flat[slot * self._width + known] = ids
+        self.computed[slot] = known
         self.known[slot] = known + 1
-        self.computed[slot] += 1
 
     def check(self) -> None:
         order = self.order

@@ -9,14 +9,14 @@ from paceline.sched.residency import Residency
 def take(at: Residency) -> dict[str, Any]:
     """Queues, counters and blocks by request id; ended requests until the next plan."""
     stats, pool = at.stats, at.cache.pool
-    requests = [*at.live.values(), *at.finished.values()]
+    requests = {**at.finished, **at.live}
     return {
         "step": at.step,
-        "waiting": [sequence.id for sequence in at.queue],
+        "waiting": [sequence.id for sequence in at.queue.in_order(at.now)],
         "parked": {sequence.id: sequence.parked for sequence in at.queue.parked.values()},
         "running": [at.table.sequence(slot).id for slot in at.table.order.tolist()],
         "swapped": [],
-        "requests": {sequence.id: describe(at, sequence) for sequence in requests},
+        "requests": {name: describe(at, sequence) for name, sequence in requests.items()},
         "free_blocks": pool.free,
         "total_blocks": pool.size,
         "host_free_blocks": 0,

@@ -9,6 +9,8 @@ from paceline.core.arrays import F32, I32
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import ConfigError
 
+MOST = 2**31 - 1
+
 
 class Speculation(Protocol):
     """One decision for all residents at once."""
@@ -34,20 +36,23 @@ class Adaptive:
     A step is free up to `speculation_max_batch_tokens` tokens, because it waits for
     memory and not for arithmetic: drafts share what the rows leave of that, so a large
     batch drafts nothing. Within it, the k-th draft is worth verifying while all k are
-    accepted with at least even odds, acceptance ** k >= 1/2.
+    accepted with at least even odds, acceptance ** k >= 1/2; the first one always is.
     """
 
     WORTH = 0.5
-    SURE, HOPELESS = 0.999, 0.05
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._free_tokens = config.speculation_max_batch_tokens
 
     def drafts(self, most: I32, acceptance: F32) -> I32:
         spare = max(self._free_tokens // len(most) - 1, 0) if len(most) else 0
-        odds = np.clip(acceptance, self.HOPELESS, self.SURE)
-        worth = (np.log(self.WORTH) / np.log(odds)).astype(np.int32)
-        return np.minimum(np.minimum(most, spare), np.maximum(worth, 1)).astype(np.int32)
+        allowed = np.minimum(most, np.int32(min(spare, MOST)))
+        worth = np.minimum(allowed, 1)  # one is always tried, lest a bad spell last forever
+        odds = acceptance.copy()
+        for count in range(2, int(allowed.max(initial=0)) + 1):
+            odds *= acceptance  # by multiplication, which is the same to the bit everywhere
+            worth[(odds >= self.WORTH) & (allowed >= count)] = count
+        return worth
 
 
 def load(config: SpeculationConfig) -> Speculation:
@@ -58,6 +63,6 @@ def load(config: SpeculationConfig) -> Speculation:
     module, _, name = config.speculation.rpartition(".")
     try:
         found: Speculation = getattr(import_module(module), name)(config)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"no speculation {config.speculation!r}: {error}") from None
     return found

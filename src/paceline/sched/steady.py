@@ -7,6 +7,8 @@ from paceline.core.plan import NOTHING_GROWN, Grown, Plan, Rows, StepResult
 from paceline.kv.cache import KVCache
 from paceline.sched.slots import SlotTable
 
+TABLE = 2  # dimensions of a result's ids
+
 
 class Steady:
     """Rows that can be handed out again while nobody joins, leaves or reaches a limit.
@@ -24,6 +26,7 @@ class Steady:
         self._steps_left = int((table.limit[rows.slot] - 1 - planned).min())
         self._steps_to_edge = self._to_edge(planned)
         self._commits_left: int | None = None  # until one of the rows is complete
+        self._once = np.ones(len(rows), np.int32).tobytes()  # faster to compare than an array
 
     @staticmethod
     def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
@@ -65,8 +68,10 @@ class Steady:
 
     def sampled_once(self, result: StepResult) -> bool:
         """Did every row yield exactly one token, as it must?"""
-        shape = result.ids.shape
-        return shape[0] == len(self.rows) and shape[1] >= 1 and bool((result.count == 1).all())
+        ids, count = result.ids, result.count
+        fits = ids.ndim == TABLE and ids.shape[0] == len(self.rows) and ids.shape[1] > 0
+        right = count.ndim == 1 and count.dtype == np.int32
+        return fits and right and count.tobytes() == self._once
 
     def completes_some(self) -> bool:
         """After a commit of these rows: has one of them all the tokens it may have?"""

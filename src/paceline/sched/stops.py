@@ -4,9 +4,11 @@ from collections import Counter
 
 import numpy as np
 
-from paceline.core.arrays import I32, Bool, Index
+from paceline.core.arrays import I32, Bool, Index, sparse_zeros
 from paceline.core.request import Request
 from paceline.sched.slots import SlotTable
+
+BITS = 1 << 20  # more than any vocabulary has
 
 
 class StopWatch:
@@ -14,38 +16,35 @@ class StopWatch:
 
     One bit per token id says whether any resident could stop at it, so that a step
     costs one lookup per sampled id, and only rows that sampled such a token are
-    looked at one by one.
+    looked at one by one. The last bit stands for all token ids from there on.
     """
 
     def __init__(self) -> None:
-        self._watchers: Counter[int] = Counter()
-        self._watched = np.zeros(1, np.bool_)  # the last entry is always False
+        self._watchers: Counter[int] = Counter()  # by bit
+        self._watched = sparse_zeros(1, BITS)[0]
 
     def watch(self, request: Request) -> None:
-        for token in self._tokens(request):
-            self._watchers[token] += 1
-            if token + 1 >= len(self._watched):
-                wider = np.zeros(token + token // 2 + 2, np.bool_)
-                wider[: len(self._watched)] = self._watched
-                self._watched = wider
-            self._watched[token] = True
+        for bit in self._bits(request):
+            self._watchers[bit] += 1
+            self._watched[bit] = 1
 
     def unwatch(self, request: Request) -> None:
-        for token in self._tokens(request):
-            self._watchers[token] -= 1
-            if not self._watchers[token]:
-                del self._watchers[token]
-                self._watched[token] = False
+        for bit in self._bits(request):
+            self._watchers[bit] -= 1
+            if not self._watchers[bit]:
+                del self._watchers[bit]
+                self._watched[bit] = 0
 
     @staticmethod
-    def _tokens(request: Request) -> tuple[int, ...]:
-        return request.stop_token_ids + (() if request.ignore_eos else request.eos_token_ids)
+    def _bits(request: Request) -> list[int]:
+        tokens = request.stop_token_ids + (() if request.ignore_eos else request.eos_token_ids)
+        return [min(token, BITS - 1) for token in tokens]
 
     def suspects(self, ids: I32) -> Bool | None:
         """Where some resident's stop token was sampled; None if nobody watches anything."""
         if not self._watchers:
             return None
-        suspects: Bool = np.take(self._watched, ids, mode="clip")
+        suspects: Bool = np.take(self._watched, ids, mode="clip") > 0
         return suspects
 
     def cut(self, table: SlotTable, slot: Index, ids: I32, count: I32) -> dict[int, int]:
@@ -53,7 +52,7 @@ class StopWatch:
         found = self.suspects(ids)
         if found is None:
             return {}
-        inside: Bool = np.less(np.arange(ids.shape[1]), count.reshape(-1, 1))
+        inside: Bool = np.less(np.arange(ids.shape[1], dtype=np.int32), count.reshape(-1, 1))
         suspects: Bool = np.logical_and(found, inside)
         stops: dict[int, int] = {}
         for row in np.flatnonzero(suspects.any(axis=1)).tolist():

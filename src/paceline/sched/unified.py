@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.core.arrays import I32, Index
+from paceline.core.arrays import I32, NO_I32, NO_INDEX, Index
 from paceline.core.config import Config
 from paceline.core.plan import NOTHING_GROWN, Admitted, Grown
 from paceline.core.request import Sequence
 from paceline.kv.cache import Hit
 from paceline.sched.journal import Gate
-from paceline.sched.limits import within_length, within_threshold
+from paceline.sched.limits import within_budget, within_length, within_threshold
 from paceline.sched.residency import Residency
 from paceline.sched.speculation import Speculation
 
@@ -44,55 +44,80 @@ class Unified:
         if admitting:
             self._displace(now)
         preempted = at.stats.preemptions
-        slot, count, drafts, short = self._fit_residents()
+        served = self._serve()
+        if at.stats.preemptions > preempted:
+            step = self._closed(served, "preempted", now, at.stats.preemptions - preempted)
+        elif not admitting:
+            step = self._closed(served, "paused", now)
+        else:
+            step = self._admit(served, now)
+        return self._draft(step) if at.table.drafting else step
+
+    def rest(self, now: float) -> Composition:
+        """Nobody computes anything now."""
+        nothing = Composition(NO_INDEX, NO_I32, NO_I32, NO_I32)
+        return self._closed(nothing, "paused", now)
+
+    # -- residents ----------------------------------------------------------
+
+    def _serve(self) -> Composition:
+        """Share the budget among residents and give each the blocks it lacks."""
+        at = self._at
+        slot, count, short = self._fit_residents()
         grown = at.cache.grow(slot, short)
         if not count.all():
             busy = count > 0
             at.table.idle(slot[~busy & (at.table.remaining(slot) > 0)], at.step)
-            slot, count, drafts = slot[busy], count[busy], drafts[busy]
-        served = Composition(slot, at.table.planned[slot], count, drafts, grown)
-        at.table.advance(slot, served.start + count)
+            slot, count = slot[busy], count[busy]
+        start = at.table.planned[slot]
+        at.table.advance(slot, start + count)
+        served = Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
         self._seal(served)
-        if at.stats.preemptions > preempted:
-            return self._closed(served, "preempted", now, at.stats.preemptions - preempted)
-        if not admitting:
-            return self._closed(served, "paused", now)
-        return self._admit(served, now)
+        return served
 
-    # -- residents ----------------------------------------------------------
-
-    def _fit_residents(self) -> tuple[Index, I32, I32, I32]:
-        """Share the budget, then give up drafts and then residents until blocks suffice.
-
-        Returns the residents with positions, drafts and new blocks for each.
-        """
-        at, draft = self._at, self._at.table.drafting > 0
+    def _fit_residents(self) -> tuple[Index, I32, I32]:
+        """Residents with positions and new blocks for each; some give way if blocks are short."""
+        at = self._at
         while True:
             slot = at.table.order
-            count, drafts = self._share(slot, draft)
+            count = self._share(slot)
             short = self._short(slot, count)
             missing = int(short.sum()) - at.cache.pool.free
             if missing <= 0:
-                return slot, count, drafts, short
-            if draft and drafts.any():
-                draft = False
-                continue
-            needy = at.table.name[slot[np.cumsum(short) > at.cache.pool.free][0]]
-            at.preempt(at.policy.victim(), cause=f"{needy!r}, with {missing} blocks short")
+                return slot, count, short
+            needy = int(slot[np.cumsum(short) > at.cache.pool.free][0])
+            victim = at.policy.victim()
+            whom = "itself" if needy == victim else repr(at.table.name[needy])
+            blocks = "1 block" if missing == 1 else f"{missing} blocks"
+            at.preempt(victim, cause=f"want of {blocks} for {whom}")
 
-    def _share(self, slot: Index, draft: bool) -> tuple[I32, I32]:
-        """Positions for each resident within all limits, and how many of them are drafts."""
-        table, config = self._at.table, self._config
-        rest = table.remaining(slot)
-        want = rest
-        if draft:
-            drafts = self._speculation.drafts(table.most_drafts[slot], table.acceptance[slot])
-            table.propose(slot, drafts)
-            want = rest + np.where(rest > 0, table.eligible_drafts(slot), 0)
-            want = within_length(want, table.planned[slot], table.limit[slot])
+    def _share(self, slot: Index) -> I32:
+        """Positions for each resident within all limits."""
+        config = self._config
+        want = self._at.table.remaining(slot)
         want = within_threshold(want, config.long_prefill_token_threshold)
-        count = self._at.policy.share(slot, want, config.max_num_batched_tokens)
-        return count, np.maximum(count - rest, 0)
+        return self._at.policy.share(slot, want, config.max_num_batched_tokens)
+
+    def _draft(self, step: Composition) -> Composition:
+        """Let drafts ride on the budget and the blocks that nobody else wanted."""
+        at, slot = self._at, step.slot
+        table, end = at.table, step.start + step.count
+        order = table.order
+        table.propose(
+            order, self._speculation.drafts(table.most_drafts[order], table.acceptance[order])
+        )
+        drafts = np.where(step.start >= table.given[slot], table.drafts[slot], 0)
+        drafts = within_length(drafts, end, table.limit[slot])
+        left = self._config.max_num_batched_tokens - int(step.count.sum())
+        drafts = within_budget(drafts, left)
+        short = self._short(slot, drafts)
+        unaffordable = (short > 0) & (np.cumsum(short) > at.cache.pool.free)
+        drafts[unaffordable] = short[unaffordable] = 0
+        if not drafts.any():
+            return step
+        grown = step.grown.followed_by(at.cache.grow(slot, short))
+        table.advance(slot, end + drafts)
+        return replace(step, count=step.count + drafts, drafts=drafts, grown=grown)
 
     def _short(self, slot: Index, count: I32) -> I32:
         end = self._at.table.planned[slot] + count
@@ -120,21 +145,21 @@ class Unified:
         for number in range(len(candidates) + 1):
             if self._fits_without(head, candidates[:number]):
                 for slot in candidates[:number]:
-                    at.preempt(slot, cause=f"{head.id!r}, which may displace it")
+                    at.preempt(slot, cause=f"{head.id!r}, which goes before it")
                 return
 
     def _fits_without(self, head: Sequence, gone: list[int]) -> bool:
         """Would `head` be admitted in this step if the residents in `gone` were not here?"""
         at = self._at
         slot = at.table.order[~np.isin(at.table.order, gone)]
-        count, _ = self._share(slot, draft=False)
+        count = self._share(slot)
         hit = at.lookup(head)
         tokens = self._chunk(head, hit, self._config.max_num_batched_tokens - int(count.sum()))
         if not tokens or not at.table.vacant + len(gone):
             return False
-        freed = [block for one in gone for block in at.cache.own(one)]
+        freed = at.cache.held_only_by(gone)
         missing = at.cache.missing(hit, self._span(head, hit, tokens))
-        missing += len(set(freed) & set(hit.blocks)) + int(self._short(slot, count).sum())
+        missing += len(freed & set(hit.blocks)) + int(self._short(slot, count).sum())
         spared = self._reserve if len(slot) else 0
         return missing + spared <= at.cache.pool.free + len(freed)
 

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
-from paceline.sched.scheduler import Scheduler
 
 
 class Runner(Protocol):
@@ -16,13 +15,29 @@ class Runner(Protocol):
     def run(self, plan: Plan) -> StepResult: ...
 
 
+class Planner(Protocol):
+    """The scheduler, or something that stands in front of it."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def submit(self, request: Request, now: float) -> None: ...
+
+    def plan(self, now: float) -> Plan: ...
+
+    def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """One turn of the loop: what was planned in it, and what came back."""
 
     time: float  # seconds on the virtual clock
-    plan: Plan | None
+    plan: Plan | None  # None: nothing could be planned, or the pipeline was full
     outputs: Outputs | None
+
+
+NO_WORK_S = 1e-3  # what an empty step takes, so that time goes on
 
 
 def one_second(plan: Plan) -> float:
@@ -38,7 +53,7 @@ class Loop:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Planner,
         runner: Runner,
         depth: int = 1,
         step_s: Callable[[Plan], float] = one_second,
@@ -64,24 +79,33 @@ class Loop:
             stalled = stalled + 1 if turn.plan is None and turn.outputs is None else 0
             if stalled > 1 and not waiting:
                 return  # all that is left is parked or paused, and nobody here will change that
+            if stalled > 1:
+                self.now = max(self.now, waiting[0].arrival or 0.0)
 
     def turn(self) -> Turn:
         """Plan a step if the pipeline has room; wait for the oldest one if it has not."""
         plan = self._launch() if len(self._flight) < self.depth else None
+        if plan is not None and not len(plan.rows) and not self._flight:
+            outputs = self._commit_empty(plan)
+            return Turn(self.now, None, outputs)
+        planned = plan if plan is not None and len(plan.rows) else None
         outputs = None
-        if self._flight and (plan is None or len(self._flight) == self.depth):
+        if planned is None or len(self._flight) == self.depth:
             done, oldest, result = self._flight.popleft()
             self.now = max(self.now, done)
             outputs = self.scheduler.commit(oldest, result, self.now)
-        elif plan is None:
-            self.now += 1e-3  # nothing to do until something is woken or resumed
-        return Turn(self.now, plan, outputs)
+        return Turn(self.now, planned, outputs)
 
-    def _launch(self) -> Plan | None:
+    def _launch(self) -> Plan:
         plan = self.scheduler.plan(self.now)
         result = self.runner.run(plan)  # an empty plan still tells the runner who left
-        if not len(plan.rows):
-            return None
-        self._device_free = max(self._device_free, self.now) + self._step_s(plan)
-        self._flight.append((self._device_free, plan, result))
+        if len(plan.rows):
+            self._device_free = max(self._device_free, self.now) + self._step_s(plan)
+            self._flight.append((self._device_free, plan, result))
         return plan
+
+    def _commit_empty(self, plan: Plan) -> Outputs | None:
+        """Nothing runs and nothing can; time goes on a little, and untold ends are told."""
+        self.now += NO_WORK_S
+        outputs = self.scheduler.commit(plan, StepResult.of(plan, {}), self.now)
+        return outputs if outputs.finished else None

@@ -21,6 +21,7 @@ class Deadline(Policy):
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
         self._first_due: list[tuple[float, int, Sequence]] = []
+        self._ended = 0  # at most so many of these have
 
     def due(self, sequence: Sequence) -> float:
         """When its next token should be there."""
@@ -51,6 +52,14 @@ class Deadline(Policy):
     def joined(self, sequence: Sequence) -> None:
         if self.config.refuse_late and sequence.request.deadline is not None:
             heapq.heappush(self._first_due, (self.due(sequence), sequence.serial, sequence))
+
+    def left(self, sequence: Sequence) -> None:
+        """Forget those that ended before their time, once they are most of what is kept."""
+        self._ended += 1
+        if self._ended > len(self._first_due) // 2:
+            self._first_due = [due for due in self._first_due if due[2].finish is None]
+            heapq.heapify(self._first_due)
+            self._ended = 0
 
     def late(self, now: float) -> Iterator[Sequence]:
         while self._first_due and self._first_due[0][0] < now:

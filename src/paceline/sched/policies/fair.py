@@ -10,26 +10,32 @@ from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
 from paceline.sched.policy import Policy, View
 
-FORGOTTEN_FROM = 1024  # tenants that are away before the first are forgotten
+FORGOTTEN_FROM = 64  # tenants known before the first are forgotten
 
 
 class Fair(Policy):
     """The tenant that was served least goes first.
 
     A tenant's counter grows with the prompt tokens computed and the tokens generated for
-    it, divided by its weight. One that comes back is lifted to where the last admitted
-    tenant stood, so idling saves up nothing. While two tenants both have requests
-    waiting, their counters stay within the cost of one largest request plus one resident
-    batch of each other. Work done again after a preemption is not charged.
+    it, divided by its weight. `fair_share` is what a tenant would have that was always
+    here: the service of each moment, split by weight among those who are, and at least
+    where the last admitted tenant stood. One that comes back is lifted to it, so idling
+    saves up nothing, and a stream of newcomers keeps nobody waiting for longer than it
+    takes to serve each of them what that one had beyond its share. While two tenants both
+    have requests waiting, their counters stay within the cost of one largest request plus
+    one resident batch of each other. Work done again after a preemption is not charged.
     """
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
         self.served: dict[str, float] = {}
-        self._floor = 0.0  # no waiting tenant stands lower
-        self._here: Counter[str] = Counter()  # requests not yet ended, by tenant
-        self._tenants: list[str] = []  # residents' tenants, by number
+        self.fair_share = 0.0
+        self._here: Counter[str] = Counter()  # requests that are here and not parked
+        self._weight_here = 0.0
+        self._forget_from = FORGOTTEN_FROM
+        self._tenants: list[str] = []  # by number, for those that are here
         self._number: dict[str, int] = {}
+        self._vacant: list[int] = []
         self._number_of = np.zeros(view.table.capacity, np.intp)  # by slot
 
     def lane(self, sequence: Sequence) -> Hashable:
@@ -38,19 +44,51 @@ class Fair(Policy):
     def lane_rank(self, lane: Hashable) -> float:
         return self.served[str(lane)]
 
+    # -- who is here --------------------------------------------------------
+
     def joined(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
-        self.served[tenant] = max(self.served.get(tenant, 0.0), self._floor)
+        if not self._here[tenant]:
+            self.served[tenant] = max(self.served.get(tenant, 0.0), self.fair_share)
+            self._weight_here += self._weight(tenant)
+            self._number[tenant] = self._vacant.pop() if self._vacant else len(self._tenants)
+            self._tenants[self._number[tenant] : self._number[tenant] + 1] = [tenant]
         self._here[tenant] += 1
+
+    def woken(self, sequence: Sequence) -> None:
+        self.joined(sequence)
+
+    def parked(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._here[tenant] -= 1
+        if self._here[tenant]:
+            return
+        del self._here[tenant]
+        self._weight_here = self._weight_here - self._weight(tenant) if self._here else 0.0
+        self._vacant.append(self._number.pop(tenant))
+        if len(self.served) > self._forget_from:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop tenants that are away and would be lifted anyway."""
+        self.served = {
+            tenant: served
+            for tenant, served in self.served.items()
+            if tenant in self._here or served > self.fair_share
+        }
+        self._forget_from = 2 * len(self.served) + FORGOTTEN_FROM
+
+    def left(self, sequence: Sequence) -> None:
+        if not sequence.parked:
+            self.parked(sequence)
+
+    # -- service ------------------------------------------------------------
 
     def admitted(self, sequence: Sequence, uncached: int) -> None:
         tenant = sequence.request.tenant
-        if tenant not in self._number:
-            self._number[tenant] = len(self._tenants)
-            self._tenants.append(tenant)
         self._number_of[sequence.slot] = self._number[tenant]
         if not sequence.preemptions:
-            self._floor = max(self._floor, self.served[tenant])
+            self.fair_share = max(self.fair_share, self.served[tenant])
             self._charge(tenant, uncached * self.config.input_token_weight)
 
     def sampled(self, slot: Index, count: I32) -> None:
@@ -59,34 +97,15 @@ class Fair(Policy):
             cost = float(tokens[number]) * self.config.output_token_weight
             self._charge(self._tenants[number], cost)
 
-    def left(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
-        self._here[tenant] -= 1
-        if not self._here[tenant]:
-            del self._here[tenant]
-        if len(self.served) > 2 * len(self._here) + FORGOTTEN_FROM:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Drop tenants that are away and would be lifted anyway."""
-        self.served = {
-            tenant: served
-            for tenant, served in self.served.items()
-            if tenant in self._here or served > self._floor
-        }
-        here = [tenant for tenant in self._tenants if tenant in self._here]
-        renumbered = np.zeros(len(self._tenants), np.intp)
-        for number, tenant in enumerate(here):
-            renumbered[self._number[tenant]] = number
-        self._number_of = renumbered[self._number_of]
-        self._tenants = here
-        self._number = {tenant: number for number, tenant in enumerate(here)}
-
     def victim(self) -> int:
         """A resident of the tenant that was served most."""
         slots = self.view.table.order
         served = [self.served[self._tenants[number]] for number in self._number_of[slots].tolist()]
         return self.pick(slots[np.array(served) == max(served)])
 
+    def _weight(self, tenant: str) -> float:
+        return self.config.tenant_weights.get(tenant, 1.0)
+
     def _charge(self, tenant: str, cost: float) -> None:
-        self.served[tenant] += cost / self.config.tenant_weights.get(tenant, 1.0)
+        self.served[tenant] += cost / self._weight(tenant)
+        self.fair_share += cost / self._weight_here

@@ -1,7 +1,5 @@
 """Smaller priority first, then earlier arrival."""
 
-import numpy as np
-
 from paceline.core.arrays import Index
 from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
@@ -9,7 +7,7 @@ from paceline.sched.policy import Policy, View
 
 
 class Priority(Policy):
-    """The worst priority gives way. What waited for `ageing_s` goes first.
+    """The worst priority gives way. What has been here for `ageing_s` goes first and stays.
 
     With `preempt_on_arrival` a waiting request displaces a resident of strictly worse
     priority. Arrival does not count there: two equals would push each other out in turn.
@@ -24,21 +22,26 @@ class Priority(Policy):
         return (sequence.request.priority, sequence.arrival)
 
     def victim(self) -> int:
-        return self._worst(self.view.table.order)
+        slots = self.view.table.order
+        young = self._young(slots)
+        if not len(young):  # all are old enough to go first, so the oldest stays
+            return max(slots.tolist(), key=lambda slot: self._sequence(slot).queued_at)
+        worst = max(self._priority(slot) for slot in young.tolist())
+        return self.pick(young[[self._priority(slot) == worst for slot in young.tolist()]])
 
     def displaceable(self, sequence: Sequence, now: float) -> list[int]:
         if not self.config.preempt_on_arrival:
             return []
-        table, priority = self.view.table, sequence.request.priority
-        worse = [
-            slot
-            for slot in table.order[::-1].tolist()
-            if table.sequence(slot).request.priority > priority
-            and now - table.sequence(slot).queued_at < self.patience_s
-        ]
-        return sorted(worse, key=lambda slot: -table.sequence(slot).request.priority)
+        priority = sequence.request.priority
+        candidates = self.by_loss(self._young(self.view.table.order))
+        worse = [slot for slot in candidates if self._priority(slot) > priority]
+        return sorted(worse, key=self._priority, reverse=True)
 
-    def _worst(self, slots: Index) -> int:
-        table = self.view.table
-        priority = np.array([table.sequence(slot).request.priority for slot in slots.tolist()])
-        return self.pick(slots[priority == priority.max()])
+    def _young(self, slots: Index) -> Index:
+        return slots[[not self.impatient(self._sequence(slot)) for slot in slots.tolist()]]
+
+    def _priority(self, slot: int) -> int:
+        return self._sequence(slot).request.priority
+
+    def _sequence(self, slot: int) -> Sequence:
+        return self.view.table.sequence(slot)

@@ -1,0 +1,591 @@
+"""Block tables and the prefix index: what is found, held, sealed and let go."""
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.config import CacheConfig
+from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored
+from paceline.core.plan import NOTHING_GROWN
+from paceline.core.request import Item, Request, Sequence
+from paceline.kv.cache import MISS, Hit, KVCache
+
+SIZE, SLOTS, LENGTH = 4, 4, 40
+TEXT = list(range(100, 100 + LENGTH))
+serials = count()
+
+
+def cache(blocks: int = 16, **settings: Any) -> KVCache:
+    return KVCache(CacheConfig(num_blocks=blocks, block_size=SIZE, **settings), SLOTS, LENGTH)
+
+
+def sequence(kv: KVCache, tokens: list[int], **fields: Any) -> Sequence:
+    """A sequence with a key for every full block."""
+    request = Request(f"r{next(serials)}", tokens, **fields)  # pyright: ignore[reportArgumentType]
+    made = Sequence(request, next(serials), LENGTH, 0.0, request.prompt)
+    kv.name(made)
+    return made
+
+
+def admit(kv: KVCache, slot: int, made: Sequence, step: int | None = None) -> Hit:
+    """Attach all of a sequence and seal it, as a step that computes it whole does."""
+    hit = kv.lookup(made)
+    kv.attach(slot, made, hit, len(made.tokens))
+    kv.seal(slot, made, len(made.tokens), step)
+    kv.check()
+    return hit
+
+
+def put(kv: KVCache, slot: int, tokens: list[int], **fields: Any) -> Sequence:
+    made = sequence(kv, tokens, **fields)
+    admit(kv, slot, made)
+    return made
+
+
+def cached(kv: KVCache, tokens: list[int], **fields: Any) -> Sequence:
+    """A sequence that came and went, leaving its content behind."""
+    made = put(kv, SLOTS - 1, tokens, **fields)
+    kv.release(SLOTS - 1, made)
+    return made
+
+
+def extend(kv: KVCache, slot: int, made: Sequence, tokens: list[int]) -> None:
+    """Generate `tokens` and seal what they fill."""
+    made.tokens = np.append(made.tokens, np.array(tokens, np.int32))
+    short = kv.short(np.array([slot]), np.array([len(made.tokens)], np.int32))
+    kv.grow(np.array([slot]), short)
+    kv.name(made)
+    kv.seal(slot, made, len(made.tokens), None)
+    kv.check()
+
+
+# -- finding ----------------------------------------------------------------
+
+
+def test_blocks_for_tokens_are_rounded_up() -> None:
+    assert [cache().blocks_for(tokens) for tokens in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+
+
+def test_nothing_is_found_in_an_empty_cache() -> None:
+    kv = cache()
+    assert kv.lookup(sequence(kv, TEXT[:12])) is MISS
+
+
+def test_the_longest_common_prefix_of_full_blocks_is_found() -> None:
+    kv = cache()
+    cached(kv, TEXT[:14])
+    assert kv.lookup(sequence(kv, TEXT[:20])) == Hit((0, 1, 2), 12)
+    assert kv.lookup(sequence(kv, TEXT[:11])) == Hit((0, 1), 8)
+    assert kv.lookup(sequence(kv, [*TEXT[:6], 1, 2, 3])) == Hit((0,), 4)
+    assert kv.lookup(sequence(kv, [1, *TEXT[1:12]])) == MISS
+
+
+@pytest.mark.parametrize(("length", "found"), [(11, 8), (12, 8), (13, 12), (4, 0), (5, 4), (1, 0)])
+def test_the_last_token_is_never_found(length: int, found: int) -> None:
+    kv = cache()
+    cached(kv, TEXT[:16])
+    assert kv.lookup(sequence(kv, TEXT[:length])).tokens == found
+
+
+def test_a_sequence_finds_its_own_blocks_again() -> None:
+    kv = cache()
+    made = put(kv, 0, TEXT[:10])
+    extend(kv, 0, made, TEXT[10:17])
+    blocks = kv.blocks(0)
+    kv.release(0, made)
+    assert kv.lookup(made) == Hit(tuple(blocks[:4]), 16)
+
+
+def test_what_is_not_cached_is_counted() -> None:
+    kv = cache()
+    cached(kv, TEXT[:8])
+    assert kv.uncached(sequence(kv, TEXT[:10])) == 2
+    assert kv.uncached(sequence(kv, [1, 2, 3])) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"items": (Item("cat", 1, 2),)}],
+    ids=str,
+)
+def test_equal_prompts_of_another_salt_adapter_or_item_never_share(fields: Any) -> None:
+    kv = cache()
+    cached(kv, TEXT[:12])
+    assert kv.lookup(sequence(kv, TEXT[:12], **fields)) == MISS
+    cached(kv, TEXT[:12], **fields)
+    assert kv.lookup(sequence(kv, TEXT[:12], **fields)).tokens == 8
+
+
+def test_prompts_share_what_comes_before_an_item() -> None:
+    kv = cache()
+    cached(kv, TEXT[:16])
+    pictured = sequence(kv, TEXT[:16], items=(Item("cat", 9, 2),))
+    assert kv.lookup(pictured).tokens == 8
+
+
+def test_with_prefix_caching_off_nothing_is_named_sealed_or_found() -> None:
+    kv = cache(enable_prefix_caching=False, enable_kv_cache_events=True)
+    made = put(kv, 0, TEXT[:12])
+    assert made.keys == []
+    assert tails(kv) == {}
+    assert kv.continuing(made, MISS) == []
+    kv.release(0, made)
+    assert kv.lookup(sequence(kv, TEXT[:12])) == MISS
+    assert kv.uncached(made) == 12
+    assert kv.events == []
+    kv.check()
+
+
+# -- admitting --------------------------------------------------------------
+
+
+def test_an_admitted_sequence_gets_its_hit_and_new_blocks_behind_it() -> None:
+    kv = cache()
+    first = put(kv, 0, TEXT[:10])
+    other = sequence(kv, TEXT[:14])
+    hit = kv.lookup(other)
+    assert kv.attach(1, other, hit, 14) == (0, 1, 3, 4)
+    assert (kv.blocks(0), kv.blocks(1)) == ([0, 1, 2], [0, 1, 3, 4])
+    assert kv.held.tolist() == [3, 4, 0, 0]
+    kv.check()
+    kv.release(0, first)
+    assert kv.blocks(1) == [0, 1, 3, 4]
+
+
+def test_a_slot_is_attached_only_when_it_is_empty() -> None:
+    kv = cache()
+    made = put(kv, 0, TEXT[:4])
+    with pytest.raises(AssertionError, match="slot 0 already holds blocks"):
+        kv.attach(0, made, MISS, 4)
+
+
+def test_a_hit_on_the_free_list_counts_as_needed() -> None:
+    kv = cache(blocks=6)
+    cached(kv, TEXT[:12])
+    wanted = sequence(kv, TEXT[:18])
+    hit = kv.lookup(wanted)
+    assert (len(hit.blocks), kv.pool.free) == (3, 6)
+    assert kv.missing(hit, 18) == 5  # two new ones, and three that leave the free list
+    put(kv, 0, TEXT[:12])  # holds two of the three, and computes the last one itself
+    assert kv.missing(kv.lookup(wanted), 18) == 3
+    assert kv.missing(MISS, 18) == 5
+
+
+def test_asking_what_an_admission_would_need_changes_nothing() -> None:
+    kv = cache(blocks=4)
+    cached(kv, TEXT[:8])
+    holder = put(kv, 0, [1, 2, 3, 4, 5])
+    wanted = sequence(kv, TEXT[:13])
+    before = [kv.pool.holders(block) for block in range(4)], kv.pool.free
+    hit = kv.lookup(wanted)
+    assert kv.missing(hit, 13) > kv.pool.free  # so it is not admitted
+    assert ([kv.pool.holders(block) for block in range(4)], kv.pool.free) == before
+    assert kv.lookup(wanted) == hit
+    kv.check()
+    kv.release(0, holder)
+
+
+def test_hits_are_held_before_new_blocks_are_taken() -> None:
+    kv = cache(blocks=4)
+    cached(kv, TEXT[:8])  # the oldest content, and by that the first to be evicted
+    cached(kv, [1, 2, 3, 4, 5, 6, 7, 8])
+    wanted = sequence(kv, TEXT[:16])
+    hit = kv.lookup(wanted)
+    assert hit.blocks == (0, 1)
+    assert kv.missing(hit, 16) == kv.pool.free == 4
+    assert kv.attach(0, wanted, hit, 16)[:2] == (0, 1)
+    assert len(set(kv.blocks(0))) == 4
+    kv.check()
+
+
+def test_a_reused_block_loses_its_content_when_it_is_taken_and_not_before() -> None:
+    kv = cache(blocks=2)
+    old = cached(kv, TEXT[:8])
+    assert kv.pool.find(old.keys) == [0, 1]
+    new = sequence(kv, [1, 2, 3, 4, 5])
+    kv.attach(0, new, MISS, 5)
+    assert kv.pool.find(old.keys) == []
+    kv.seal(0, new, 5, None)
+    assert kv.lookup(sequence(kv, [1, 2, 3, 4, 5])).tokens == 4
+
+
+def test_a_released_slot_has_nothing_left() -> None:
+    kv = cache()
+    assert kv.sealed == [0] * SLOTS
+    made = put(kv, 0, TEXT[:10])
+    kv.release(0, made)
+    assert (kv.blocks(0), kv.held.tolist(), kv.sealed) == ([], [0] * SLOTS, [0] * SLOTS)
+    assert kv.pool.free == kv.pool.size
+
+
+def test_of_a_released_sequence_the_deepest_block_is_reused_first() -> None:
+    kv = cache(blocks=4)
+    cached(kv, TEXT[:14])  # three full blocks and a part of one, which goes first of all
+    for left in (12, 8, 4, 0):
+        kv.pool.take(1)
+        assert kv.lookup(sequence(kv, TEXT[:16])).tokens == left
+
+
+# -- growing ----------------------------------------------------------------
+
+
+def test_what_each_slot_lacks_is_never_negative() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:8])
+    put(kv, 1, [7])
+    slots = np.array([0, 1, 2])
+    assert kv.short(slots, np.array([3, 4, 0], np.int32)).tolist() == [0, 0, 0]
+    assert kv.short(slots, np.array([9, 13, 1], np.int32)).tolist() == [1, 3, 1]
+
+
+def test_slots_grow_by_different_numbers_of_blocks() -> None:
+    kv = cache()
+    put(kv, 0, [1])  # block 0
+    put(kv, 2, [2, 2, 2, 2, 2])  # 1 and 2
+    put(kv, 3, [3])  # 3
+    grown = kv.grow(np.array([2, 0, 3]), np.array([2, 0, 1], np.int32))
+    assert grown.slot.tolist() == [2, 2, 3]
+    assert grown.index.tolist() == [2, 3, 1]
+    assert grown.block.tolist() == [4, 5, 6]
+    assert [kv.blocks(slot) for slot in (0, 2, 3)] == [[0], [1, 2, 4, 5], [3, 6]]
+    kv.check()
+
+
+def test_growing_by_nothing_takes_nothing() -> None:
+    kv = cache()
+    put(kv, 0, [1])
+    assert kv.grow(np.array([0]), np.array([0], np.int32)) is NOTHING_GROWN
+    assert kv.grow(np.array([], np.intp), np.array([], np.int32)) is NOTHING_GROWN
+    assert kv.pool.free == 15
+
+
+def test_growing_by_one_is_growing_by_a_one_for_each() -> None:
+    one, other = cache(), cache()
+    for kv in (one, other):
+        put(kv, 0, [1])
+        put(kv, 2, [2, 2, 2, 2, 2])
+    slots = np.array([2, 0])
+    a, b = one.grow_by_one(slots), other.grow(slots, np.ones(2, np.int32))
+    for name in ("slot", "index", "block"):
+        assert getattr(a, name).tolist() == getattr(b, name).tolist()
+    assert one.table.tolist() == other.table.tolist()
+    assert one.held.tolist() == other.held.tolist()
+    one.check()
+
+
+def test_a_slot_can_grow_to_the_full_model_length() -> None:
+    kv = cache()
+    made = put(kv, 0, TEXT[:1])
+    kv.grow(np.array([0]), kv.short(np.array([0]), np.array([LENGTH], np.int32)))
+    assert kv.held[0] == LENGTH // SIZE == kv.table.shape[1]
+    kv.release(0, made)
+    assert kv.pool.free == 16
+
+
+# -- sharing ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("common", range(6))
+def test_leading_blocks_that_others_hold_are_counted(common: int) -> None:
+    kv = cache()
+    alone = put(kv, 0, TEXT[:22])
+    assert kv.shared(0) == 0
+    put(kv, 1, [*TEXT[: common * SIZE], 1, 2])
+    assert (kv.shared(0), kv.shared(1)) == (common, common)
+    kv.release(0, alone)
+    assert kv.shared(1) == 0
+
+
+def test_blocks_that_only_some_slots_hold_are_told() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:10])  # 0, 1, 2
+    put(kv, 1, [*TEXT[:4], 1, 2])  # 0, 3
+    put(kv, 2, [*TEXT[:8], 1])  # 0, 1, 4
+    assert [kv.held_only_by([slot]) for slot in (0, 1, 2, 3)] == [{2}, {3}, {4}, set()]
+    assert kv.held_only_by([0, 1]) == {2, 3}
+    assert kv.held_only_by([0, 2]) == {1, 2, 4}
+    assert kv.held_only_by([0, 1, 2]) == {0, 1, 2, 3, 4}
+    assert kv.held_only_by([]) == set()
+
+
+def test_an_empty_slot_shares_nothing() -> None:
+    assert cache().shared(0) == 0
+
+
+# -- sealing ----------------------------------------------------------------
+
+
+def test_only_blocks_that_are_full_become_findable() -> None:
+    kv = cache()
+    made = sequence(kv, TEXT[:12])
+    kv.attach(0, made, MISS, 12)
+    for tokens, found in ((3, 0), (4, 4), (7, 4), (12, 8)):
+        kv.seal(0, made, tokens, None)
+        assert kv.lookup(sequence(kv, TEXT[:12])).tokens == found
+        assert kv.sealed[0] == tokens // SIZE
+
+
+def test_sealing_less_than_before_changes_nothing() -> None:
+    kv = cache()
+    made = put(kv, 0, TEXT[:12])
+    kv.seal(0, made, 4, None)
+    assert kv.sealed[0] == 3
+    kv.check()
+
+
+def test_no_more_is_sealed_than_has_a_key() -> None:
+    kv = cache()
+    made = sequence(kv, TEXT[:6])
+    kv.attach(0, made, MISS, 6)
+    kv.seal(0, made, 8, None)  # positions handed out whose tokens nobody knows yet
+    assert kv.sealed[0] == 1
+
+
+def test_a_step_that_failed_leaves_nothing_findable_that_it_was_to_fill() -> None:
+    kv = cache()
+    made = sequence(kv, TEXT[:16])
+    kv.attach(0, made, MISS, 16)
+    kv.seal(0, made, 4, step=1)
+    kv.seal(0, made, 8, step=2)
+    kv.seal(0, made, 12, step=2)
+    kv.seal(0, made, 16, step=3)
+    kv.confirm(1)
+    kv.retract()
+    kv.check()
+    assert kv.lookup(sequence(kv, [*TEXT[:16], 1])).tokens == 4
+
+
+def test_steps_that_were_confirmed_are_not_taken_back() -> None:
+    kv = cache()
+    made = sequence(kv, TEXT[:12])
+    kv.attach(0, made, MISS, 12)
+    for step, tokens in ((1, 4), (2, 8), (5, 12)):
+        kv.seal(0, made, tokens, step)
+    kv.confirm(4)
+    kv.retract()
+    assert kv.lookup(sequence(kv, [*TEXT[:12], 1])).tokens == 8
+    kv.retract()  # nothing is pending any more
+    assert kv.lookup(sequence(kv, [*TEXT[:12], 1])).tokens == 8
+
+
+def test_what_was_computed_for_sure_is_not_taken_back() -> None:
+    kv = cache()
+    admit(kv, 0, sequence(kv, TEXT[:8]), step=None)
+    kv.retract()
+    assert kv.lookup(sequence(kv, TEXT[:9])).tokens == 8
+
+
+def test_a_failed_step_takes_back_seals_of_sequences_that_left_since() -> None:
+    kv = cache(blocks=4)
+    made = sequence(kv, TEXT[:8])
+    admit(kv, 0, made, step=1)
+    kv.release(0, made)
+    kv.retract()
+    kv.check()
+    assert kv.lookup(sequence(kv, TEXT[:9])) == MISS
+    assert kv.pool.take(2) == [0, 1]  # blank again, so they are reused first
+
+
+def test_a_failed_step_leaves_a_block_alone_that_has_other_content_by_now() -> None:
+    kv = cache(blocks=2)
+    made = sequence(kv, TEXT[:8])
+    admit(kv, 0, made, step=1)
+    kv.release(0, made)
+    put(kv, 1, [1, 2, 3, 4, 5])
+    kv.retract()
+    kv.check()
+    assert kv.lookup(sequence(kv, [1, 2, 3, 4, 5])).tokens == 4
+
+
+def test_a_failed_step_keeps_the_twin_that_was_computed_before() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:8])
+    admit(kv, 1, sequence(kv, TEXT[:8]), step=1)  # computes the last block again
+    assert kv.blocks(1) == [0, 2]
+    kv.retract()
+    assert kv.lookup(sequence(kv, TEXT[:9])) == Hit((0, 1), 8)
+
+
+def test_two_copies_of_one_content_are_found_while_one_is_left() -> None:
+    kv = cache()
+    first = put(kv, 0, TEXT[:8])
+    second = put(kv, 1, TEXT[:8])
+    assert (kv.blocks(0), kv.blocks(1)) == ([0, 1], [0, 2])
+    kv.release(0, first)
+    kv.release(1, second)
+    kv.pool.take(13)  # the blank ones
+    kv.pool.take(1)  # the first copy, least recently used
+    assert kv.lookup(sequence(kv, TEXT[:9])) == Hit((0, 2), 8)
+
+
+# -- tails ------------------------------------------------------------------
+
+
+def tails(kv: KVCache) -> dict[bytes, list[int]]:
+    return kv._tails  # pyright: ignore[reportPrivateUsage]
+
+
+def test_slots_that_may_go_on_where_a_hit_ends_are_told() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:6])
+    put(kv, 1, TEXT[:10])
+    newcomer = sequence(kv, TEXT[:20])
+    assert kv.continuing(newcomer, kv.lookup(newcomer)) == [1]
+    shorter = sequence(kv, TEXT[:12])
+    assert kv.continuing(shorter, Hit((0,), 4)) == [0]
+
+
+def test_slots_that_have_sealed_nothing_go_on_from_the_root() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:3])
+    put(kv, 1, TEXT[:2])
+    put(kv, 2, TEXT[:2], cache_salt="pepper")
+    newcomer = sequence(kv, TEXT[:8])
+    assert kv.continuing(newcomer, MISS) == [0, 1]
+    assert kv.continuing(sequence(kv, TEXT[:8], cache_salt="pepper"), MISS) == [2]
+
+
+def test_nobody_goes_on_behind_a_hit_that_could_not_be_longer() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:10])
+    newcomer = sequence(kv, TEXT[:12])
+    hit = kv.lookup(newcomer)
+    assert (hit.tokens, kv.continuing(newcomer, hit)) == (8, [])
+    assert kv.continuing(sequence(kv, TEXT[:13]), hit) == [0]
+    put(kv, 1, [7])
+    assert kv.continuing(sequence(kv, TEXT[:4]), MISS) == []
+    assert kv.continuing(sequence(kv, TEXT[:5]), MISS) == [1]
+
+
+def test_a_tail_moves_as_blocks_are_sealed_and_goes_when_the_slot_is_released() -> None:
+    kv = cache()
+    one, other = put(kv, 0, TEXT[:9]), put(kv, 1, TEXT[:9])
+    assert tails(kv) == {one.keys[1]: [0, 1]}
+    extend(kv, 0, one, TEXT[9:13])
+    assert tails(kv) == {one.keys[1]: [1], one.keys[2]: [0]}
+    assert kv.tail(0, one) == one.keys[2]
+    kv.release(1, other)
+    assert tails(kv) == {one.keys[2]: [0]}
+    kv.release(0, one)
+    assert tails(kv) == {}
+
+
+def test_the_answer_is_a_copy_that_sealing_does_not_change() -> None:
+    kv = cache()
+    made = put(kv, 0, TEXT[:5])
+    newcomer = sequence(kv, TEXT[:20])
+    slots = kv.continuing(newcomer, kv.lookup(newcomer))
+    extend(kv, 0, made, TEXT[5:9])
+    assert slots == [0]
+
+
+# -- resetting and telling --------------------------------------------------
+
+
+def test_the_cache_is_reset_only_while_no_block_is_held() -> None:
+    kv = cache(enable_kv_cache_events=True)
+    made = put(kv, 0, TEXT[:9])
+    assert not kv.reset()
+    assert kv.lookup(sequence(kv, TEXT[:9])).tokens == 8
+    kv.release(0, made)
+    assert kv.reset()
+    kv.check()
+    assert kv.lookup(sequence(kv, TEXT[:9])) == MISS
+    assert kv.events is not None
+    assert kv.events[-1] == AllBlocksCleared()
+    assert [type(event) for event in kv.events].count(AllBlocksCleared) == 1
+
+
+def test_a_reset_forgets_pending_seals_too() -> None:
+    kv = cache(blocks=1)
+    made = sequence(kv, TEXT[:4])
+    admit(kv, 0, made, step=1)
+    kv.release(0, made)
+    assert kv.reset()
+    put(kv, 0, TEXT[:4])  # the same content in the same block, computed for sure
+    kv.retract()
+    assert kv.lookup(sequence(kv, TEXT[:5])).tokens == 4
+
+
+def test_a_reset_without_listeners_is_silent() -> None:
+    kv = cache()
+    assert kv.reset()
+    assert kv.events is None
+
+
+def test_stored_and_removed_blocks_are_told_exactly() -> None:
+    kv = cache(blocks=3, enable_kv_cache_events=True)
+    made = cached(kv, TEXT[:9], adapter="lora")
+    k0, k1 = made.keys
+    assert kv.events == [
+        BlockStored(k0, None, (100, 101, 102, 103), "lora"),
+        BlockStored(k1, k0, (104, 105, 106, 107), "lora"),
+    ]
+    kv.events.clear()
+    new = cached(kv, [1, 2, 3, 4, 5])  # takes the blank block and the deepest one
+    assert kv.events == [BlockRemoved(k1), BlockStored(new.keys[0], None, (1, 2, 3, 4), "")]
+
+
+def test_a_content_is_told_once_while_any_copy_of_it_lives() -> None:
+    kv = cache(blocks=3, enable_kv_cache_events=True)
+    assert kv.events is not None
+    first, second = put(kv, 0, TEXT[:8]), put(kv, 1, TEXT[:8])
+    k0, k1 = first.keys
+    assert [event.key for event in kv.events if isinstance(event, BlockStored)] == [k0, k1]
+    kv.events.clear()
+    kv.release(0, first)
+    kv.release(1, second)
+    kv.pool.take(1)
+    assert kv.events == []  # one copy of the second block is left
+    kv.pool.take(1)
+    assert kv.events == [BlockRemoved(k1)]
+    kv.pool.take(1)
+    assert kv.events == [BlockRemoved(k1), BlockRemoved(k0)]
+
+
+def test_blocks_of_outputs_are_told_with_the_tokens_that_came_out() -> None:
+    kv = cache(enable_kv_cache_events=True)
+    assert kv.events is not None
+    made = put(kv, 0, TEXT[:6])
+    extend(kv, 0, made, [1, 2])
+    assert kv.events[-1] == BlockStored(made.keys[1], made.keys[0], (104, 105, 1, 2), "")
+
+
+def test_what_a_failed_step_was_to_fill_is_told_as_removed() -> None:
+    kv = cache(enable_kv_cache_events=True)
+    made = sequence(kv, TEXT[:8])
+    admit(kv, 0, made, step=1)
+    assert kv.events is not None
+    kv.events.clear()
+    kv.retract()
+    assert kv.events == [BlockRemoved(made.keys[1]), BlockRemoved(made.keys[0])]
+
+
+# -- the checker ------------------------------------------------------------
+
+
+def test_the_checker_wants_what_is_sealed_to_be_held() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:8])
+    kv.sealed[0] = 3
+    with pytest.raises(AssertionError):
+        kv.check()
+
+
+@pytest.mark.parametrize("block", [0, 15])
+def test_the_checker_counts_the_holders_of_every_table_entry(block: int) -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:8])
+    kv.table[0, 1] = block  # its own first block, or one that is free
+    with pytest.raises(AssertionError, match=r"block [01] leaked"):
+        kv.check()
+
+
+def test_the_checker_misses_no_slot() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:8])
+    kv.held[0] = 0
+    with pytest.raises(AssertionError, match="block 0 leaked"):
+        kv.check()

@@ -1,0 +1,269 @@
+"""Block keys: equal if and only if everything that determines the content is."""
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.request import Item, Request
+from paceline.kv import keys as module
+from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, item_bytes, root_key
+
+TOKENS = list(range(12))
+
+
+def request(**fields: Any) -> Request:
+    return Request("a", TOKENS, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def keys_of(tokens: list[int], size: int = 4, **fields: Any) -> list[bytes]:
+    found: list[bytes] = []
+    Keys(size).extend(found, request(**fields), np.array(tokens, np.int32))
+    return found
+
+
+def common(one: list[bytes], other: list[bytes]) -> int:
+    """Leading keys that are equal; none may be equal after the first that differs."""
+    same = [a == b for a, b in zip(one, other, strict=False)]
+    length = same.index(False) if False in same else len(same)
+    assert not any(same[length:]), "keys that differ chain to keys that do not"
+    return length
+
+
+# -- chaining ---------------------------------------------------------------
+
+
+def test_only_full_blocks_have_a_key() -> None:
+    assert [len(keys_of(TOKENS[:length])) for length in (0, 3, 4, 7, 8, 12)] == [0, 0, 1, 1, 2, 3]
+
+
+def test_keys_have_a_fixed_length_and_name_content_alone() -> None:
+    found = keys_of(TOKENS)
+    assert all(type(key) is bytes and len(key) == KEY_BYTES for key in found)
+    assert found == keys_of(TOKENS)
+    other_in_all_that_does_not_matter = keys_of(
+        TOKENS, tenant="t", priority=5, seed=3, max_tokens=7, stop_token_ids=(1,)
+    )
+    assert found == other_in_all_that_does_not_matter
+
+
+def test_equal_blocks_at_different_places_have_different_keys() -> None:
+    assert len(set(keys_of([1, 1, 1, 1] * 5))) == 5
+
+
+def test_each_key_commits_to_its_whole_prefix() -> None:
+    for place in range(12):
+        changed = list(TOKENS)
+        changed[place] += 100
+        assert common(keys_of(TOKENS), keys_of(changed)) == place // 4
+
+
+def test_the_order_of_tokens_matters() -> None:
+    assert keys_of([1, 2, 3, 4]) != keys_of([2, 1, 3, 4])
+
+
+def test_block_size_is_in_the_root_so_that_pools_never_mix_keys() -> None:
+    assert root_key(4, "", "") != root_key(8, "", "")
+    assert not set(keys_of(TOKENS * 2, size=4)) & set(keys_of(TOKENS * 2, size=8))
+
+
+# -- growing ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [[12], [4, 8, 12], [1, 3, 5, 6, 11, 12], list(range(13))])
+def test_naming_bit_by_bit_gives_the_same_keys_as_in_one_go(steps: list[int]) -> None:
+    items = (Item("cat", 2, 3), Item("dog", 9, 2))
+    for fields in ({}, {"cache_salt": "s"}, {"adapter": "l"}, {"items": items}):
+        found: list[bytes] = []
+        names = Keys(4)
+        for length in steps:
+            names.extend(found, request(**fields), np.array(TOKENS[:length], np.int32))
+            assert len(found) == length // 4
+        assert found == keys_of(TOKENS, **fields)
+
+
+def test_naming_again_adds_nothing() -> None:
+    found, names = keys_of(TOKENS), Keys(4)
+    again = list(found)
+    names.extend(again, request(), np.array(TOKENS, np.int32))
+    names.extend(again, request(), np.array(TOKENS[:5], np.int32))
+    assert again == found
+
+
+# -- what separates ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"cache_salt": "a", "adapter": "b"}],
+    ids=str,
+)
+def test_another_salt_or_adapter_shares_no_block_at_all(fields: dict[str, str]) -> None:
+    assert not set(keys_of(TOKENS)) & set(keys_of(TOKENS, **fields))
+    assert keys_of(TOKENS, **fields) == keys_of(TOKENS, **fields)
+
+
+def test_salt_and_adapter_are_not_confused() -> None:
+    roots = {
+        root_key(4, adapter, salt)
+        for adapter, salt in [("", ""), ("a", ""), ("", "a"), ("ab", ""), ("a", "b"), ("", "ab")]
+    }
+    assert len(roots) == 6
+
+
+def test_the_root_is_that_of_the_request() -> None:
+    names = Keys(4)
+    assert names.root(request()) == root_key(4, "", "")
+    assert names.root(request(adapter="l")) == root_key(4, "l", "")
+    assert names.root(request(cache_salt="s")) == root_key(4, "", "s")
+
+
+def test_names_in_any_language_are_taken() -> None:
+    assert keys_of(TOKENS, cache_salt="соль") != keys_of(TOKENS, cache_salt="塩")
+
+
+# -- items ------------------------------------------------------------------
+
+
+def test_items_change_keys_from_the_block_they_begin_in() -> None:
+    plain = keys_of(TOKENS)
+    for offset in range(12):
+        pictured = keys_of(TOKENS, items=(Item("cat", offset, 1),))
+        assert common(plain, pictured) == offset // 4
+
+
+def test_another_item_at_the_same_place_is_another_content() -> None:
+    cat, dog = (keys_of(TOKENS, items=(Item(name, 4, 4),)) for name in ("cat", "dog"))
+    assert common(cat, dog) == 1
+
+
+def test_the_same_item_at_another_place_is_another_content() -> None:
+    one, later = (keys_of([9] * 12, items=(Item("cat", place, 2),)) for place in (4, 5))
+    assert common(one, later) == 1
+
+
+def test_an_item_covers_the_positions_from_its_offset_up_to_its_end_and_no_further() -> None:
+    item = (Item("cat", 4, 4),)
+    covers = [bool(item_bytes(item, first, first + 4)) for first in (0, 4, 8)]
+    assert covers == [False, True, False]
+    wider = (Item("cat", 3, 6),)
+    assert all(item_bytes(wider, first, first + 4) for first in (0, 4, 8))
+
+
+def test_an_item_is_placed_relative_to_the_block_also_when_it_began_before() -> None:
+    item = (Item("cat", 3, 6),)
+
+    def place(first: int) -> int:
+        return int.from_bytes(item_bytes(item, first, first + 4)[-8:], "little", signed=True)
+
+    assert [place(first) for first in (0, 4, 8)] == [3, -1, -5]
+
+
+def test_items_are_told_apart_wherever_their_names_begin_and_end() -> None:
+    one = item_bytes((Item("ab", 0, 1), Item("c", 0, 1)), 0, 4)
+    other = item_bytes((Item("a", 0, 1), Item("bc", 0, 1)), 0, 4)
+    assert one != other
+
+
+def test_no_item_adds_nothing() -> None:
+    assert item_bytes((), 0, 4) == b""
+    assert item_bytes((Item("cat", 20, 4),), 0, 4) == b""
+
+
+# -- the memo ---------------------------------------------------------------
+
+LONG = list(range(4 * (2 * CHUNK_BLOCKS + 3)))  # two whole chunks and a piece of one
+
+
+def named(names: Keys, tokens: list[int], **fields: Any) -> list[bytes]:
+    found: list[bytes] = []
+    names.extend(found, request(**fields), np.array(tokens, np.int32))
+    return found
+
+
+def remembered(names: Keys) -> int:
+    return len(names._memo)  # pyright: ignore[reportPrivateUsage]
+
+
+def chained_by_hand(tokens: list[int], parent: bytes) -> list[bytes]:
+    """What the keys are by definition, four tokens to a block."""
+    found: list[bytes] = []
+    for first in range(0, len(tokens), 4):
+        content = np.array(tokens[first : first + 4], np.int32).tobytes()
+        parent = blake2b(parent + content, digest_size=KEY_BYTES).digest()
+        found.append(parent)
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"cache_salt": "s"}, {"adapter": "l"}], ids=str)
+def test_remembered_contents_give_the_same_keys_as_fresh_ones(fields: dict[str, str]) -> None:
+    names = Keys(4)
+    named(names, LONG)  # another root, for two of the three
+    expected = chained_by_hand(LONG, names.root(request(**fields)))
+    for _ in range(2):
+        assert named(names, LONG, **fields) == expected
+
+
+def test_items_are_not_lost_on_contents_that_are_remembered() -> None:
+    names = Keys(4)
+    plain = named(names, LONG)
+    pictured = named(names, LONG, items=(Item("cat", 5, 2),))
+    assert common(plain, pictured) == 1
+    assert pictured == keys_of(LONG, items=(Item("cat", 5, 2),))
+    assert named(names, LONG) == plain
+
+
+@pytest.mark.parametrize("blocks", [1, CHUNK_BLOCKS - 1, CHUNK_BLOCKS, CHUNK_BLOCKS + 1])
+def test_long_prompts_are_named_bit_by_bit_as_in_one_go(blocks: int) -> None:
+    names, found = Keys(4), list[bytes]()
+    for length in (4 * blocks, 4 * blocks + 1, len(LONG)):
+        names.extend(found, request(), np.array(LONG[:length], np.int32))
+    assert found == keys_of(LONG)
+
+
+def test_only_whole_chunks_are_remembered() -> None:
+    names = Keys(4)
+    named(names, LONG[: 4 * CHUNK_BLOCKS - 1])
+    assert remembered(names) == 0
+    named(names, LONG)
+    assert remembered(names) == 2
+
+
+def test_a_content_that_is_remembered_is_not_digested_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, whole = Keys(4), LONG[: 4 * CHUNK_BLOCKS]
+    expected = named(names, whole)
+    monkeypatch.delattr(module, "BLANK")
+    assert named(names, whole) == expected
+
+
+def test_what_is_done_with_keys_does_not_change_what_is_remembered() -> None:
+    names, whole = Keys(4), LONG[: 4 * CHUNK_BLOCKS]
+    expected = keys_of(whole)
+    for _ in range(2):
+        found = named(names, whole)
+        assert found == expected
+        found.clear()
+
+
+def test_the_memo_is_bounded_and_forgetting_changes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMO_CHUNKS", 5)
+    names = Keys(4)
+    for start in range(12):
+        tokens = [start, *LONG]
+        assert named(names, tokens) == keys_of(tokens)
+        assert remembered(names) == min(2 * (start + 1), 5)
+    assert named(names, [0, *LONG]) == keys_of([0, *LONG])
+
+
+def test_the_memo_forgets_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMO_CHUNKS", 2)
+    names = Keys(4)
+    one, other, last = ([start, *LONG][: 4 * CHUNK_BLOCKS] for start in range(3))
+    expected = [named(names, tokens) for tokens in (one, other, last)]
+    monkeypatch.delattr(module, "BLANK")  # from here on nothing new can be named
+    assert [named(names, tokens) for tokens in (other, last)] == expected[1:]
+    with pytest.raises(NameError):
+        named(names, one)

@@ -1,0 +1,321 @@
+"""A steady decode hands out the same rows again, until anything happens."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from paceline import Plan, Scheduler, StepError, StepResult
+from paceline.sched.steady import Steady
+from tests.sched.support import ask, commit, counters, finish_all, small, state, step
+
+
+def decoding(
+    names: str = "ab", prompt: int = 3, max_tokens: int = 30, **settings: int
+) -> Scheduler:
+    """Residents that have all computed their prompt and sampled twice."""
+    scheduler = small(**settings)
+    for name in names:
+        scheduler.submit(ask(name, prompt, max_tokens), 0.0)
+    step(scheduler)
+    step(scheduler)
+    return scheduler
+
+
+def steady_plan(scheduler: Scheduler) -> Plan:
+    """The next plan, after making sure that the two before it share their rows."""
+    plans = [scheduler.plan(0.0)]
+    commit(scheduler, plans[0])
+    plans.append(scheduler.plan(0.0))
+    commit(scheduler, plans[1])
+    assert plans[0].rows is plans[1].rows
+    return plans[1]
+
+
+def test_consecutive_plans_share_their_rows() -> None:
+    scheduler = decoding()
+    first = scheduler.plan(0.0)
+    commit(scheduler, first)
+    second = scheduler.plan(0.0)
+    assert second.rows is first.rows
+    assert (first.start.tolist(), second.start.tolist()) == ([4, 4], [5, 5])
+    assert second.step == first.step + 1
+    assert second.total == 2
+
+
+def test_they_share_them_at_any_depth() -> None:
+    scheduler = decoding()
+    plans = [scheduler.plan(0.0) for _ in range(4)]
+    assert all(plan.rows is plans[0].rows for plan in plans)
+    for plan in plans:
+        commit(scheduler, plan)
+    assert counters(scheduler, "a") == (9, 8, 8)
+
+
+def test_the_step_of_the_prompt_is_not_steady() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3), 0.0)
+    first = scheduler.plan(0.0)
+    commit(scheduler, first)
+    assert scheduler.plan(0.0).rows is not first.rows
+
+
+def test_only_the_blocks_that_are_needed_are_told() -> None:
+    scheduler = decoding("ab", prompt=3)  # block edges at positions 4, 8, 12, ...
+    plans = [scheduler.plan(0.0) for _ in range(9)]
+    assert [len(plan.grown.block) for plan in plans] == [2, 0, 0, 0, 2, 0, 0, 0, 2]
+    assert plans[4].grown.slot.tolist() == [0, 1]
+    assert plans[4].grown.index.tolist() == [2, 2]
+    assert plans[4].to_dict()["blocks"] == {
+        name: [[state(scheduler, name)["blocks"][0][2]]] for name in "ab"
+    }
+
+
+def test_rows_reach_their_block_edges_at_different_times() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=30), 0.0)
+    scheduler.submit(ask("b", 5, max_tokens=30), 0.0)
+    step(scheduler)
+    plans = [scheduler.plan(0.0) for _ in range(8)]
+    grown = [plan.to_dict()["blocks"].keys() for plan in plans]
+    assert [sorted(names) for names in grown] == [[], ["a"], [], ["b"], [], ["a"], [], ["b"]]
+
+
+# -- what ends it ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        lambda scheduler: scheduler.submit(ask("c", 3), 0.0),
+        lambda scheduler: scheduler.abort("a", 0.0),
+        lambda scheduler: scheduler.reset_prefix_cache(reset_running_requests=True),
+        lambda scheduler: scheduler.retry(scheduler.plan(0.0), 0.0),
+        lambda scheduler: scheduler.fail(scheduler.plan(0.0), 0.0),
+        lambda scheduler: commit(scheduler, scheduler.plan(0.0), b=[7]),
+    ],
+    ids=["arrival", "abort", "reset", "retry", "failure", "stop"],
+)
+def test_any_event_ends_it(event: Callable[[Scheduler], object]) -> None:
+    scheduler = small()
+    for name in "ab":
+        scheduler.submit(ask(name, 3, max_tokens=30, stop_token_ids=(7,)), 0.0)
+    step(scheduler)
+    step(scheduler)
+    before = steady_plan(scheduler)
+    event(scheduler)
+    assert scheduler.plan(0.0).rows is not before.rows
+    scheduler.check()
+
+
+def test_a_wakened_request_ends_it() -> None:
+    scheduler = decoding()
+    scheduler.submit(ask("c", 3), 0.0, parked="grammar")
+    before = steady_plan(scheduler)
+    scheduler.wake("c", 0.0)
+    after = scheduler.plan(0.0)
+    assert after.rows is not before.rows
+    assert after.to_dict()["new"] == ["c"]
+
+
+def test_a_parked_arrival_does_not() -> None:
+    scheduler = decoding()
+    before = steady_plan(scheduler)
+    scheduler.submit(ask("c", 3), 0.0, parked="grammar")
+    assert scheduler.plan(0.0).rows is before.rows
+
+
+def test_the_end_of_a_row_ends_it() -> None:
+    scheduler = decoding("ab", max_tokens=4)
+    before = steady_plan(scheduler)
+    assert scheduler.unfinished == 0
+    after = scheduler.plan(0.0)
+    assert after.rows is not before.rows
+    assert after.finished == ("a", "b")
+
+
+def test_one_row_at_its_last_position_leaves_the_others_to_go_on() -> None:
+    """At depth 3 nobody plans past its limit, and nobody waits for another's result."""
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=3), 0.0)
+    scheduler.submit(ask("b", 3, max_tokens=9), 0.0)
+    plans = [scheduler.plan(0.0) for _ in range(5)]
+    assert [plan.to_dict()["tokens"] for plan in plans] == [
+        {"a": 3, "b": 3},
+        {"a": 1, "b": 1},
+        {"a": 1, "b": 1},
+        {"b": 1},
+        {"b": 1},
+    ]
+    assert plans[1].rows is plans[2].rows
+    assert plans[2].rows is not plans[3].rows
+    for plan in plans:
+        commit(scheduler, plan)
+    assert finish_all(scheduler)["b"] == [9] * 4
+
+
+def test_a_shortage_of_blocks_ends_it_with_a_preemption() -> None:
+    scheduler = decoding("ab", prompt=3, max_tokens=8, num_blocks=4)
+    before = steady_plan(scheduler)
+    commit(scheduler, scheduler.plan(0.0))
+    commit(scheduler, scheduler.plan(0.0))  # both stand at the edge of their second block
+    after = scheduler.plan(0.0)
+    assert after.rows is not before.rows
+    assert (after.preempted, after.to_dict()["tokens"]) == (("b",), {"a": 1})
+
+
+def test_a_request_that_cannot_get_in_does_not_end_it() -> None:
+    scheduler = decoding("ab", max_num_seqs=2)
+    scheduler.submit(ask("c", 3), 0.0)
+    step(scheduler)  # looks at "c" once
+    before = steady_plan(scheduler)
+    scheduler.submit(ask("d", 3), 0.0)
+    assert scheduler.plan(0.0).rows is before.rows
+
+
+def test_a_better_request_at_the_head_is_looked_at() -> None:
+    scheduler = small(max_num_seqs=2, policy="priority")
+    for name in "ab":
+        scheduler.submit(ask(name, 3, max_tokens=30), 0.0)
+    scheduler.submit(ask("c", 3, priority=5), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    before = steady_plan(scheduler)
+    scheduler.submit(ask("d", 3, priority=1), 0.0)
+    assert scheduler.plan(0.0).rows is not before.rows
+    spell = scheduler.residency.journal.spells[-1]
+    assert spell.gate.request_id == "d"
+
+
+def test_a_pause_and_its_end_are_noticed() -> None:
+    scheduler = decoding()
+    scheduler.pause()
+    scheduler.submit(ask("c", 3), 0.0)
+    step(scheduler)
+    before = steady_plan(scheduler)  # while admission is paused
+    scheduler.resume()
+    after = scheduler.plan(0.0)
+    assert after.rows is not before.rows
+    assert after.to_dict()["new"] == ["c"]
+
+
+def test_a_pause_of_everything_interrupts_it_and_no_more() -> None:
+    scheduler = decoding()
+    before = steady_plan(scheduler)
+    scheduler.pause("all")
+    assert len(scheduler.plan(0.0).rows) == 0
+    scheduler.resume()
+    after = scheduler.plan(0.0)
+    assert after.to_dict()["tokens"] == before.to_dict()["tokens"]
+    assert after.start.tolist() == (before.start + 1).tolist()
+    assert commit(scheduler, after)["a"]["tokens"] == [9]
+    steady_plan(scheduler)
+
+
+def test_drafts_are_never_steady() -> None:
+    scheduler = small(num_speculative_tokens=1)
+    scheduler.submit(ask("a", 3, max_tokens=30), 0.0)
+    step(scheduler)
+    first = scheduler.plan(0.0)
+    commit(scheduler, first)
+    assert scheduler.plan(0.0).rows is not first.rows
+
+
+def test_lookahead_is_never_steady() -> None:
+    scheduler = decoding(lookahead_slots=2)
+    first = scheduler.plan(0.0)
+    commit(scheduler, first)
+    assert scheduler.plan(0.0).rows is not first.rows
+
+
+def test_nobody_is_not_steady() -> None:
+    scheduler = small()
+    at, plan = scheduler.residency, scheduler.plan(0.0)
+    assert not Steady.suits(plan.rows, plan.start, at.table)
+
+
+def test_the_last_one_to_drop_out_of_drafting_makes_it_steady() -> None:
+    scheduler = small(num_speculative_tokens=2, speculation="fixed")
+    scheduler.submit(ask("a", 3, max_tokens=30, drafts=0), 0.0)
+    scheduler.submit(ask("b", 3, max_tokens=2), 0.0)
+    step(scheduler)
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.snapshot()["running"] == ["a"]
+    steady_plan(scheduler)
+
+
+# -- results -----------------------------------------------------------------
+
+
+def test_a_steady_result_may_be_wider_than_needed() -> None:
+    scheduler = decoding()
+    steady_plan(scheduler)
+    plan = scheduler.plan(0.0)
+    wide = StepResult(np.array([[5, -1], [6, -1]], np.int32), np.ones(2, np.int32))
+    told = scheduler.commit(plan, wide, 0.0).to_dict()
+    assert told == {"a": {"tokens": [5], "finish": None}, "b": {"tokens": [6], "finish": None}}
+
+
+def arrays(ids: object, count: object) -> StepResult:
+    return StepResult(np.array(ids, np.int32), np.array(count, np.int32))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        arrays([[5]], [1]),
+        arrays([[5], [6], [7]], [1, 1, 1]),
+        arrays([[5], [6]], [1, 0]),
+        arrays([[5, 5], [6, 6]], [1, 2]),
+        arrays([[], []], [1, 1]),
+        arrays([[5], [6]], [1]),
+        arrays([[5], [6]], [1, 1, 1]),
+        arrays([[5], [6]], [[1], [1]]),
+        arrays([[5], [6]], 1),
+        arrays([5, 6], [1, 1]),
+        arrays([[[5]], [[6]]], [1, 1]),
+    ],
+    ids=[
+        "too few rows",
+        "too many rows",
+        "a token missing",
+        "a token too many",
+        "no column",
+        "too few counts",
+        "too many counts",
+        "counts in two dimensions",
+        "a count for all",
+        "ids in one dimension",
+        "ids in three dimensions",
+    ],
+)
+def test_a_malformed_steady_result_is_refused_and_changes_nothing(result: StepResult) -> None:
+    scheduler = decoding()
+    steady_plan(scheduler)
+    plan = scheduler.plan(0.0)
+    before = scheduler.snapshot(), scheduler.stats.to_dict()
+    with pytest.raises(StepError):
+        scheduler.commit(plan, result, 0.0)
+    assert (scheduler.snapshot(), scheduler.stats.to_dict()) == before
+    scheduler.check()
+    assert commit(scheduler, plan)["b"] == {"tokens": [9], "finish": None}
+
+
+def test_late_steady_results_of_those_who_stayed_still_count() -> None:
+    scheduler = decoding("abc")
+    plans = [scheduler.plan(0.0) for _ in range(3)]
+    assert plans[2].rows is plans[0].rows
+    commit(scheduler, plans[0])
+    scheduler.abort("b", 0.0)
+    told = [commit(scheduler, plan) for plan in plans[1:]]
+    assert told == [{name: {"tokens": [9], "finish": None} for name in "ac"}] * 2
+    assert scheduler.stats.stale_rows == 2
+    assert counters(scheduler, "a") == (8, 7, 7)
+
+
+def test_a_long_decode_counts_as_many_positions_and_tokens_as_a_short_one() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=50), 0.0)
+    assert len(finish_all(scheduler)["a"]) == 50
+    assert (scheduler.stats.planned, scheduler.stats.sampled) == (3 + 49, 50)

@@ -1,0 +1,441 @@
+"""The oracle notices every mistake in the KV cache; plans are written by hand to make them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.plan import NO_ROWS, NOTHING_GROWN, Admitted, Grown, Plan, Rows, StepResult
+from paceline.core.request import Item, Request
+from paceline.sched.scheduler import Scheduler
+from paceline.sim.oracle import GARBAGE, OracleRunner, mix, next_token, reference, start_digest
+
+VOCAB, SIZE, MODEL_LENGTH = 5000, 2, 40
+
+
+@dataclass(frozen=True)
+class Row:
+    slot: int
+    name: str
+    count: int
+    start: int
+    samples: bool = True
+    drafts: int = 0
+
+
+def ask(name: str, *prompt: int, **fields: Any) -> Request:
+    return Request(name, prompt, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def enter(slot: int, request: Request, *blocks: int, cached: int = 0, more: Any = ()) -> Admitted:
+    """A request that takes up a slot, with `more` outputs known from before."""
+    tokens = np.append(request.prompt, np.array(more, np.int32))
+    return Admitted(slot, request, tokens, cached, blocks, resumed=bool(len(more)))
+
+
+def plan(
+    *rows: Row,
+    admitted: tuple[Admitted, ...] = (),
+    released: tuple[int, ...] = (),
+    grown: tuple[tuple[int, int, int], ...] = (),
+) -> Plan:
+    """A plan of these rows; `grown` has slot, index and block."""
+    made = Rows(
+        slot=np.array([row.slot for row in rows], np.intp),
+        epoch=np.zeros(len(rows), np.int32),
+        serial=np.arange(len(rows)),
+        request_id=np.array([row.name for row in rows], object),
+        count=np.array([row.count for row in rows], np.int32),
+        drafts=np.array([row.drafts for row in rows], np.int32),
+        samples=np.array([row.samples for row in rows], np.bool_),
+    )
+    start = np.array([row.start for row in rows], np.int32)
+    growth = NOTHING_GROWN
+    if grown:
+        slot, index, block = (np.array(column) for column in zip(*grown, strict=True))
+        growth = Grown(slot, index, block.astype(np.int32))
+    return Plan(1, made, start, growth, admitted, released)
+
+
+def told(result: StepResult) -> list[list[int]]:
+    return [ids[:count] for ids, count in zip(result.ids.tolist(), result.count, strict=True)]
+
+
+def oracle(accept: float = 0.0) -> OracleRunner:
+    return OracleRunner(blocks=8, block_size=SIZE, vocab=VOCAB, accept=accept)
+
+
+A = ask("a", 1, 2, 3, 4, 5)
+FIRST = reference(A, VOCAB, MODEL_LENGTH)[0]
+
+
+def prefilled(accept: float = 0.0) -> OracleRunner:
+    """An oracle that has computed the five tokens of `a` in slot 0, blocks 0, 1 and 2."""
+    runner = oracle(accept)
+    result = runner.run(plan(Row(0, "a", 5, 0), admitted=(enter(0, A, 0, 1, 2),)))
+    assert told(result) == [FIRST[:1]]
+    return runner
+
+
+# -- what is right passes ---------------------------------------------------
+
+
+def test_a_sequence_computed_in_any_chunks_samples_the_same() -> None:
+    for chunks in ([5], [1, 4], [2, 2, 1], [1, 1, 1, 1, 1]):
+        runner, start = oracle(), 0
+        for count in chunks:
+            first = (enter(0, A, 0, 1, 2),) if start == 0 else ()
+            row = Row(0, "a", count, start, samples=start + count == 5)
+            result = runner.run(plan(row, admitted=first))
+            start += count
+        assert told(result) == [FIRST[:1]]
+        assert runner.computed == 5
+
+
+def test_decoding_step_by_step_gives_the_reference() -> None:
+    runner, got = prefilled(), FIRST[:1]
+    for position in range(5, 9):
+        new = [(0, position // SIZE, position // SIZE)] if position % SIZE == 0 else []
+        result = runner.run(plan(Row(0, "a", 1, position), grown=tuple(new)))
+        got += told(result)[0]
+    assert got == FIRST[:5]
+
+
+def test_a_prefix_computed_by_another_in_an_earlier_row_of_the_step_may_be_read() -> None:
+    b = ask("b", 1, 2, 3, 4, 6)
+    both = (enter(0, A, 0, 1, 2), enter(1, b, 0, 1, 3, cached=4))
+    result = oracle().run(plan(Row(0, "a", 5, 0), Row(1, "b", 1, 4), admitted=both))
+    assert told(result) == [FIRST[:1], reference(b, VOCAB, MODEL_LENGTH)[0][:1]]
+
+
+def test_a_preempted_sequence_goes_on_with_the_same_tokens() -> None:
+    runner = prefilled()
+    back = enter(3, A, 4, 5, 6, more=FIRST[:1])
+    result = runner.run(plan(Row(3, "a", 6, 0), admitted=(back,), released=(0,)))
+    assert told(result) == [FIRST[1:2]]
+
+
+def test_drafts_that_are_accepted_yield_several_tokens_and_rejected_ones_one() -> None:
+    row, more = Row(0, "a", 3, 5, drafts=2), ((0, 3, 3),)
+    assert told(prefilled(accept=1.0).run(plan(row, grown=more))) == [FIRST[1:4]]
+    assert told(prefilled(accept=0.0).run(plan(row, grown=more))) == [FIRST[1:2]]
+
+
+def test_after_a_rejection_the_sequence_goes_on_where_it_really_is() -> None:
+    runner = prefilled(accept=0.0)
+    runner.run(plan(Row(0, "a", 3, 5, drafts=2), grown=((0, 3, 3),)))
+    assert runner.cells[3] == [GARBAGE, GARBAGE]
+    late = Row(0, "a", 1, 8)  # planned before the rejection was known: an upper bound
+    assert told(runner.run(plan(late))) == [FIRST[2:3]]
+    assert runner.cells[3][0] != GARBAGE
+
+
+def test_an_empty_plan_still_tells_who_left() -> None:
+    runner = prefilled()
+    result = runner.run(Plan(2, NO_ROWS, NO_ROWS.count, released=(0,)))
+    assert (result.ids.shape, result.count.shape) == ((0, 1), (0,))
+    assert runner.tracks == {}
+
+
+def test_a_lost_step_is_noted_and_computes_nothing() -> None:
+    runner = oracle()
+    runner.lose(plan(Row(0, "a", 5, 0), admitted=(enter(0, A, 0, 1),), grown=((0, 2, 2),)))
+    assert runner.tracks[0].table == [0, 1, 2]
+    assert (runner.computed, runner.tracks[0].position) == (0, 0)
+    assert all(cell == -1 for block in runner.cells for cell in block)
+
+
+# -- what is wrong does not -------------------------------------------------
+
+STALE = "stale or foreign KV"
+
+
+def test_a_block_that_was_never_written_is_noticed() -> None:
+    with pytest.raises(AssertionError, match=f"'a' position 0, block 5: {STALE}"):
+        oracle().run(plan(Row(0, "a", 1, 4), admitted=(enter(0, A, 5, 6, 7, cached=4),)))
+
+
+def test_a_prefix_whose_step_was_lost_is_noticed() -> None:
+    runner = oracle()
+    runner.lose(plan(Row(0, "a", 5, 0), admitted=(enter(0, A, 0, 1, 2),)))
+    b = ask("b", 1, 2, 9)
+    with pytest.raises(AssertionError, match=f"'b' position 0, block 0: {STALE}"):
+        runner.run(plan(Row(1, "b", 1, 2), admitted=(enter(1, b, 0, 3, cached=2),)))
+
+
+def test_a_block_that_is_reused_too_early_is_noticed() -> None:
+    runner = prefilled()
+    runner.run(plan(Row(1, "b", 1, 0), admitted=(enter(1, ask("b", 9), 1),)))  # still read by a
+    with pytest.raises(AssertionError, match=f"'a' position 2, block 1: {STALE}"):
+        runner.run(plan(Row(0, "a", 1, 5)))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"items": (Item("cat", 0, 1),)}]
+)
+def test_the_prefix_of_another_salt_adapter_or_item_is_noticed(fields: dict[str, Any]) -> None:
+    runner = prefilled()
+    stranger = ask("s", 1, 2, 3, 4, 5, **fields)
+    with pytest.raises(AssertionError, match=f"'s' position 0, block 0: {STALE}"):
+        runner.run(plan(Row(1, "s", 1, 4), admitted=(enter(1, stranger, 0, 1, 3, cached=4),)))
+
+
+def test_the_same_item_at_another_place_is_noticed() -> None:
+    runner = oracle()
+    one, other = (
+        ask(name, 1, 1, 1, items=(Item("cat", at, 1),)) for name, at in (("o", 0), ("p", 1))
+    )
+    runner.run(plan(Row(0, "o", 3, 0), admitted=(enter(0, one, 0, 1),)))
+    with pytest.raises(AssertionError, match=f"'p' position 0, block 0: {STALE}"):
+        runner.run(plan(Row(1, "p", 1, 2), admitted=(enter(1, other, 0, 2, cached=2),)))
+
+
+def test_salt_and_adapter_are_not_confused() -> None:
+    starts = {
+        start_digest(ask("a", 1, cache_salt=salt, adapter=adapter))
+        for salt, adapter in [("", ""), ("x", ""), ("", "x"), ("xy", ""), ("x", "y")]
+    }
+    assert len(starts) == 5
+
+
+def test_the_same_tokens_behind_another_prefix_are_noticed() -> None:
+    runner = prefilled()
+    b = ask("b", 7, 7, 3, 4, 9)
+    runner.run(plan(Row(1, "b", 2, 0, samples=False), admitted=(enter(1, b, 3, 4, 5),)))
+    runner.tracks.pop(1)
+    with pytest.raises(AssertionError, match=f"'b' position 2, block 1: {STALE}"):
+        runner.run(plan(Row(1, "b", 1, 4), admitted=(enter(1, b, 3, 1, 5, cached=4),)))
+
+
+def test_a_wrong_table_entry_is_noticed() -> None:
+    wrong = enter(1, ask("b", 1, 2, 3, 4, 6), 0, 0, 3, cached=4)
+    with pytest.raises(AssertionError, match=f"'b' position 2, block 0: {STALE}"):
+        prefilled().run(plan(Row(1, "b", 1, 4), admitted=(wrong,)))
+
+
+def test_a_block_that_grows_into_the_table_of_two_is_noticed() -> None:
+    runner = oracle()
+    both = (enter(0, ask("a", 1, 2), 0), enter(1, ask("b", 5, 6), 1))
+    runner.run(plan(Row(0, "a", 2, 0), Row(1, "b", 2, 0), admitted=both))
+    grow = plan(Row(0, "a", 1, 2), Row(1, "b", 1, 2), grown=((0, 1, 4), (1, 1, 4)))
+    read = plan(Row(0, "a", 1, 3))
+    with pytest.raises(AssertionError, match=f"'a' position 2, block 4: {STALE}"):  # noqa: PT012
+        runner.run(grow)
+        runner.run(read)
+
+
+def test_a_position_without_a_block_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' has no block for position 4"):
+        oracle().run(plan(Row(0, "a", 5, 0), admitted=(enter(0, A, 0, 1),)))
+
+
+def test_a_gap_in_the_table_is_noticed() -> None:
+    one = enter(0, A, 0)
+    with pytest.raises(AssertionError, match="'a' has no block for position 2"):
+        oracle().run(plan(Row(0, "a", 5, 0), admitted=(one,), grown=((0, 2, 3),)))
+
+
+def test_a_table_entry_that_is_written_twice_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="slot 0 maps block 1 twice"):
+        prefilled().run(plan(Row(0, "a", 1, 5), grown=((0, 1, 6),)))
+
+
+def test_a_row_that_samples_before_its_prompt_is_computed_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' samples early"):
+        oracle().run(plan(Row(0, "a", 4, 0, samples=True), admitted=(enter(0, A, 0, 1, 2),)))
+
+
+def test_a_row_that_is_complete_and_does_not_sample_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' samples"):
+        oracle().run(plan(Row(0, "a", 5, 0, samples=False), admitted=(enter(0, A, 0, 1, 2),)))
+
+
+def test_a_row_longer_than_what_is_known_is_noticed() -> None:
+    with pytest.raises((AssertionError, IndexError)):
+        oracle().run(plan(Row(0, "a", 6, 0), admitted=(enter(0, A, 0, 1, 2),)))
+
+
+def test_a_row_that_starts_before_its_position_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' starts at the wrong"):
+        prefilled().run(plan(Row(0, "a", 1, 4)))
+
+
+def test_a_row_of_nothing_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' drafts without computing anything"):
+        prefilled().run(plan(Row(0, "a", 0, 5)))
+
+
+def test_a_row_of_drafts_alone_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' drafts without computing anything"):
+        prefilled().run(plan(Row(0, "a", 2, 5, drafts=2)))
+
+
+def test_drafts_before_the_first_sample_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' drafts before its first sample"):
+        oracle().run(plan(Row(0, "a", 5, 0, drafts=1), admitted=(enter(0, A, 0, 1, 2),)))
+
+
+def test_the_garbage_of_rejected_drafts_is_noticed_by_whoever_reads_it() -> None:
+    runner = prefilled(accept=0.0)
+    runner.run(plan(Row(0, "a", 3, 5, drafts=2), grown=((0, 3, 3),)))
+    heir = enter(1, A, 0, 1, 2, 3, 4, cached=8, more=FIRST[:4])  # as if all had been accepted
+    with pytest.raises(AssertionError, match=f"'a' position 6, block 3: {STALE}"):
+        runner.run(plan(Row(1, "a", 1, 8), admitted=(heir,)))
+
+
+def test_drafts_without_room_for_their_garbage_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' has no block for position 6"):
+        prefilled(accept=0.0).run(plan(Row(0, "a", 3, 5, drafts=2)))
+
+
+def test_a_release_that_was_missed_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="slot 0 was not released"):
+        prefilled().run(plan(Row(0, "b", 1, 0), admitted=(enter(0, ask("b", 9), 4),)))
+
+
+def test_a_row_for_someone_else_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="slot 0 has another request"):
+        prefilled().run(plan(Row(0, "b", 1, 5)))
+
+
+def test_a_row_of_a_slot_that_was_released_is_noticed() -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        prefilled().run(plan(Row(0, "a", 1, 5), released=(0,)))
+
+
+# -- the reference ----------------------------------------------------------
+
+
+def by_hand(request: Request, most: int) -> list[int]:
+    digest = start_digest(request)
+    for token in request.prompt.tolist():
+        digest = mix(digest, token)
+    outputs: list[int] = []
+    for _ in range(most):
+        outputs.append(next_token(request, digest, VOCAB))
+        digest = mix(digest, outputs[-1])
+    return outputs
+
+
+LONG = by_hand(A, MODEL_LENGTH - 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "length", "finish"),
+    [
+        ({}, 35, "length"),
+        ({"max_tokens": 7}, 7, "length"),
+        ({"max_tokens": 100}, 35, "length"),
+        ({"stop_token_ids": (LONG[3],)}, 4, "stop"),
+        ({"eos_token_ids": (LONG[3],)}, 4, "stop"),
+        ({"eos_token_ids": (LONG[3],), "ignore_eos": True, "max_tokens": 9}, 9, "length"),
+        (
+            {"eos_token_ids": (LONG[3],), "ignore_eos": True, "stop_token_ids": (LONG[5],)},
+            6,
+            "stop",
+        ),
+        ({"stop_token_ids": (LONG[3], LONG[5]), "min_tokens": 5}, 6, "stop"),
+        ({"stop_token_ids": (LONG[3],), "min_tokens": 4}, 4, "stop"),
+        ({"stop_token_ids": (LONG[3],), "max_tokens": 4}, 4, "stop"),
+        ({"stop_token_ids": (LONG[3],), "max_tokens": 3}, 3, "length"),
+    ],
+)
+def test_the_reference_ends_where_a_request_ends(
+    fields: dict[str, Any], length: int, finish: str
+) -> None:
+    assert len(set(LONG[:6])) == 6, "the stop tokens above come up once"
+    request = ask("a", 1, 2, 3, 4, 5, **fields)
+    assert reference(request, VOCAB, MODEL_LENGTH) == (LONG[:length], finish)
+
+
+@pytest.mark.parametrize("fields", [{"seed": 12345}, {"cache_salt": "x"}, {"adapter": "x"}])
+def test_the_reference_depends_on_seed_and_content(fields: dict[str, Any]) -> None:
+    other = ask("a", 1, 2, 3, 4, 5, **fields)
+    assert reference(other, VOCAB, MODEL_LENGTH) != reference(A, VOCAB, MODEL_LENGTH)
+    same = ask("z", 1, 2, 3, 4, 5, priority=3, tenant="t", arrival=9.0)
+    assert reference(same, VOCAB, MODEL_LENGTH) == reference(A, VOCAB, MODEL_LENGTH)
+
+
+def test_the_tokens_lie_within_the_vocabulary() -> None:
+    assert set(reference(A, 3, 1000)[0]) <= {0, 1, 2}
+
+
+# -- the scheduler under its eyes -------------------------------------------
+
+
+def life_of(spoil: Callable[[Plan], None] | None = None) -> list[int]:
+    """The outputs of one request, with every plan spoiled a little before it is run."""
+    scheduler = Scheduler.create(
+        max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16, num_blocks=8, block_size=SIZE
+    )
+    runner = oracle()
+    scheduler.submit(ask("a", 1, 2, 3, 4, 5, max_tokens=6), now=0.0)
+    got: list[int] = []
+    while not scheduler.idle:
+        made = scheduler.plan(0.0)
+        if spoil:
+            spoil(made)
+        got += (
+            scheduler.commit(made, runner.run(made), 0.0).to_dict().get("a", {}).get("tokens", [])
+        )
+    return got
+
+
+def test_the_scheduler_gives_the_reference_step_by_step() -> None:
+    assert life_of() == FIRST[:6]
+
+
+def lead_astray(made: Plan) -> None:
+    if len(made.grown.block):
+        made.grown.block[0] = 0  # where the prompt begins
+
+
+def start_earlier(made: Plan) -> None:
+    made.start[made.start > 0] -= 1
+
+
+def compute_less(made: Plan) -> None:
+    made.rows.count[made.rows.count > 1] -= 1
+
+
+@pytest.mark.parametrize("spoil", [lead_astray, start_earlier, compute_less])
+def test_a_plan_that_was_tampered_with_is_noticed(spoil: Callable[[Plan], None]) -> None:
+    with pytest.raises(AssertionError):
+        life_of(spoil)
+
+
+def test_a_block_that_stands_twice_in_a_table_is_noticed_at_once() -> None:
+    with pytest.raises(AssertionError, match=STALE):
+        oracle().run(plan(Row(0, "a", 5, 0), admitted=(enter(0, A, 1, 1, 2),)))
+
+
+def test_a_block_that_two_rows_write_is_noticed_at_once() -> None:
+    both = (enter(0, ask("a", 1, 2), 3), enter(1, ask("b", 5, 6), 3))
+    made = plan(Row(0, "a", 2, 0), Row(1, "b", 2, 0), admitted=both)
+    with pytest.raises(AssertionError, match=STALE):
+        oracle().run(made)
+
+
+def test_a_prefix_computed_by_another_in_a_later_row_of_the_step_may_be_read() -> None:
+    b = ask("b", 1, 2, 3, 4, 6)
+    both = (enter(0, A, 0, 1, 2), enter(1, b, 0, 1, 3, cached=4))
+    result = oracle().run(plan(Row(1, "b", 1, 4), Row(0, "a", 5, 0), admitted=both))
+    assert told(result) == [reference(b, VOCAB, MODEL_LENGTH)[0][:1], FIRST[:1]]
+
+
+def test_a_row_that_starts_after_its_position_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="'a' starts"):
+        prefilled().run(plan(Row(0, "a", 1, 6)))
+
+
+def test_what_comes_before_an_item_may_be_shared() -> None:
+    pictured = ask("p", 1, 2, 3, 4, 5, items=(Item("cat", 4, 1),))
+    admitted = enter(1, pictured, 0, 1, 3, cached=4)
+    prefilled().run(plan(Row(1, "p", 1, 4), admitted=(admitted,)))
+
+
+def test_small_seeds_give_different_samples() -> None:
+    samples = {tuple(reference(ask("a", 1, 2, seed=s), VOCAB, 12)[0]) for s in range(8)}
+    assert len(samples) == 8

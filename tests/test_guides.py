@@ -1,0 +1,93 @@
+"""The guides do what they say: their Python blocks are run, top to bottom, page by page.
+
+A block marked `python` is run; all blocks of a page share one namespace and one folder. What is
+not meant to be run is marked otherwise: `text`, `console`, `bash`, `yaml`, `json`.
+"""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+GUIDES = Path(__file__).parent.parent / "docs" / "guides"
+PAGES = sorted(GUIDES.glob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+every_guide = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+    """Each Python block, with the line that it begins in."""
+    found = BLOCK.finditer(text)
+    return [(text.count("\n", 0, one.start(1)) + 1, one[1]) for one in found]
+
+
+def run(page: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> ModuleType:
+    """Run a page as a module, so that what it defines can be named by dotted path."""
+    module = ModuleType(page.stem.replace("-", "_"))
+    module.__file__ = str(page)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.chdir(folder)
+    for line, code in blocks(page.read_text(encoding="utf-8")):
+        padding = "\n" * (line - 1)  # so that a traceback shows the line of the page
+        exec(compile(padding + code, str(page), "exec"), vars(module))
+    return module
+
+
+def test_there_are_guides() -> None:
+    assert {"add-a-policy"} <= {page.stem for page in PAGES}
+
+
+@every_guide
+def test_the_python_blocks_of_a_guide_run(
+    page: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(page, monkeypatch, tmp_path)
+
+
+@every_guide
+def test_every_fence_of_a_guide_is_closed(page: Path) -> None:
+    fences = re.findall(r"^```.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert all(fence == "```" for fence in fences[1::2]), fences
+    assert len(fences) % 2 == 0
+
+
+def test_blocks_share_a_namespace_and_are_named_by_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = tmp_path / "a-guide.md"
+    page.write_text(
+        "# A\n```python\nx = 1\n```\n```text\nno code\n```\n```python\ny = x + 1\n```\n"
+    )
+    assert blocks(page.read_text()) == [(3, "x = 1\n"), (9, "y = x + 1\n")]
+    module = run(page, monkeypatch, tmp_path)
+    assert vars(module)["y"] == 2
+    assert sys.modules["a_guide"] is module
+
+
+def test_a_block_that_fails_is_reported_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = tmp_path / "wrong.md"
+    page.write_text("# A\n\n```python\nx = 1\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError) as failure:
+        run(page, monkeypatch, tmp_path)
+    assert failure.traceback[-1].lineno == 5 - 1  # counted from 0
+
+
+def test_the_policy_of_the_guide_plays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paceline.cli.main import main
+
+    module = run(GUIDES / "add-a-policy.md", monkeypatch, tmp_path)
+    policy = f"{module.__name__}.Largest"
+    assert main(["play", "--fast", "--no-color", "--policy", policy]) == 0
+    assert "Largest" in capsys.readouterr().out
+    arguments = ["--policy", policy, "--workload", "pressure", "--explain", "c"]
+    assert main(["play", "--fast", *arguments]) == 0
