@@ -121,7 +121,7 @@ class PolicyConfig:
         given: Any = self.tenant_weights
         complaint = f"tenant_weights is {given!r}; it maps names of tenants to numbers"
         require(isinstance(given, Mapping), complaint)
-        weights = cast("dict[Any, Any]", dict(given))
+        weights: dict[Any, Any] = dict(given)
         require(all(isinstance(tenant, str) for tenant in weights), complaint)
         require(all(isinstance(weight, int | float) for weight in weights.values()), complaint)
         object.__setattr__(self, "tenant_weights", MappingProxyType(weights))

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from math import isfinite
 
 import numpy as np
 
@@ -52,6 +53,24 @@ def token_array(ids: Iterable[int], what: str) -> I32:
     return found
 
 
+NONE = type(None)
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "max_tokens": (int, NONE),
+    "min_tokens": (int,),
+    "ignore_eos": (bool,),
+    "seed": (int, NONE),
+    "priority": (int, float),
+    "arrival": (float, int, NONE),
+    "tenant": (str,),
+    "deadline": (float, int, NONE),
+    "token_deadline": (float, int, NONE),
+    "cache_salt": (str,),
+    "adapter": (str,),
+    "drafts": (int, NONE),
+    "items": (tuple,),
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """An immutable ask. Nothing that changes while it runs is kept here.
@@ -98,24 +117,54 @@ class Request:
         fix = object.__setattr__
         fix(self, "prompt", token_array(self.prompt, f"the prompt of {self.id!r}"))
         for name in ("eos_token_ids", "stop_token_ids"):
-            if ids := getattr(self, name):
+            ids = getattr(self, name)
+            if not isinstance(ids, tuple) or ids:
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
-        self._refuse_nonsense()
-
-    def _refuse_nonsense(self) -> None:
-        problem = ""
-        if len(self.prompt) == 0:
-            problem = "the prompt is empty"
-        elif self.max_tokens is not None and self.max_tokens < 1:
-            problem = f"max_tokens is {self.max_tokens}; at least 1 is needed"
-        elif not 0 <= self.min_tokens <= (self.max_tokens or self.min_tokens):
-            problem = f"min_tokens is {self.min_tokens}; it must lie in 0..{self.max_tokens}"
-        elif any(d is not None and not d > 0 for d in (self.deadline, self.token_deadline)):
-            problem = "a deadline must be positive"
-        elif self.drafts is not None and self.drafts < 0:
-            problem = f"drafts is {self.drafts}; it cannot be negative"
-        if problem:
+        if problem := self._wrong_type() or self._wrong_number() or self._wrong_text():
             raise RequestError(f"request {self.id!r}: {problem}")
+
+    def _wrong_type(self) -> str:
+        for name, kinds in FIELD_TYPES.items():
+            value = getattr(self, name)
+            if type(value) not in kinds and not (int in kinds and isinstance(value, np.integer)):
+                allowed = " or ".join(kind.__name__ for kind in kinds)
+                return f"{name} is {value!r}; it must be {allowed}"
+        return ""
+
+    def _wrong_number(self) -> str:
+        prompt, most, least = len(self.prompt), self.max_tokens, self.min_tokens
+        if prompt == 0:
+            return "the prompt is empty"
+        if most is not None and most < 1:
+            return f"max_tokens is {most}; at least 1 is needed"
+        if not 0 <= least <= (least if most is None else most):
+            return f"min_tokens is {least}; it must lie in 0..{most}"
+        if any(due is not None and not due > 0 for due in (self.deadline, self.token_deadline)):
+            return "a deadline must be positive"
+        if self.arrival is not None and not isfinite(self.arrival):
+            return f"arrival is {self.arrival}; it must be a time"
+        if self.drafts is not None and self.drafts < 0:
+            return f"drafts is {self.drafts}; it cannot be negative"
+        return ""
+
+    def _wrong_text(self) -> str:
+        for item in self.items:
+            if not (isinstance(item, Item) and 0 <= item.offset < item.offset + item.length):  # pyright: ignore[reportUnnecessaryIsInstance]
+                return f"{item!r} is no item with a place and a length"
+            if item.offset + item.length > len(self.prompt):
+                return f"{item!r} ends after the prompt of {len(self.prompt)} tokens"
+        names = (
+            self.tenant,
+            self.cache_salt,
+            self.adapter,
+            *(item.identity for item in self.items),
+        )
+        if any(names):
+            try:
+                "".join(names).encode()
+            except (TypeError, UnicodeEncodeError) as error:
+                return f"a name is no text: {error}"
+        return ""
 
     def stops_at(self, token: int, outputs: int) -> bool:
         """Does `token`, the last of `outputs` generated ones, end this request?"""
