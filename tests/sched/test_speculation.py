@@ -174,13 +174,15 @@ def test_drafts_leave_the_blocks_to_those_who_wait() -> None:
     assert (plan["tokens"], plan["drafts"]) == ({"a": 1, "b": 3}, {})
 
 
-def test_drafts_that_need_no_block_stay_when_others_find_none() -> None:
-    """ "a" has room for its drafts; those of "b" would need a block that is not there."""
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_drafts_that_need_no_block_stay_when_others_find_none(order: str) -> None:
+    """One has room for its draft; that of the other would need a block that is not there."""
     scheduler = drafting(1, num_blocks=3, max_num_seqs=2)
-    scheduler.submit(ask("a", 5, max_tokens=4), 0.0)
-    scheduler.submit(ask("b", 3, max_tokens=4), 0.0)
+    for name in order:
+        scheduler.submit(ask(name, 5 if name == "a" else 3, max_tokens=4), 0.0)
     step(scheduler)
-    assert step(scheduler)["drafts"] == {"a": 1}
+    plan = step(scheduler)
+    assert (plan["tokens"], plan["drafts"]) == ({"a": 2, "b": 1}, {"a": 1})
 
 
 @pytest.mark.parametrize(("max_tokens", "drafts"), [(5, 3), (4, 2), (3, 1), (2, 0)])

@@ -143,6 +143,13 @@ def test_without_chunks_a_prompt_that_does_not_fit_stops_admission() -> None:
     assert step(scheduler)["tokens"] == {"a": 1, "b": 10, "c": 2}
 
 
+def test_without_chunks_a_prompt_that_just_fits_gets_in() -> None:
+    scheduler = small(enable_chunked_prefill=False, max_num_batched_tokens=16, max_model_len=16)
+    scheduler.submit(ask("a", 10), 0.0)
+    scheduler.submit(ask("b", 6), 0.0)
+    assert step(scheduler)["tokens"] == {"a": 10, "b": 6}
+
+
 def test_without_chunks_only_the_uncached_part_has_to_fit() -> None:
     scheduler = small(enable_chunked_prefill=False, max_num_batched_tokens=16, max_model_len=16)
     scheduler.submit(ask("a", range(12)), 0.0)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
+from typing import Any
 
 import numpy as np
 
@@ -117,16 +118,17 @@ class Request:
         fix = object.__setattr__
         fix(self, "prompt", token_array(self.prompt, f"the prompt of {self.id!r}"))
         for name in ("eos_token_ids", "stop_token_ids"):
-            ids = getattr(self, name)
-            if not isinstance(ids, tuple) or ids:
+            ids: Any = getattr(self, name)
+            if type(ids) is not tuple or ids != ():
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
         if problem := self._wrong_type() or self._wrong_number() or self._wrong_text():
             raise RequestError(f"request {self.id!r}: {problem}")
 
     def _wrong_type(self) -> str:
         for name, kinds in FIELD_TYPES.items():
-            value = getattr(self, name)
-            if type(value) not in kinds and not (int in kinds and isinstance(value, np.integer)):
+            value: Any = getattr(self, name)
+            kind: type = type(value.item()) if isinstance(value, np.generic) else type(value)
+            if kind not in kinds:
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 return f"{name} is {value!r}; it must be {allowed}"
         return ""
