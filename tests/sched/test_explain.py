@@ -190,6 +190,17 @@ def test_those_behind_in_the_queue_are_not_those_it_waited_behind() -> None:
     assert "behind 2 requests of 8 tokens in all" in line(scheduler, "c", "waited")
 
 
+def test_those_who_ran_before_it_came_are_not_those_it_waited_behind() -> None:
+    """Also if it came at the very time at which they were admitted."""
+    scheduler = small(max_num_seqs=1)
+    scheduler.submit(ask("a", 5, max_tokens=3), 0.0)
+    step(scheduler, 0.0)
+    scheduler.submit(ask("x", 5, max_tokens=2), 0.0)
+    scheduler.submit(ask("b", 5), 0.0)
+    steps(scheduler, 1, 5)
+    assert "behind 1 request of 5 tokens in all" in line(scheduler, "b", "waited")
+
+
 def test_a_wait_while_admission_is_paused() -> None:
     scheduler = small()
     scheduler.pause()

@@ -453,6 +453,18 @@ def test_a_parked_head_does_not_block_those_behind_it() -> None:
     assert step(scheduler)["new"] == ["a"]
 
 
+def test_nobody_stands_at_the_gate_once_the_last_who_waited_is_parked() -> None:
+    scheduler = small(max_num_seqs=1)
+    scheduler.submit(ask("a", 5, max_tokens=20), 0.0)
+    scheduler.submit(ask("b", 5), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    assert gate(scheduler) == ("seqs", "b", 1)
+    scheduler.park("b", "grammar", 0.0)
+    step(scheduler)
+    assert gate(scheduler) is None
+
+
 # -- in flight ---------------------------------------------------------------
 
 

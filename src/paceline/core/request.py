@@ -54,6 +54,7 @@ def token_array(ids: Iterable[int], what: str) -> I32:
     return found
 
 
+NO_TOKENS: tuple[int, ...] = ()
 NONE = type(None)
 FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "max_tokens": (int, NONE),
@@ -99,8 +100,8 @@ class Request:
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
-    eos_token_ids: tuple[int, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = NO_TOKENS
+    stop_token_ids: tuple[int, ...] = NO_TOKENS
     seed: int | None = None
     priority: int = 0
     arrival: float | None = None
@@ -119,16 +120,15 @@ class Request:
         fix(self, "prompt", token_array(self.prompt, f"the prompt of {self.id!r}"))
         for name in ("eos_token_ids", "stop_token_ids"):
             ids: Any = getattr(self, name)
-            if type(ids) is not tuple or ids != ():
+            if ids is not NO_TOKENS:
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
         if problem := self._wrong_type() or self._wrong_number() or self._wrong_text():
             raise RequestError(f"request {self.id!r}: {problem}")
 
     def _wrong_type(self) -> str:
         for name, kinds in FIELD_TYPES.items():
-            value: Any = getattr(self, name)
-            kind: type = type(value.item()) if isinstance(value, np.generic) else type(value)
-            if kind not in kinds:
+            value = getattr(self, name)
+            if type(value) not in kinds and not isinstance(value, np.generic):
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 return f"{name} is {value!r}; it must be {allowed}"
         return ""
