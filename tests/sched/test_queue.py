@@ -24,8 +24,10 @@ class Ranked(Policy):
         self.ranks: dict[str, tuple[float, ...]] = {}
         self.lanes: dict[str, str] = {}
         self.lane_ranks: dict[Hashable, float] = {}
+        self.asked = 0  # how often for a rank
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
+        self.asked += 1
         return self.ranks.get(sequence.id, ())
 
     def lane(self, sequence: Sequence) -> Hashable:
@@ -228,6 +230,26 @@ def test_a_rank_that_got_better_is_noticed_when_its_turn_comes() -> None:
         line.queue.refresh()
     assert line.head() == "o"
     assert line.drain() == "op" + names[:-2]
+
+
+def test_if_a_great_many_got_worse_at_once_a_step_asks_only_a_few() -> None:
+    line = Line(policy=Ranked(refresh=True))
+    for number in range(100):
+        line.policy.ranks[f"r{number}"] = (number,)
+        line.push(f"r{number}")
+    for number in range(100):
+        line.policy.ranks[f"r{number}"] = (1000 - number,)
+    asked: list[int] = []
+    for _ in range(3):
+        before = line.policy.asked
+        line.queue.refresh()
+        line.head()
+        asked.append(line.policy.asked - before)
+    assert all(REFRESHED_PER_STEP < one <= 4 * REFRESHED_PER_STEP for one in asked)
+    for _ in range(50):
+        line.queue.refresh()
+        line.head()
+    assert line.drain().startswith("r99r98r97")
 
 
 def test_a_refresh_forgets_those_who_left() -> None:

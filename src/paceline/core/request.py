@@ -145,6 +145,8 @@ class Request:
             return "a deadline must be positive"
         if self.arrival is not None and not isfinite(self.arrival):
             return f"arrival is {self.arrival}; it must be a time"
+        if not isfinite(self.priority):
+            return f"priority is {self.priority}; it must be a number"
         if self.drafts is not None and self.drafts < 0:
             return f"drafts is {self.drafts}; it cannot be negative"
         return ""

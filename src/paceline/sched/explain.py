@@ -30,16 +30,16 @@ def tell(sequence: Sequence, at: Residency) -> str:
         f"{sequence.state}."
     ]
     start = sequence.queued_at
-    waiting_since: float | None = None
+    begin: Moment | None = None  # of the wait that is not over yet
     for moment in sequence.life:
-        if waiting_since is not None and moment.happened in ENDS_WAIT:
-            lines += wait_lines(sequence, at, waiting_since, moment.time)
-            waiting_since = None
+        if begin is not None and moment.happened in ENDS_WAIT:
+            lines += wait_lines(sequence, at, begin, moment)
+            begin = None
         lines.append(f"  {seconds(moment.time - start)}: {sentence(moment)}")
         if moment.happened in BEGINS_WAIT:
-            waiting_since = moment.time
-    if waiting_since is not None:
-        lines += wait_lines(sequence, at, waiting_since, at.now)
+            begin = moment
+    if begin is not None:
+        lines += wait_lines(sequence, at, begin, begin._replace(time=at.now, step=at.step))
     if sequence.slot >= 0:
         lines.append(f"  {progress(sequence, at)}")
     return "\n".join(lines)
@@ -96,24 +96,24 @@ def why(at: Residency) -> dict[str, str]:
     return reasons
 
 
-def wait_lines(sequence: Sequence, at: Residency, since: float, until: float) -> list[str]:
-    """What the wait from `since` to `until` was for; nothing if there was none."""
-    if until <= since:
+def wait_lines(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> list[str]:
+    """What the wait from `begin` to `end` was for; nothing if there was none."""
+    if end.time <= begin.time:
         return []
-    parts = [f"{seconds(time)} {cause}" for cause, time in causes(sequence, at, since, until)]
-    line = f"  waited {seconds(until - since)}"
+    parts = [f"{seconds(time)} {cause}" for cause, time in causes(sequence, at, begin, end)]
+    line = f"  waited {seconds(end.time - begin.time)}"
     return [f"{line}: {', '.join(parts)}." if parts else f"{line}."]
 
 
 def causes(
-    sequence: Sequence, at: Residency, since: float, until: float
+    sequence: Sequence, at: Residency, begin: Moment, end: Moment
 ) -> Iterable[tuple[str, float]]:
     """Why a wait lasted, longest first."""
     own: dict[str, float] = defaultdict(float)
     behind: dict[str, float] = defaultdict(float)
     heads: dict[str, None] = {}
     for spell in at.journal.spells:
-        overlap = min(spell.until, until) - max(spell.since, since)
+        overlap = min(spell.until, end.time) - max(spell.since, begin.time)
         if overlap <= 0:
             continue
         if spell.gate.serial == sequence.serial:
@@ -124,7 +124,7 @@ def causes(
             heads[repr(spell.gate.request_id)] = None
     found = list(own.items())
     if behind:
-        ahead = overtakers(sequence, at, since, until) or some(list(heads))
+        ahead = overtakers(sequence, at, begin, end) or some(list(heads))
         why = ", ".join(f"{seconds(time)} {cause}" for cause, time in behind.items())
         found.append((f"behind {ahead} (of it {why})", sum(behind.values())))
     return sorted(found, key=lambda pair: -pair[1])
@@ -161,11 +161,11 @@ def head_cause(spell: Spell) -> str:
     return f"{spell.gate.request_id!r}, which waits {own_cause(spell)}"
 
 
-def overtakers(sequence: Sequence, at: Residency, since: float, until: float) -> str:
+def overtakers(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> str:
     """Those admitted meanwhile, with the work they brought."""
     others: list[Passage] = []
     for passage in at.journal.passages:
-        if since <= passage.time <= until:
+        if begin.step < passage.step <= end.step:
             if passage.serial == sequence.serial:
                 break
             others.append(passage)

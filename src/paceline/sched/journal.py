@@ -41,7 +41,7 @@ class Spell:
 class Passage(NamedTuple):
     """An admission, as those who were still waiting saw it."""
 
-    time: float
+    step: int
     serial: int
     tokens: int  # to compute
 
@@ -87,8 +87,8 @@ class Journal:
     def _same(one: Gate, other: Gate) -> bool:
         return one.reason == other.reason and one.serial == other.serial
 
-    def passed(self, sequence: Sequence, tokens: int, now: float) -> None:
-        self.passages.append(Passage(now, sequence.serial, tokens))
+    def passed(self, sequence: Sequence, tokens: int, step: int) -> None:
+        self.passages.append(Passage(step, sequence.serial, tokens))
 
     def ended(self, sequence: Sequence) -> None:
         """Remember a sequence after its end."""

@@ -222,8 +222,9 @@ class WaitingQueue:
 
     def check(self) -> None:
         assert not self._places.keys() & self.parked.keys(), "waiting and parked at once"
+        listed = {id(place) for lane in self._lanes.values() for place in lane}
         for place in self._places.values():
             assert place.sequence.slot < 0 and place.sequence.finish is None
-            assert any(entry is place for entry in self._lanes[place.lane]), "a place is lost"
+            assert id(place) in listed, "a place is lost"
         for sequence in self.parked.values():
             assert sequence.parked and sequence.slot < 0

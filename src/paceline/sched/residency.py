@@ -66,6 +66,7 @@ class Residency:
         sequence = table.sequence(slot)
         sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
         self.cache.name(sequence)
+        self.cache.seal(slot, sequence, min(int(table.computed[slot]), filled), step=None)
         self.cache.seal(slot, sequence, filled, self.step)
         return True
 
@@ -109,7 +110,7 @@ class Residency:
         known = len(sequence.tokens)
         self._count_prefix(sequence, known, hit.tokens, resumed)
         self.policy.admitted(sequence, known - hit.tokens)
-        self.journal.passed(sequence, known - hit.tokens, self.now)
+        self.journal.passed(sequence, known - hit.tokens, self.step)
         happened = Happened.RESUMED if resumed else Happened.ADMITTED
         note(sequence, happened, self.now, self.step, hit.tokens)
         return Admitted(slot, request, sequence.tokens, hit.tokens, blocks, resumed)

@@ -123,6 +123,8 @@ class Scheduler:
             self._untold.append(
                 self._finish(sequence, Finish.ERROR, "its deadline passed in the queue")
             )
+        if at.policy.refresh:
+            at.queue.refresh()
         plan = self._plan_steady() or self._plan_anew()
         if len(plan.rows):
             self._flight.append(plan.step)
@@ -151,8 +153,6 @@ class Scheduler:
 
     def _plan_anew(self) -> Plan:
         at = self.residency
-        if at.policy.refresh:
-            at.queue.refresh()
         if self._paused == "all":
             step = self._discipline.rest(at.now)
         else:
@@ -279,7 +279,7 @@ class Scheduler:
     @property
     def gate(self) -> Gate | None:
         """Why nobody else was admitted in the latest step; None if nobody waits."""
-        return self._gate
+        return self._gate if len(self.residency.queue) else None
 
     @property
     def usage(self) -> float:

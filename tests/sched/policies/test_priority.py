@@ -48,6 +48,10 @@ def test_a_preempted_one_goes_to_the_front_of_its_rank_and_no_further() -> None:
     while "bad" in running(scheduler):
         step(scheduler)
     assert waiting(scheduler) == ["better", "bad", "peer", "worse"]
+    scheduler.park("bad", "grammar", now=0.0)
+    assert waiting(scheduler) == ["better", "peer", "worse"]
+    scheduler.wake("bad", now=0.0)
+    assert waiting(scheduler) == ["better", "bad", "peer", "worse"]
 
 
 # -- who gives way ----------------------------------------------------------

@@ -12,8 +12,8 @@ class Deadline(Policy):
     """Slack is the time due, less now, less the time the uncached work takes.
 
     "Less now" is the same for everyone, so the order needs no clock. A request without
-    a deadline is given one, so that all of them age: a request due at d is overtaken
-    only by requests that arrived before d.
+    a deadline is given one, so that all of them age: a request due at d is overtaken only
+    by requests that arrived before d plus the time that the longest prompt takes.
     """
 
     refresh = True  # work shrinks as the cache fills

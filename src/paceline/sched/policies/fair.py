@@ -21,9 +21,12 @@ class Fair(Policy):
     here: the service of each moment, split by weight among those who are, and at least
     where the last admitted tenant stood. One that comes back is lifted to it, so idling
     saves up nothing, and a stream of newcomers keeps nobody waiting for longer than it
-    takes to serve each of them what that one had beyond its share. While two tenants both
-    have requests waiting, their counters stay within the cost of one largest request plus
-    one resident batch of each other. Work done again after a preemption is not charged.
+    takes to serve each of them what that one had beyond its share.
+
+    While two tenants both have requests waiting, one is ahead of the other by at most
+    (input_token_weight * P + output_token_weight * max_num_seqs * O) / weight, with P its
+    longest uncached prompt and O its most outputs: when it was last admitted it was not
+    ahead. Work done again after a preemption is not charged.
     """
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
