@@ -94,9 +94,12 @@ class KVCache:
 
     def grow(self, slot: Index, blocks: I32) -> Grown:
         """Append `blocks[i]` new blocks to each slot."""
-        total = int(blocks.sum())
-        if total == 0:
+        most = int(blocks.max(initial=0))
+        if most == 0:
             return NOTHING_GROWN
+        if most == 1:
+            return self.grow_by_one(slot[blocks > 0])
+        total = int(blocks.sum())
         owner = np.repeat(slot, blocks)
         within = np.arange(total) - np.repeat(np.cumsum(blocks) - blocks, blocks)
         index = (self.held[owner] + within).astype(np.intp)
