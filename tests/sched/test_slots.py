@@ -70,14 +70,6 @@ def test_release_writes_the_tokens_back_and_makes_results_stale() -> None:
     made.check()
 
 
-def test_tokens_written_back_do_not_change_with_the_next_resident() -> None:
-    made, one = SlotTable(1, 32), sequence("a", 3)
-    before = one.tokens.tolist()
-    made.release(made.admit(one, 0, 0))
-    made.admit(sequence("b", 3), 0, 0)
-    assert one.tokens.tolist() == before
-
-
 def test_rows_never_move_and_the_order_is_that_of_admission() -> None:
     made = table(3, 3, 3)
     before = made.order

@@ -141,7 +141,8 @@ class Request:
             return f"max_tokens is {most}; at least 1 is needed"
         if not 0 <= least <= (least if most is None else most):
             return f"min_tokens is {least}; it must lie in 0..{most}"
-        if any(due is not None and not due > 0 for due in (self.deadline, self.token_deadline)):
+        due, token_due = self.deadline, self.token_deadline
+        if (due is not None and not due > 0) or (token_due is not None and not token_due > 0):
             return "a deadline must be positive"
         if self.arrival is not None and not isfinite(self.arrival):
             return f"arrival is {self.arrival}; it must be a time"
@@ -152,6 +153,8 @@ class Request:
         return ""
 
     def _wrong_text(self) -> str:
+        if not (self.tenant or self.cache_salt or self.adapter or self.items):
+            return ""
         for item in self.items:
             if not (isinstance(item, Item) and 0 <= item.offset < item.offset + item.length):  # pyright: ignore[reportUnnecessaryIsInstance]
                 return f"{item!r} is no item with a place and a length"
@@ -163,11 +166,10 @@ class Request:
             self.adapter,
             *(item.identity for item in self.items),
         )
-        if any(names):
-            try:
-                "".join(names).encode()
-            except (TypeError, UnicodeEncodeError) as error:
-                return f"a name is no text: {error}"
+        try:
+            "".join(names).encode()
+        except (TypeError, UnicodeEncodeError) as error:
+            return f"a name is no text: {error}"
         return ""
 
     def stops_at(self, token: int, outputs: int) -> bool:

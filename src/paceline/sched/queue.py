@@ -23,9 +23,6 @@ class Place:
     sequence: Sequence
     lane: Hashable
 
-    def __lt__(self, other: "Place") -> bool:
-        return self.order < other.order
-
 
 class WaitingQueue:
     """Who is admitted next, at a cost that does not grow with the number waiting.
@@ -39,7 +36,7 @@ class WaitingQueue:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._places: dict[int, Place] = {}  # by serial: the one place that counts
-        self._lanes: dict[Hashable, list[Place]] = {}
+        self._lanes: dict[Hashable, list[tuple[Order, int, Place]]] = {}
         self._heads: list[tuple[float, Order, int, Hashable]] = []
         self._entry: dict[Hashable, int] = {}  # by lane: the one entry of _heads that counts
         self._entries = count()
@@ -153,8 +150,8 @@ class WaitingQueue:
             self._littered()
         self._places[sequence.serial] = place
         lane = self._lanes.setdefault(place.lane, [])
-        heapq.heappush(lane, place)
-        if lane[0] is place:
+        heapq.heappush(lane, (place.order, next(self._entries), place))
+        if lane[0][-1] is place:
             self._push_head(place)
 
     def _counts(self, place: Place) -> bool:
@@ -179,7 +176,7 @@ class WaitingQueue:
         """The first place of a lane that still counts and whose rank is still true."""
         places = self._lanes.get(lane)
         while places:
-            place = places[0]
+            place = places[0][-1]
             if not self._counts(place):
                 heapq.heappop(places)
                 continue
@@ -197,7 +194,7 @@ class WaitingQueue:
     def _place_again(self, place: Place, order: Order) -> None:
         again = Place(order, place.sequence, place.lane)
         self._places[place.sequence.serial] = again
-        heapq.heappush(self._lanes[place.lane], again)
+        heapq.heappush(self._lanes[place.lane], (order, next(self._entries), again))
 
     def _littered(self) -> None:
         """An entry was superseded; sweep once they are most of what is kept."""
@@ -210,10 +207,10 @@ class WaitingQueue:
         """Build everything anew from the places that count."""
         self._lanes, self._heads, self._entry = {}, [], {}
         for place in self._places.values():
-            self._lanes.setdefault(place.lane, []).append(place)
+            self._lanes.setdefault(place.lane, []).append((place.order, next(self._entries), place))
         for lane in self._lanes.values():
             heapq.heapify(lane)
-            self._push_head(lane[0])
+            self._push_head(lane[0][-1])
         if self._oldest:
             waiting = self._places.items()
             self._oldest = [(place.sequence.queued_at, serial) for serial, place in waiting]
@@ -222,7 +219,7 @@ class WaitingQueue:
 
     def check(self) -> None:
         assert not self._places.keys() & self.parked.keys(), "waiting and parked at once"
-        listed = {id(place) for lane in self._lanes.values() for place in lane}
+        listed = {id(place) for lane in self._lanes.values() for _, _, place in lane}
         for place in self._places.values():
             assert place.sequence.slot < 0 and place.sequence.finish is None
             assert id(place) in listed, "a place is lost"

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import numpy as np
 
+from paceline.core.arrays import NO_I32
 from paceline.core.config import Config
 from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
@@ -133,6 +134,7 @@ class Residency:
     def preempt(self, slot: int, cause: str) -> None:
         """Take a resident's slot and blocks; it waits in front of its equals."""
         sequence = self._release(slot)
+        sequence.tokens = sequence.tokens.copy()
         sequence.preemptions += 1
         self.stats.preemptions += 1
         self.preempted.append(sequence.id)
@@ -158,6 +160,7 @@ class Residency:
         cause = message or finish.value
         known = len(sequence.tokens)
         note(sequence, Happened.FINISHED, self.now, self.step, known, cause)
+        sequence.tokens, sequence.keys = NO_I32, []  # its life is remembered, its content not
         self.journal.ended(sequence)
         return Ended(sequence.id, finish, stop_token, message)
 

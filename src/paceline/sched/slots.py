@@ -50,7 +50,7 @@ class SlotTable:
         self._flat = self.tokens.reshape(-1)
         self._width = max_model_len
         self.sequences: list[Sequence | None] = [None] * slots
-        self._order: Index = np.empty(slots, np.intp)
+        self._order: Index = np.full(slots, -1, np.intp)
         self.order: Index = self._order[:0]
         self.drafting = 0
         self._vacant = list(range(slots - 1, -1, -1))
@@ -84,15 +84,20 @@ class SlotTable:
         self.resident[slot] = True
         self.sequences[slot], sequence.slot = sequence, slot
         residents = len(self.order)
+        if residents == len(self._order):
+            self._order = np.concatenate([self._order, np.full(self.capacity, -1, np.intp)])
         self._order[residents] = slot  # behind what earlier views of it show
         self.order = self._order[: residents + 1]
         self.drafting += drafts > 0
         return slot
 
     def release(self, slot: int) -> Sequence:
-        """Vacate a slot, writing tokens back. Results still in flight go stale."""
+        """Vacate a slot. Results still in flight go stale.
+
+        The tokens of the sequence are left in place: copy them before the slot is used again.
+        """
         sequence = self.sequence(slot)
-        sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
+        sequence.tokens = self.tokens[slot, : int(self.known[slot])]
         sequence.slot, self.sequences[slot] = -1, None
         self.drafting -= int(self.most_drafts[slot] > 0)
         self.epoch[slot] += 1
@@ -100,10 +105,8 @@ class SlotTable:
         self.name[slot] = None
         self.resident[slot] = False
         self._vacant.append(slot)
-        residents = len(self.order) - 1
-        order: Index = np.empty(self.capacity, np.intp)  # plans may still look at the old one
-        order[:residents] = self.order[self.order != slot]
-        self._order, self.order = order, order[:residents]
+        self._order = self._order[self._order != slot]  # a copy: plans may look at the old one
+        self.order = self._order[: len(self.order) - 1]
         return sequence
 
     def rows(self, slot: Index, start: I32, count: I32, drafts: I32) -> Rows:

@@ -28,9 +28,10 @@ def take(at: Residency) -> dict[str, Any]:
 def describe(at: Residency, sequence: Sequence) -> dict[str, Any]:
     slot, table = sequence.slot, at.table
     resident = slot >= 0
+    known = int(table.known[slot]) if resident else len(sequence.tokens)
     return {
         "state": sequence.state,
-        "known": int(table.known[slot]) if resident else len(sequence.tokens),
+        "known": sequence.life[-1].amount if sequence.finish else known,
         "planned": int(table.planned[slot]) if resident else 0,
         "computed": int(table.computed[slot]) if resident else 0,
         "prompt": len(sequence.request.prompt),
