@@ -40,6 +40,17 @@ class Item:
     offset: int  # first position it covers
     length: int
 
+    def __post_init__(self) -> None:
+        kinds = type(self.identity), type(self.offset), type(self.length)
+        if kinds != (str, int, int) or self.offset < 0 or self.length < 1:
+            raise RequestError(f"{self!r} is no item with a name, a place and a length")
+
+
+def plain(value: Any) -> Any:
+    """A scalar of numpy's as one of Python's; anything else as it is."""
+    scalar: Any = value
+    return scalar.item() if isinstance(value, np.generic) else value
+
 
 def token_array(ids: Iterable[int], what: str) -> I32:
     """Token ids as a read-only array, or a RequestError that says what is wrong."""
@@ -127,8 +138,8 @@ class Request:
 
     def _wrong_type(self) -> str:
         for name, kinds in FIELD_TYPES.items():
-            value = getattr(self, name)
-            if type(value) not in kinds and not isinstance(value, np.generic):
+            value: Any = getattr(self, name)
+            if type(value) not in kinds and type(plain(value)) not in kinds:
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 return f"{name} is {value!r}; it must be {allowed}"
         return ""
@@ -156,8 +167,8 @@ class Request:
         if not (self.tenant or self.cache_salt or self.adapter or self.items):
             return ""
         for item in self.items:
-            if not (isinstance(item, Item) and 0 <= item.offset < item.offset + item.length):  # pyright: ignore[reportUnnecessaryIsInstance]
-                return f"{item!r} is no item with a place and a length"
+            if not isinstance(item, Item):  # pyright: ignore[reportUnnecessaryIsInstance]
+                return f"{item!r} is no item"
             if item.offset + item.length > len(self.prompt):
                 return f"{item!r} ends after the prompt of {len(self.prompt)} tokens"
         names = (
