@@ -20,6 +20,8 @@ SEEDS, CHUNKS = 400, 20
 FAILED_ONCE = (
     0,  # judged while blocks were withheld
     149,  # an aged resident displaced on arrival came right back, forever
+    20460,  # two aged residents of one age pushed each other out in turn, at depth 4
+    25907,
 )
 
 

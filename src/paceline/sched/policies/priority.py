@@ -24,8 +24,8 @@ class Priority(Policy):
     def victim(self) -> int:
         slots = self.view.table.order
         young = self._young(slots)
-        if not len(young):  # all are old enough to go first, so the oldest stays
-            return max(slots.tolist(), key=lambda slot: self._sequence(slot).queued_at)
+        if not len(young):  # all are old enough to go first, so the oldest stays, always the same
+            return max(slots.tolist(), key=self._seniority)
         worst = max(self._priority(slot) for slot in young.tolist())
         return self.pick(young[[self._priority(slot) == worst for slot in young.tolist()]])
 
@@ -39,6 +39,10 @@ class Priority(Policy):
 
     def _young(self, slots: Index) -> Index:
         return slots[[not self.impatient(self._sequence(slot)) for slot in slots.tolist()]]
+
+    def _seniority(self, slot: int) -> tuple[float, int]:
+        sequence = self._sequence(slot)
+        return sequence.queued_at, sequence.serial
 
     def _priority(self, slot: int) -> int:
         return self._sequence(slot).request.priority
