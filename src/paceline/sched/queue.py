@@ -171,6 +171,8 @@ class WaitingQueue:
             heapq.heappop(self._heads)
             if place:
                 self._push_head(place)
+                if self._heads[0][2] == self._entry[lane]:
+                    return place.sequence  # it was just found to be true
 
     def _head_of(self, lane: Hashable) -> Place | None:
         """The first place of a lane that still counts and whose rank is still true."""
