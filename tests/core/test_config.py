@@ -112,7 +112,7 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "speculation": "adaptive",
         "speculation_max_batch_tokens": 256,
         "lookahead_slots": 0,
-        "journal_requests": 1024,
+        "journal_requests": 256,
         "journal_spells": 8192,
     }
 

@@ -153,7 +153,7 @@ class SpeculationConfig:
 class JournalConfig:
     """How much of the past is kept for `explain`."""
 
-    journal_requests: int = 1024  # ended requests remembered
+    journal_requests: int = 256  # ended requests remembered
     journal_spells: int = 8192  # stretches of blocked admission remembered
 
     def __post_init__(self) -> None:
