@@ -46,7 +46,7 @@ class KVCache:
         self.held = np.zeros(slots, np.int32)
         self.sealed = [0] * slots
         self._tails: dict[bytes, list[int]] = {}  # slots by the key of their last sealed block
-        self._pending: deque[tuple[int, list[tuple[int, bytes]]]] = deque()  # by step
+        self._pending: deque[tuple[int, list[int], list[bytes]]] = deque()  # by step
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -161,9 +161,7 @@ class KVCache:
         self.sealed[slot] = end
         self._tails.setdefault(keys[-1], []).append(slot)
         if step is not None:
-            if not self._pending or self._pending[-1][0] != step:
-                self._pending.append((step, []))
-            self._pending[-1][1].extend(zip(blocks, keys, strict=True))
+            self._pending.append((step, blocks, keys))
 
     def tail(self, slot: int, sequence: Sequence) -> bytes:
         """The key that the first block not yet sealed chains to."""
@@ -202,8 +200,8 @@ class KVCache:
     def retract(self) -> None:
         """Steps in flight failed: forget every block they were to fill."""
         while self._pending:
-            _, seals = self._pending.pop()
-            for block, key in reversed(seals):
+            _, blocks, keys = self._pending.pop()
+            for block, key in zip(reversed(blocks), reversed(keys), strict=True):
                 self.pool.unseal(block, key)
 
     def reset(self) -> bool:

@@ -208,8 +208,10 @@ class Unified:
             return self._gate_at(head, "seqs", 1, now)
         if not tokens:
             return self._gate_at(head, "budget", len(head.tokens) - hit.tokens - left, now)
-        missing = at.cache.missing(hit, self._span(head, hit, tokens))
-        short = missing + self._spared() - at.cache.pool.free
+        span, free = self._span(head, hit, tokens), at.cache.pool.free - self._spared()
+        if at.cache.blocks_for(span) <= free:
+            return None  # it fits even if nothing of the hit is held by others
+        short = at.cache.missing(hit, span) - free
         return self._gate_at(head, "blocks", short, now) if short > 0 else None
 
     def _gate_at(self, head: Sequence, reason: str, short: int, now: float) -> Gate:
