@@ -147,7 +147,7 @@ def test_a_request_id_is_a_string_that_says_something(name: Any) -> None:
     [
         ({"max_tokens": 0}, "max_tokens is 0; at least 1 is needed"),
         ({"max_tokens": -3}, "max_tokens is -3; at least 1 is needed"),
-        ({"min_tokens": -1, "max_tokens": 5}, "min_tokens is -1; it must lie in 0..5"),
+        ({"min_tokens": -1, "max_tokens": 5}, "min_tokens is -1; it cannot be negative"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens is 6; it must lie in 0..5"),
         ({"deadline": 0}, "a deadline must be positive"),
         ({"deadline": -1.0}, "a deadline must be positive"),
@@ -339,6 +339,7 @@ def test_a_field_of_the_wrong_type_is_refused() -> None:
         *((name, value) for name in ("tenant", "cache_salt", "adapter") for value in (None, 5)),
         ("items", None),
         ("items", [1]),
+        ("items", (1,)),
     ]
     assert accepted(wrong) == []
 

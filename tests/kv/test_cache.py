@@ -253,6 +253,16 @@ def test_slots_grow_by_different_numbers_of_blocks() -> None:
     kv.check()
 
 
+def test_slots_that_need_no_block_get_none_where_the_others_get_one() -> None:
+    kv = cache()
+    for slot in range(3):
+        put(kv, slot, [slot])
+    grown = kv.grow(np.array([2, 1, 0]), np.array([1, 0, 1], np.int32))
+    assert (grown.slot.tolist(), grown.index.tolist()) == ([2, 0], [1, 1])
+    assert [kv.blocks(slot) for slot in range(3)] == [[0, 4], [1], [2, 3]]
+    kv.check()
+
+
 def test_growing_by_nothing_takes_nothing() -> None:
     kv = cache()
     put(kv, 0, [1])

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ PARKED_STATE = {"grammar": "WAITING_FOR_GRAMMAR", "remote_kv": "WAITING_FOR_REMO
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A multimodal item inside a prompt, named by its content."""
+    """A multimodal item inside a prompt. Its identity names its content, its size included."""
 
     identity: str
     offset: int  # first position it covers
@@ -150,14 +150,16 @@ class Request:
             return "the prompt is empty"
         if most is not None and most < 1:
             return f"max_tokens is {most}; at least 1 is needed"
-        if not 0 <= least <= (least if most is None else most):
+        if least < 0:
+            return f"min_tokens is {least}; it cannot be negative"
+        if most is not None and least > most:
             return f"min_tokens is {least}; it must lie in 0..{most}"
         due, token_due = self.deadline, self.token_deadline
         if (due is not None and not due > 0) or (token_due is not None and not token_due > 0):
             return "a deadline must be positive"
         if self.arrival is not None and not isfinite(self.arrival):
             return f"arrival is {self.arrival}; it must be a time"
-        if not isfinite(self.priority):
+        if self.priority != self.priority or self.priority in (inf, -inf):
             return f"priority is {self.priority}; it must be a number"
         if self.drafts is not None and self.drafts < 0:
             return f"drafts is {self.drafts}; it cannot be negative"

@@ -163,7 +163,7 @@ class BlockPool:
             assert self._holders[block] == held.get(block, 0), f"block {block} leaked"
             places = (self._holders[block] > 0) + (block in blank) + (block in self._idle)
             assert places == 1, f"block {block} is in {places} places"
-            assert block not in blank or self._key[block] is None
+            assert block not in blank or self._key[block] is None, f"blank block {block} has a key"
         named = {block: key for block, key in enumerate(self._key) if key is not None}
         listed = {block: key for key, block in self._by_key.items()}
         listed |= {block: key for key, twins in self._twins.items() for block in twins}

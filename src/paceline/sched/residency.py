@@ -79,9 +79,9 @@ class Residency:
 
     def enter(self, sequence: Sequence, parked: str = "") -> None:
         """A new sequence begins to wait, or is parked."""
+        self.cache.name(sequence)
         note(sequence, Happened.SUBMITTED, self.now, self.step, len(self.queue))
         self.live[sequence.id] = sequence
-        self.cache.name(sequence)
         self.policy.joined(sequence)
         if parked:
             self.park(sequence, parked)
