@@ -11,8 +11,10 @@ MAX_MODEL_LEN = 131072
 STEPS, WARM_STEPS = 200, 20  # of the cases that measure a step
 QUEUED = (0, 100, 1_000, 10_000)
 TOTALS = ("churn", "pressure", "pressure_long", "nano")
-PER_STEP = ("steady", "async", "waiting", "waiting_blocks")
-NAMES = ("steady", "async", *TOTALS, "waiting", "waiting_blocks")
+FAMILY = 4
+ALONE = ("families",)  # cases that the peer has nothing like
+PER_STEP = ("steady", "families", "async", "waiting", "waiting_blocks")
+NAMES = ("steady", "families", "async", *TOTALS, "waiting", "waiting_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Case:
     running: int = 0
     depth: int = 1  # steps in flight
     as_peer: bool = True  # settings under which ours plans what the peer plans
+    samples: int = 1  # sequences of each request
 
     @property
     def usable_blocks(self) -> int:
@@ -40,22 +43,24 @@ class Case:
 def parse(spec: str) -> Case:
     """`steady:64`, `async:64`, `waiting:1000`, `churn`, `churn_reserved` and so on."""
     name, _, number = spec.partition(":")
-    if name in ("steady", "async"):
-        return _steady(spec, int(number), depth=1 if name == "steady" else 2)
+    if name in ("steady", "async", "families"):
+        samples = FAMILY if name == "families" else 1
+        return _steady(spec, int(number), depth=2 if name == "async" else 1, samples=samples)
     if name in ("waiting", "waiting_blocks"):
         return _waiting(spec, int(number), short_of_blocks=name == "waiting_blocks")
     return _total(spec)
 
 
-def _steady(spec: str, running: int, depth: int) -> Case:
+def _steady(spec: str, running: int, depth: int, samples: int) -> Case:
     blocks_each = (512 + STEPS + WARM_STEPS + 128) // BLOCK_SIZE + 2
     return Case(
         spec,
-        work=lambda: workloads.steady(running),
+        work=lambda: workloads.steady(running // samples),
         num_blocks=running * blocks_each + 64,
         max_num_seqs=running,
         running=running,
         depth=depth,
+        samples=samples,
     )
 
 

@@ -36,13 +36,18 @@ class PacelineSide:
             policy="fcfs",
             **(AS_PEER if case.as_peer else {}),
         )
+        self._samples = case.samples
         self._now = 0.0
         self._unfinished = len(work)
         self._last: Step | None = None
 
     def submit(self, serial: int, work: Work) -> None:
         request = Request(
-            id=str(serial), prompt=work.prompt, max_tokens=work.max_tokens, ignore_eos=True
+            id=str(serial),
+            prompt=work.prompt,
+            max_tokens=work.max_tokens,
+            ignore_eos=True,
+            n=self._samples,
         )
         self._scheduler.submit(request, now=self._now)
 

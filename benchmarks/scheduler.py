@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cases import NAMES, PER_STEP, QUEUED, TOTALS
+from cases import ALONE, FAMILY, NAMES, PER_STEP, QUEUED, TOTALS
 
 HERE = Path(__file__).resolve().parent
 OURS = HERE / "ours.py"
@@ -117,6 +117,8 @@ def specs(names: list[str], running: list[int]) -> Iterator[str]:
     for name in names:
         if name in ("steady", "async"):
             yield from (f"{name}:{count}" for count in running)
+        elif name == "families":
+            yield from (f"{name}:{count}" for count in running if count >= FAMILY)
         elif name in PER_STEP:
             yield from (f"{name}:{count}" for count in QUEUED)
         else:
@@ -189,7 +191,8 @@ def main() -> None:
                 print(text, file=file)
 
     for spec in specs(args.cases, [int(count) for count in args.running]):
-        emit(line(spec, alternate(spec, workers, args.repeat)))
+        sides = {"ours": workers["ours"]} if spec.partition(":")[0] in ALONE else workers
+        emit(line(spec, alternate(spec, sides, args.repeat)))
         if spec in TOTALS:
             reserved, alone = f"{spec}_reserved", {"ours": workers["ours"]}
             emit(line(reserved, alternate(reserved, alone, args.repeat)))

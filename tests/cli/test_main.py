@@ -12,6 +12,7 @@ import pytest
 
 import paceline
 from paceline.cli.main import main
+from paceline.cli.palette import MARKS, POOL, STEPS, STORED
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 COMMAND = [sys.executable, "-m", "paceline.cli.main"]
@@ -100,6 +101,23 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         main(arguments)
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("usage: paceline")
+
+
+def test_help_explains_every_sign(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.cli.play.can_encode", lambda _: True)
+    with pytest.raises(SystemExit):
+        main(["play", "--help"])
+    said = capsys.readouterr().out
+    for mark in (*MARKS.values(), *POOL, *STEPS.values(), STORED):
+        assert f"  {mark.symbol} {mark.meaning}\n" in said
+
+
+def test_help_where_only_ascii_can_be_written() -> None:
+    done = ran("play", "--help", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "  v swapped out\n" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["--unheard-of"]])

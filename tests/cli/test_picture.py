@@ -1,6 +1,7 @@
 """The picture: measured, and compared with the plans it was drawn from."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -12,17 +13,27 @@ from paceline.cli.history import (
     History,
     Kind,
     Levels,
+    Moves,
     Note,
     Rules,
 )
 from paceline.cli.palette import MARKS, Palette, fit, letters
-from paceline.cli.picture import frame, legend, picture, pool_bar
+from paceline.cli.picture import frame, headline, legend, picture, pool_bar, pool_bars
 from paceline.cli.story import latest, story
 
 PLAIN = Palette(colour=False, unicode=True)
 ASCII = Palette(colour=False, unicode=False)
 COLOUR = Palette(colour=True, unicode=True)
-RULES = Rules(policy="fcfs", depth=1, slots=4, budget=32, blocks=10, block_size=8)
+RULES = Rules(
+    discipline="unified",
+    policy="fcfs",
+    depth=1,
+    slots=4,
+    budget=32,
+    blocks=10,
+    block_size=8,
+    host_blocks=0,
+)
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -64,6 +75,61 @@ def test_one_line_per_request_and_one_cell_per_step() -> None:
     ]
 
 
+def test_steps_of_one_kind_are_named_below_their_number() -> None:
+    first, second, third = (column(n, a=Cell(Kind.DECODE, 1)) for n in (1, 2, 3))
+    first.kind, second.kind = "prefill", "decode"
+    drawn = picture(history(first, second, third), PLAIN, width=80)
+    assert drawn[:3] == [
+        "step           1   2   3",
+        "kind         pre dec",
+        "a       40+8  •1  •1  •1",
+    ]
+    assert "kind    pre nothing but prefill   dec nothing but decode" in drawn
+
+
+def test_steps_without_a_kind_have_no_line_for_it() -> None:
+    assert not any(line.startswith("kind") for line in picture(steps(3), PLAIN, width=80))
+
+
+def test_the_host_is_drawn_below_the_device() -> None:
+    made = steps(4)
+    made.rules = replace(RULES, host_blocks=20)
+    for one, used in zip(made.columns, (0, 1, 11, 20), strict=True):
+        one.levels = replace(one.levels, host=used)
+    drawn = picture(made, PLAIN, width=80)
+    top = next(place for place, line in enumerate(drawn) if line.startswith("host"))
+    assert drawn[top : top + 2] == [
+        "host    20 ┤             ▒▒▒",
+        "        10 ┤     ▒▒▒ ▒▒▒ ▒▒▒",
+    ]
+    assert "host    ▒ swapped out" in drawn
+    assert pool_bars(made, PLAIN, 80)[1] == "host    " + "▒" * 20 + "  20 swapped out  (of 20)"
+
+
+def test_further_sequences_stand_below_their_request() -> None:
+    made = History([Asked("chat", 40, 8, "n=3", width=3), Asked("b", 9, 4, "")], RULES)
+    cells = {"chat": Cell(Kind.PREFILL, 1), "1_chat": Cell(Kind.FORKED, 1), "b": Cell(Kind.WAITING)}
+    made.columns = [column(1, **cells)]
+    drawn = picture(made, PLAIN, width=80)
+    assert drawn[1:4] == [
+        "chat    40+8 n=3  ▶1",
+        "  /1              ↳1",
+        "b        9+4       ·",
+    ]
+    assert "/1: another sequence of the request above it" in " ".join(drawn)
+    assert not any(line.startswith("  /2") for line in drawn)
+
+
+def test_the_headline_counts_what_a_step_moves() -> None:
+    made = steps(1)
+    assert "block" not in headline(made, PLAIN, 200)
+    made.columns[0].kind = "decode"
+    made.columns[0].moves = Moves(copied=1, out=4, back=2)
+    told = headline(made, PLAIN, 200)
+    assert told.startswith("step 1  ·  decode  ·  20 ms  ·  1 of 32 tokens")
+    assert "1 block copied  ·  4 blocks to the host  ·  2 blocks from the host" in told
+
+
 def test_every_kind_has_a_symbol_of_its_own() -> None:
     assert set(MARKS) == set(Kind)
     for symbols in ([m.symbol for m in MARKS.values()], [m.plain for m in MARKS.values()]):
@@ -97,7 +163,7 @@ def test_large_numbers_get_wider_cells() -> None:
 
 
 def test_the_whole_pool_is_labelled_however_large() -> None:
-    rules = Rules(policy="fcfs", depth=1, slots=4, budget=32, blocks=100_000, block_size=8)
+    rules = replace(RULES, blocks=100_000)
     drawn = picture(history(column(1, a=Cell(Kind.DECODE, 1)), rules=rules), PLAIN, width=80)
     assert any(line.startswith("blocks 100000 ┤") for line in drawn)
 
@@ -117,8 +183,11 @@ def test_colour_changes_nothing_but_the_colour() -> None:
 def test_ascii_is_ascii() -> None:
     cells = {kind: Cell(kind, 1) for kind in Kind}
     names = [f"request-{kind.name.lower()}" for kind in Kind]
-    made = History([Asked(name, 4, 4, "a long tag beyond the limit") for name in names], RULES)
+    rules = replace(RULES, host_blocks=4)
+    made = History([Asked(name, 4, 4, "a long tag beyond the limit") for name in names], rules)
     made.columns = [column(1, **dict(zip(names, cells.values(), strict=True)))]
+    made.columns[0].kind = "prefill"
+    made.columns[0].levels = Levels(1, 4, 2, 3, host=3)
     made.columns[0].notes = [Note(Kind.LAST, "it ends – really · now")]
     made.columns[0].blocked = Blocked("x is next, but 3 blocks short", 1)
     for lines in (picture(made, ASCII, 80), frame(made, ASCII, 80, 60), story(made, ASCII, 80)):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from paceline.cli.stage import Stage, Turn
 
 WORKLOADS = built_in_names()
 DEPTHS = [1, 2, 3]
+WAITING = (Kind.WAITING, Kind.PREEMPTED, Kind.SWAPPED, Kind.ON_HOST)
 NUMBERED = "".join(mark.symbol for mark in MARKS.values())
 
 Write = Callable[..., str]
@@ -67,7 +69,7 @@ def test_everybody_ends(name: str, depth: int) -> None:
     history = stage.history
     assert history.ends.keys() == {one.id for one in history.asked}
     for one in history.asked:
-        if history.ends[one.id].how == "length":
+        if history.ends[one.id].how == "length" and one.width == 1:
             assert history.yielded[one.id] == one.most
     assert stage.scheduler.usage == 0
 
@@ -81,10 +83,12 @@ def test_cells_are_the_tokens_of_the_plans(name: str, depth: int) -> None:
         plan = turn.plan.to_dict()
         assert column.step == plan["step"]
         assert column.total == plan["total"]
+        firsts = {f"0_{one.id}": one.id for one in stage.history.asked if one.width > 1}
         cells = {name: cell.tokens for name, cell in column.cells.items() if cell.tokens}
-        assert cells == plan["tokens"]
+        assert cells == {firsts.get(name, name): count for name, count in plan["tokens"].items()}
         for preempted in plan["preempted"]:
-            assert column.cells[preempted].kind in (Kind.PREEMPTED, Kind.AGAIN)
+            kind = column.cells[preempted].kind
+            assert kind in (Kind.PREEMPTED, Kind.SWAPPED, Kind.AGAIN)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -92,7 +96,7 @@ def test_cells_are_the_tokens_of_the_plans(name: str, depth: int) -> None:
 def test_the_numbers_in_the_picture_add_up(name: str, depth: int) -> None:
     stage, turns = played_built_in(name, depth)
     drawn = picture(stage.history, Palette(colour=False, unicode=True), 100)
-    names = tuple(f"{one.id} " for one in stage.history.asked)
+    names = tuple(f"{one.name} " for one in stage.history.lines)
     rows = [line for line in drawn if line.startswith(names)]
     cells = [int(n) for line in rows for n in re.findall(rf"[{NUMBERED}](\d+)", line)]
     totals = [int(n) for line in drawn if line.startswith("tokens") for n in line.split()[1:]]
@@ -103,10 +107,11 @@ def test_the_numbers_in_the_picture_add_up(name: str, depth: int) -> None:
 def test_tokens_do_not_depend_on_the_schedule(name: str) -> None:
     def outputs(depth: int, **settings: Any) -> dict[str, list[int]]:
         stage, turns = played(json.loads(built_in(name)), depth, **settings)
-        told: dict[str, list[int]] = {one.id: [] for one in stage.history.asked}
+        told: dict[str, list[int]] = defaultdict(list)
         for turn in turns:
-            for request_id, output in (turn.outputs.to_dict() if turn.outputs else {}).items():
-                told[request_id] += output["tokens"]
+            for label, output in (turn.outputs.to_dict() if turn.outputs else {}).items():
+                told[label] += output["tokens"]
+                told[label] += [token for best in output.get("choices", []) for token in best]
         aborted = [r for r, end in stage.history.ends.items() if end.how == "abort"]
         return {request_id: new for request_id, new in told.items() if request_id not in aborted}
 
@@ -114,6 +119,8 @@ def test_tokens_do_not_depend_on_the_schedule(name: str) -> None:
     assert outputs(3) == expected
     assert outputs(1, num_speculative_tokens=0) == expected
     assert outputs(2, enable_prefix_caching=False) == expected
+    assert outputs(2, discipline="prefill_first") == expected
+    assert outputs(1, preemption_mode="swap", swap_space=50) == expected
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -124,6 +131,7 @@ def test_levels_add_up_to_the_pool(name: str) -> None:
         assert levels.total == stage.history.rules.blocks
         assert min(levels.shared, levels.held, levels.cached, levels.blank) >= 0
     assert stage.history.columns[-1].levels.cached or name == "pressure"
+    assert stage.history.columns[-1].levels.host == 0
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -131,7 +139,7 @@ def test_whoever_waits_has_a_reason(name: str) -> None:
     stage, _ = played_built_in(name)
     for column in stage.history.columns:
         without = [cell.kind for cell in column.cells.values()]
-        waiting = Kind.WAITING in without or Kind.PREEMPTED in without
+        waiting = any(kind in without for kind in WAITING)
         assert (column.blocked is not None) == waiting
 
 
@@ -197,6 +205,56 @@ def test_speculation_takes_fewer_steps() -> None:
     assert stage.scheduler.stats.accepted > 0
     assert "»" in looks(history, "drafted")
     assert "»" not in looks(history, "plain")
+
+
+def requests_of(name: str) -> list[dict[str, Any]]:
+    return json.loads(built_in(name))["requests"]
+
+
+def test_prefill_first_stalls_those_who_decode_and_not_for_ever() -> None:
+    assert requests_of("prefill-first") == requests_of("chunked")
+    stage, turns = played_built_in("prefill-first")
+    history = stage.history
+    assert {turn.plan.kind for turn in turns} == {"prefill", "decode"}
+    for column in history.columns:
+        kinds = {cell.kind for cell in column.cells.values() if cell.tokens}
+        assert kinds == ({Kind.PREFILL} if column.kind == "prefill" else {Kind.DECODE})
+    stalls = [len(stall) for stall in re.findall("–+", looks(history, "short-1"))]
+    assert max(stalls) == 5
+    patient = played(json.loads(built_in("prefill-first")), max_wait=10)[0].history
+    assert max(len(stall) for stall in re.findall("–+", looks(patient, "short-1"))) == 11
+    assert history.ends["short-1"].step > played_built_in("chunked")[0].history.ends["short-1"].step
+
+
+def test_swapping_keeps_the_work_until_the_host_is_full() -> None:
+    assert requests_of("swapping") == requests_of("pressure")
+    stage, _ = played_built_in("swapping")
+    history = stage.history
+    assert re.fullmatch("▶•+↓⌂+↑•+■", looks(history, "e"))
+    assert re.fullmatch("▶•+↓⌂+↑•+■", looks(history, "d"))
+    assert re.search("✗·+↻", looks(history, "c"))
+    assert stage.scheduler.stats.swaps_refused == 1
+    assert max(column.levels.host for column in history.columns) > 5
+    plenty = played(json.loads(built_in("swapping")), swap_space=40)[0]
+    assert plenty.scheduler.stats.resumed_queries == 0
+
+
+def test_families_fork_share_and_wait_for_slots() -> None:
+    stage, _ = played_built_in("families")
+    history = stage.history
+    assert {one.id: one.width for one in history.asked} == {
+        "chat": 3,
+        "plain": 1,
+        "search": 3,
+        "guess": 2,
+    }
+    assert looks(history, "chat").startswith("▶▶")
+    assert [looks(history, f"{n}_chat")[0] for n in (1, 2)] == ["↳", "↳"]
+    assert any("⇄" in looks(history, line) for line in ("search", "1_search", "2_search"))
+    assert history.waited_steps("guess") > 0
+    assert {end.how for end in history.ends.values()} == {"length", "stop"}
+    assert history.yielded["chat"] == 12 + 5 + 8
+    assert stage.scheduler.stats.copied_blocks > 0
 
 
 # -- what a script can ask for ----------------------------------------------
@@ -319,6 +377,58 @@ def test_json_has_one_line_per_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1]["snapshot"]["free_blocks"] == lines[-1]["snapshot"]["total_blocks"]
 
 
+def test_json_tells_kinds_swaps_and_children(capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(workload: str) -> list[dict[str, Any]]:
+        out = play(capsys, "--json", "--workload", workload)
+        return [json.loads(line) for line in out.splitlines()]
+
+    assert [line["kind"] for line in lines("prefill-first")[:3]] == ["prefill", "decode", "prefill"]
+    assert {line["kind"] for line in lines("swapping")} == {"mixed"}
+    assert sum(len(line["plan"]["swap_out"]) for line in lines("swapping")) == 8
+    families = lines("families")
+    assert families[1]["plan"]["tokens"] == {"0_chat": 1, "1_chat": 1, "2_chat": 1}
+    assert len(families[1]["plan"]["copies"]) == 2
+    assert families[1]["outputs"].keys() == {"0_chat", "1_chat", "2_chat"}
+    (search,) = [line["outputs"]["search"] for line in families if "search" in line["outputs"]]
+    assert [len(tokens) for tokens in search["choices"]] == [6, 10]
+
+
+def test_the_heading_names_the_discipline_and_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    out = play(capsys, "--workload", "prefill-first")
+    assert "\ndiscipline prefill_first · policy fcfs" in out
+    assert " on the host" not in out
+    out = play(capsys, "--workload", "swapping")
+    assert "20 blocks of 4 · 10 more on the host\n" in out
+    assert "discipline" not in out
+    assert "host: 8 blocks swapped out, 8 back in; no room for 1 preemption" in out
+
+
+def test_the_totals_count_forks_and_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    out = play(capsys, "--workload", "families")
+    assert f"{12 + 5 + 8 + 12 + 6 + 10 + 6} generated" in out
+    assert "families: 14 forks, 12 blocks copied" in out
+    assert "families" not in play(capsys, "--workload", "basics")
+
+
+def test_disciplines_can_be_compared_on_any_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", "discipline=prefill_first", "--set", "preemption_mode=auto"]
+    out = play(capsys, *settings, "--set", "swap_space=12", "--width", "200")
+    assert "\nkind " in out
+    assert "\nhost " in out
+
+
+def test_explain_tells_the_life_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    out = play(capsys, "--workload", "families", "--explain", "search")
+    assert "forked into 3 sequences that share the prompt." in out
+    out = play(capsys, "--workload", "swapping", "--explain", "d")
+    assert "swapped out: 4 blocks copied to the host." in out
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_ascii_output_is_ascii(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert play(capsys, "--workload", name, "--ascii").isascii()
+
+
 def test_json_at_depth_tells_which_step_came_back(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.loads(line) for line in play(capsys, "--json", "--depth", "2").splitlines()]
     assert [line["committed"] for line in lines[:3]] == [None, 1, 2]
@@ -403,6 +513,47 @@ def block(language: str) -> str:
 
 def test_the_picture_in_the_guide_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert block("text") in play(capsys, "--width", "100")
+
+
+def shown() -> list[tuple[str, str]]:
+    """The commands of the guide that a picture follows, and that picture."""
+    text = GUIDE.read_text(encoding="utf-8")
+    return re.findall(r"```bash\npaceline (play [^\n]*)\n```\n\n```text\n(.*?)```", text, re.DOTALL)
+
+
+def test_there_is_a_picture_of_each_way_to_schedule() -> None:
+    assert [command for command, _ in shown()] == [
+        f"play --workload {name}" for name in ("prefill-first", "swapping", "families")
+    ]
+
+
+@pytest.mark.parametrize(("command", "drawing"), shown())
+def test_a_picture_in_the_guide_is_what_its_command_prints(
+    command: str, drawing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = play(capsys, *command.split()[1:], "--width", "100")
+    parts = drawing.removesuffix("\n").split("\n…\n")
+    assert len(parts) > 1
+    for part in parts:
+        _, found, rest = out.partition(f"\n{part}\n")
+        assert found, f"not printed, or not in this order:\n{part}"
+        out = f"\n{rest}"
+
+
+def test_what_the_guide_says_of_families_in_little_memory() -> None:
+    settings = {"num_blocks": 15, "preemption_mode": "swap", "swap_space": 12}
+    content = json.loads(built_in("families"))
+    history = played(content, **settings)[0].history
+    assert all("↓↑" in looks(history, line) for line in ("search", "1_search", "2_search"))
+    assert history.yielded == played(content)[0].history.yielded
+    text = GUIDE.read_text(encoding="utf-8")
+    assert " ".join(f"--set {name}={value}" for name, value in settings.items()) in text
+
+
+def test_the_guide_explains_every_sign() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    explained = "".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
+    assert [mark.meaning for mark in MARKS.values() if f"`{mark.symbol}" not in explained] == []
 
 
 def test_the_workload_in_the_guide_can_be_played(

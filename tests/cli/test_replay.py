@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from paceline import Request, RequestError, Scheduler, StepResult
 from paceline.cli import replay
 from paceline.sched.recording import Recorder
+from paceline.sim.loop import Loop
+from paceline.sim.oracle import OracleRunner
 
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
 
@@ -26,6 +29,31 @@ def record(path: Path, limit_bytes: int = 1 << 20) -> Recorder:
         plan = recorder.plan(now=1.0 + step)
         tokens = {str(name): [9] for name in plan.rows.request_id}
         recorder.commit(plan, StepResult.of(plan, tokens), now=1.5 + step)
+    return recorder
+
+
+def record_old_ways(path: Path, **settings: Any) -> Recorder:
+    """Samples and beams on a pool that is too small for them, with a host to swap to."""
+    scheduler = Scheduler.create(
+        max_num_seqs=6,
+        max_model_len=32,
+        num_blocks=12,
+        block_size=4,
+        preemption_mode="swap",
+        swap_space=30,
+        **settings,
+    )
+    recorder = Recorder(scheduler, path)
+    runner = OracleRunner(blocks=12, block_size=4, vocab=50, host_blocks=30)
+    requests = [
+        Request(id="plain", prompt=np.arange(11), max_tokens=12),
+        Request(id="samples", prompt=np.arange(20, 27), max_tokens=8, n=2),
+        Request(id="best", prompt=np.arange(40, 46), max_tokens=6, best_of=2),
+        Request(id="beams", prompt=np.arange(30, 36), max_tokens=6, beam_width=2),
+    ]
+    for _ in Loop(recorder, runner).run(requests):
+        pass
+    assert recorder.idle
     return recorder
 
 
@@ -51,6 +79,23 @@ def test_an_identical_run_is_summed_up(path: Path, capsys: pytest.CaptureFixture
         "verified  all 5 plans identical",
     ]
     assert said.err == ""
+
+
+@pytest.mark.parametrize("discipline", ["unified", "prefill_first"])
+def test_families_and_swaps_replay(
+    discipline: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with record_old_ways(tmp_path / "run", discipline=discipline) as recorder:
+        stats = recorder.stats
+    assert min(stats.swapped_out_blocks, stats.forks, stats.copied_blocks) > 0
+    assert run(tmp_path / "run", "--json", "--explain", "beams") == IDENTICAL
+    said = capsys.readouterr()
+    plans = [json.loads(line) for line in said.out.splitlines()]
+    assert sum(len(plan["swap_out"]) for plan in plans) == stats.swapped_out_blocks
+    assert any("1_beams" in plan["tokens"] for plan in plans)
+    assert f"{stats.swapped_out_blocks} blocks swapped out, {stats.forks} forks" in said.err
+    assert f"verified  all {stats.steps} plans identical" in said.err
+    assert "forked into 2 sequences that share the prompt." in said.err
 
 
 def test_explain_tells_the_life_of_a_request(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.fields import ScriptError
-from paceline.cli.script import NEVER, SMALL, Script, build, built_in, built_in_names, load
-from paceline.cli.toy import STOP_TOKEN
+from paceline.cli.script import SMALL, Script, build, built_in, built_in_names, load
+from paceline.cli.toy import NEVER, STOP_TOKEN
 
 ONE = {"id": "a", "prompt_tokens": 5}
 
@@ -36,7 +36,8 @@ def test_a_request_needs_no_more_than_an_id_and_a_prompt() -> None:
     (ask,) = script(ONE).asks
     assert len(ask.request.prompt) == 5
     assert (ask.arrive_step, ask.arrive_s, ask.parked) == (1, 0.0, "")
-    assert (ask.abort_step, ask.stop_at) == (NEVER, NEVER)
+    assert (ask.abort_step, ask.stop_at) == (NEVER, (NEVER,))
+    assert (ask.request.width, ask.request.silent) == (1, False)
     assert ask.request.drafts is None
     assert ask.request.deadline is None
 
@@ -66,8 +67,56 @@ def test_every_field_arrives_at_the_request() -> None:
     assert (request.deadline, request.token_deadline) == (pytest.approx(0.08), 0.5)
     assert (request.adapter, request.cache_salt, request.drafts) == ("sql", "s", 2)
     assert request.eos_token_ids == (STOP_TOKEN,)
-    assert (ask.arrive_step, ask.abort_step, ask.stop_at) == (3, 12, 4)
+    assert (ask.arrive_step, ask.abort_step, ask.stop_at) == (3, 12, (4,))
     assert (ask.parked, ask.wake_step) == ("grammar", 6)
+
+
+def test_a_family_arrives_at_the_request() -> None:
+    sampled, best, beams = script(
+        {**ONE, "n": 3},
+        {**ONE, "id": "b", "n": 2, "best_of": 4},
+        {
+            **ONE,
+            "id": "c",
+            "beam_width": 3,
+            "n": 2,
+            "length_penalty": 0.5,
+            "early_stopping": "never",
+        },
+    ).asks
+    assert (sampled.request.n, sampled.request.width, sampled.request.silent) == (3, 3, False)
+    assert (best.request.best_of, best.request.width, best.request.silent) == (4, 4, True)
+    request = beams.request
+    assert (request.beam_width, request.length_penalty) == (3, 0.5)
+    assert request.early_stopping == "never"
+
+
+@pytest.mark.parametrize(
+    ("fields", "stops"),
+    [
+        ({"n": 3}, (NEVER,) * 3),
+        ({"n": 3, "stop_at": 4}, (4, 4, 4)),
+        ({"n": 3, "stop_at": [4, 2, 9]}, (4, 2, 9)),
+        ({"beam_width": 2, "stop_at": 4}, (4, 4)),
+        ({"stop_at": [4]}, (4,)),
+    ],
+)
+def test_each_sequence_has_its_stop(fields: dict[str, Any], stops: tuple[int, ...]) -> None:
+    (ask,) = script({**ONE, **fields}).asks
+    assert ask.stop_at == stops
+    assert ask.request.eos_token_ids == ((STOP_TOKEN,) if "stop_at" in fields else ())
+
+
+def test_disciplines_and_swapping_are_settings() -> None:
+    settings = {
+        "discipline": "prefill_first",
+        "max_wait": 0.25,
+        "preemption_mode": "auto",
+        "swap_space": 12,
+        "recompute_tokens_per_s": 500,
+        "swap_blocks_per_s": 40.5,
+    }
+    assert script(ONE, settings=settings).settings == SMALL | settings
 
 
 def test_arrival_is_a_step_or_a_time() -> None:
@@ -229,10 +278,42 @@ def test_content_that_is_no_workload(content: Any, expected: str) -> None:
         ({"arrive": 5, "abort_at": 3}, "requests[0].abort_at: is step 3, before the request arr"),
         ({"arrive": 5, "park": {"for": "x", "until": 3}}, "requests[0].park.until: is step 3"),
         ({"stop_at": 0}, "requests[0].stop_at: must be at least 1"),
+        ({"stop_at": "x"}, "requests[0].stop_at: must be a whole number, not 'x'"),
+        ({"n": 2, "stop_at": [1, 0]}, "requests[0].stop_at: must be a list of whole numbers from"),
+        ({"n": 3, "stop_at": [1, 2]}, "requests[0].stop_at: lists 2 numbers for 3 sequences"),
+        ({"beam_width": 2, "stop_at": [1, 2]}, "requests[0].stop_at: is one number for all beams"),
+        ({"n": 0}, "requests[0].n: must be at least 1, not 0"),
+        ({"n": 2.5}, "requests[0].n: must be a whole number, not 2.5"),
+        ({"n": 65}, "requests[0].n: must be at most 64, not 65"),
+        ({"n": 2, "best_of": 1}, "requests[0]: request 'a': best_of is 1; at least n (2)"),
+        ({"beam_width": 1}, "requests[0]: request 'a': beam_width is 1; at least n (1) and 2"),
+        ({"n": 3, "beam_width": 2}, "requests[0]: request 'a': beam_width is 2; at least n (3)"),
+        ({"beam_width": 2, "best_of": 3}, "requests[0]: request 'a': best_of is for sampling"),
+        ({"beam_width": 2, "early_stopping": 1}, "early_stopping: must be true, false or 'never'"),
+        ({"beam_width": 2, "early_stopping": "no"}, "early_stopping: must be true, false or"),
+        ({"beam_width": 2, "length_penalty": "x"}, "length_penalty: must be a number from -10 to"),
+        ({"length_penalty": 2}, "requests[0].length_penalty: goes with beam_width"),
+        ({"early_stopping": False}, "requests[0].early_stopping: goes with beam_width"),
+        ({"beem_width": 2}, "has an unknown field 'beem_width'; did you mean 'beam_width'?"),
+        ({"n": 5}, "requests[0]: request 'a' asks for 5 sequences at once, and max_num_seqs is 4"),
     ],
 )
 def test_a_request_that_is_none(request_fields: dict[str, Any], expected: str) -> None:
-    assert f"w.json: {expected}" in complaint_about(**request_fields)
+    told = complaint_about(**request_fields)
+    assert told.startswith("w.json: requests[0]")
+    assert expected in told
+
+
+@pytest.mark.parametrize("name", ["0_a", "2_a"])
+def test_sequences_have_names_that_nobody_else_may_have(name: str) -> None:
+    family, other = {**ONE, "n": 3}, {**ONE, "id": name}
+    told = complaint({"requests": [family, other]})
+    assert (
+        told == f"w.json: requests[1].id: {name!r} is already the name of a sequence of requests[0]"
+    )
+    told = complaint({"requests": [other, family]})
+    assert told == f"w.json: requests[1].id: {name!r} is already the id of requests[0]"
+    assert len(script(family, {**ONE, "id": "3_a"}).asks) == 2
 
 
 def test_a_prefix_goes_with_a_count_of_tokens() -> None:
@@ -256,6 +337,16 @@ def test_a_prefix_goes_with_a_count_of_tokens() -> None:
         ({"enable_prefix_caching": 1}, "settings.enable_prefix_caching: must be true or false"),
         ({"watermark": "much"}, "settings.watermark: must be a number, not 'much'"),
         ({"policy": 3}, "settings.policy: must be a name, not 3"),
+        ({"discipline": 3}, "settings.discipline: must be a name, not 3"),
+        ({"discipline": "lax"}, "settings: no discipline 'lax'"),
+        ({"max_wait": "long"}, "settings.max_wait: must be a number, not 'long'"),
+        ({"max_wait": -1}, "settings: max_wait is -1; it cannot be negative"),
+        ({"preemption_mode": "drop"}, "settings: preemption_mode is 'drop'; choose one of recomp"),
+        ({"preemption_mode": "swap"}, "settings: preemption_mode 'swap' needs a swap_space"),
+        ({"swap_space": -1}, "settings: swap_space is -1; it cannot be negative"),
+        ({"swap_space": 10**6}, "settings.swap_space: is 1,000,000; at most 100,000 can be played"),
+        ({"swap_blocks_per_s": 0}, "settings: rates of recomputation and of swapping are positive"),
+        ({"swapspace": 1}, "settings: unknown setting 'swapspace'; did you mean 'swap_space'"),
         ({"policy": "best"}, "settings: no policy 'best'"),
         ({"policy": "..x"}, "settings: "),
         ({"tenant_weights": [1]}, "settings.tenant_weights: must be a mapping of numbers"),

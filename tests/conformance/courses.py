@@ -15,7 +15,8 @@ import numpy as np
 
 from paceline import Outputs, Plan, Request, Scheduler, StepResult
 from paceline.sched import policies
-from paceline.sim.oracle import OracleRunner, reference
+from paceline.sim.oracle import OracleRunner
+from paceline.sim.reference import reference
 
 VOCAB = 50
 STEP_S = 1.0

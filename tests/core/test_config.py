@@ -15,6 +15,7 @@ from paceline.core.config import (
     Config,
     JournalConfig,
     PolicyConfig,
+    PreemptionConfig,
     SpeculationConfig,
     StepConfig,
 )
@@ -33,7 +34,8 @@ ALL_OTHERWISE: dict[str, Any] = {
     "long_prefill_token_threshold": 9,
     "reserve_full_prompt": False,
     "watermark": 0.25,
-    "discipline": "unified",
+    "discipline": "prefill_first",
+    "max_wait": 0.5,
     "max_num_queued_reqs": 6,
     "policy": "fair",
     "victim": "cheapest",
@@ -45,6 +47,10 @@ ALL_OTHERWISE: dict[str, Any] = {
     "tenant_weights": {"a": 1.0, "b": 2.0},
     "input_token_weight": 0.5,
     "output_token_weight": 4.5,
+    "preemption_mode": "swap",
+    "swap_space": 7,
+    "recompute_tokens_per_s": 5.5,
+    "swap_blocks_per_s": 6.5,
     "num_speculative_tokens": 2,
     "speculation": "fixed",
     "speculation_max_batch_tokens": 8,
@@ -63,6 +69,7 @@ def test_every_setting_is_found_by_its_name() -> None:
     assert config.cache.block_size == 4
     assert config.step.max_num_seqs == 3
     assert config.policy.victim == "cheapest"
+    assert config.preemption.swap_space == 7
     assert config.speculation.lookahead_slots == 1
     assert config.journal.journal_spells == 12
 
@@ -97,6 +104,7 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "reserve_full_prompt": True,
         "watermark": 0.0,
         "discipline": "unified",
+        "max_wait": 1.0,
         "max_num_queued_reqs": 65536,
         "policy": "fcfs",
         "victim": "newest",
@@ -108,6 +116,10 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "tenant_weights": {},
         "input_token_weight": 1.0,
         "output_token_weight": 2.0,
+        "preemption_mode": "recompute",
+        "swap_space": 0,
+        "recompute_tokens_per_s": 10_000.0,
+        "swap_blocks_per_s": 10_000.0,
         "num_speculative_tokens": 0,
         "speculation": "adaptive",
         "speculation_max_batch_tokens": 256,
@@ -181,9 +193,25 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
         ({"watermark": -0.1}, "watermark is -0.1; it lies in [0, 1)"),
         ({"watermark": 1.0}, "watermark is 1.0; it lies in [0, 1)"),
         ({"watermark": float("nan")}, "watermark is nan; it lies in [0, 1)"),
-        ({"discipline": "chaotic"}, "discipline is 'chaotic'; choose one of unified"),
+        ({"max_wait": -0.5}, "max_wait is -0.5; it cannot be negative"),
+        ({"max_wait": float("nan")}, "max_wait is nan; it cannot be negative"),
         ({"victim": "oldest"}, "victim is 'oldest'; choose one of newest, cheapest"),
         ({"input_token_weight": -0.5}, "input_token_weight is negative"),
+        (
+            {"preemption_mode": "flee"},
+            "preemption_mode is 'flee'; choose one of recompute, swap, auto",
+        ),
+        ({"swap_space": -1}, "swap_space is -1; it cannot be negative"),
+        ({"preemption_mode": "swap"}, "preemption_mode 'swap' needs a swap_space of some blocks"),
+        (
+            {"recompute_tokens_per_s": 0.0},
+            "rates of recomputation and of swapping are positive",
+        ),
+        ({"swap_blocks_per_s": -1.0}, "rates of recomputation and of swapping are positive"),
+        (
+            {"swap_blocks_per_s": float("nan")},
+            "rates of recomputation and of swapping are positive",
+        ),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is negative"),
         ({"lookahead_slots": -1}, "lookahead_slots is negative"),
         ({"speculation_max_batch_tokens": 0}, "speculation_max_batch_tokens is positive"),
@@ -226,6 +254,11 @@ def test_times_rates_and_weights_are_positive(settings: dict[str, Any]) -> None:
         {"max_num_queued_reqs": 1},
         {"journal_requests": 1, "journal_spells": 1},
         {"speculation_max_batch_tokens": 1},
+        {"max_wait": 0.0},
+        {"max_wait": float("inf")},
+        {"preemption_mode": "swap", "swap_space": 1},
+        {"preemption_mode": "auto", "swap_space": 0},
+        {"recompute_tokens_per_s": 1e-9, "swap_blocks_per_s": float("inf")},
     ],
     ids="-".join,
 )
@@ -259,7 +292,16 @@ def test_weights_that_are_no_mapping_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [Config, CacheConfig, StepConfig, PolicyConfig, SpeculationConfig, JournalConfig]
+    "part",
+    [
+        Config,
+        CacheConfig,
+        StepConfig,
+        PolicyConfig,
+        PreemptionConfig,
+        SpeculationConfig,
+        JournalConfig,
+    ],
 )
 def test_settings_are_never_changed(part: type[Any]) -> None:
     made = part()

@@ -10,9 +10,12 @@ import pytest
 from paceline.core.errors import StepError
 from paceline.core.plan import (
     NO_IDS,
+    NO_OUTPUTS,
     NO_ROWS,
     NOTHING_GROWN,
     Admitted,
+    Candidates,
+    Choice,
     Ended,
     Grown,
     Outputs,
@@ -39,13 +42,19 @@ KEYS = {
 }
 
 
-def rows(*ids: str, count: list[int], drafts: list[int] | None = None) -> Rows:
+def rows(
+    *ids: str,
+    count: list[int],
+    drafts: list[int] | None = None,
+    children: list[int] | None = None,
+) -> Rows:
     """Rows in slots 10, 11, ..., all of which sample."""
     return Rows(
         slot=np.arange(10, 10 + len(ids)),
         epoch=np.zeros(len(ids), np.int32),
         serial=np.arange(len(ids)),
         request_id=np.array(ids, object),
+        child=np.array(children or [-1] * len(ids), np.int32),
         count=np.array(count, np.int32),
         drafts=np.array(drafts or [0] * len(ids), np.int32),
         samples=np.ones(len(ids), np.bool_),
@@ -132,6 +141,44 @@ def test_what_a_plan_tells_is_plain_data() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
+def test_a_row_is_called_by_its_request_or_as_a_child_of_it() -> None:
+    made = rows("a", "b", "b", count=[1, 1, 1], children=[-1, 0, 1])
+    assert made.labels == ["a", "0_b", "1_b"]
+    assert NO_ROWS.labels == []
+
+
+def test_children_are_told_one_by_one() -> None:
+    made = plan(
+        rows("b", "b", count=[1, 3], drafts=[0, 2], children=[0, 1]),
+        grown=grown([10, 11], [1, 1], [21, 22]),
+        admitted=(admitted("1_b", 11, (30,), resumed=False),),
+    )
+    told = made.to_dict()
+    assert told["tokens"] == {"0_b": 1, "1_b": 3}
+    assert told["drafts"] == {"1_b": 2}
+    assert told["blocks"] == {"0_b": [[21]], "1_b": [[30, 22]]}
+
+
+def test_what_is_copied_is_told_in_pairs() -> None:
+    made = plan(NO_ROWS, copies=((1, 2), (1, 3)), swap_out=((4, 0),), swap_in=((5, 6),))
+    told = made.to_dict()
+    assert told["copies"] == [[1, 2], [1, 3]]
+    assert (told["swap_out"], told["swap_in"]) == ([[4, 0]], [[5, 6]])
+    assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize("name", ["copies", "swap_out", "swap_in"])
+def test_a_plan_that_moves_blocks_is_not_empty(name: str) -> None:
+    assert not plan(NO_ROWS, **{name: ((1, 2),)}).empty
+    assert not plan(rows("a", count=[1])).empty
+    assert plan(NO_ROWS, released=(1,), finished=("a",), preempted=("b",)).empty
+
+
+def test_a_step_is_mixed_unless_it_says_otherwise() -> None:
+    assert plan(NO_ROWS).kind == "mixed"
+    assert plan(NO_ROWS, kind="decode").kind == "decode"
+
+
 def test_the_total_is_a_plain_sum() -> None:
     total = plan(rows("a", "b", count=[2, 40])).total
     assert (total, type(total)) == (42, int)
@@ -146,8 +193,10 @@ def test_the_total_is_a_plain_sum() -> None:
         (NOTHING_GROWN, "block"),
         (admitted("a", 0, (), resumed=False), "slot"),
         (StepResult(NO_IDS, NO_ROWS.count), "ids"),
-        (Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count), "ids"),
+        (Candidates(NO_IDS, NO_IDS.astype(np.float32)), "ids"),
+        (NO_OUTPUTS, "ids"),
         (Ended("a", Finish.STOP), "finish"),
+        (Choice((1,), Finish.STOP, -0.5), "score"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -211,15 +260,58 @@ def test_tokens_for_a_request_without_a_row_are_refused_by_name() -> None:
         StepResult.of(made, {"x": [1], "a": [2], "y": []})
 
 
+def test_a_result_names_children_as_the_rows_do() -> None:
+    made = plan(rows("b", "b", count=[1, 1], children=[0, 1]))
+    result = StepResult.of(made, {"1_b": [5], "0_b": [4]})
+    assert result.ids.tolist() == [[4], [5]]
+    with pytest.raises(StepError, match=r"no row for \['b'\]"):
+        StepResult.of(made, {"b": [5]})
+
+
+def test_a_result_has_neither_log_probabilities_nor_candidates_unless_given() -> None:
+    result = StepResult.of(plan(rows("a", count=[1])), {"a": [5]})
+    assert (result.logprob, result.candidates) == (None, None)
+
+
+def test_log_probabilities_stand_beside_the_tokens() -> None:
+    made = plan(rows("a", "b", count=[2, 1], drafts=[1, 0]))
+    result = StepResult.of(made, {"a": [5, 6], "b": [7]}, logprobs={"a": iter([-0.5, -1.5])})
+    assert result.logprob is not None
+    assert result.logprob.tolist() == [[-0.5, -1.5], [0.0, 0.0]]
+    assert result.logprob.dtype == np.float32
+
+
+def test_candidates_stand_in_the_order_given_and_are_filled_up() -> None:
+    made = plan(rows("a", "b", "c", count=[1, 1, 1]))
+    told = {"c": [(8, -0.5)], "b": [(5, -1.0), (6, -2.0)]}
+    result = StepResult.of(made, {"a": [1], "b": [1], "c": [1]}, candidates=told)
+    assert result.candidates is not None
+    assert result.candidates.ids.tolist() == [[-1, -1], [5, 6], [8, -1]]
+    assert result.candidates.logprob.tolist() == [[-np.inf] * 2, [-1.0, -2.0], [-0.5, -np.inf]]
+    assert result.candidates.ids.dtype == np.int32
+    assert result.candidates.logprob.dtype == np.float32
+
+
+@pytest.mark.parametrize("what", ["logprobs", "candidates"])
+def test_scores_for_a_request_without_a_row_are_refused_by_name(what: str) -> None:
+    with pytest.raises(StepError, match=r"^step 7 has no row for \['x'\]$"):
+        StepResult.of(plan(rows("a", count=[1])), {"a": [1]}, **{what: {"x": []}})
+
+
 # -- outputs ----------------------------------------------------------------
 
 
 def outputs(
-    *ids: str, tokens: list[list[int]], count: list[int], finished: tuple[Ended, ...] = ()
+    *ids: str,
+    tokens: list[list[int]],
+    count: list[int],
+    finished: tuple[Ended, ...] = (),
+    children: list[int] | None = None,
 ) -> Outputs:
     return Outputs(
         serial=np.arange(len(ids)),
         request_id=np.array(ids, object),
+        child=np.array(children or [-1] * len(ids), np.int32),
         ids=np.array(tokens, np.int32),
         count=np.array(count, np.int32),
         finished=finished,
@@ -251,8 +343,32 @@ def test_an_end_without_a_token_is_told() -> None:
     }
 
 
+def test_outputs_name_the_child() -> None:
+    made = outputs(
+        "b",
+        "b",
+        tokens=[[10], [20]],
+        count=[1, 1],
+        children=[0, 1],
+        finished=(Ended("b", Finish.STOP, 20, child=1), Ended("b", Finish.LENGTH)),
+    )
+    assert made.to_dict() == {
+        "0_b": {"tokens": [10], "finish": None},
+        "1_b": {"tokens": [20], "finish": "stop"},
+        "b": {"tokens": [], "finish": "length"},
+    }
+
+
+def test_choices_are_told_with_the_end_best_first() -> None:
+    best = (Choice((5, 6), Finish.STOP, -0.5, 6), Choice((5, 7, 8), Finish.LENGTH, -0.7))
+    end = Ended("b", Finish.STOP, choices=best)
+    told = outputs(tokens=[], count=[], finished=(end,)).to_dict()
+    assert told == {"b": {"tokens": [], "finish": "stop", "choices": [[5, 6], [5, 7, 8]]}}
+
+
 def test_outputs_of_nothing_tell_nothing() -> None:
-    assert Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count).to_dict() == {}
+    assert NO_OUTPUTS.to_dict() == {}
+    assert NO_OUTPUTS.finished == ()
 
 
 def test_what_outputs_tell_is_plain_data() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
-from paceline.core.request import Finish, Item, Request, Sequence, token_array
+from paceline.core.request import Finish, Item, Request, Sequence, child_label, token_array
 
 LARGEST = 2**31 - 1
 
@@ -155,6 +155,29 @@ def test_a_request_id_is_a_string_that_says_something(name: Any) -> None:
         ({"token_deadline": 0.0}, "a deadline must be positive"),
         ({"deadline": 1.0, "token_deadline": -1.0}, "a deadline must be positive"),
         ({"drafts": -1}, "drafts is -1; it cannot be negative"),
+        ({"n": 0}, "n is 0; at least 1 is needed"),
+        ({"n": -2, "best_of": 3}, "n is -2; at least 1 is needed"),
+        ({"n": 3, "best_of": 2}, "best_of is 2; at least n (3) is needed"),
+        ({"best_of": 0}, "best_of is 0; at least n (1) is needed"),
+        ({"beam_width": 1}, "beam_width is 1; at least n (1) and 2 are needed"),
+        ({"beam_width": -4}, "beam_width is -4; at least n (1) and 2 are needed"),
+        ({"n": 4, "beam_width": 3}, "beam_width is 3; at least n (4) and 2 are needed"),
+        (
+            {"beam_width": 3, "best_of": 2},
+            "best_of is for sampling; beam_width says how many beams there are",
+        ),
+        (
+            {"beam_width": 2, "early_stopping": "soon"},
+            "early_stopping is 'soon'; True, False or \"never\"",
+        ),
+        (
+            {"beam_width": 2, "length_penalty": float("nan")},
+            "length_penalty is nan; it must be a number",
+        ),
+        (
+            {"beam_width": 2, "length_penalty": float("inf")},
+            "length_penalty is inf; it must be a number",
+        ),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: str) -> None:
@@ -172,6 +195,11 @@ def test_a_request_that_makes_no_sense_is_refused(fields: dict[str, Any], proble
         {"deadline": 0.001, "token_deadline": 0.001},
         {"drafts": 0},
         {"priority": -3},
+        {"n": 5},
+        {"n": 2, "best_of": 2},
+        {"n": 2, "beam_width": 2},
+        {"beam_width": 4, "best_of": 4},
+        {"beam_width": 2, "length_penalty": -1.5, "early_stopping": "never"},
     ],
 )
 def test_the_least_and_the_most_that_make_sense_are_taken(fields: dict[str, Any]) -> None:
@@ -195,6 +223,8 @@ def test_what_is_left_out_asks_for_nothing_special() -> None:
     assert (request.seed, request.arrival, request.deadline, request.drafts) == (None,) * 4
     assert (request.tenant, request.cache_salt, request.adapter) == ("", "", "")
     assert (request.priority, request.items) == (0, ())
+    assert (request.n, request.best_of, request.beam_width) == (1, None, 0)
+    assert (request.length_penalty, request.early_stopping) == (1.0, False)
 
 
 def test_items_are_carried_as_they_are() -> None:
@@ -202,6 +232,64 @@ def test_items_are_carried_as_they_are() -> None:
     assert ask(items=items).items == items
     with pytest.raises(FrozenInstanceError):
         items[0].offset = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# -- several sequences ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "width", "silent"),
+    [
+        ({}, 1, False),
+        ({"n": 3}, 3, False),
+        ({"n": 3, "best_of": 3}, 3, False),
+        ({"best_of": 1}, 1, False),
+        ({"n": 2, "best_of": 5}, 5, True),
+        ({"n": 2, "beam_width": 4}, 4, True),
+        ({"n": 2, "beam_width": 2}, 2, True),
+    ],
+)
+def test_a_request_runs_as_many_sequences_as_it_may_choose_from(
+    fields: dict[str, Any], width: int, silent: bool
+) -> None:
+    assert (ask(**fields).width, ask(**fields).silent) == (width, silent)
+
+
+@pytest.mark.parametrize(
+    ("fields", "candidates"),
+    [
+        ({"beam_width": 0}, 0),
+        ({}, 6),
+        ({"eos_token_ids": [2]}, 6),
+        ({"eos_token_ids": [2, 3], "stop_token_ids": [4]}, 12),
+        ({"eos_token_ids": [2, 3], "stop_token_ids": [3]}, 9),
+        ({"eos_token_ids": [2, 3, 4], "ignore_eos": True}, 6),
+    ],
+)
+def test_so_many_candidates_are_asked_for_that_all_beams_go_on_whatever_ends(
+    fields: dict[str, Any], candidates: int
+) -> None:
+    assert ask(**{"beam_width": 3} | fields).candidates == candidates
+
+
+def test_a_child_has_a_name_and_a_seed_of_its_own() -> None:
+    request = ask(n=3, seed=40, max_tokens=7, tenant="t")
+    children = [request.child(index) for index in range(3)]
+    assert [child.id for child in children] == ["0_a", "1_a", "2_a"]
+    assert [child.seed for child in children] == [40, 41, 42]
+    assert all(child.prompt is request.prompt for child in children)
+    assert {(child.max_tokens, child.tenant) for child in children} == {(7, "t")}
+    assert request.seed == 40
+
+
+def test_a_child_of_a_request_without_a_seed_has_none() -> None:
+    assert [ask(n=2).child(index).seed for index in range(2)] == [None, None]
+
+
+def test_a_label_is_the_id_or_names_the_child() -> None:
+    assert (child_label("a", -1), child_label("a", 0), child_label("a", 12)) == ("a", "0_a", "12_a")
+    assert sequence().label == "a"
+    assert (sequence(child=2).label, sequence(child=2).id) == ("2_a", "a")
 
 
 # -- stopping ---------------------------------------------------------------
@@ -261,6 +349,7 @@ def test_every_one_of_several_end_tokens_stops() -> None:
         ({"slot": 3, "preemptions": 2}, "RUNNING"),
         ({"preemptions": 1}, "PREEMPTED"),
         ({"preemptions": 1, "parked": "grammar"}, "WAITING_FOR_GRAMMAR"),
+        ({"preemptions": 1, "swapped": True}, "SWAPPED"),
         ({"finish": Finish.STOP}, "FINISHED_STOPPED"),
         ({"finish": Finish.LENGTH}, "FINISHED_LENGTH"),
         ({"finish": Finish.ABORT}, "FINISHED_ABORTED"),
@@ -340,6 +429,10 @@ def test_a_field_of_the_wrong_type_is_refused() -> None:
         ("items", None),
         ("items", [1]),
         ("items", (1,)),
+        *((name, value) for name in ("n", "beam_width") for value in (None, "2", 2.0, True)),
+        *(("best_of", value) for value in ("2", 2.0, True)),
+        *(("length_penalty", value) for value in (None, "1", True)),
+        *(("early_stopping", value) for value in (None, 1, 0.0)),
     ]
     assert accepted(wrong) == []
 

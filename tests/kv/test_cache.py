@@ -1,65 +1,15 @@
 """Block tables and the prefix index: what is found, held, sealed and let go."""
 
-from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored
-from paceline.core.plan import NOTHING_GROWN
-from paceline.core.request import Item, Request, Sequence
+from paceline.core.plan import NOTHING_GROWN, Pairs
+from paceline.core.request import Item, Sequence
 from paceline.kv.cache import MISS, Hit, KVCache
-
-SIZE, SLOTS, LENGTH = 4, 4, 40
-TEXT = list(range(100, 100 + LENGTH))
-serials = count()
-
-
-def cache(blocks: int = 16, **settings: Any) -> KVCache:
-    return KVCache(CacheConfig(num_blocks=blocks, block_size=SIZE, **settings), SLOTS, LENGTH)
-
-
-def sequence(kv: KVCache, tokens: list[int], **fields: Any) -> Sequence:
-    """A sequence with a key for every full block."""
-    request = Request(f"r{next(serials)}", tokens, **fields)  # pyright: ignore[reportArgumentType]
-    made = Sequence(request, next(serials), LENGTH, 0.0, request.prompt)
-    kv.name(made)
-    return made
-
-
-def admit(kv: KVCache, slot: int, made: Sequence, step: int | None = None) -> Hit:
-    """Attach all of a sequence and seal it, as a step that computes it whole does."""
-    hit = kv.lookup(made)
-    kv.attach(slot, made, hit, len(made.tokens))
-    kv.seal(slot, made, len(made.tokens), step)
-    kv.check()
-    return hit
-
-
-def put(kv: KVCache, slot: int, tokens: list[int], **fields: Any) -> Sequence:
-    made = sequence(kv, tokens, **fields)
-    admit(kv, slot, made)
-    return made
-
-
-def cached(kv: KVCache, tokens: list[int], **fields: Any) -> Sequence:
-    """A sequence that came and went, leaving its content behind."""
-    made = put(kv, SLOTS - 1, tokens, **fields)
-    kv.release(SLOTS - 1, made)
-    return made
-
-
-def extend(kv: KVCache, slot: int, made: Sequence, tokens: list[int]) -> None:
-    """Generate `tokens` and seal what they fill."""
-    made.tokens = np.append(made.tokens, np.array(tokens, np.int32))
-    short = kv.short(np.array([slot]), np.array([len(made.tokens)], np.int32))
-    kv.grow(np.array([slot]), short)
-    kv.name(made)
-    kv.seal(slot, made, len(made.tokens), None)
-    kv.check()
-
+from tests.kv.support import LENGTH, SIZE, SLOTS, TEXT, admit, cache, cached, extend, put, sequence
 
 # -- finding ----------------------------------------------------------------
 
@@ -573,6 +523,166 @@ def test_what_a_failed_step_was_to_fill_is_told_as_removed() -> None:
     assert kv.events == [BlockRemoved(made.keys[1]), BlockRemoved(made.keys[0])]
 
 
+# -- forking ----------------------------------------------------------------
+
+
+def forked(kv: KVCache, tokens: int, length: int = 10) -> tuple[Sequence, Sequence, Pairs]:
+    """A sequence in slot 0, and one in slot 1 that begins with its first `tokens`."""
+    parent = put(kv, 0, TEXT[:length])
+    child = sequence(kv, TEXT[:length])
+    copies = kv.fork(0, 1, child, tokens)
+    kv.check()
+    return parent, child, copies
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks", "copies"),
+    [
+        (10, [0, 1, 3], ((2, 3),)),
+        (9, [0, 1, 3], ((2, 3),)),
+        (8, [0, 1, 3], ()),
+        (5, [0, 3], ((1, 3),)),
+        (3, [3], ((0, 3),)),
+        (0, [3], ()),
+    ],
+)
+def test_a_fork_shares_full_blocks_and_copies_the_one_being_written(
+    tokens: int, blocks: list[int], copies: Pairs
+) -> None:
+    kv = cache()
+    _, _, found = forked(kv, tokens)
+    assert (kv.blocks(0), kv.blocks(1), found) == ([0, 1, 2], blocks, copies)
+    assert [kv.pool.holders(block) for block in blocks] == [2] * (len(blocks) - 1) + [1]
+
+
+def test_every_fork_takes_one_block_whatever_the_length() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:30])
+    free = kv.pool.free
+    for slot in (1, 2, 3):
+        kv.fork(0, slot, sequence(kv, TEXT[:30]), 29)
+    assert kv.pool.free == free - 3
+    kv.check()
+
+
+def test_either_side_of_a_fork_may_go_first() -> None:
+    for first, second in ((0, 1), (1, 0)):
+        kv = cache()
+        slots = dict(enumerate(forked(kv, 9)[:2]))
+        kv.release(first, slots[first])
+        assert kv.pool.free == 16 - 3
+        kv.check()
+        kv.release(second, slots[second])
+        assert kv.pool.free == 16
+        kv.check()
+
+
+def test_a_fork_goes_on_from_what_is_sealed() -> None:
+    kv = cache()
+    parent, child, _ = forked(kv, 9)
+    assert (kv.sealed[1], kv.tail(1, child)) == (2, parent.keys[1])
+    extend(kv, 1, child, [1, 2, 3])
+    assert (kv.sealed[1], len(kv.blocks(1))) == (3, 4)
+    assert kv.lookup(sequence(kv, [*TEXT[:10], 1, 2, 3])).blocks == tuple(kv.blocks(1)[:3])
+    assert kv.lookup(sequence(kv, [*TEXT[:10], 4, 5, 6])).blocks == (0, 1)
+
+
+def test_what_a_fork_generates_is_looked_for_behind_what_it_shares() -> None:
+    kv = cache()
+    parent, child, _ = forked(kv, 9)
+    assert sorted(kv.continuing(parent, Hit((0, 1), 8))) == []  # it has no further full block
+    longer = sequence(kv, TEXT[:16])
+    assert sorted(kv.continuing(longer, Hit((0, 1), 8))) == [0, 1]
+    kv.release(1, child)
+    assert kv.continuing(longer, Hit((0, 1), 8)) == [0]
+
+
+def test_a_fork_without_a_prefix_cache_shares_too() -> None:
+    kv = cache(enable_prefix_caching=False)
+    _, child, copies = forked(kv, 9)
+    assert (kv.blocks(1), copies, kv.sealed[1]) == ([0, 1, 3], ((2, 3),), 0)
+    kv.release(1, child)
+    kv.check()
+
+
+def test_a_slot_is_placed_only_when_it_is_empty() -> None:
+    kv = cache()
+    made = put(kv, 0, TEXT[:4])
+    with pytest.raises(AssertionError, match="slot 0 already holds blocks"):
+        kv.place(0, made, (1,), 0)
+
+
+def test_blocks_that_are_held_already_are_mapped_as_they_are() -> None:
+    kv = cache()
+    made = sequence(kv, TEXT[:9])
+    blocks = tuple(kv.pool.take(3))
+    kv.place(2, made, blocks, sealed=0)
+    kv.check()
+    assert (kv.blocks(2), kv.sealed[2], kv.pool.free) == ([0, 1, 2], 0, 13)
+    kv.seal(2, made, 8, None)
+    assert kv.lookup(made) == Hit((0, 1), 8)
+
+
+def rebased(kv: KVCache, tokens: int) -> tuple[Sequence, Pairs]:
+    """Two sequences that came from one, grew apart, and were joined again after `tokens`."""
+    parent, child, _ = forked(kv, 9)
+    extend(kv, 0, parent, list(range(50, 50 + tokens - 10)))
+    extend(kv, 1, child, list(range(70, 70 + tokens - 10)))
+    kv.leave_tail(1, child)
+    child.keys = list(parent.keys)
+    copies = kv.rebase(1, child, 0, tokens)
+    child.tokens = parent.tokens.copy()
+    kv.check()
+    return child, copies
+
+
+def test_a_beam_goes_on_from_another_and_keeps_its_block_for_what_comes_next() -> None:
+    kv = cache()
+    child, copies = rebased(kv, 15)
+    assert kv.blocks(0) == [0, 1, 2, 4]
+    assert kv.blocks(1) == [0, 1, 2, 5]
+    assert copies == ((4, 5),)
+    assert (kv.sealed[1], kv.tail(1, child)) == (3, child.keys[2])
+    assert kv.pool.free == 16 - 5  # the block in which it had grown apart is free again
+
+
+def test_at_the_edge_of_a_block_nothing_is_copied() -> None:
+    kv = cache()
+    child, copies = rebased(kv, 16)
+    assert (kv.blocks(1), copies) == ([0, 1, 2, 4], ())
+    extend(kv, 1, child, [1, 2, 3, 4])
+    assert kv.lookup(sequence(kv, [*child.tokens.tolist(), 5])).tokens == 20
+    kv.release(1, child)
+    kv.check()
+
+
+def test_a_beam_within_the_first_block_copies_all_there_is() -> None:
+    kv = cache()
+    parent, child = put(kv, 0, TEXT[:3]), sequence(kv, TEXT[:3])
+    assert kv.fork(0, 1, child, 2) == ((0, 1),)
+    kv.leave_tail(1, child)
+    child.keys = list(parent.keys)
+    assert kv.rebase(1, child, 0, 3) == ((0, 1),)
+    assert (kv.blocks(0), kv.blocks(1)) == ([0], [1])
+    kv.check()
+
+
+def test_beams_without_a_prefix_cache_share_too() -> None:
+    kv = cache(enable_prefix_caching=False)
+    child, copies = rebased(kv, 15)
+    assert (kv.blocks(1), copies) == ([0, 1, 2, 5], ((4, 5),))
+    kv.release(1, child)
+    kv.check()
+
+
+def test_what_two_hold_alone_is_free_only_when_both_are_gone() -> None:
+    kv = cache()
+    forked(kv, 9)
+    assert kv.held_only_by([0]) == {2}
+    assert kv.held_only_by([1]) == {3}
+    assert kv.held_only_by([0, 1]) == {0, 1, 2, 3}
+
+
 # -- the checker ------------------------------------------------------------
 
 
@@ -591,6 +701,16 @@ def test_the_checker_counts_the_holders_of_every_table_entry(block: int) -> None
     kv.table[0, 1] = block  # its own first block, or one that is free
     with pytest.raises(AssertionError, match=r"block [01] leaked"):
         kv.check()
+
+
+def test_the_checker_counts_fences_as_holders() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:8])
+    kv.pool.hold([1, 1])
+    kv.check(fenced=[1, 1])
+    for wrong in ([], [1], [1, 1, 1], [0, 1, 1]):
+        with pytest.raises(AssertionError, match=r"block [01] leaked"):
+            kv.check(wrong)
 
 
 def test_the_checker_misses_no_slot() -> None:

@@ -1,15 +1,18 @@
 """Random schedules on a pool that is always full, checked token for token."""
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from paceline.core.errors import RequestError
 from paceline.core.plan import Outputs, Plan, StepResult
-from paceline.core.request import Request
+from paceline.core.request import Request, child_label
 from paceline.kv.pool import BlockPool
 from paceline.sched.scheduler import Scheduler
-from paceline.sim.oracle import OracleRunner, reference
+from paceline.sched.swapping import Rates
+from paceline.sim.oracle import OracleRunner
+from paceline.sim.reference import beam_search, best_of, reference
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 MOST_TURNS = 5_000
@@ -30,7 +33,9 @@ class Drive:
     """One seeded schedule: settings, requests and a script of trouble, all from the seed."""
 
     seed: int
+    plain: bool = False  # without the older disciplines, swapping and families
     random: Random = field(init=False)
+    more: Random = field(init=False)  # for those, lest they change what the seed means
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
     runner: OracleRunner = field(init=False)
@@ -41,6 +46,7 @@ class Drive:
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
     got: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     ends: dict[str, str] = field(default_factory=dict[str, str])
+    choices: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
     flight: deque[tuple[Plan, StepResult | None]] = field(
         default_factory=deque[tuple[Plan, StepResult | None]]
     )
@@ -49,7 +55,7 @@ class Drive:
     chaos: bool = True
 
     def __post_init__(self) -> None:
-        self.random = Random(self.seed)
+        self.random, self.more = Random(self.seed), Random(~self.seed)
         self.settings = self._settings()
         self.scheduler = Scheduler.create(**self.settings)
         cache = self.scheduler.residency.cache
@@ -58,7 +64,13 @@ class Drive:
         self.vocab = r.choice([3, 7, 50])
         self.depth = r.randint(1, 4)
         self.runner = OracleRunner(
-            cache.pool.size, cache.block_size, self.vocab, accept=r.random(), seed=self.seed
+            cache.pool.size,
+            cache.block_size,
+            self.vocab,
+            accept=r.random(),
+            seed=self.seed,
+            host_blocks=self.settings.get("swap_space", 0),
+            lag=self.more.randint(0, self.depth - 1),
         )
         self._invent_requests()
 
@@ -99,11 +111,25 @@ class Drive:
             "lookahead_slots": lookahead,
             "journal_requests": 4,
             "journal_spells": 16,
+            **({} if self.plain else self._older_disciplines(least)),
+        }
+
+    def _older_disciplines(self, least: int) -> dict[str, Any]:
+        r = self.more
+        mode = r.choice(["recompute", "recompute", "swap", "swap", "auto"])
+        return {
+            "discipline": r.choice(["unified", "prefill_first"]),
+            "max_wait": r.choice([0.0, 2.0, 1000.0]),
+            "preemption_mode": mode,
+            "swap_space": 0 if mode == "recompute" else r.choice([1, 4, least, 4 * least]),
+            "recompute_tokens_per_s": r.choice([1.0, 1e6]),
+            "swap_blocks_per_s": r.choice([1.0, 100.0]),
         }
 
     def _invent_requests(self) -> None:
         r, length = self.random, self.settings["max_model_len"]
         shared = [r.randrange(self.vocab) for _ in range(length // 2)]
+        families = 0.0 if self.plain else self.more.choice([0.0, 0.3, 0.8])
         for number in range(r.randint(1, 24)):
             prompt = shared[: r.randint(0, len(shared))]
             prompt += [r.randrange(self.vocab) for _ in range(r.randint(0 if prompt else 1, 12))]
@@ -128,8 +154,25 @@ class Drive:
                     drafts=r.choice([None, None, 0, 2])
                     if self.settings["num_speculative_tokens"]
                     else None,
+                    **(self._family() if self.more.random() < families else {}),
                 )
             )
+
+    def _family(self) -> dict[str, Any]:
+        """Parallel samples, the best of several, or beams."""
+        r = self.more
+        n = r.randint(1, 3)
+        kind = r.choice(["n", "best_of", "beams"])
+        if kind == "n":
+            return {"n": n + 1}
+        if kind == "best_of":
+            return {"n": n, "best_of": n + r.randint(0, 2)}
+        return {
+            "n": n,
+            "beam_width": max(2, n + r.randint(0, 2)),
+            "length_penalty": r.choice([1.0, 0.0, -0.5, 2.0]),
+            "early_stopping": r.choice([True, False, "never"]),
+        }
 
     @property
     def pool(self) -> TightPool:
@@ -172,9 +215,21 @@ class Drive:
 
     def submit(self, request: Request) -> None:
         parked = "grammar" if self.chaos and self.random.random() < 0.1 else ""
-        self.scheduler.submit(request, self.now, parked)
+        try:
+            self.scheduler.submit(request, self.now, parked)
+        except RequestError:
+            assert request.width > 1, "a single sequence always fits"
+            self.seen["refused"] += 1
+            return
         self.requests[request.id] = request
-        self.got[request.id] = []
+        for label in self._labels(request):
+            self.got[label] = []
+
+    @staticmethod
+    def _labels(request: Request) -> list[str]:
+        """The request itself, and its children."""
+        children = range(request.width) if request.width > 1 else ()
+        return [request.id, *(child_label(request.id, child) for child in children)]
 
     def plan(self) -> None:
         scheduler = self.scheduler
@@ -185,27 +240,52 @@ class Drive:
         self.seen["preempted"] += len(told["preempted"])
         self.seen["cached"] += sum(new.computed for new in plan.admitted)
         self.seen["drafts"] += sum(told["drafts"].values())
-        if self.poisoned or (self.chaos and len(plan.rows) and self.random.random() < 0.02):
+        for name in ("copies", "swap_out", "swap_in"):
+            self.seen[name] += len(told[name])
+        self.seen[plan.kind] += 1
+        assert not (plan.swap_out and plan.swap_in), "swapped in and out in one step"
+        self._assert_kind(plan)
+        if self.poisoned or (self.chaos and not plan.empty and self.random.random() < 0.02):
             self.poisoned = True
             self.runner.lose(plan)
             result = None
         else:
             result = self.runner.run(plan)
-        if len(plan.rows):
+        if not plan.empty:
             self.flight.append((plan, result))
             return
         self._take(scheduler.commit(plan, StepResult.of(plan, {}), self.now))
         if not self.flight:
             self._assert_not_stuck(before, told)
 
+    def _assert_kind(self, plan: Plan) -> None:
+        """A step of the prefill-first discipline is all prefill or all decode."""
+        if not len(plan.rows):
+            return
+        if self.settings.get("discipline", "unified") == "unified":
+            assert plan.kind == "mixed"
+        elif plan.kind == "decode":
+            assert (plan.rows.count - plan.rows.drafts == 1).all()
+        else:
+            assert plan.kind == "prefill"
+            assert not plan.rows.drafts.any()
+            new = {one.slot for one in plan.admitted}
+            long = plan.rows.count > 1
+            assert all(
+                slot in new or is_long
+                for slot, is_long in zip(plan.rows.slot.tolist(), long.tolist(), strict=True)
+            ), "someone decodes in a prefill step"
+
     def _assert_not_stuck(self, before: dict[str, Any], told: dict[str, Any]) -> None:
         """Nothing was planned and nothing is in flight: there must be a good reason."""
         excused = self.scheduler._paused or self.pool.withheld or told["preempted"]  # pyright: ignore[reportPrivateUsage]
-        ended = set(told["finished"]) >= set(before["waiting"])
-        assert excused or ended or not (before["waiting"] or before["running"]), "stuck"
+        here = {*before["waiting"], *before["running"], *before["swapped"]}
+        ended = set(told["finished"]) >= set(before["waiting"]) | set(before["swapped"])
+        assert excused or ended or not here, "stuck"
 
     def deliver(self) -> None:
         plan, result = self.flight.popleft()
+        self.runner.settle(plan.step)
         if result is not None:
             if self.chaos and self.random.random() < 0.02:
                 self.seen["retried"] += 1
@@ -236,6 +316,8 @@ class Drive:
             self.got[request_id] += told["tokens"]
             if told["finish"]:
                 self.ends[request_id] = told["finish"]
+            if "choices" in told:
+                self.choices[request_id] = told["choices"]
 
     # -- trouble ------------------------------------------------------------
 
@@ -258,6 +340,8 @@ class Drive:
             r.choice([scheduler.resume, scheduler.pause, lambda: scheduler.pause("all")])()
         if r.random() < 0.02:
             scheduler.reset_prefix_cache(reset_running_requests=r.random() < 0.5, now=self.now)
+        if self.more.random() < 0.02:
+            scheduler.measure(Rates(self.more.choice([1.0, 1e6]), self.more.choice([1.0, 100.0])))
         if r.random() < 0.05 and self.requests:
             scheduler.residency.live and scheduler.explain(next(iter(scheduler.residency.live)))
 
@@ -285,21 +369,49 @@ class Drive:
         pool, length = self.pool, self.settings["max_model_len"]
         pool.withheld = 0
         assert pool.free == pool.size, "blocks are held after the end"
-        for request_id, request in self.requests.items():
-            tokens, finish = reference(request, self.vocab, length)
-            got, end = self.got[request_id], self.ends[request_id]
-            if end in ("abort", "error"):
-                assert got == tokens[: len(got)], f"{request_id}: {got} is not {tokens}"
+        host = self.scheduler.residency.swapping.tier.pool
+        assert host.free == host.size, "host blocks are held after the end"
+        for request in self.requests.values():
+            if request.width > 1:
+                self._judge_family(request, length)
             else:
-                assert (got, end) == (tokens, finish), (
-                    f"{request_id}: {got} {end}, not {tokens} {finish}"
-                )
+                self._judge_one(request, request.id, length)
         self.seen["stale"] = self.scheduler.stats.stale_rows
 
+    def _judge_one(self, request: Request, label: str, length: int) -> None:
+        tokens, finish = reference(request, self.vocab, length)
+        got, end = self.got[label], self.ends[label]
+        if end in ("abort", "error"):
+            assert got == tokens[: len(got)], f"{label}: {got} is not {tokens}"
+        else:
+            assert (got, end) == (tokens, finish), f"{label}: {got} {end}, not {tokens} {finish}"
 
-def drive(seed: int) -> Counter[str]:
+    def _judge_family(self, request: Request, length: int) -> None:
+        end, labels = self.ends[request.id], self._labels(request)[1:]
+        assert not self.got[request.id]
+        if not request.silent:
+            for child, label in enumerate(labels):
+                if end == "abort":
+                    self.ends.setdefault(label, "abort")
+                seed = None if request.seed is None else request.seed + child
+                self._judge_one(replace(request, seed=seed), label, length)
+            return
+        assert not any(self.got[label] for label in labels), "told before the end"
+        if end in ("abort", "error"):
+            return
+        self.seen["beams" if request.beam_width else "best_of"] += 1
+        if request.beam_width:
+            found = beam_search(request, self.vocab, length)
+            expected = [list(one.tokens) for one in found]
+            assert end == found[0].finish.value
+        else:
+            expected = best_of(request, self.vocab, length)
+        assert self.choices[request.id] == expected, f"{request.id}: {self.choices[request.id]}"
+
+
+def drive(seed: int, plain: bool = False) -> Counter[str]:
     try:
-        return Drive(seed).run().seen
+        return Drive(seed, plain).run().seen
     except AssertionError as error:
         error.add_note(f"schedule with seed {seed}")
         raise

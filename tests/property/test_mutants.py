@@ -1,6 +1,7 @@
 """A test of the tests: bugs put in on purpose, each of which the schedules must notice."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,13 +13,20 @@ from paceline.kv import cache as kv_cache
 from paceline.kv.cache import Hit, KVCache
 from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool
+from paceline.kv.tier import Fence, HostTier, Stored
 from paceline.sched.accounting import Accounting
+from paceline.sched.beams import BeamSearch
+from paceline.sched.disciplines.prefill_first import PrefillFirst
+from paceline.sched.disciplines.unified import Unified
+from paceline.sched.family import Family
+from paceline.sched.forks import Forks
+from paceline.sched.news import News
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.residency import Residency
 from paceline.sched.slots import SlotTable
 from paceline.sched.steady import Steady
 from paceline.sched.stops import StopWatch
-from paceline.sched.unified import Unified
+from paceline.sched.swapping import Swapping
 from tests.property.schedules import drive
 
 TRIES = 150  # schedules within which a mutant has to be caught
@@ -63,11 +71,7 @@ def new_blocks_are_taken_before_hits_are_held(_original: Any) -> Any:
         fresh = tuple(self.pool.take(self.blocks_for(tokens) - len(hit.blocks)))
         self.pool.hold(hit.blocks)
         blocks = hit.blocks + fresh
-        self.table[slot, : len(blocks)] = blocks
-        self.held[slot] = len(blocks)
-        self.sealed[slot] = len(hit.blocks)
-        if self.enabled:
-            self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
+        self.place(slot, sequence, blocks, len(hit.blocks))
         return blocks
 
     return attach
@@ -144,15 +148,15 @@ def drafts_ride_on_unfinished_prompts(original: Any) -> Any:
 
 @mutant(Residency, "preempt")
 def a_preempted_sequence_forgets_its_outputs(original: Any) -> Any:
-    def preempt(self: Residency, slot: int, cause: str) -> None:
+    def preempt(self: Residency, slot: int, cause: str, may_swap: bool = True) -> None:
         self.table.known[slot] = self.table.prompt[slot]
         self.table.computed[slot] = min(self.table.computed[slot], self.table.prompt[slot])
-        original(self, slot, cause)
+        original(self, slot, cause, may_swap)
 
     return preempt
 
 
-@mutant(Residency, "_name_outputs")
+@mutant(Residency, "name_outputs")
 def a_block_is_named_before_its_last_position_is_handed_out(_original: Any) -> Any:
     def name_outputs(self: Residency, slot: int) -> bool:
         known = int(self.table.known[slot])
@@ -214,13 +218,169 @@ def the_end_of_a_request_is_told_but_not_done(original: Any) -> Any:
     return end_complete
 
 
-@mutant(Unified, "_share")
+@mutant(Unified, "demand")
 def the_budget_is_not_respected(original: Any) -> Any:
-    def share(self: Unified, slot: Any) -> Any:
+    def demand(self: Unified, slot: Any) -> Any:
         with patch.object(self._at.policy, "share", lambda slot, want, budget: want):
             return original(self, slot)
 
-    return share
+    return demand
+
+
+@mutant(KVCache, "fork")
+def a_fork_shares_the_block_being_written(_original: Any) -> Any:
+    def fork(self: KVCache, parent: int, slot: int, sequence: Any, tokens: int) -> Any:
+        full = tokens // self.block_size
+        blocks = self.table[parent, : full + 1].tolist()
+        self.pool.hold(blocks)
+        self.place(slot, sequence, tuple(blocks), full)
+        return ()
+
+    return fork
+
+
+@mutant(KVCache, "fork")
+def a_fork_forgets_to_copy(original: Any) -> Any:
+    def fork(self: KVCache, parent: int, slot: int, sequence: Any, tokens: int) -> Any:
+        original(self, parent, slot, sequence, tokens)
+        return ()
+
+    return fork
+
+
+@mutant(KVCache, "rebase")
+def a_beam_copies_the_wrong_way_round(original: Any) -> Any:
+    def rebase(self: KVCache, slot: int, sequence: Any, parent: int, tokens: int) -> Any:
+        return tuple(pair[::-1] for pair in original(self, slot, sequence, parent, tokens))
+
+    return rebase
+
+
+@mutant(KVCache, "rebase")
+def a_beam_keeps_its_own_full_blocks(_original: Any) -> Any:
+    def rebase(self: KVCache, slot: int, sequence: Any, parent: int, tokens: int) -> Any:
+        full, rest = divmod(tokens, self.block_size)
+        self.sealed[slot] = min(self.sealed[slot], full)
+        if self.enabled:
+            self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
+        return ((int(self.table[parent, full]), int(self.table[slot, full])),) if rest else ()
+
+    return rebase
+
+
+@mutant(HostTier, "store")
+def blocks_that_are_copied_to_the_host_have_no_fence(original: Any) -> Any:
+    def store(self: HostTier, sequences: Any, tokens: Any, step: int) -> Any:
+        moves = original(self, sequences, tokens, step)
+        if moves is not None:
+            fence = self._fences.pop()
+            self._cache.pool.drop(fence.device)
+            host, stored = fence.host, fence.stored
+            self._fences.append(Fence(step, (), host, stored=stored, keys=fence.keys))
+        return moves
+
+    return store
+
+
+@mutant(HostTier, "_contents")
+def contents_on_the_host_are_mixed_up(original: Any) -> Any:
+    return lambda self, sequence, tokens: original(self, sequence, tokens)[::-1]
+
+
+@mutant(HostTier, "ready")
+def a_sequence_returns_before_its_copy_is_done(_original: Any) -> Any:
+    return lambda self, sequence: True
+
+
+@mutant(HostTier, "discard")
+def what_the_host_keeps_for_the_aborted_leaks(_original: Any) -> Any:
+    return lambda self, sequence: None
+
+
+@mutant(HostTier, "retract")
+def copies_of_failed_steps_count(original: Any) -> Any:
+    def retract(self: HostTier) -> list[int]:
+        original(self)
+        return []
+
+    return retract
+
+
+@mutant(HostTier, "stored")
+def one_position_too_many_comes_back(original: Any) -> Any:
+    def stored(self: HostTier, sequence: Any) -> Stored:
+        found = original(self, sequence)
+        return Stored(found.blocks, found.tokens + 1)
+
+    return stored
+
+
+@mutant(Swapping, "_tokens")
+def positions_in_flight_count_as_computed(_original: Any) -> Any:
+    return lambda self, sequence: int(self._table.planned[sequence.slot])
+
+
+@mutant(Request, "child")
+def all_children_have_the_same_seed(_original: Any) -> Any:
+    def child(self: Request, index: int) -> Request:
+        return replace(self, id=f"{index}_{self.id}")
+
+    return child
+
+
+@mutant(Forks, "due")
+def a_family_forks_before_its_prompt_is_handed_out(_original: Any) -> Any:
+    return lambda self: list(self._at.families.forking.values())
+
+
+@mutant(Family, "best")
+def the_first_children_are_returned_and_not_the_best(_original: Any) -> Any:
+    def best(self: Family) -> Any:
+        if self.search is not None:
+            return self.search.choices()
+        ended = [self.choices[child] for child in sorted(self.choices)]
+        return tuple(ended[: self.request.n]) if self.request.silent else ()
+
+    return best
+
+
+@mutant(BeamSearch, "_over")
+def a_search_never_stops_early(_original: Any) -> Any:
+    return lambda self, best, length: False
+
+
+@mutant(BeamSearch, "follow")
+def beams_forget_their_scores(_original: Any) -> Any:
+    def follow(self: BeamSearch, placed: Any) -> None:
+        self.running = list(placed)
+
+    return follow
+
+
+@mutant(BeamSearch, "_weighed")
+def the_length_penalty_is_ignored(_original: Any) -> Any:
+    return lambda self, score, length: score
+
+
+@mutant(SlotTable, "cap")
+def beams_run_ahead_of_one_another(_original: Any) -> Any:
+    def cap(self: SlotTable, slot: int, ceiling: int) -> None:
+        self.ceiling[slot] = self.limit[slot] - 1
+
+    return cap
+
+
+@mutant(News, "release")
+def what_was_to_be_told_of_a_slot_outlives_it(_original: Any) -> Any:
+    return lambda self, slot: self.released.append(slot)
+
+
+@mutant(PrefillFirst, "_one_left")
+def prefill_and_decode_share_a_step(original: Any) -> Any:
+    def one_left(self: PrefillFirst, slot: Any) -> Any:
+        return np.minimum(self._at.table.remaining(slot), 4)
+
+    return one_left
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from paceline import PacelineError, Plan, Request, Scheduler, StepResult
+from paceline.core.plan import Candidates
 from paceline.sched.recording import Recorder
 from paceline.sched.replay import stand_in
+from paceline.sched.swapping import Rates
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 
@@ -22,7 +24,7 @@ def settings(r: Random) -> dict[str, Any]:
         "max_num_seqs": slots,
         "max_model_len": length,
         "block_size": size,
-        "num_blocks": r.randint(least, least * 3),
+        "num_blocks": r.randint(least, least * 2),
         "max_num_batched_tokens": max(slots, r.choice([8, 16, 64])),
         "long_prefill_token_threshold": r.choice([0, 0, 5]),
         "enable_prefix_caching": r.random() < 0.8,
@@ -40,7 +42,21 @@ def settings(r: Random) -> dict[str, Any]:
         "num_speculative_tokens": r.choice([0, 0, 1, 3]),
         "speculation": r.choice(["fixed", "adaptive"]),
         "lookahead_slots": r.choice([0, 0, 2]),
+        "discipline": r.choice(["unified", "prefill_first"]),
+        "max_wait": r.choice([0.0, 1.0]),
+        "preemption_mode": r.choice(["swap", "swap", "auto"]),
+        "swap_space": r.choice([1, 3 * least, 3 * least]),
     }
+
+
+def family(r: Random) -> dict[str, Any]:
+    """What makes a request one of several sequences, for some."""
+    several: list[dict[str, Any]] = [
+        {"n": 2},
+        {"n": 1, "best_of": 2},
+        {"n": 2, "beam_width": 3, "length_penalty": 0.5, "early_stopping": "never"},
+    ]
+    return r.choice([{}, {}, *several])
 
 
 class Trouble:
@@ -72,6 +88,7 @@ class Trouble:
             (0.15, calls.resume),
             (0.03, lambda: calls.reset_prefix_cache(r.random() < 0.5, self.now)),
             (0.03, calls.reset_prefix_cache),
+            (0.05, lambda: calls.measure(Rates(r.choice([1.0, 1e6]), r.choice([1.0, 1e6])))),
             (0.1, self._misuse),
             (0.03, lambda: self._lose(calls.retry)),
             (0.02, lambda: self._lose(calls.fail)),
@@ -110,6 +127,7 @@ class Trouble:
             cache_salt=r.choice(["", "", "salt"]),
             adapter=r.choice(["", "", "lora"]),
             drafts=r.choice([None, None, 2]),
+            **family(r),
         )
         self.ids.append(name)
         self.recorder.submit(request, self.now, r.choice(["", "", "", "grammar"]))
@@ -135,7 +153,7 @@ class Trouble:
     def _plan(self) -> None:
         plan = self.recorder.plan(self.now)
         self.plans.append(plan.to_dict())
-        if len(plan.rows):
+        if not plan.empty:
             self.flight.append(plan)
         else:
             self.past.append(plan)
@@ -151,9 +169,21 @@ class Trouble:
         rows, r = plan.rows, self.random
         extra = [r.randint(0, drafts) for drafts in rows.drafts.tolist()]
         count = np.where(rows.samples, 1 + np.array(extra, np.int32), 0).astype(np.int32)
-        width = 1 + max(rows.drafts.tolist())
-        ids = [[r.randrange(9) for _ in range(width)] for _ in range(len(rows))]
-        return StepResult(np.array(ids, np.int32), count)
+        shape = len(rows), 1 + max(rows.drafts.tolist(), default=0)
+        ids = np.array([r.randrange(9) for _ in range(shape[0] * shape[1])], np.int32)
+        if (rows.child < 0).all():
+            return StepResult(ids.reshape(shape), count)
+        scores = np.array([-r.random() for _ in ids], np.float32)
+        return StepResult(
+            ids.reshape(shape), count, scores.reshape(shape), self._candidates(len(rows))
+        )
+
+    def _candidates(self, rows: int) -> Candidates:
+        """All tokens there are, for every row."""
+        r = self.random
+        ids = [r.sample(range(9), 9) for _ in range(rows)]
+        scores = [sorted((-r.random() for _ in range(9)), reverse=True) for _ in range(rows)]
+        return Candidates(np.array(ids, np.int32), np.array(scores, np.float32))
 
     def _settle(self) -> None:
         """Let what is there run on for a while without trouble, and nothing new in."""

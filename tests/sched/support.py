@@ -10,6 +10,7 @@ from paceline.core.request import Sequence
 from paceline.sim.oracle import OracleRunner
 
 TOKEN = 9  # what every row samples, unless a test says otherwise
+VOCAB = 50  # of the oracle
 SMALL: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
@@ -33,8 +34,14 @@ def ask(name: str, prompt: int | Iterable[int], max_tokens: int | None = 4, **mo
 
 def answer(plan: Plan, tokens: Mapping[str, Iterable[int]] | None = None) -> StepResult:
     """What the device would say: one token for each row that samples, or those given."""
-    sampling = plan.rows.request_id[plan.rows.samples].tolist()
-    return StepResult.of(plan, {name: [TOKEN] for name in sampling} | dict(tokens or {}))
+    every = {label: [TOKEN] for label in sampling(plan)}
+    return StepResult.of(plan, every | dict(tokens or {}))
+
+
+def sampling(plan: Plan) -> list[str]:
+    """Labels of the rows that sample."""
+    told = zip(plan.rows.labels, plan.rows.samples.tolist(), strict=True)
+    return [label for label, samples in told if samples]
 
 
 def commit(
@@ -52,6 +59,21 @@ def step(scheduler: Scheduler, now: float = 0.0, **tokens: Iterable[int]) -> dic
     scheduler.check()
     commit(scheduler, plan, now, **tokens)
     return plan.to_dict()
+
+
+def crowded(**settings: Any) -> Scheduler:
+    """Two residents at the edge of their first block, with one block free."""
+    scheduler = small(**{"num_blocks": 3, "max_num_seqs": 2} | settings)
+    for name in "ab":
+        scheduler.submit(ask(name, 4, max_tokens=5), 0.0)
+    step(scheduler)
+    return scheduler
+
+
+def gate(scheduler: Scheduler) -> tuple[str, str, int] | None:
+    """Why nobody else was admitted in the latest step: reason, at whom, how many short."""
+    found = scheduler.gate
+    return (found.reason, found.request_id, found.short) if found else None
 
 
 def tokens_of_steps(scheduler: Scheduler, steps: int) -> list[dict[str, int]]:
@@ -95,27 +117,34 @@ def findable(scheduler: Scheduler, prompt: Iterable[int], **more: Any) -> int:
 class Pipeline:
     """Plans ahead of the results, with an oracle that checks every cell it reads."""
 
-    def __init__(self, scheduler: Scheduler, depth: int, accept: float = 0.7) -> None:
-        pool = scheduler.residency.cache.pool
+    def __init__(
+        self, scheduler: Scheduler, depth: int, accept: float = 0.7, vocab: int = VOCAB
+    ) -> None:
+        pool, host = scheduler.residency.cache.pool, scheduler.residency.swapping.tier.pool
         size = scheduler.residency.cache.block_size
         self.scheduler, self.depth = scheduler, depth
-        self.runner = OracleRunner(pool.size, size, vocab=50, accept=accept)
+        self.runner = OracleRunner(
+            pool.size, size, vocab, accept, host_blocks=host.size, lag=depth - 1
+        )
         self.plans: list[Plan] = []
         self.flight: list[tuple[Plan, StepResult]] = []
         self.got: dict[str, list[int]] = {}
         self.ends: dict[str, list[str]] = {}
+        self.choices: dict[str, list[list[int]]] = {}
 
     def launch(self) -> Plan:
         plan = self.scheduler.plan(0.0)
         self.plans.append(plan)
         result = self.runner.run(plan)
-        if len(plan.rows):
+        if not plan.empty:
             self.flight.append((plan, result))
         self.scheduler.check()
         return plan
 
     def land(self) -> None:
-        self.take(self.scheduler.commit(*self.flight.pop(0), now=0.0))
+        plan, result = self.flight.pop(0)
+        self.runner.settle(plan.step)  # copies to the host may be as late as this
+        self.take(self.scheduler.commit(plan, result, now=0.0))
         self.scheduler.check()
 
     def take(self, outputs: Outputs) -> None:
@@ -123,13 +152,15 @@ class Pipeline:
             self.got.setdefault(name, []).extend(told["tokens"])
             if told["finish"]:
                 self.ends.setdefault(name, []).append(told["finish"])
+            if "choices" in told:
+                self.choices[name] = told["choices"]
 
     def run(self) -> "Pipeline":
         """Until nobody is left."""
         for _ in range(1000):
             if self.scheduler.idle:
                 return self
-            if len(self.flight) < self.depth and len(self.launch().rows):
+            if len(self.flight) < self.depth and not self.launch().empty:
                 continue
             if self.flight:
                 self.land()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline import Plan, Scheduler, StepError, StepResult
-from paceline.sim.oracle import reference
+from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,
     answer,

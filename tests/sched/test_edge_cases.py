@@ -1,7 +1,7 @@
 """What a new scheduler easily gets wrong, one test for each.
 
 The numbers follow a list of edge cases of schedulers in the field. Those of encoders, remote
-transfers, sliding windows and several samples of one prompt come with the features.
+transfers and sliding windows come with the features.
 """
 
 from typing import Any
@@ -11,13 +11,14 @@ import pytest
 
 from paceline import Item, RequestError, Scheduler, StepResult
 from paceline.core.events import Happened
-from paceline.sim.oracle import reference
+from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,
     answer,
     ask,
     commit,
     counters,
+    crowded,
     findable,
     finish_all,
     sequence,
@@ -29,6 +30,7 @@ from tests.sched.support import (
 
 PROMPT = list(range(100, 113))
 EOS, STOP, PLAIN = 2, 7, 9
+DISCIPLINES = pytest.mark.parametrize("discipline", ["unified", "prefill_first"])
 
 
 def drafting(drafts: int = 3, **settings: Any) -> Scheduler:
@@ -564,9 +566,42 @@ def test_60_a_request_is_admitted_once_and_resumed_after_that() -> None:
     assert [time for turn, time in turns if turn is Happened.FIRST_TOKEN] == [0.0]
 
 
-def test_64_several_victims_of_one_step_keep_their_order() -> None:
+def test_62_samples_of_one_prompt_have_seeds_of_their_own_and_end_once() -> None:
+    """Seed plus index; without a seed none; one that ended is not told of again."""
+    for seed, expected in ((7, [7, 8, 9]), (None, [None] * 3)):
+        scheduler = small()
+        asked = ask("a", 5, max_tokens=4, n=3, seed=seed)
+        scheduler.submit(asked, 0.0)
+        pipeline = Pipeline(scheduler, depth=2).run()
+        admitted = [new.request for plan in pipeline.plans for new in plan.admitted]
+        assert [one.seed for one in admitted] == expected
+        assert asked.seed == seed
+        assert pipeline.ends == {label: ["length"] for label in ("0_a", "1_a", "2_a", "a")}
+
+
+def test_63_an_abort_of_the_parent_reaches_every_child() -> None:
+    """Whether they wait, have yet to fork, run or are on the host; nothing is left of them."""
+    for steps in range(4):
+        scheduler = small(preemption_mode="swap", swap_space=8)
+        scheduler.submit(ask("a", 6, max_tokens=9, n=3), 0.0)
+        for _ in range(steps):
+            step(scheduler)
+        if steps == 3:
+            scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+            step(scheduler)
+        assert scheduler.abort("a", 0.0)
+        scheduler.check()
+        assert (scheduler.idle, scheduler.residency.families) == (True, {})
+        told = scheduler.snapshot()
+        assert (told["free_blocks"], told["host_free_blocks"]) == (16, 8)
+        assert scheduler.residency.table.vacant == 4
+        assert scheduler.plan(0.0).finished == ("a",)
+
+
+@DISCIPLINES
+def test_64_several_victims_of_one_step_keep_their_order(discipline: str) -> None:
     """The newest goes first and ends up behind the others that went."""
-    scheduler = small(num_blocks=4, max_num_seqs=4)
+    scheduler = small(num_blocks=4, max_num_seqs=4, discipline=discipline)
     for name in "abcd":
         scheduler.submit(ask(name, 4, max_tokens=8), 0.0)
     step(scheduler)
@@ -575,9 +610,65 @@ def test_64_several_victims_of_one_step_keep_their_order() -> None:
     assert scheduler.snapshot()["waiting"] == ["c", "d", "e"]
 
 
-def test_67_never_is_told_at_once_and_later_is_waited_for() -> None:
+def test_64_several_victims_that_go_to_the_host_keep_their_order() -> None:
+    """And come back in it, before those who wait."""
+    scheduler = small(num_blocks=4, max_num_seqs=4, preemption_mode="swap", swap_space=8)
+    for name in "abcd":
+        scheduler.submit(ask(name, 4, max_tokens=8), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("e", 3), 0.0)
+    assert step(scheduler)["preempted"] == ["d", "c"]
+    assert scheduler.snapshot()["swapped"] == ["c", "d"]
+    came: list[str] = []
+    while not scheduler.idle:
+        plan = step(scheduler)
+        came += plan["resumed"] + plan["new"]
+    assert came.index("c") < came.index("d") < came.index("e")
+
+
+@DISCIPLINES
+def test_65_one_on_the_host_keeps_all_who_wait_out(discipline: str) -> None:
+    """Also in steps that mix prompts and decodes, and though a block is free for a short one."""
+    swap = {"preemption_mode": "swap", "swap_space": 4}
+    scheduler = crowded(discipline=discipline, max_num_seqs=3, **swap)
+    assert step(scheduler)["preempted"] == ["b"]
+    scheduler.submit(ask("c", 1, max_tokens=1), 0.0)
+    plans = [step(scheduler)]
+    assert scheduler.snapshot()["free_blocks"] == 1
+    while scheduler.snapshot()["swapped"]:
+        assert scheduler.snapshot()["waiting"] == ["c"]
+        plans.append(step(scheduler))
+    assert len(plans) > 2
+
+
+@DISCIPLINES
+def test_65_nobody_is_admitted_in_a_step_that_preempted(discipline: str) -> None:
+    """Not even in one that mixes prompts and decodes; V0 with chunks did."""
+    scheduler = crowded(discipline=discipline, num_blocks=2)
+    scheduler.submit(ask("c", 1, max_tokens=1), 0.0)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"], plan["resumed"]) == (["b"], [], [])
+
+
+@DISCIPLINES
+def test_66_residents_are_counted_once_against_every_limit(discipline: str) -> None:
+    """A family of three and two others take five slots of five and five tokens of five."""
+    scheduler = small(
+        max_num_seqs=5, max_num_batched_tokens=5, discipline=discipline, num_blocks=32
+    )
+    scheduler.submit(ask("a", 2, max_tokens=9, n=3), 0.0)
+    for name in "bc":
+        scheduler.submit(ask(name, 2, max_tokens=9), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    assert step(scheduler)["tokens"] == {"0_a": 1, "1_a": 1, "2_a": 1, "b": 1, "c": 1}
+    assert scheduler.residency.table.vacant == 0
+
+
+@DISCIPLINES
+def test_67_never_is_told_at_once_and_later_is_waited_for(discipline: str) -> None:
     """What fits the empty pool is never refused, whatever the watermark."""
-    scheduler = small(num_blocks=4, watermark=0.5)
+    scheduler = small(num_blocks=4, watermark=0.5, discipline=discipline)
     with pytest.raises(RequestError, match="5 blocks of 4, and the whole pool has 4"):
         scheduler.submit(ask("never", 16, max_tokens=2), 0.0)
     scheduler.submit(ask("first", 3, max_tokens=2), 0.0)
@@ -585,17 +676,48 @@ def test_67_never_is_told_at_once_and_later_is_waited_for() -> None:
     assert tokens_of_steps(scheduler, 3) == [{"first": 3}, {"first": 1}, {"later": 16}]
 
 
-def test_68_a_lone_sequence_that_fills_the_pool_runs_to_its_end() -> None:
+def test_67_a_family_that_can_never_fit_is_told_at_once() -> None:
+    """With the blocks of all its sequences, of which those of the prompt count once."""
+    scheduler = small(num_blocks=6, watermark=0.5)
+    with pytest.raises(RequestError, match="in each of 3 sequences need 8 blocks of 4"):
+        scheduler.submit(ask("never", 9, max_tokens=5, n=3), 0.0)
+    scheduler.submit(ask("later", 9, max_tokens=4, n=3), 0.0)
+    assert len(finish_all(scheduler)["2_later"]) == 4
+
+
+@DISCIPLINES
+def test_68_a_lone_sequence_that_fills_the_pool_runs_to_its_end(discipline: str) -> None:
     """It has nobody to preempt and needs nobody."""
-    scheduler = small(num_blocks=3)
+    scheduler = small(num_blocks=3, discipline=discipline)
     scheduler.submit(ask("a", 1, max_tokens=12), 0.0)
     assert finish_all(scheduler) == {"a": [PLAIN] * 12}
     assert scheduler.stats.preemptions == 0
 
 
-def test_69_the_budget_is_compared_with_what_has_to_be_computed() -> None:
+@DISCIPLINES
+def test_68_a_lone_sequence_that_cannot_grow_gives_way_to_itself(discipline: str) -> None:
+    """The step is empty, and the next ones go on when there are blocks again."""
+    scheduler = small(num_blocks=3, discipline=discipline)
+    scheduler.submit(ask("a", 4, max_tokens=8), 0.0)
+    step(scheduler)
+    pool = scheduler.residency.cache.pool
+    taken = pool.take(pool.free)
+    for _ in range(3):
+        assert scheduler.plan(0.0).empty
+    assert state(scheduler, "a")["preemptions"] == 1
+    pool.drop(taken)
+    assert finish_all(scheduler) == {"a": [PLAIN] * 7}
+
+
+@DISCIPLINES
+def test_69_the_budget_is_compared_with_what_has_to_be_computed(discipline: str) -> None:
     """A mostly cached prompt longer than what is left of the budget gets in."""
-    scheduler = small(enable_chunked_prefill=False, max_num_batched_tokens=16, max_model_len=16)
+    scheduler = small(
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=16,
+        max_model_len=16,
+        discipline=discipline,
+    )
     scheduler.submit(ask("a", PROMPT, max_tokens=1), 0.0)
     finish_all(scheduler)
     scheduler.submit(ask("b", 12, max_tokens=1), 0.0)
@@ -603,9 +725,10 @@ def test_69_the_budget_is_compared_with_what_has_to_be_computed() -> None:
     assert step(scheduler)["tokens"] == {"b": 12, "c": 1}
 
 
-def test_70_capacity_is_what_is_free_after_the_hit_is_held() -> None:
+@DISCIPLINES
+def test_70_capacity_is_what_is_free_after_the_hit_is_held(discipline: str) -> None:
     """Four blocks are free, but two of them are the hit itself: no room for three more."""
-    scheduler = small(num_blocks=6)
+    scheduler = small(num_blocks=6, discipline=discipline)
     scheduler.submit(ask("a", PROMPT[:9], max_tokens=1), 0.0)
     finish_all(scheduler)
     scheduler.submit(ask("b", 5, max_tokens=4), 0.0)

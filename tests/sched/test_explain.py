@@ -7,7 +7,7 @@ from paceline import RequestError, Scheduler
 from paceline.core.arrays import I32, Index
 from paceline.sched.explain import plural, seconds, tokens
 from paceline.sched.policy import Policy
-from tests.sched.support import ask, finish_all, small, step
+from tests.sched.support import ask, commit, crowded, finish_all, small, step
 
 
 def line(scheduler: Scheduler, name: str, word: str) -> str:
@@ -429,3 +429,61 @@ def test_a_resident_is_told_that_the_budget_went_to_older_ones() -> None:
     assert "token budget" in scheduler.why()["b"]
     assert "1 step without a share of the token budget" in scheduler.explain("b")
     assert "share" not in scheduler.explain("a")
+
+
+# -- families and the host ---------------------------------------------------
+
+
+def test_a_family_lives_one_life() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5, max_tokens=2, n=3), 0.0)
+    steps(scheduler, 0, 2)
+    assert scheduler.explain("a").splitlines() == [
+        "'a': 5 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
+        "  0 ms: submitted, with 0 requests waiting.",
+        "  0 ms: admitted in step 1; 0 tokens came from the prefix cache.",
+        "  1.0 s: forked into 3 sequences that share the prompt.",
+        "  1.0 s: first token, from step 2.",
+        "  2.0 s: ended (length) with 7 tokens known.",
+    ]
+
+
+def test_one_that_went_to_the_host_and_came_back() -> None:
+    scheduler = crowded(preemption_mode="swap", swap_space=4, enable_prefix_caching=False)
+    steps(scheduler, 1, 5)
+    assert scheduler.explain("b").splitlines()[3:8] == [
+        "  0 ms: first token, from step 1.",
+        "  1.0 s: preempted in step 2 with 5 tokens known, for want of 1 block for itself.",
+        "  1.0 s: swapped out: 1 block copied to the host.",
+        "  waited 4.0 s: 3.0 s for blocks, 1 short at first, 1.0 s in steps that had to preempt.",
+        "  5.0 s: swapped in at step 6: 1 block copied back.",
+    ]
+
+
+def test_a_wait_for_the_copy_to_the_host() -> None:
+    scheduler = crowded(preemption_mode="swap", swap_space=4)
+    plan = scheduler.plan(1.0)
+    scheduler.abort("a", 1.0)
+    scheduler.plan(2.0)
+    scheduler.plan(3.0)
+    commit(scheduler, plan, 4.0)
+    assert "for its copy to the host" in line(scheduler, "b", "waited")
+
+
+def test_a_wait_in_steps_that_decode() -> None:
+    scheduler = small(discipline="prefill_first", max_wait=0.0)
+    scheduler.submit(ask("a", 3, max_tokens=9), 0.0)
+    steps(scheduler, 0, 0)
+    scheduler.submit(ask("b", 3, max_tokens=9), 0.0)
+    steps(scheduler, 1, 2)
+    assert line(scheduler, "b", "waited") == "waited 2.0 s: 1.0 s in steps that decode."
+
+
+def test_one_that_is_behind_one_on_the_host() -> None:
+    scheduler = crowded(preemption_mode="swap", swap_space=4)
+    scheduler.submit(ask("c", 1), 0.0)
+    steps(scheduler, 1, 2)
+    assert scheduler.why() == {
+        "b": "for blocks, 1 short at first",
+        "c": "behind 'b', which waits for blocks, 1 short at first",
+    }

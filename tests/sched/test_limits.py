@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.core.arrays import I32
-from paceline.sched.limits import within_budget, within_length, within_threshold
+from paceline.sched.limits import whole_rows, within_budget, within_length, within_threshold
 
 
 def row(*counts: int) -> I32:
@@ -56,3 +56,40 @@ def test_nobody_shares_a_budget_of_any_size() -> None:
 def test_sums_beyond_32_bits_do_not_wrap_around() -> None:
     big = 2**31 - 1
     assert within_budget(row(big, big, big), big).tolist() == [big, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("budget", "granted"),
+    [
+        (10, [3, 4, 3]),
+        (9, [3, 4, 0]),
+        (7, [3, 4, 0]),
+        (6, [3, 0, 0]),
+        (2, [2, 0, 0]),
+        (0, [0, 0, 0]),
+    ],
+)
+def test_whole_rows_are_served_in_order_and_only_the_first_is_cut(
+    budget: int, granted: list[int]
+) -> None:
+    shared = whole_rows(row(3, 4, 3), budget)
+    assert shared.tolist() == granted
+    assert shared.dtype == np.int32
+
+
+def test_the_first_row_that_wants_anything_is_the_one_that_is_cut() -> None:
+    assert whole_rows(row(0, 0, 5, 2), 3).tolist() == [0, 0, 3, 0]
+
+
+def test_nobody_passes_a_row_that_does_not_fit() -> None:
+    assert whole_rows(row(3, 9, 1), 6).tolist() == [3, 0, 0]
+
+
+def test_whole_rows_of_nobody_are_none() -> None:
+    assert whole_rows(row(), 0).tolist() == []
+    assert whole_rows(row(0, 0), 0).tolist() == [0, 0]
+
+
+def test_whole_rows_are_added_up_beyond_32_bits() -> None:
+    big = 2**31 - 1
+    assert whole_rows(row(big, big, big), big).tolist() == [big, 0, 0]

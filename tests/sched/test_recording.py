@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from paceline import Item, PacelineError, Plan, Request, RequestError, Scheduler, StepResult
-from paceline.core.plan import Admitted, Grown, Rows
+from paceline.core.plan import NO_ROWS, Admitted, Candidates, Grown, Rows
+from paceline.core.sampling import Sampling
 from paceline.sched.recording import Recorder
 from paceline.sched.records import (
     MAGIC,
@@ -19,14 +20,17 @@ from paceline.sched.records import (
     Fingerprint,
     Kind,
     RecordingError,
+    Scores,
     Submission,
 )
 from paceline.sched.replay import Ending, Reader, Replay, next_record
+from paceline.sched.swapping import Rates
 
 NOT_OFFERED = {"create", "residency"}  # how one is made, and its insides
 DIGESTED = {
-    Plan: "step rows start grown admitted released preempted finished",
-    Rows: "slot epoch serial request_id count drafts samples",
+    Plan: "step rows start grown admitted released preempted finished copies swap_out swap_in "
+    "chosen kind",
+    Rows: "slot epoch serial request_id child count drafts samples",
     Grown: "slot index block",
     Admitted: "slot request tokens computed blocks resumed",
 }
@@ -277,6 +281,12 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         adapter="l",
         drafts=3,
         items=(Item("image", 0, 2), Item("sound", 2, 1)),
+        n=2,
+        best_of=4,
+        beam_width=4,
+        length_penalty=np.float32(0.3),  # pyright: ignore[reportArgumentType]
+        early_stopping="never",
+        sampling=Sampling(temperature=0.7, top_k=5, logit_bias={3: 1.5}, allowed_token_ids=(2, 3)),
     )
     for request in (full, ask()):
         made = Submission(request, 1e-9, "grammar")
@@ -330,6 +340,42 @@ def test_every_result_survives_as_far_as_it_counts(ids: Any, count: Any, tmp_pat
         assert np.array_equal(again.result.ids, ids)
 
 
+LOGPROBS = np.array([[-0.5, -1.5], [-2.5, -3.5]], np.float32)
+CANDIDATES = Candidates(
+    np.array([[4, 5, -1], [6, 7, 8]], np.int32),
+    np.array([[-0.25, -0.75, -np.inf], [-1.25, -1.75, -2.25]], np.float32),
+)
+
+
+@pytest.mark.parametrize("logprob", [LOGPROBS, LOGPROBS[:, :1], None])
+@pytest.mark.parametrize("candidates", [CANDIDATES, None])
+def test_all_that_a_result_says_beside_the_tokens_survives(
+    logprob: Any, candidates: Any, tmp_path: Path
+) -> None:
+    ids, count = np.zeros((2, 2), np.int32), np.ones(2, np.int32)
+    said = Scores.of(StepResult(ids, count, logprob, candidates))
+    if said is None:
+        assert logprob is candidates is None
+        return
+    again = Scores.decoded(payload(tmp_path, said.encoded())).added_to(StepResult(ids, count))
+    assert (again.ids is ids, again.count is count) == (True, True)
+    assert np.array_equal(again.logprob, logprob) if logprob is not None else not again.logprob
+    if candidates is None:
+        assert again.candidates is None
+    else:
+        assert again.candidates is not None
+        assert np.array_equal(again.candidates.ids, candidates.ids)
+        assert np.array_equal(again.candidates.logprob, candidates.logprob)
+
+
+def test_measured_rates_are_replayed(tmp_path: Path) -> None:
+    with Recorder(scheduler(), tmp_path / "run") as recorder:
+        recorder.measure(Rates(3.5, 0.1 + 0.2))
+    replay = Replay(recorder.path)
+    replay.run()
+    assert replay.scheduler.residency.swapping.rates == Rates(3.5, 0.1 + 0.2)
+
+
 # -- digests ----------------------------------------------------------------
 
 
@@ -338,9 +384,11 @@ def sample_plan() -> Plan:
     column = np.array([3, 4], np.int32)
     names = np.array(["a", "b"], object)
     samples = np.array([True, False])
-    rows = Rows(slot, column, slot, names, column, column, samples)
+    rows = Rows(slot, column, slot, names, column, column, column, samples)
     new = Admitted(2, ask("b"), np.arange(3, dtype=np.int32), 0, (8, 9), False)
-    return Plan(7, rows, column, Grown(slot, slot, column), (new,), (5,), ("p",), ("f",))
+    pairs = (((1, 2),), ((3, 4),), ((5, 6),), ((7, 8),))
+    grown = Grown(slot, slot, column)
+    return Plan(7, rows, column, grown, (new,), (5,), ("p",), ("f",), *pairs)
 
 
 def altered(value: Any) -> Any:
@@ -351,6 +399,8 @@ def altered(value: Any) -> Any:
         return (*value, value[0])
     if isinstance(value, Request):
         return ask("other")
+    if isinstance(value, str):
+        return "decode"
     return not value if isinstance(value, bool) else value + 1
 
 
@@ -370,9 +420,18 @@ def test_the_digest_covers_every_field() -> None:
         value = altered(getattr(plan.admitted[0], name))
         others.append(replace(plan, admitted=(replace(plan.admitted[0], **{name: value}),)))
     digests = [Fingerprint().of(one) for one in (plan, *others)]
-    assert len(set(digests)) == len(digests) == 23
+    assert len(set(digests)) == len(digests) == 29
     assert {len(digest) for digest in digests} == {PART_BYTES * len(PARTS)}
     assert Fingerprint().of(sample_plan()) == digests[0]
+
+
+def test_the_digest_covers_a_field_that_alone_says_something() -> None:
+    nothing = Plan(7, NO_ROWS, NO_ROWS.count)
+    full, rest = sample_plan(), DIGESTED[Plan].split()[3:]
+    others = [replace(nothing, **{name: getattr(full, name)}) for name in rest if name != "kind"]
+    others.append(replace(nothing, kind="prefill"))
+    digests = [Fingerprint().of(one) for one in (nothing, *others)]
+    assert len(set(digests)) == len(digests) == 11
 
 
 def test_shared_rows_give_the_same_digest_as_equal_ones() -> None:

@@ -18,7 +18,7 @@ from paceline.kv.pool import BlockPool
 from paceline.sched import replay as replaying
 from paceline.sched.policies.fcfs import Fcfs
 from paceline.sched.recording import Recorder
-from paceline.sched.records import FORMAT_NUMBER, MAGIC, Kind, RecordingError, record
+from paceline.sched.records import FORMAT, FORMAT_NUMBER, MAGIC, Kind, RecordingError, record
 from paceline.sched.replay import Ending, Reader, Replay
 from tests.sched.recorded_runs import Trouble, small_run
 
@@ -60,16 +60,16 @@ def test_the_same_run_is_recorded_to_the_same_bytes(tmp_path: Path) -> None:
 
 def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> None:
     kinds: Counter[Kind] = Counter()
-    preemptions = stale = drafted = 0
+    seen: Counter[str] = Counter()
     for seed in SEEDS:
         with Trouble(seed, tmp_path / str(seed)).recorder as recorder:
             stats = recorder.stats
         kinds.update(found.kind for found in Reader(recorder.path))
-        preemptions += stats.preemptions
-        stale += stats.stale_rows
-        drafted += stats.drafted
+        seen.update(stats.to_dict())
     assert set(Kind) - kinds.keys() == {Kind.SETTINGS, Kind.ENDED}
-    assert min(preemptions, stale, drafted, kinds[Kind.REFUSED]) > 50
+    troubles = ("preemptions", "stale_rows", "drafted", "forks", "copied_blocks")
+    assert min(kinds[Kind.REFUSED], *(seen[name] for name in troubles)) > 50
+    assert min(seen["swapped_out_blocks"], seen["swapped_in_blocks"]) > 10
 
 
 # -- a small run, taken apart -----------------------------------------------
@@ -89,7 +89,7 @@ def settings_of(path: Path) -> dict[str, Any]:
     return Reader(path).preamble.config.to_dict()
 
 
-def with_settings(path: Path, changed: dict[str, Any], number: int = 1) -> None:
+def with_settings(path: Path, changed: dict[str, Any], number: int = FORMAT) -> None:
     """The same calls under other settings."""
     content = json.dumps({"paceline": "0.0.1", "settings": changed}).encode()
     head = MAGIC + FORMAT_NUMBER.pack(number) + record(Kind.SETTINGS, content)
@@ -180,9 +180,11 @@ def test_a_header_cut_short_is_refused(kept: int, small: Path) -> None:
         Replay(small)
 
 
-def test_a_newer_format_is_refused(small: Path) -> None:
-    with_settings(small, settings_of(small), number=2)
-    with pytest.raises(RecordingError, match="has format 2; this paceline reads format 1"):
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_format_is_refused(number: int, small: Path) -> None:
+    with_settings(small, settings_of(small), number)
+    told = f"has format {number}; this paceline reads format 2"
+    with pytest.raises(RecordingError, match=told):
         Replay(small)
 
 
@@ -192,6 +194,7 @@ def test_a_newer_format_is_refused(small: Path) -> None:
         ({"warp": 9}, "unknown setting 'warp'"),
         ({"policy": "coin_toss"}, "no policy 'coin_toss'"),
         ({"speculation": "nowhere.Any"}, "no speculation 'nowhere.Any'"),
+        ({"discipline": "turnstile"}, "no discipline 'turnstile'"),
         ({"block_size": -1}, "block_size is -1"),
         ({"block_size": "four"}, "settings do not fit here"),
         ({"tenant_weights": 3}, "settings do not fit here"),
@@ -206,7 +209,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 
 def test_settings_of_the_wrong_form_are_refused(small: Path) -> None:
-    small.write_bytes(MAGIC + FORMAT_NUMBER.pack(1) + record(Kind.SETTINGS, b"[1]"))
+    small.write_bytes(MAGIC + FORMAT_NUMBER.pack(FORMAT) + record(Kind.SETTINGS, b"[1]"))
     with pytest.raises(RecordingError, match="settings do not fit here"):
         Replay(small)
 

@@ -9,7 +9,7 @@ import pytest
 from paceline import Scheduler
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from paceline.sched.residency import Residency
-from paceline.sim.oracle import reference
+from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,
     ask,

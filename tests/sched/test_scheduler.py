@@ -17,7 +17,7 @@ from paceline import (
 )
 from paceline.core.request import Sequence
 from paceline.sched.policy import Policy
-from paceline.sim.oracle import reference
+from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,
     answer,
@@ -56,7 +56,8 @@ def test_any_setting_by_name() -> None:
         ({"colour": "red"}, "unknown setting 'colour'"),
         ({"policy": "nepotism"}, "no policy 'nepotism'"),
         ({"speculation": "wild"}, "no speculation 'wild'"),
-        ({"discipline": "none"}, "discipline is 'none'"),
+        ({"discipline": "none"}, "no discipline 'none'"),
+        ({"preemption_mode": "swap"}, "preemption_mode 'swap' needs a swap_space"),
         ({"block_size": 0}, "block_size is 0"),
     ],
 )

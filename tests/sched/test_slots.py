@@ -1,6 +1,7 @@
 """The columns, on hand-written rows."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ def test_admission_fills_every_column() -> None:
     assert (made.prompt[slot], made.given[slot], made.limit[slot]) == (5, 5, 9)
     assert (made.drafts[slot], made.most_drafts[slot], made.acceptance[slot]) == (0, 2, 1.0)
     assert (made.serial[slot], made.name[slot], made.sequence(slot)) == (7, "a", one)
+    assert (made.child[slot], made.silent[slot], made.ceiling[slot]) == (-1, False, 8)
     assert (made.vacant, made.drafting, made.order.tolist()) == (3, 1, [0])
 
 
@@ -164,6 +166,111 @@ def test_the_steady_append_is_one_computed_and_one_known() -> None:
     assert made.tokens[1, 2:4].tolist() == [81, 82]
 
 
+# -- families ----------------------------------------------------------------
+
+
+def child(number: int, **asked: Any) -> Sequence:
+    request = ask("a", 3, 4, **asked)
+    return Sequence(request, number, 7, 0.0, request.prompt, child=number)
+
+
+def test_a_slot_that_is_kept_is_nobody_elses() -> None:
+    made = table(3, slots=4)
+    kept = made.reserve()
+    assert (made.vacant, made.order.tolist()) == (2, [0])
+    made.check()
+    others = [made.admit(sequence(f"x{number}"), 0, 0) for number in range(2)]
+    assert kept not in others
+    assert made.admit(child(1, n=2), 2, 0, slot=kept) == kept
+    assert made.vacant == 0
+    made.check()
+
+
+def test_a_slot_that_is_not_needed_after_all_is_vacant_again() -> None:
+    made = table(3)
+    made.give_back(made.reserve())
+    assert made.vacant == 3
+    made.check()
+
+
+def test_a_row_says_which_child_it_is_of() -> None:
+    made = SlotTable(4, 32)
+    for number in range(2):
+        made.admit(child(number, n=2), 0, 0)
+    made.admit(sequence("b"), 0, 0)
+    rows = made.rows(slots(0, 1, 2), column(0, 0, 0), column(3, 3, 3), column(0, 0, 0))
+    assert rows.child.tolist() == [0, 1, -1]
+    assert rows.labels == ["0_a", "1_a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "silent"), [({"n": 2}, 0), ({"best_of": 2}, 2), ({"beam_width": 2}, 2)]
+)
+def test_those_that_are_told_of_only_at_the_end_are_silent(
+    asked: dict[str, int], silent: int
+) -> None:
+    made = SlotTable(4, 32)
+    for number in range(2):
+        made.admit(child(number, **asked), 0, 0)
+    assert (made.silenced, int(made.silent.sum())) == (silent, silent)
+    made.check()
+    made.release(0)
+    assert made.silenced == max(silent - 1, 0)
+    made.check()
+    made.release(1)
+    assert made.silenced == 0
+    made.check()
+
+
+def test_a_fork_stands_behind_the_one_it_came_from() -> None:
+    made = table(3, 3, 3)
+    before = made.order
+    made.stand_behind(2, 0)
+    assert made.order.tolist() == [0, 2, 1]
+    assert before.tolist() == [0, 1, 2]  # a plan may still look at it
+    made.check()
+    assert made.admit(sequence("r3", serial=3), 0, 0) == 3
+    assert made.order.tolist() == [0, 2, 1, 3]
+    made.release(2)
+    assert made.order.tolist() == [0, 1, 3]
+    made.check()
+
+
+def test_a_ceiling_bounds_what_is_handed_out_for_now() -> None:
+    made = table(5)  # of 5 + 4 tokens
+    made.cap(0, 3)
+    assert made.remaining(slots(0)).tolist() == [3]
+    made.advance(slots(0), column(3))
+    assert made.remaining(slots(0)).tolist() == [0]
+    made.cap(0, 100)
+    assert (made.ceiling[0], made.remaining(slots(0)).tolist()) == (8, [2])
+    made.check()
+
+
+def test_a_token_that_the_host_chose_is_known_and_computed_next() -> None:
+    made = table(3)
+    made.cap(0, 3)
+    made.advance(slots(0), column(3))
+    made.choose(0, 77)
+    assert (made.known[0], made.tokens[0, 3]) == (4, 77)
+    assert made.remaining(slots(0)).tolist() == [1]
+    made.advance(slots(0), column(4))
+    assert made.remaining(slots(0)).tolist() == [0]
+    made.check()
+
+
+def test_one_goes_on_from_what_another_knows() -> None:
+    made = table(3, 3)
+    made.advance(slots(0, 1), column(3, 3))
+    made.confirm(slots(0), column(3), column(0))
+    made.append(slots(0), np.array([[71, 72]], np.int32), column(2))
+    made.rebase(1, 0)
+    assert made.tokens[1, :5].tolist() == made.tokens[0, :5].tolist()
+    assert (made.known[1], made.planned[1], made.computed[1]) == (5, 3, 3)
+    made.tokens[0, 4] = 99
+    assert made.tokens[1, 4] == 72
+
+
 def test_idle_steps_are_counted_per_slot() -> None:
     made = table(1, 1)
     made.idle(slots(1), 4)
@@ -181,6 +288,10 @@ def test_idle_steps_are_counted_per_slot() -> None:
         lambda made: made.known.__setitem__(0, 99),
         lambda made: made.planned.__setitem__(0, 99),
         lambda made: setattr(made.sequence(0), "slot", 3),
+        lambda made: made.reserve() and setattr(made, "_reserved", 0),
+        lambda made: made.ceiling.__setitem__(0, 7),
+        lambda made: (made.cap(0, 1), made.planned.__setitem__(0, 2)),
+        lambda made: made.silent.__setitem__(0, True),
     ],
 )
 def test_the_check_notices_a_broken_invariant(spoil: Callable[[SlotTable], object]) -> None:

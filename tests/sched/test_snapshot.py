@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline import Scheduler
-from tests.sched.support import ask, commit, finish_all, small, state, step
+from tests.sched.support import ask, commit, crowded, finish_all, small, state, step
 
 KEYS = {
     "step",
@@ -38,7 +38,9 @@ def told(scheduler: Scheduler) -> dict[str, Any]:
     taken = scheduler.snapshot()
     assert set(taken) == KEYS
     for request in taken["requests"].values():
-        assert set(request) == REQUEST_KEYS
+        children = request.get("children", {})
+        assert set(request) == REQUEST_KEYS | ({"children"} if children else set())
+        assert all(set(child) == REQUEST_KEYS for child in children.values())
     assert json.loads(json.dumps(taken)) == taken
     return taken
 
@@ -224,3 +226,58 @@ def test_a_snapshot_is_a_copy() -> None:
     before["running"].clear()
     assert state(scheduler, "a")["blocks"] != [[]]
     finish_all(scheduler)
+
+
+# -- families and the host ---------------------------------------------------
+
+
+def test_of_a_family_that_waits() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5, n=3), 0.0)
+    taken = told(scheduler)
+    assert taken["waiting"] == ["a"]
+    children = taken["requests"]["a"]["children"]
+    assert list(children) == ["0", "1", "2"]
+    assert {child["state"] for child in children.values()} == {"WAITING"}
+
+
+def test_of_a_family_that_has_forked() -> None:
+    """A request runs once, however many sequences it has."""
+    scheduler = small()
+    scheduler.submit(ask("a", 9, n=2), 0.0)
+    scheduler.submit(ask("b", 2), 0.0)
+    for _ in range(2):
+        step(scheduler)
+    taken = told(scheduler)
+    assert taken["running"] == ["a", "b"]
+    one, other = taken["requests"]["a"]["children"].values()
+    assert one == {key: taken["requests"]["a"][key] for key in REQUEST_KEYS}
+    assert one["blocks"][0][:2] == other["blocks"][0][:2]
+    assert one["blocks"][0][2] != other["blocks"][0][2]
+    assert (one["known"], other["known"]) == (10, 10)
+
+
+def test_of_a_family_of_which_one_has_ended() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3, n=2, eos_token_ids=(5,)), 0.0)
+    step(scheduler)
+    step(scheduler, **{"0_a": [5]})
+    children = told(scheduler)["requests"]["a"]["children"]
+    assert (list(children), children["1"]["state"]) == (["1"], "RUNNING")
+
+
+def test_of_a_family_that_has_ended() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3, n=2, max_tokens=1), 0.0)
+    finish_all(scheduler)
+    assert "children" not in told(scheduler)["requests"]["a"]
+    assert state(scheduler, "a")["state"] == "FINISHED_LENGTH"
+
+
+def test_of_one_on_the_host() -> None:
+    scheduler = crowded(preemption_mode="swap", swap_space=4)
+    step(scheduler)
+    taken = told(scheduler)
+    assert (taken["swapped"], taken["waiting"], taken["host_free_blocks"]) == (["b"], [], 3)
+    assert taken["requests"]["b"]["state"] == "SWAPPED"
+    assert (taken["requests"]["b"]["known"], taken["requests"]["b"]["blocks"]) == (5, [[]])

@@ -9,7 +9,7 @@ from paceline import ConfigError, RequestError, Scheduler
 from paceline.core.arrays import F32, I32
 from paceline.core.config import SpeculationConfig
 from paceline.sched.speculation import Adaptive, Fixed, load
-from paceline.sim.oracle import reference
+from paceline.sim.reference import reference
 from tests.sched.support import Pipeline, ask, commit, counters, findable, small, state, step
 
 

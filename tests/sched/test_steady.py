@@ -7,7 +7,16 @@ import pytest
 
 from paceline import Plan, Scheduler, StepError, StepResult
 from paceline.sched.steady import Steady
-from tests.sched.support import ask, commit, counters, finish_all, small, state, step
+from tests.sched.support import (
+    ask,
+    commit,
+    counters,
+    finish_all,
+    sampling,
+    small,
+    state,
+    step,
+)
 
 
 def decoding(
@@ -319,3 +328,44 @@ def test_a_long_decode_counts_as_many_positions_and_tokens_as_a_short_one() -> N
     scheduler.submit(ask("a", 3, max_tokens=50), 0.0)
     assert len(finish_all(scheduler)["a"]) == 50
     assert (scheduler.stats.planned, scheduler.stats.sampled) == (3 + 49, 50)
+
+
+# -- families ----------------------------------------------------------------
+
+
+def test_children_that_are_told_of_as_they_go_are_steady() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=15, n=3), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    plan = steady_plan(scheduler)
+    assert plan.rows.labels == ["0_a", "1_a", "2_a"]
+
+
+@pytest.mark.parametrize("asked", [{"best_of": 2}, {"beam_width": 2}])
+def test_those_of_whom_more_than_a_token_is_told_are_not(asked: dict[str, int]) -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=30, **asked), 0.0)
+    scheduler.submit(ask("b", 3, max_tokens=30), 0.0)
+    plans: list[Plan] = []
+    for _ in range(5):
+        plan = scheduler.plan(0.0)
+        every = sampling(plan)
+        told = {label: [9] for label in every}
+        likely = {label: [(token, -float(token)) for token in range(1, 5)] for label in every}
+        scores = {label: [-1.0] for label in every}
+        scheduler.commit(plan, StepResult.of(plan, told, scores, likely), 0.0)
+        scheduler.check()
+        plans.append(plan)
+    assert len({id(plan.rows) for plan in plans}) == 5
+
+
+def test_beside_a_family_that_has_yet_to_fork_nobody_is_steady() -> None:
+    """Its leader stands still until the others have come."""
+    scheduler = decoding("a")
+    scheduler.submit(ask("b", 5, max_tokens=2, n=2), 0.0)
+    plans = [scheduler.plan(0.0) for _ in range(2)]
+    assert [plan.to_dict()["tokens"] for plan in plans] == [
+        {"a": 1, "0_b": 4},
+        {"a": 1, "0_b": 1, "1_b": 1},
+    ]

@@ -11,7 +11,8 @@ from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.loop import Loop, Turn
-from paceline.sim.oracle import OracleRunner, reference
+from paceline.sim.oracle import OracleRunner
+from paceline.sim.reference import reference
 
 VOCAB, LENGTH, BLOCKS, SIZE = 11, 32, 20, 4
 PLENTY = 500  # turns, more than any of these runs may take

@@ -10,7 +10,8 @@ import pytest
 from paceline.core.plan import NO_ROWS, NOTHING_GROWN, Admitted, Grown, Plan, Rows, StepResult
 from paceline.core.request import Item, Request
 from paceline.sched.scheduler import Scheduler
-from paceline.sim.oracle import GARBAGE, OracleRunner, mix, next_token, reference, start_digest
+from paceline.sim.oracle import GARBAGE, OracleRunner
+from paceline.sim.reference import digest_of, likeliest, logprobs, reference
 
 VOCAB, SIZE, MODEL_LENGTH = 5000, 2, 40
 
@@ -23,6 +24,7 @@ class Row:
     start: int
     samples: bool = True
     drafts: int = 0
+    child: int = -1
 
 
 def ask(name: str, *prompt: int, **fields: Any) -> Request:
@@ -40,6 +42,7 @@ def plan(
     admitted: tuple[Admitted, ...] = (),
     released: tuple[int, ...] = (),
     grown: tuple[tuple[int, int, int], ...] = (),
+    **moves: Any,
 ) -> Plan:
     """A plan of these rows; `grown` has slot, index and block."""
     made = Rows(
@@ -47,6 +50,7 @@ def plan(
         epoch=np.zeros(len(rows), np.int32),
         serial=np.arange(len(rows)),
         request_id=np.array([row.name for row in rows], object),
+        child=np.array([row.child for row in rows], np.int32),
         count=np.array([row.count for row in rows], np.int32),
         drafts=np.array([row.drafts for row in rows], np.int32),
         samples=np.array([row.samples for row in rows], np.bool_),
@@ -56,7 +60,7 @@ def plan(
     if grown:
         slot, index, block = (np.array(column) for column in zip(*grown, strict=True))
         growth = Grown(slot, index, block.astype(np.int32))
-    return Plan(1, made, start, growth, admitted, released)
+    return Plan(1, made, start, growth, admitted, released, **moves)
 
 
 def told(result: StepResult) -> list[list[int]]:
@@ -192,14 +196,6 @@ def test_the_same_item_at_another_place_is_noticed() -> None:
         runner.run(plan(Row(1, "p", 1, 2), admitted=(enter(1, other, 0, 2, cached=2),)))
 
 
-def test_salt_and_adapter_are_not_confused() -> None:
-    starts = {
-        start_digest(ask("a", 1, cache_salt=salt, adapter=adapter))
-        for salt, adapter in [("", ""), ("x", ""), ("", "x"), ("xy", ""), ("x", "y")]
-    }
-    assert len(starts) == 5
-
-
 def test_the_same_tokens_behind_another_prefix_are_noticed() -> None:
     runner = prefilled()
     b = ask("b", 7, 7, 3, 4, 9)
@@ -305,63 +301,6 @@ def test_a_row_of_a_slot_that_was_released_is_noticed() -> None:
         prefilled().run(plan(Row(0, "a", 1, 5), released=(0,)))
 
 
-# -- the reference ----------------------------------------------------------
-
-
-def by_hand(request: Request, most: int) -> list[int]:
-    digest = start_digest(request)
-    for token in request.prompt.tolist():
-        digest = mix(digest, token)
-    outputs: list[int] = []
-    for _ in range(most):
-        outputs.append(next_token(request, digest, VOCAB))
-        digest = mix(digest, outputs[-1])
-    return outputs
-
-
-LONG = by_hand(A, MODEL_LENGTH - 5)
-
-
-@pytest.mark.parametrize(
-    ("fields", "length", "finish"),
-    [
-        ({}, 35, "length"),
-        ({"max_tokens": 7}, 7, "length"),
-        ({"max_tokens": 100}, 35, "length"),
-        ({"stop_token_ids": (LONG[3],)}, 4, "stop"),
-        ({"eos_token_ids": (LONG[3],)}, 4, "stop"),
-        ({"eos_token_ids": (LONG[3],), "ignore_eos": True, "max_tokens": 9}, 9, "length"),
-        (
-            {"eos_token_ids": (LONG[3],), "ignore_eos": True, "stop_token_ids": (LONG[5],)},
-            6,
-            "stop",
-        ),
-        ({"stop_token_ids": (LONG[3], LONG[5]), "min_tokens": 5}, 6, "stop"),
-        ({"stop_token_ids": (LONG[3],), "min_tokens": 4}, 4, "stop"),
-        ({"stop_token_ids": (LONG[3],), "max_tokens": 4}, 4, "stop"),
-        ({"stop_token_ids": (LONG[3],), "max_tokens": 3}, 3, "length"),
-    ],
-)
-def test_the_reference_ends_where_a_request_ends(
-    fields: dict[str, Any], length: int, finish: str
-) -> None:
-    assert len(set(LONG[:6])) == 6, "the stop tokens above come up once"
-    request = ask("a", 1, 2, 3, 4, 5, **fields)
-    assert reference(request, VOCAB, MODEL_LENGTH) == (LONG[:length], finish)
-
-
-@pytest.mark.parametrize("fields", [{"seed": 12345}, {"cache_salt": "x"}, {"adapter": "x"}])
-def test_the_reference_depends_on_seed_and_content(fields: dict[str, Any]) -> None:
-    other = ask("a", 1, 2, 3, 4, 5, **fields)
-    assert reference(other, VOCAB, MODEL_LENGTH) != reference(A, VOCAB, MODEL_LENGTH)
-    same = ask("z", 1, 2, 3, 4, 5, priority=3, tenant="t", arrival=9.0)
-    assert reference(same, VOCAB, MODEL_LENGTH) == reference(A, VOCAB, MODEL_LENGTH)
-
-
-def test_the_tokens_lie_within_the_vocabulary() -> None:
-    assert set(reference(A, 3, 1000)[0]) <= {0, 1, 2}
-
-
 # -- the scheduler under its eyes -------------------------------------------
 
 
@@ -436,6 +375,216 @@ def test_what_comes_before_an_item_may_be_shared() -> None:
     prefilled().run(plan(Row(1, "p", 1, 4), admitted=(admitted,)))
 
 
-def test_small_seeds_give_different_samples() -> None:
-    samples = {tuple(reference(ask("a", 1, 2, seed=s), VOCAB, 12)[0]) for s in range(8)}
-    assert len(samples) == 8
+# -- copies ------------------------------------------------------------------
+
+
+def swapping(lag: int = 0) -> OracleRunner:
+    """An oracle with a host, that has computed the five tokens of `a` in blocks 0, 1 and 2."""
+    runner = OracleRunner(8, SIZE, VOCAB, host_blocks=4, lag=lag)
+    runner.run(plan(Row(0, "a", 5, 0), admitted=(enter(0, A, 0, 1, 2),)))
+    return runner
+
+
+def forked(*copies: tuple[int, int], blocks: tuple[int, ...] = (0, 1, 3)) -> Plan:
+    """A second sequence that begins with the first five tokens of `a`."""
+    b = ask("b", 1, 2, 3, 4, 5, 6)
+    return plan(Row(1, "b", 1, 5), admitted=(enter(1, b, *blocks, cached=5),), copies=copies)
+
+
+def test_a_fork_reads_what_it_shares_and_what_was_copied() -> None:
+    made = prefilled().run(forked((2, 3)))
+    assert told(made) == [reference(ask("b", 1, 2, 3, 4, 5, 6), VOCAB, MODEL_LENGTH)[0][:1]]
+
+
+def test_a_fork_writes_to_its_own_copy() -> None:
+    runner = prefilled()
+    runner.run(forked((2, 3)))
+    assert told(runner.run(plan(Row(0, "a", 1, 5)))) == [FIRST[1:2]]
+
+
+@pytest.mark.parametrize("copies", [(), ((1, 3),), ((3, 2),), ((2, 4),)])
+def test_a_copy_that_is_missing_or_wrong_is_noticed_at_its_cell(copies: Any) -> None:
+    with pytest.raises(AssertionError, match=f"'b' position 4, block 3: {STALE}"):
+        prefilled().run(forked(*copies))
+
+
+def test_a_fork_that_writes_into_the_block_of_another_is_noticed() -> None:
+    runner = prefilled()
+    runner.run(forked(blocks=(0, 1, 2)))
+    with pytest.raises(AssertionError, match=f"'b' position 5, block 2: {STALE}"):
+        runner.run(plan(Row(0, "a", 1, 5), Row(1, "b", 1, 6), grown=((1, 3, 3),)))
+
+
+def test_copies_are_done_in_their_order_and_before_anything_is_written() -> None:
+    runner = prefilled()
+    before = list(runner.cells[2])
+    runner.run(plan(Row(0, "a", 1, 5), copies=((2, 3), (3, 4))))
+    assert runner.cells[3] == runner.cells[4] == before
+    assert runner.cells[2] != before
+
+
+# -- the host ----------------------------------------------------------------
+
+
+def gone(*moves: tuple[int, int], step: int = 2) -> Plan:
+    made = Plan(step, NO_ROWS, NO_ROWS.count, released=(0,), swap_out=moves)
+    assert not made.empty
+    return made
+
+
+def back(*moves: tuple[int, int], blocks: tuple[int, ...] = (4, 5, 6)) -> Plan:
+    """`a` returns to other blocks, with the first five of the six tokens it knows."""
+    entered = enter(3, A, *blocks, cached=5, more=FIRST[:1])
+    return plan(Row(3, "a", 1, 5), admitted=(entered,), swap_in=moves)
+
+
+OUT, IN = ((0, 0), (1, 1), (2, 2)), ((0, 4), (1, 5), (2, 6))
+
+
+def test_what_was_swapped_out_and_in_again_is_as_it_was() -> None:
+    runner = swapping()
+    runner.run(gone(*OUT))
+    for block in range(3):
+        runner.cells[block] = [GARBAGE, GARBAGE]
+    assert told(runner.run(back(*IN))) == [FIRST[1:2]]
+
+
+def test_a_swap_in_before_its_swap_out_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="host block 0 is read before it was written"):
+        swapping().run(back(*IN))
+
+
+def test_a_swap_in_while_the_copy_is_still_to_be_done_is_noticed() -> None:
+    runner = swapping(lag=2)
+    runner.run(gone(*OUT))
+    with pytest.raises(AssertionError, match="host block 0 is read before it was written"):
+        runner.run(back(*IN))
+
+
+def test_a_copy_is_done_when_its_step_is_settled() -> None:
+    runner = swapping(lag=5)
+    runner.run(gone(*OUT))
+    runner.settle(1)
+    assert runner.host == [None] * 4
+    runner.settle(2)
+    assert runner.host[:3] == runner.cells[:3]
+    assert told(runner.run(back(*IN))) == [FIRST[1:2]]
+
+
+def test_what_is_swapped_out_again_is_not_what_was_there_before() -> None:
+    """A host block whose new copy is still to be done has nothing to read."""
+    runner = swapping(lag=1)
+    runner.run(gone(*OUT))
+    runner.settle(2)
+    runner.run(gone((3, 0), step=3))
+    with pytest.raises(AssertionError, match="host block 0 is read before it was written"):
+        runner.run(back(*IN))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_block_that_is_reused_before_its_copy_ran_is_noticed_at_its_cell(lag: int) -> None:
+    """In the step that copies it, or in the next one while that is still in flight."""
+    runner = swapping(lag)
+    b = ask("b", 7, 8)
+    reuse = Row(1, "b", 2, 0), (enter(1, b, 1),)
+    if lag == 0:
+        runner.run(plan(reuse[0], admitted=reuse[1], released=(0,), swap_out=OUT))
+    else:
+        runner.run(gone(*OUT, step=1))
+        runner.run(plan(reuse[0], admitted=reuse[1]))
+    runner.settle(2)
+    with pytest.raises(AssertionError, match=f"'a' position 2, block 5: {STALE}"):
+        runner.run(back(*IN))
+
+
+def test_a_block_that_comes_back_to_the_wrong_place_is_noticed() -> None:
+    runner = swapping()
+    runner.run(gone(*OUT))
+    with pytest.raises(AssertionError, match=f"'a' position 0, block 4: {STALE}"):
+        runner.run(back((1, 4), (0, 5), (2, 6)))
+
+
+def test_a_block_that_is_forgotten_on_the_way_back_is_noticed() -> None:
+    runner = swapping()
+    runner.run(gone(*OUT))
+    with pytest.raises(AssertionError, match=f"'a' position 2, block 5: {STALE}"):
+        runner.run(back((0, 4), (2, 6)))
+
+
+def test_a_lost_step_copies_nothing() -> None:
+    runner = swapping()
+    runner.lose(gone(*OUT))
+    assert runner.host == [None] * 4
+    runner.lose(forked((2, 3)))
+    assert runner.cells[3] == [-1, -1]
+
+
+# -- candidates and scores ---------------------------------------------------
+
+
+def row_of(request: Request, child: int = -1) -> Row:
+    return Row(0, request.id, 5, 0, child=child)
+
+
+def test_nobody_is_told_scores_that_nobody_asked_for() -> None:
+    result = oracle().run(plan(row_of(A), admitted=(enter(0, A, 0, 1, 2),)))
+    assert (result.logprob, result.candidates) == (None, None)
+
+
+def test_the_log_probability_is_that_of_the_token_sampled() -> None:
+    request = ask("a", 1, 2, 3, 4, 5, best_of=2)
+    new = enter(0, request.child(0), 0, 1, 2)
+    result = oracle().run(plan(row_of(request, 0), admitted=(new,)))
+    expected = logprobs(digest_of(request, []), VOCAB)[int(result.ids[0, 0])]
+    assert result.logprob is not None
+    assert result.logprob.tolist() == [[expected]]
+
+
+def test_accepted_drafts_have_log_probabilities_of_their_own() -> None:
+    request = ask("a", 1, 2, 3, 4, 5, best_of=2)
+    runner = oracle(accept=1.0)
+    runner.run(plan(row_of(request, 0), admitted=(enter(0, request.child(0), 0, 1, 2),)))
+    result = runner.run(plan(Row(0, "a", 3, 5, drafts=2, child=0), grown=((0, 3, 3),)))
+    ids: list[int] = result.ids[0].tolist()
+    tokens = reference(request, VOCAB, MODEL_LENGTH)[0]
+    assert ids == tokens[1:4]
+    assert result.logprob is not None
+    assert result.logprob[0].tolist() == [
+        logprobs(digest_of(request, tokens[:count]), VOCAB)[tokens[count]] for count in (1, 2, 3)
+    ]
+
+
+def test_beams_are_told_the_likeliest_and_sample_nothing_of_their_own() -> None:
+    request = ask("a", 1, 2, 3, 4, 5, beam_width=3)
+    new = enter(0, request.child(0), 0, 1, 2)
+    runner = oracle()
+    result = runner.run(plan(row_of(request, 0), admitted=(new,)))
+    best = likeliest(digest_of(request, []), VOCAB, 6)
+    assert result.candidates is not None
+    assert result.candidates.ids.tolist() == [[token for token, _ in best]]
+    assert result.candidates.logprob.tolist() == [[value for _, value in best]]
+    assert len(runner.tracks[0].tokens) == 5
+
+
+def test_a_beam_goes_on_with_the_token_that_the_host_chose() -> None:
+    request = ask("a", 1, 2, 3, 4, 5, beam_width=3)
+    runner = oracle()
+    runner.run(plan(row_of(request, 0), admitted=(enter(0, request.child(0), 0, 1, 2),)))
+    result = runner.run(plan(Row(0, "a", 1, 5, child=0), chosen=((0, 77),)))
+    best = likeliest(digest_of(request, [77]), VOCAB, 6)
+    assert result.candidates is not None
+    assert result.candidates.ids[0].tolist() == [token for token, _ in best]
+
+
+def test_a_vocabulary_smaller_than_the_candidates_leaves_the_rest_empty() -> None:
+    request = ask("a", 1, 2, 3, 4, 5, beam_width=3)
+    runner = OracleRunner(8, SIZE, vocab=4)
+    result = runner.run(plan(row_of(request, 0), admitted=(enter(0, request.child(0), 0, 1, 2),)))
+    assert result.candidates is not None
+    assert sorted(result.candidates.ids[0].tolist()) == [-1, -1, 0, 1, 2, 3]
+
+
+def test_a_row_of_another_child_is_noticed() -> None:
+    request = ask("a", 1, 2, 3, 4, 5, n=2)
+    with pytest.raises(AssertionError, match="slot 0 has another request"):
+        oracle().run(plan(row_of(request, 1), admitted=(enter(0, request.child(0), 0, 1, 2),)))

@@ -60,6 +60,13 @@ class Fields:
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise ScriptError(self.place, f"has an unknown field {name!r}{hint}")
 
+    def refuse(self, names: tuple[str, ...], complaint: str) -> None:
+        """Refuse fields that mean nothing beside the others."""
+        for name in names:
+            if self._content.get(name) is not None:
+                raise ScriptError(self.place_of(name), complaint)
+            self._known.append(name)
+
     # -- one method per type ------------------------------------------------
 
     def text(self, name: str, default: str | None) -> str:
@@ -93,6 +100,23 @@ class Fields:
         if not (whole(value) or isinstance(value, float)) or not low <= value <= high:
             raise self._complain(name, f"a number from {low:g} to {high:g}", value)
         return float(value)
+
+    def one_of(self, name: str, default: Any, choices: tuple[Any, ...], kind: str) -> Any:
+        """One of a few values, and of the same type as that one: 0 is not False."""
+        value = self._take(name, default)
+        if not any(value is one or (value == one and isinstance(one, str)) for one in choices):
+            raise self._complain(name, kind, value)
+        return value
+
+    def wholes(self, name: str, low: int, high: int) -> list[int]:
+        """A whole number or a list of them; empty if absent."""
+        value = self._take(name, [])
+        if not isinstance(value, list):
+            return [self.whole(name, None, low, high)]
+        found = cast(list[Any], value)
+        if not all(whole(one) and low <= one <= high for one in found):
+            raise self._complain(name, f"a list of whole numbers from {low} on", found)
+        return found
 
     def seconds(self, name: str) -> float:
         """A time span: seconds as a number, or a text like "80ms"; infinite if absent."""

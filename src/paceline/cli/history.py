@@ -4,31 +4,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from paceline.core.request import child_label
+
 
 class Kind(Enum):
-    """What one request did in one step."""
+    """What one sequence did in one step."""
 
     WAITING = auto()
     PARKED = auto()
     PREFILL = auto()
     HIT = auto()  # prefill whose beginning came from the prefix cache
     AGAIN = auto()  # what is computed again after a preemption
+    FORKED = auto()  # one more sequence begins, where the first one of its request stands
+    REPLACED = auto()  # a beam that was given up, and goes on from another one
+    RETURNED = auto()  # back from the host
     DECODE = auto()
     DRAFTED = auto()  # decode that also verifies draft tokens
     LAST = auto()  # the step that brought the last token
     DROPPED = auto()  # computed ahead, and the result not used
-    IDLE = auto()  # resident, with nothing to compute
+    IDLE = auto()  # resident, and computes nothing
     PREEMPTED = auto()
+    SWAPPED = auto()  # preempted, and kept on the host
+    ON_HOST = auto()  # waiting there
     ABORTED = auto()
     REFUSED = auto()
 
 
-WITHOUT_A_SLOT = (Kind.WAITING, Kind.PARKED, Kind.PREEMPTED)
+WITHOUT_A_SLOT = (Kind.WAITING, Kind.PARKED, Kind.PREEMPTED, Kind.SWAPPED, Kind.ON_HOST)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One request in one step."""
+    """One sequence in one step."""
 
     kind: Kind
     tokens: int = 0  # positions computed
@@ -46,12 +53,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Where the blocks of the pool are; the four add up to its size."""
+    """Where the blocks of the pool are: the first four add up to its size."""
 
-    shared: int  # held by several requests
-    held: int  # held by one request
+    shared: int  # held by several sequences
+    held: int  # held by one sequence
     cached: int  # free, and findable by content until they are reused
     blank: int  # free, and worth nothing to anybody
+    host: int = 0  # in use on the host
 
     @property
     def total(self) -> int:
@@ -74,6 +82,15 @@ class Blocked:
     since: int  # the step in which admission first stopped for this reason at this request
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Blocks that a step copies before it computes anything."""
+
+    copied: int = 0  # on the device, for sequences that write after a fork
+    out: int = 0  # to the host
+    back: int = 0  # from the host
+
+
 @dataclass(slots=True)
 class Column:
     """One step. The cells of a step in flight change once more, when its result comes."""
@@ -85,16 +102,49 @@ class Column:
     cells: dict[str, Cell]
     notes: list[Note]
     blocked: Blocked | None
+    kind: str = ""  # prefill or decode, where a step is all of one kind
+    moves: Moves = Moves()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the picture: a request, or one more sequence of the request above it."""
+
+    id: str  # the request's, or the label of a child
+    name: str  # what stands in front
+    size: str
+    tag: str
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One line of the picture: a request as it was asked for."""
+    """A request as it was asked for."""
 
     id: str
     prompt: int
     most: int  # new tokens at most
-    tag: str  # what else tells it from the others: priority, tenant, adapter
+    tag: str  # what else tells it from the others: priority, tenant, adapter, family
+    width: int = 1  # sequences that run for it at once
+
+    @property
+    def size(self) -> str:
+        return f"{self.prompt}+{self.most}"
+
+    @property
+    def lines(self) -> list[Line]:
+        """Its own, which is also that of its first sequence, and one for each of the others."""
+        others = [Line(child_label(self.id, n), f"  /{n}", "", "") for n in range(1, self.width)]
+        return [Line(self.id, self.id, self.size, self.tag), *others]
+
+
+def line_of(request_id: str, child: int) -> str:
+    """The line that a sequence is drawn on; child -1 is the only one of its request."""
+    return child_label(request_id, child) if child > 0 else request_id
+
+
+def spoken(request_id: str, child: int) -> str:
+    """What a sequence is called in words."""
+    return request_id if child < 0 else f"{request_id}/{child}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +159,28 @@ class End:
 class Rules:
     """The limits that the picture is read against."""
 
+    discipline: str
     policy: str
     depth: int
     slots: int
     budget: int  # tokens of a step
     blocks: int
     block_size: int
+    host_blocks: int
 
 
 class History:
-    """All steps so far. Steps are numbered from 1, without gaps."""
+    """All steps so far. Steps are numbered from 1, without gaps.
+
+    Cells go by line; ends, preemptions and yielded tokens by request.
+    """
 
     def __init__(self, asked: Sequence[Asked], rules: Rules) -> None:
         self.asked = tuple(asked)
         self.rules = rules
+        self.lines = [line for one in asked for line in one.lines]
+        self._lines = {one.id: [line.id for line in one.lines] for one in asked}
+        self.time = 0.0  # seconds on the virtual clock, so far
         self.columns: list[Column] = []
         self.ends: dict[str, End] = {}
         self.yielded: dict[str, int] = {one.id: 0 for one in asked}
@@ -138,18 +196,16 @@ class History:
         past.ends = self.ends
         return past
 
-    def amend(
-        self, step: int, request_id: str, *, ended: bool = False, dropped: bool = False
-    ) -> None:
+    def amend(self, step: int, line: str, *, ended: bool = False, dropped: bool = False) -> None:
         """The result of a cell is there."""
         cells = self.column(step).cells
-        cells[request_id] = replace(cells[request_id], ended=ended, dropped=dropped)
+        cells[line] = replace(cells[line], ended=ended, dropped=dropped)
 
-    def cells(self, request_id: str) -> list[Cell]:
-        return [column.cells[request_id] for column in self.columns if request_id in column.cells]
+    def cells(self, line: str) -> list[Cell]:
+        return [column.cells[line] for column in self.columns if line in column.cells]
 
     def computed(self, request_id: str) -> int:
-        return sum(cell.tokens for cell in self.cells(request_id))
+        return sum(cell.tokens for line in self._lines[request_id] for cell in self.cells(line))
 
     def cached(self, request_id: str) -> int:
         """Positions found in the cache on the first admission."""
@@ -168,10 +224,10 @@ class History:
     def waited_steps(self, request_id: str) -> int:
         return sum(self._waits(column, request_id) for column in self.columns)
 
-    @staticmethod
-    def _waits(column: Column, request_id: str) -> bool:
-        cell = column.cells.get(request_id)
-        return cell is not None and cell.kind in WITHOUT_A_SLOT
+    def _waits(self, column: Column, request_id: str) -> bool:
+        """Is a request without a slot? Its sequences have theirs together."""
+        cells = (column.cells.get(line) for line in self._lines[request_id])
+        return any(cell is not None and cell.kind in WITHOUT_A_SLOT for cell in cells)
 
 
 FIRST_ADMISSION = (Kind.PREFILL, Kind.HIT)

@@ -1,28 +1,59 @@
-"""Read from the scheduler what each step did and why, into a history."""
+"""Look at a running scheduler and write down what each step did and why, into a history."""
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.cli.history import Blocked, Cell, Column, End, History, Kind, Levels, Note
-from paceline.core.events import BlockRemoved, BlockStored
-from paceline.core.plan import Admitted, Outputs, Plan
-from paceline.sched.journal import Gate, Spell
+from paceline.cli.history import (
+    Blocked,
+    Cell,
+    Column,
+    End,
+    History,
+    Kind,
+    Levels,
+    Moves,
+    Note,
+    line_of,
+    spoken,
+)
+from paceline.cli.notes import Arrival, Notes, ending
+from paceline.core.events import BlockRemoved, BlockStored, Happened
+from paceline.core.plan import Admitted, Ended, Outputs, Plan
+from paceline.core.request import child_label
+from paceline.sched.journal import Spell
 from paceline.sched.scheduler import Scheduler
 
+PLACES = {
+    "waiting": Kind.WAITING,
+    "parked": Kind.PARKED,
+    "swapped": Kind.ON_HOST,
+    "running": Kind.IDLE,
+}
 
-def tokens(count: int) -> str:
-    return f"{count} token" + ("" if count == 1 else "s")
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A sequence that is here."""
+
+    request: str
+    child: int  # -1: the only one of its request
+    blocks: tuple[int, ...]
+
+    @property
+    def line(self) -> str:
+        return line_of(self.request, self.child)
 
 
-def blocks(count: int) -> str:
-    return f"{count} block" + ("" if count == 1 else "s")
-
-
-def names_of(plan: Plan) -> list[str]:
-    """Request ids of the rows, in order."""
-    names: list[str] = plan.rows.request_id.tolist()
-    return names
+def members_of(state: dict[str, Any]) -> dict[str, list[Member]]:
+    """The sequences of each request in a snapshot, the one that leads first."""
+    found: dict[str, list[Member]] = {}
+    for name, told in state["requests"].items():
+        each: dict[str, Any] = told.get("children") or {"-1": told}
+        pairs = [(int(child), tuple(one["blocks"][0])) for child, one in each.items()]
+        found[name] = [Member(name, child, blocks) for child, blocks in pairs]
+    return found
 
 
 class Observer:
@@ -31,8 +62,15 @@ class Observer:
     def __init__(self, scheduler: Scheduler, history: History) -> None:
         self._scheduler = scheduler
         self._history = history
-        self._given: dict[str, int] = {}  # tokens each resident was admitted with
-        self._resumed: dict[str, bool] = {}
+        self._notes = Notes(scheduler, history.rules)
+        self._owners: dict[str, tuple[str, int]] = {}  # request and child, by row label
+        for one in history.asked:
+            children = range(one.width) if one.width > 1 else [-1]
+            self._owners |= {child_label(one.id, child): (one.id, child) for child in children}
+        self._given: dict[str, int] = {}  # tokens each resident was admitted with, by line
+        self._resumed: dict[str, bool] = {}  # by line
+        self._yielded: Counter[str] = Counter()  # tokens told, by line
+        self._shown: dict[str, list[str]] = {}  # lines of each request in the latest column
         self._findable: dict[bytes, None] = {}
         self._spell: Spell | None = None
         self._drafted = self._accepted = 0  # drafts, as of the step before
@@ -44,54 +82,98 @@ class Observer:
     ) -> None:
         """Add a column. `notes` and `ended` are what happened before the step was planned."""
         state = self._scheduler.snapshot()
-        cells = {name: Cell(kind) for name, kind in ended.items()}
-        cells |= self._cells_without_rows(plan, state)
-        cells |= self._cells_with_rows(plan)
+        members = members_of(state)
+        arrivals = [self._arrival(new, members, plan.step) for new in plan.admitted]
+        cells = self._cells_of_the_gone(plan, ended)
+        cells |= self._cells_without_rows(plan, state, members)
+        cells |= {one.line: Cell(one.kind) for one in arrivals}
+        cells |= self._cells_with_rows(plan, arrivals)
         column = Column(
             step=plan.step,
             time=now,
             total=plan.total,
-            levels=self._levels(state),
+            levels=self._levels(state, members),
             cells=cells,
-            notes=[*notes, *self._notes(plan, state)],
-            blocked=self._blocked(plan.step, state),
+            notes=[*notes, *self._notes.of(plan, arrivals, self._filling(plan, members))],
+            blocked=self._blocked(plan),
+            kind=plan.kind if len(plan.rows) and plan.kind != "mixed" else "",
+            moves=Moves(len(plan.copies), len(plan.swap_out), len(plan.swap_in)),
         )
         self._history.columns.append(column)
         for name in plan.preempted:
             self._history.preemptions[name] += 1
 
-    def _cells_with_rows(self, plan: Plan) -> dict[str, Cell]:
-        cached = {new.request.id: new.computed for new in plan.admitted}
-        for new in plan.admitted:
-            self._given[new.request.id] = len(new.tokens)
-            self._resumed[new.request.id] = new.resumed
+    def _arrival(self, new: Admitted, members: dict[str, list[Member]], step: int) -> Arrival:
+        name, child = self._owners[new.request.id]
+        line, leads = line_of(name, child), members[name][0].child == child
+        if self._notes.moment(name, Happened.RETURNED, step):
+            kind = Kind.RETURNED
+        elif new.computed == len(new.tokens):  # others have at least a token left to compute
+            kind = Kind.REPLACED
+        elif not leads and line not in self._given:
+            kind = Kind.FORKED
+        elif new.resumed:
+            kind = Kind.AGAIN
+        else:
+            kind = Kind.HIT if new.computed else Kind.PREFILL
+        self._given[line] = len(new.tokens)
+        self._resumed[line] = new.resumed
+        return Arrival(new, name, child, kind, leads)
+
+    def _cells_with_rows(self, plan: Plan, arrivals: Sequence[Arrival]) -> dict[str, Cell]:
+        came = {one.line: one for one in arrivals}
         rows = plan.rows
         cells: dict[str, Cell] = {}
-        for row, name in enumerate(names_of(plan)):
-            hit = cached.get(name, 0)
-            kind = self._kind(name, int(plan.start[row]), hit, int(rows.drafts[row]))
-            cells[name] = Cell(kind, int(rows.count[row]), hit)
+        for row, line in enumerate(self._lines(plan)):
+            count, drafts = int(rows.count[row]), int(rows.drafts[row])
+            if one := came.get(line):
+                found = one.new.computed if one.kind in (Kind.HIT, Kind.AGAIN) else 0
+                cells[line] = Cell(one.kind, count, found)
+            else:
+                cells[line] = Cell(self._kind(line, int(plan.start[row]), drafts), count)
         return cells
 
-    def _kind(self, name: str, start: int, hit: int, drafts: int) -> Kind:
-        if start >= self._given[name]:
+    def _lines(self, plan: Plan) -> list[str]:
+        """The line of each row, in order."""
+        return [line_of(*self._owners[label]) for label in plan.rows.labels]
+
+    def _kind(self, line: str, start: int, drafts: int) -> Kind:
+        """What a row of a sequence does that was here before."""
+        if start >= self._given[line]:
             return Kind.DRAFTED if drafts else Kind.DECODE
-        if self._resumed[name]:
-            return Kind.AGAIN
-        return Kind.HIT if hit else Kind.PREFILL
+        return Kind.AGAIN if self._resumed[line] else Kind.PREFILL
 
-    def _cells_without_rows(self, plan: Plan, state: dict[str, Any]) -> dict[str, Cell]:
-        cells = {name: Cell(Kind.WAITING) for name in state["waiting"]}
-        cells |= {name: Cell(Kind.PARKED) for name in state["parked"]}
-        cells |= {name: Cell(Kind.IDLE) for name in state["running"]}
-        cells |= {name: Cell(Kind.PREEMPTED) for name in plan.preempted if name in cells}
-        ends = self._history.ends
-        late = [name for name in plan.finished if name not in ends]
-        for name in late:
-            ends[name] = End("error", plan.step)
-        return cells | {name: Cell(Kind.REFUSED) for name in late}
+    def _cells_of_the_gone(self, plan: Plan, ended: dict[str, Kind]) -> dict[str, Cell]:
+        """Those that ended between two steps, where they were seen last."""
+        ends, gone = self._history.ends, dict(ended)
+        for name in plan.finished:
+            if name not in ends:
+                ends[name] = End("error", plan.step)
+                gone[name] = Kind.REFUSED
+        return {
+            line: Cell(kind)
+            for name, kind in gone.items()
+            for line in self._shown.get(name, [name])
+        }
 
-    def _levels(self, state: dict[str, Any]) -> Levels:
+    def _cells_without_rows(
+        self, plan: Plan, state: dict[str, Any], members: dict[str, list[Member]]
+    ) -> dict[str, Cell]:
+        """Where everybody is. A sequence has no line before it forked from the first one."""
+        cells: dict[str, Cell] = {}
+        self._shown = {}
+        for place, kind in PLACES.items():
+            for name in state[place]:
+                first, *others = members[name]
+                born = [one.line for one in others if one.line in self._given]
+                self._shown[name] = [first.line, *born]
+                cells |= {line: Cell(kind) for line in self._shown[name]}
+        for name in (one for one in plan.preempted if one in members):
+            kind = Kind.SWAPPED if name in state["swapped"] else Kind.PREEMPTED
+            cells |= {line: Cell(kind) for line in self._shown[name]}
+        return cells
+
+    def _levels(self, state: dict[str, Any], members: dict[str, list[Member]]) -> Levels:
         for event in self._scheduler.cache_events():
             if isinstance(event, BlockStored):
                 self._findable[event.key] = None
@@ -100,106 +182,93 @@ class Observer:
         pool = self._scheduler.residency.cache.pool
         cached = sum(pool.free_among(pool.find([key])) for key in self._findable)
         holders: Counter[int] = Counter()
-        for request in state["requests"].values():
-            holders.update(request["blocks"][0])
+        for family in members.values():
+            for one in family:
+                holders.update(one.blocks)
         shared = sum(1 for count in holders.values() if count > 1)
         free = state["free_blocks"]
         held = state["total_blocks"] - free - shared
-        return Levels(shared, held, cached, free - cached)
+        host = self._history.rules.host_blocks - state["host_free_blocks"]
+        return Levels(shared, held, cached, free - cached, host)
 
-    # -- in words -----------------------------------------------------------
-
-    def _notes(self, plan: Plan, state: dict[str, Any]) -> list[Note]:
-        notes = [
-            Note(Kind.PREEMPTED, f"{name} is preempted for {self._cause(name)}")
-            for name in plan.preempted
-        ]
-        filling = self._filling(plan, state)
-        return notes + [self._joining(new, filling) for new in plan.admitted]
-
-    def _cause(self, name: str) -> str:
-        life = self._scheduler.residency.live[name].life
-        return next(
-            (moment.cause for moment in reversed(life) if moment.cause),
-            "a reason that was not given",
-        )
-
-    def _filling(self, plan: Plan, state: dict[str, Any]) -> dict[int, str]:
+    def _filling(self, plan: Plan, members: dict[str, list[Member]]) -> dict[int, str]:
         """Who computes which blocks in this very step."""
         size = self._history.rules.block_size
+        tables = {one.line: one.blocks for family in members.values() for one in family}
         filling: dict[int, str] = {}
-        for row, name in enumerate(names_of(plan)):
+        for row, line in enumerate(self._lines(plan)):
             start, count = int(plan.start[row]), int(plan.rows.count[row])
-            table: list[int] = state["requests"][name]["blocks"][0]
             first, end = start // size, -(-(start + count) // size)
-            filling |= dict.fromkeys(table[first:end], name)
+            name: str = plan.rows.request_id[row]
+            filling |= dict.fromkeys(tables[line][first:end], name)
         return filling
 
-    def _joining(self, new: Admitted, filling: dict[int, str]) -> Note:
-        name, known, hit = new.request.id, len(new.tokens), new.computed
-        kind = Kind.AGAIN if new.resumed else Kind.HIT if hit else Kind.PREFILL
-        verb = "resumes" if new.resumed else "joins"
-        if not hit:
-            return Note(kind, f"{name} {verb}: {tokens(known)} to compute")
-        found = new.blocks[: hit // self._history.rules.block_size]
-        partners = dict.fromkeys(filling[block] for block in found if block in filling)
-        if partners:
-            where = f"shared with {' and '.join(partners)}, computed in this very step"
-        else:
-            where = "still in the cache" if new.resumed else "in the cache"
-        return Note(kind, f"{name} {verb}: {hit} of its {tokens(known)} are {where}")
-
-    def _blocked(self, step: int, state: dict[str, Any]) -> Blocked | None:
-        spells = self._scheduler.residency.journal.spells
-        if not state["waiting"] or not spells:
+    def _blocked(self, plan: Plan) -> Blocked | None:
+        spell = self._scheduler.residency.journal.open_spell
+        if spell is None or not self._scheduler.residency.waiting:
             self._spell = None
             return None
         previous = self._history.columns[-1].blocked if self._history.columns else None
-        spell = spells[-1]
         if spell is self._spell and previous is not None:
             return Blocked(previous.text, previous.since)
         self._spell = spell
-        return Blocked(self._why(spell.gate), step)
-
-    def _why(self, gate: Gate) -> str:
-        rules, name = self._history.rules, gate.request_id
-        head = f"{name} is next (it waited longest)" if gate.aged else f"{name} is next"
-        match gate.reason:
-            case "budget":
-                return f"{head}, but the step's {rules.budget} tokens are spent"
-            case "seqs":
-                return f"{head}, but all {rules.slots} slots are taken"
-            case "blocks":
-                return f"{head}, but {blocks(gate.short)} short"
-            case "preempted":
-                return f"{head}, but nobody is admitted in a step that preempts"
-            case reason:
-                return f"{head}, but admission is {reason}"
+        left = self._history.rules.budget - plan.total
+        return Blocked(self._notes.blocked(spell.gate, left), plan.step)
 
     # -- its result came ----------------------------------------------------
 
     def committed(self, plan: Plan, outputs: Outputs) -> None:
         """Mark the cells of the step with what came of them."""
         history, step = self._history, plan.step
-        there = set(outputs.request_id.tolist())
-        for name in names_of(plan):
-            if name not in there:
-                history.amend(step, name, dropped=True)
         notes = history.column(step).notes
-        for name, count in zip(outputs.request_id.tolist(), outputs.count.tolist(), strict=True):
-            history.yielded[name] += count
+        columns = outputs.request_id.tolist(), outputs.child.tolist(), outputs.count.tolist()
+        dropped = dict.fromkeys(self._lines(plan))
         self._note_drafts(notes)
+        for name, child, count in zip(*columns, strict=True):
+            line = line_of(name, child)
+            del dropped[line]
+            history.yielded[name] += count
+            self._yielded[line] += count
+            if not self._here(name, child):
+                history.amend(step, line, ended=True)
+                self._leave(name, child, notes)
+        for line in dropped:
+            history.amend(step, line, dropped=True)
         for end in outputs.finished:
-            name = end.request_id
-            if end.message:
-                end_step = history.ends[name].step
-                refusal = Note(Kind.REFUSED, f"{name} is refused: {end.message}")
-                history.column(end_step).notes.append(refusal)
-                continue
-            history.amend(step, name, ended=True)
+            self._end(end, step)
+
+    def _here(self, name: str, child: int) -> bool:
+        """Is a sequence that was in the step still running?"""
+        if child < 0:
+            return name in self._scheduler.residency.live
+        family = self._scheduler.residency.families.get(name)
+        return family is not None and any(one.child == child for one in family.members)
+
+    def _leave(self, name: str, child: int, notes: list[Note]) -> None:
+        """A sequence has ended, of which clients may not be told yet."""
+        self._shown[name] = [one for one in self._shown[name] if one != line_of(name, child)]
+        family = self._scheduler.residency.families.get(name)
+        if family is not None and family.request.silent:
+            text = f"{spoken(name, child)} ends; the best are told when all have ended"
+            notes.append(Note(Kind.LAST, text))
+
+    def _end(self, end: Ended, step: int) -> None:
+        """A request has ended, or one of the sequences whose tokens were told as they came."""
+        history, name = self._history, end.request_id
+        notes = history.column(step).notes
+        if end.child >= 0:
+            if not end.message:
+                notes.append(ending(end, self._yielded[line_of(name, end.child)]))
+        elif end.message:
+            refusal = Note(Kind.REFUSED, f"{name} is refused: {end.message}")
+            history.column(history.ends[name].step).notes.append(refusal)
+        else:
             history.ends[name] = End(end.finish.value, step)
-            output = tokens(history.yielded[name])
-            notes.append(Note(Kind.LAST, f"{name} ends ({end.finish.value}) after {output}"))
+            for line in self._shown[name]:  # beams that had told theirs in an earlier step
+                history.amend(step, line, ended=True)
+            history.yielded[name] += sum(len(one.tokens) for one in end.choices)
+            if end.choices or name in self._owners:  # not if each of several was told
+                notes.append(ending(end, history.yielded[name]))
 
     def _note_drafts(self, notes: list[Note]) -> None:
         stats = self._scheduler.stats

@@ -20,14 +20,19 @@ MARKS = {
     Kind.PREFILL: Mark("▶", ">", "48;5;25;38;5;255", "prefill"),
     Kind.HIT: Mark("◆", "+", "48;5;37;38;5;16", "prefill after a prefix hit"),
     Kind.AGAIN: Mark("↻", "^", "48;5;130;38;5;255", "computed again"),
+    Kind.FORKED: Mark("↳", "\\", "48;5;62;38;5;255", "forked after the prompt"),
+    Kind.REPLACED: Mark("⇄", "<", "48;5;97;38;5;255", "beam that goes on from another"),
+    Kind.RETURNED: Mark("↑", "A", "48;5;143;38;5;16", "swapped in"),
     Kind.DECODE: Mark("•", "=", "48;5;28;38;5;255", "decode"),
     Kind.DRAFTED: Mark("»", "*", "48;5;91;38;5;255", "decode with drafts"),
     Kind.LAST: Mark("■", "#", "48;5;252;38;5;16;1", "finished"),
     Kind.DROPPED: Mark("~", "~", "48;5;238;38;5;250", "computed, result dropped"),
-    Kind.IDLE: Mark("–", "-", "38;5;244", "resident, nothing to compute"),
+    Kind.IDLE: Mark("–", "-", "38;5;244", "resident, computes nothing"),
     Kind.WAITING: Mark("·", ".", "38;5;244", "waiting"),
     Kind.PARKED: Mark("z", "z", "38;5;179", "parked"),
     Kind.PREEMPTED: Mark("✗", "x", "48;5;160;38;5;255;1", "preempted"),
+    Kind.SWAPPED: Mark("↓", "v", "48;5;178;38;5;16;1", "swapped out"),
+    Kind.ON_HOST: Mark("⌂", "h", "38;5;178", "waiting on the host"),
     Kind.ABORTED: Mark("†", "%", "48;5;88;38;5;255", "aborted"),
     Kind.REFUSED: Mark("!", "!", "48;5;88;38;5;255", "refused"),
 }
@@ -36,6 +41,11 @@ HELD = Mark("█", "#", "38;5;243", "held")
 CACHED = Mark("░", "o", "38;5;37", "cached, free")
 BLANK = Mark("·", ".", "38;5;240", "blank")
 POOL = (SHARED, HELD, CACHED, BLANK)
+STORED = Mark("▒", "h", "38;5;178", "swapped out")
+STEPS = {
+    "prefill": Mark("pre", "pre", "38;5;75", "nothing but prefill"),
+    "decode": Mark("dec", "dec", "38;5;71", "nothing but decode"),
+}
 
 BACKGROUND = "48;"  # how the colours of a filled cell begin
 DIM = "38;5;245"
@@ -59,6 +69,9 @@ class Palette:
     def key(self, mark: Mark) -> str:
         """One entry of a legend."""
         return f"{self.paint(self.symbol(mark), mark.colour)} {mark.meaning}"
+
+    def key_size(self, mark: Mark) -> int:
+        return len(self.symbol(mark)) + 1 + len(mark.meaning)
 
     def cell(self, cell: Cell | None, width: int) -> str:
         """Symbol and number in `width` letters, with one more to the left."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from paceline.cli.fields import ScriptError
-from paceline.cli.palette import STRONG, Palette
+from paceline.cli.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette
 from paceline.cli.picture import frame, picture
 from paceline.cli.script import Script, build, built_in, built_in_names, load, parse_json
 from paceline.cli.stage import Stage, Turn
@@ -20,11 +20,14 @@ from paceline.core.config import Config
 
 DEFAULT_WORKLOAD = "basics"
 DEEPEST = 16
+LETTERS = "".join(mark.symbol for mark in MARKS.values()) + "▓█░▒┤…"
 NO_TERMINAL = (100, 40)  # letters and lines, where there is none to ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Play a small workload on the real scheduler and draw what it decides."
+    parser.epilog = signs(Palette(colour=False, unicode=can_encode(sys.stdout)))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     source = parser.add_argument_group("what to play").add_mutually_exclusive_group()
     source.add_argument("file", nargs="?", help="a workload in JSON or YAML; - is standard input")
     source.add_argument(
@@ -83,6 +86,23 @@ def add_display_arguments(group: Any) -> None:
         help="also tell the life of a request in sentences; may be repeated",
     )
     group.add_argument("--json", action="store_true", help="one line of JSON per step, no picture")
+
+
+def signs(palette: Palette) -> str:
+    """What every sign of the picture means."""
+    named = {
+        "signs of what a request does in a step, before the number of tokens it computes": MARKS,
+        "steps of the discipline prefill_first": STEPS,
+        "blocks, on the device and on the host": dict(enumerate((*POOL, STORED))),
+    }
+    lines = [
+        line
+        for title, marks in named.items()
+        for line in (f"{title}:", *(f"  {palette.key(mark)}" for mark in marks.values()), "")
+    ]
+    return "\n".join(
+        [*lines, "Below a request with several sequences, /1, /2, ... are the others."]
+    )
 
 
 # -- arguments --------------------------------------------------------------
@@ -160,6 +180,7 @@ def print_json(stage: Stage, turns: Iterator[Turn], explain: list[str]) -> None:
         line = {
             "step": turn.plan.step,
             "time_s": round(turn.time, 6),
+            "kind": turn.plan.kind,
             "plan": turn.plan.to_dict(),
             "committed": turn.committed.step if turn.committed else None,
             "outputs": turn.outputs.to_dict() if turn.outputs else {},
@@ -215,7 +236,7 @@ def size(args: argparse.Namespace) -> tuple[int, int]:
 def can_encode(out: TextIO) -> bool:
     """Can the picture's letters be written at all?"""
     try:
-        "▶◆↻•»■–·✗†▓█░┤…".encode(out.encoding or "ascii")
+        LETTERS.encode(out.encoding or "ascii")
     except UnicodeEncodeError:
         return False
     return True

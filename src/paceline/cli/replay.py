@@ -9,6 +9,7 @@ from paceline.core.errors import RequestError
 from paceline.sched.explain import plural
 from paceline.sched.records import RecordingError
 from paceline.sched.replay import Ending, Replay, Summary
+from paceline.sched.stats import Stats
 
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
 UNTOUCHED = (Ending.CLOSED, Ending.UNREAD)  # nothing to say about how the file ends
@@ -63,7 +64,7 @@ def report(replay: Replay, until: int | None) -> list[str]:
     made_by = reader.preamble.made_by
     lines = [
         f"file      {reader.path}, {reader.size_bytes:,} bytes, made by paceline {made_by}",
-        f"replayed  {counted(summary)}",
+        f"replayed  {counted(summary, replay.scheduler.stats)}",
     ]
     if reader.ending not in UNTOUCHED:
         unread = reader.size_bytes - reader.read_bytes
@@ -74,13 +75,17 @@ def report(replay: Replay, until: int | None) -> list[str]:
     return [*lines, verdict(replay, summary)]
 
 
-def counted(summary: Summary) -> str:
+def counted(summary: Summary, stats: Stats) -> str:
     found = [
         plural(summary.steps, "step"),
         plural(summary.requests, "request"),
         plural(summary.tokens, "token"),
         plural(summary.preemptions, "preemption"),
     ]
+    if stats.swapped_out_blocks:
+        found.append(f"{plural(stats.swapped_out_blocks, 'block')} swapped out")
+    if stats.forks:
+        found.append(plural(stats.forks, "fork"))
     if summary.refused:
         found.append(f"{plural(summary.refused, 'call')} refused")
     return ", ".join(found)

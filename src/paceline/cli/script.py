@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.fields import Fields, ScriptError, whole
-from paceline.cli.toy import STOP_TOKEN, token
+from paceline.cli.toy import NEVER, STOP_TOKEN, token
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, RequestError
-from paceline.core.request import Request
+from paceline.core.request import Request, child_label
 from paceline.sched.scheduler import Scheduler
 
-NEVER = sys.maxsize
 MOST_TOKENS = 100_000  # of a prompt or an output: more is no small workload
-LARGEST = {"num_blocks": 100_000, "max_num_seqs": 1_024, "max_model_len": MOST_TOKENS}
+MOST_SEQUENCES = 64  # of a request
+LARGEST = {
+    "num_blocks": 100_000,
+    "swap_space": 100_000,
+    "max_num_seqs": 1_024,
+    "max_model_len": MOST_TOKENS,
+}
 LARGEST_NUMBER = 1_000_000_000  # of any other setting
 
 # Small enough to watch: what a workload does not set, it gets from here and not from `Config`.
@@ -42,7 +47,7 @@ class Ask:
     abort_step: int  # aborted before this step is planned; NEVER
     wake_step: int  # woken before this step is planned, where it is parked
     parked: str  # what it waits for at first; "": nothing
-    stop_at: int  # which output token is the stop token; NEVER
+    stop_at: tuple[int, ...]  # which output token of each sequence is the stop token; NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +169,28 @@ def read_ask(fields: Fields, seed: int) -> Ask:
     park = fields.nested("park")
     parked, wake_step = read_park(park) if park else ("", 0)
     abort_step = fields.whole("abort_at", NEVER, 1, NEVER)
-    stop_at = fields.whole("stop_at", NEVER, 1, MOST_TOKENS)
+    stop_at = fields.wholes("stop_at", 1, MOST_TOKENS)
     for what, step in (("abort_at", abort_step), ("park.until", wake_step)):
         if 0 < step < arrive_step:
             complaint = f"is step {step}, before the request arrives in step {arrive_step}"
             raise ScriptError(fields.place_of(what), complaint)
-    request = read_request(fields, name, seed, arrive_s or None, stop_at)
-    return Ask(request, arrive_step, arrive_s, abort_step, wake_step, parked, stop_at)
+    request = read_request(fields, name, seed, arrive_s or None, stops=bool(stop_at))
+    stops = read_stops(fields.place_of("stop_at"), stop_at, request)
+    return Ask(request, arrive_step, arrive_s, abort_step, wake_step, parked, stops)
+
+
+def read_stops(place: str, given: list[int], request: Request) -> tuple[int, ...]:
+    """One number for each sequence; what is said once holds for all."""
+    if request.beam_width and len(given) > 1:
+        raise ScriptError(place, "is one number for all beams, not a list")
+    if len(given) not in (0, 1, request.width):
+        complaint = f"lists {len(given)} numbers for {request.width} sequences"
+        raise ScriptError(place, complaint)
+    return tuple(given) if len(given) > 1 else tuple(given or [NEVER]) * request.width
 
 
 def read_request(
-    fields: Fields, name: str, seed: int, arrival: float | None, stop_at: int
+    fields: Fields, name: str, seed: int, arrival: float | None, stops: bool
 ) -> Request:
     prompt = read_prompt(fields, name, seed)
     optional = {
@@ -183,24 +199,42 @@ def read_request(
         "token_deadline": fields.seconds("token_deadline"),
     }
     given: dict[str, Any] = {key: value for key, value in optional.items() if value < NEVER}
-    texts = {key: fields.text(key, "") for key in ("tenant", "adapter", "cache_salt")}
+    given |= {key: fields.text(key, "") for key in ("tenant", "adapter", "cache_salt")}
+    given |= read_family(fields)
     most = fields.whole("max_tokens", DEFAULT_MAX_TOKENS, 1, MOST_TOKENS)
     priority = fields.whole("priority", 0, -NEVER, NEVER)
     fields.finish()
-    stops = (STOP_TOKEN,) if stop_at < NEVER else ()
     try:
         return Request(
             name,
             prompt,
             most,
-            eos_token_ids=stops,
+            eos_token_ids=(STOP_TOKEN,) if stops else (),
             arrival=arrival,
             priority=priority,
-            **texts,
             **given,
         )
     except RequestError as error:
         raise ScriptError(fields.place, str(error)) from None
+
+
+def read_family(fields: Fields) -> dict[str, Any]:
+    """How many sequences run for a request, and how the best of them are found."""
+    found: dict[str, Any] = {
+        "n": fields.whole("n", 1, 1, MOST_SEQUENCES),
+        "beam_width": fields.whole("beam_width", 0, 0, MOST_SEQUENCES),
+    }
+    best_of = fields.whole("best_of", 0, 1, MOST_SEQUENCES)
+    if best_of:
+        found["best_of"] = best_of
+    if found["beam_width"]:
+        found["length_penalty"] = fields.number("length_penalty", 1.0, -10.0, 10.0)
+        choices = (False, True, "never")
+        kind = "true, false or 'never'"
+        found["early_stopping"] = fields.one_of("early_stopping", False, choices, kind)
+    else:
+        fields.refuse(("length_penalty", "early_stopping"), "goes with beam_width")
+    return found
 
 
 def read_prompt(fields: Fields, name: str, seed: int) -> Any:
@@ -239,12 +273,19 @@ def read_park(fields: Fields) -> tuple[str, int]:
 
 
 def refuse_twins(asks: Iterable[Ask], places: Iterable[str]) -> None:
+    """No two rows of a plan may have the same name; sequences have names of their own."""
     seen: dict[str, str] = {}
     for ask, place in zip(asks, places, strict=True):
-        name = ask.request.id
-        if name in seen:
-            raise ScriptError(f"{place}.id", f"{name!r} is already the id of {seen[name]}")
-        seen[name] = place.rpartition(": ")[2]
+        name, width = ask.request.id, ask.request.width
+        here = place.rpartition(": ")[2]
+        owned = {name: f"the id of {here}"}
+        if width > 1:
+            labels = [child_label(name, child) for child in range(width)]
+            owned |= dict.fromkeys(labels, f"the name of a sequence of {here}")
+        for one in owned:
+            if one in seen:
+                raise ScriptError(f"{place}.id", f"{one!r} is already {seen[one]}")
+        seen |= owned
 
 
 def refuse_impossible(

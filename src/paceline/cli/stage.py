@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from paceline.cli.history import Asked, End, History, Kind, Note, Rules
 from paceline.cli.observe import Observer
-from paceline.cli.script import NEVER, Ask, Script
-from paceline.cli.toy import STEP_S, ToyModel, step_s
+from paceline.cli.script import Ask, Script
+from paceline.cli.toy import NEVER, STEP_S, ToyModel, step_s
 from paceline.core.errors import QueueFull
 from paceline.core.plan import Outputs, Plan, StepResult
+from paceline.core.request import Request, child_label
 from paceline.sched.scheduler import Scheduler
 
 
@@ -44,8 +45,7 @@ class Stage:
         self.history = History([asked(ask, script) for ask in script.asks], self._rules(depth))
         self.time = 0.0
         self._observer = Observer(self.scheduler, self.history)
-        stops = {ask.request.id: ask.stop_at for ask in script.asks if ask.stop_at < NEVER}
-        self._model = ToyModel(script.seed, script.acceptance, stops)
+        self._model = ToyModel(script.seed, script.acceptance, stops_of(script))
         self._depth = depth
         self._coming = list(script.asks)
         self._parked: list[Ask] = []
@@ -56,12 +56,14 @@ class Stage:
     def _rules(self, depth: int) -> Rules:
         config = self.scheduler.config
         return Rules(
+            discipline=config.step.discipline,
             policy=config.policy.policy,
             depth=depth,
             slots=config.step.max_num_seqs,
             budget=config.step.max_num_batched_tokens,
             blocks=config.cache.num_blocks,
             block_size=config.cache.block_size,
+            host_blocks=config.preemption.swap_space,
         )
 
     @property
@@ -71,7 +73,9 @@ class Stage:
     def turns(self, most_steps: int) -> Iterator[Turn]:
         """Turn until all have ended, or `most_steps` were planned."""
         while not self.over and len(self.history.columns) < most_steps:
-            yield self._turn()
+            turn = self._turn()
+            self.history.time = self.time
+            yield turn
 
     def _turn(self) -> Turn:
         self._skip_to_next_arrival()
@@ -82,13 +86,13 @@ class Stage:
         plan = self.scheduler.plan(now)
         self._observer.planned(plan, now, notes, ended)
         result = self._model.run(plan)  # an empty plan, too, tells it who left
-        if len(plan.rows):
-            self._device_free = max(self._device_free, now) + step_s(plan.total)
+        if not plan.empty:
+            self._device_free = max(self._device_free, now) + step_s(plan)
             self._flight.append(Flight(plan, result, self._device_free))
         elif not self._flight:
             self.time += STEP_S
             return Turn(now, plan, plan, self._commit(plan, result))
-        if len(plan.rows) and len(self._flight) < self._depth:
+        if not plan.empty and len(self._flight) < self._depth:
             return Turn(now, plan, None, None)
         oldest = self._flight.popleft()
         self.time = max(self.time, oldest.done)
@@ -148,6 +152,16 @@ class Stage:
                 notes.append(Note(Kind.PARKED, text))
 
 
+def stops_of(script: Script) -> dict[str, int]:
+    """Which output token is the stop token, by row label."""
+    stops: dict[str, int] = {}
+    for ask in script.asks:
+        for child, stop_at in enumerate(ask.stop_at):
+            only = ask.request.width == 1
+            stops[child_label(ask.request.id, -1 if only else child)] = stop_at
+    return stops
+
+
 def asked(ask: Ask, script: Script) -> Asked:
     """The label of a request; what all have in common is left out."""
     request = ask.request
@@ -157,4 +171,14 @@ def asked(ask: Ask, script: Script) -> Asked:
     tags += [text for text in (request.tenant, request.adapter) if text]
     if request.deadline is not None:
         tags.append(f"{request.deadline * 1000:.0f}ms")
-    return Asked(request.id, len(request.prompt), request.max_tokens or 0, " ".join(tags))
+    if request.width > 1:
+        tags.append(family_tag(request))
+    most = request.max_tokens or 0
+    return Asked(request.id, len(request.prompt), most, " ".join(tags), request.width)
+
+
+def family_tag(request: Request) -> str:
+    """How a request comes to several sequences."""
+    if request.beam_width:
+        return f"{request.width} beams"
+    return f"best {request.n} of {request.width}" if request.silent else f"n={request.n}"

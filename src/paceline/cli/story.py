@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from paceline.cli.history import Column, End, History, Kind, Note
+from paceline.cli.notes import blocks
 from paceline.cli.palette import DIM, MARKS, STRONG, Palette, fit, letters
+from paceline.sched.explain import plural, tokens
 from paceline.sched.stats import Stats
 
 INDENT = len("step 123  ")
@@ -85,7 +87,7 @@ def summary(history: History, stats: Stats, palette: Palette) -> list[str]:
 def waiting(steps: int, time: float) -> str:
     if not steps:
         return "-"
-    return f"{steps} step{'' if steps == 1 else 's'}, {time * 1000:.0f} ms"
+    return f"{plural(steps, 'step')}, {time * 1000:.0f} ms"
 
 
 def life(text: str, width: int) -> list[str]:
@@ -121,13 +123,21 @@ def totals(history: History, stats: Stats) -> list[str]:
     peak = max((c.levels.shared + c.levels.held for c in columns), default=0)
     lines = [
         f"{len(columns)} steps, {computed} tokens computed ({share:.0%} of the budget), "
-        f"{stats.sampled} generated",
+        f"{sum(history.yielded.values())} generated, in {history.time * 1000:.0f} ms",
         f"prefix cache: {stats.prefix_hits} of {stats.prefix_queries} tokens found "
         f"({rate(stats.prefix_hits, stats.prefix_queries)}); "
         f"at most {peak} of {rules.blocks} blocks held",
-        f"{stats.preemptions} preemptions"
-        + (f"; {again(stats)} tokens computed again" if stats.preemptions else ""),
+        plural(stats.preemptions, "preemption")
+        + (f"; {tokens(again(stats))} computed again" if stats.preemptions else ""),
     ]
+    if rules.host_blocks:
+        lines.append(
+            f"host: {blocks(stats.swapped_out_blocks)} swapped out, {stats.swapped_in_blocks} "
+            f"back in; no room for {plural(stats.swaps_refused, 'preemption')}"
+        )
+    if stats.forks:
+        forks = plural(stats.forks, "fork")
+        lines.append(f"families: {forks}, {blocks(stats.copied_blocks)} copied")
     if stats.drafted:
         lines.append(
             f"drafts: {stats.accepted} of {stats.drafted} right "
@@ -158,6 +168,10 @@ def heading(title: Heading, history: History, palette: Palette, width: int) -> l
         f"policy {rules.policy} · {rules.slots} slots · {rules.budget} tokens a step · "
         f"{rules.blocks} blocks of {rules.block_size}"
     )
+    if rules.host_blocks:
+        limits += f" · {rules.host_blocks} more on the host"
+    if rules.discipline != "unified":
+        limits = f"discipline {rules.discipline} · {limits}"
     if rules.depth > 1:
         limits += f" · planned up to {rules.depth} steps ahead"
     lines = [palette.paint(f"paceline play: {title.title}", STRONG)]

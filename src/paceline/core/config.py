@@ -10,6 +10,7 @@ from paceline.core.errors import ConfigError
 
 FreeOrder = Literal["unsealed_first", "lru"]
 Victim = Literal["newest", "cheapest"]
+PreemptionMode = Literal["recompute", "swap", "auto"]
 
 
 def require(truth: bool, complaint: str) -> None:
@@ -60,7 +61,8 @@ class StepConfig:
     long_prefill_token_threshold: int = 0  # most positions of one row in a step; 0: no limit
     reserve_full_prompt: bool = True  # admission takes the blocks of the whole known sequence
     watermark: float = 0.0  # fraction of blocks that admission leaves free
-    discipline: str = "unified"  # how a step is composed
+    discipline: str = "unified"  # a module in sched/disciplines, or a dotted path to a class
+    max_wait: float = 1.0  # prefill_first: seconds that arrivals may hold up those who decode
     max_num_queued_reqs: int = 65536  # requests waiting or parked; more are refused
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ class StepConfig:
             "long_prefill_token_threshold cuts prompts, which needs enable_chunked_prefill",
         )
         require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it lies in [0, 1)")
-        one_of("discipline", self.discipline, ("unified",))
+        require(self.max_wait >= 0.0, f"max_wait is {self.max_wait}; it cannot be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,29 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionConfig:
+    """What becomes of the KV of those who give way."""
+
+    preemption_mode: PreemptionMode = "recompute"  # "auto": whichever costs less
+    swap_space: int = 0  # blocks on the host
+    recompute_tokens_per_s: float = 10_000.0  # auto: positions computed again; runners measure it
+    swap_blocks_per_s: float = 10_000.0  # auto: blocks moved either way; runners measure it
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        one_of("preemption_mode", self.preemption_mode, get_args(PreemptionMode))
+        require(self.swap_space >= 0, f"swap_space is {self.swap_space}; it cannot be negative")
+        require(
+            self.preemption_mode != "swap" or self.swap_space > 0,
+            "preemption_mode 'swap' needs a swap_space of some blocks",
+        )
+        require(
+            self.recompute_tokens_per_s > 0 and self.swap_blocks_per_s > 0,
+            "rates of recomputation and of swapping are positive",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """Draft tokens: how many a step verifies."""
 
@@ -161,10 +186,29 @@ class JournalConfig:
         require(min(self.journal_requests, self.journal_spells) > 0, "a journal keeps something")
 
 
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """A model on a device; not the scheduler's affair, so not a part of `Config`."""
+
+    kv_cache_gib: float = 0.0  # memory for KV; 0: a share of what is free
+    swap_space: float = 0.0  # host memory for swapped sequences, in GiB
+    num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
+    attention: str = "paged"  # a module in runner/attention, or a dotted path to a class
+    depth: int = 1  # steps in flight
+    threads: int = 0  # cores that a forward may use; 0: as many as torch takes
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("kv_cache_gib", "swap_space", "num_gpu_blocks_override", "threads"):
+            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it is negative")
+        require(self.depth > 0, f"depth is {self.depth}; at least one step is in flight")
+
+
 PARTS: dict[str, type[Any]] = {
     "cache": CacheConfig,
     "step": StepConfig,
     "policy": PolicyConfig,
+    "preemption": PreemptionConfig,
     "speculation": SpeculationConfig,
     "journal": JournalConfig,
 }
@@ -177,6 +221,7 @@ class Config:
     cache: CacheConfig = CacheConfig()
     step: StepConfig = StepConfig()
     policy: PolicyConfig = PolicyConfig()
+    preemption: PreemptionConfig = PreemptionConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     journal: JournalConfig = JournalConfig()
 

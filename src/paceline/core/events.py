@@ -13,8 +13,12 @@ class Happened(Enum):
     WOKEN = "woken"
     ADMITTED = "admitted"
     RESUMED = "resumed"
+    FORKED = "forked"
     FIRST_TOKEN = "first token"
     PREEMPTED = "preempted"
+    SWAPPED = "swapped out"
+    RETURNED = "swapped in"
+    DEMOTED = "lost on the host"
     FINISHED = "finished"
 
 
@@ -22,8 +26,8 @@ class Moment(NamedTuple):
     """One turn in the life of one request.
 
     `amount` is what the turn is measured in: requests ahead when submitted, cached
-    tokens when admitted or resumed, tokens known when preempted or finished. `cause`
-    names the reason, or the request that was the reason.
+    tokens when admitted or resumed, sequences when forked, blocks moved when swapped out or
+    in, tokens known otherwise. `cause` names the reason, or the request that was the reason.
     """
 
     happened: Happened

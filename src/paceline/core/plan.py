@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from paceline.core.arrays import I32, I64, NO_I32, NO_INDEX, Bool, Index, Names, frozen
+from paceline.core.arrays import F32, I32, I64, NO_I32, NO_INDEX, Bool, Index, Names, frozen
 from paceline.core.errors import RequestError, StepError
-from paceline.core.request import Finish, Request, token_array
+from paceline.core.request import Finish, Request, child_label, token_array
+
+Kind = Literal["mixed", "prefill", "decode"]
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,12 +38,19 @@ class Rows:
     epoch: I32
     serial: I64
     request_id: Names
+    child: I32  # which of several sequences of its request; -1: the only one
     count: I32
     drafts: I32  # how many of `count` are draft tokens, the last ones
     samples: Bool  # does row i produce a token?
 
     def __len__(self) -> int:
         return len(self.slot)
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each row that no other row has."""
+        ids: list[str] = self.request_id.tolist()
+        return [child_label(*pair) for pair in zip(ids, self.child.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +74,11 @@ NOTHING_GROWN = Grown(NO_INDEX, NO_INDEX, NO_I32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """One step of work for the device."""
+    """One step of work for the device.
+
+    Before anything of the step is written the device does, in this order and each in the
+    order listed: `copies` between its own blocks, `swap_out` to the host, `swap_in` from it.
+    """
 
     step: int
     rows: Rows
@@ -74,6 +88,16 @@ class Plan:
     released: tuple[int, ...] = ()  # slots given up since the previous plan
     preempted: tuple[str, ...] = ()  # requests preempted since the previous plan
     finished: tuple[str, ...] = ()  # requests ended since the previous plan
+    copies: Pairs = ()  # device block to device block
+    swap_out: Pairs = ()  # device block to host block
+    swap_in: Pairs = ()  # host block to device block
+    chosen: Pairs = ()  # slot and its latest token, where the host chose and not the sampler
+    kind: Kind = "mixed"
+
+    @property
+    def empty(self) -> bool:
+        """Is there nothing to run, so that no commit is due?"""
+        return not (len(self.rows) or self.copies or self.swap_out or self.swap_in)
 
     @property
     def total(self) -> int:
@@ -83,7 +107,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, by request id."""
         rows = self.rows
-        ids: list[str] = rows.request_id.tolist()
+        ids = rows.labels
         name = dict(zip(rows.slot.tolist(), ids, strict=True))
         blocks: dict[str, list[list[int]]] = {
             new.request.id: [list(new.blocks)] for new in self.admitted
@@ -102,10 +126,18 @@ class Plan:
             "drafts": {request_id: count for request_id, count in drafts if count},
             "encoder": {},
             "blocks": blocks,
-            "copies": [],
-            "swap_out": [],
-            "swap_in": [],
+            "copies": [list(pair) for pair in self.copies],
+            "swap_out": [list(pair) for pair in self.swap_out],
+            "swap_in": [list(pair) for pair in self.swap_in],
         }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The likeliest continuations of each row, best first; -1 fills rows that have fewer."""
+
+    ids: I32  # [rows, most candidates]
+    logprob: F32  # [rows, most candidates]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,18 +146,26 @@ class StepResult:
 
     ids: I32  # [rows, 1 + most drafts]
     count: I32  # [rows]; 0 where the row did not sample
+    logprob: F32 | None = None  # [rows, 1 + most drafts]; due where a request wants its best
+    candidates: Candidates | None = None  # due where a request searches with beams
 
     @staticmethod
-    def of(plan: Plan, tokens: Mapping[str, Iterable[int]]) -> "StepResult":
-        """A result from new tokens by request id; those that did not sample are absent."""
+    def of(
+        plan: Plan,
+        tokens: Mapping[str, Iterable[int]],
+        logprobs: Mapping[str, Iterable[float]] | None = None,
+        candidates: Mapping[str, Iterable[tuple[int, float]]] | None = None,
+    ) -> "StepResult":
+        """A result from new tokens by row label; those that did not sample are absent."""
         rows = plan.rows
-        order = {request_id: row for row, request_id in enumerate(rows.request_id.tolist())}
-        if strangers := [request_id for request_id in tokens if request_id not in order]:
-            raise StepError(f"step {plan.step} has no row for {strangers}")
+        order = {label: row for row, label in enumerate(rows.labels)}
+        for named in (tokens, logprobs or {}, candidates or {}):
+            if strangers := [label for label in named if label not in order]:
+                raise StepError(f"step {plan.step} has no row for {strangers}")
         sampled: dict[int, I32] = {}
-        for request_id, new in tokens.items():
+        for label, new in tokens.items():
             try:
-                sampled[order[request_id]] = token_array(new, f"the result for {request_id!r}")
+                sampled[order[label]] = token_array(new, f"the result for {label!r}")
             except RequestError as error:
                 raise StepError(str(error)) from None
         width = max([1, *map(len, sampled.values())])
@@ -134,17 +174,47 @@ class StepResult:
         for row, new in sampled.items():
             ids[row, : len(new)] = new
             count[row] = len(new)
-        return StepResult(ids, count)
+        scores = None if logprobs is None else np.zeros((len(rows), width), np.float32)
+        for label, values in (logprobs or {}).items():
+            given = list(values)
+            scores[order[label], : len(given)] = given  # pyright: ignore[reportOptionalSubscript]
+        return StepResult(ids, count, scores, _candidates(order, candidates or {}))
+
+
+def _candidates(
+    order: dict[str, int], named: Mapping[str, Iterable[tuple[int, float]]]
+) -> Candidates | None:
+    if not named:
+        return None
+    given = {order[label]: list(pairs) for label, pairs in named.items()}
+    shape = len(order), max(map(len, given.values()))
+    found = Candidates(np.full(shape, -1, np.int32), np.full(shape, -np.inf, np.float32))
+    for row, pairs in given.items():
+        for column, (token, logprob) in enumerate(pairs):
+            found.ids[row, column], found.logprob[row, column] = token, logprob
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the sequences that a request returns when only the best are told."""
+
+    tokens: tuple[int, ...]
+    finish: Finish
+    score: float  # log-probability by length, as the request weighs it
+    stop_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of one request. Each request has exactly one."""
+    """The end of a request, of which each has exactly one, or of one of its children."""
 
     request_id: str
     finish: Finish
     stop_token: int | None = None  # the token that stopped it
     message: str = ""  # what went wrong, for `error`
+    child: int = -1  # -1: the request itself
+    choices: tuple[Choice, ...] = ()  # best first, where nothing was told before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,19 +223,25 @@ class Outputs:
 
     serial: I64
     request_id: Names
+    child: I32  # which of several sequences of the request; -1: the only one
     ids: I32  # [rows, 1 + most drafts]
     count: I32  # [rows]
     finished: tuple[Ended, ...] = ()
+    row: Index | None = None  # the plan's row of each; None: all of them are here
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """By request id, for those that got a token or ended."""
+        """By label, for those that got a token or ended."""
         told: dict[str, dict[str, Any]] = {}
-        ids: list[list[int]] = self.ids.tolist()
-        for name, new, count in zip(self.request_id, ids, self.count.tolist(), strict=True):
+        columns = self.request_id, self.child.tolist(), self.ids.tolist(), self.count.tolist()
+        for request_id, child, new, count in zip(*columns, strict=True):
             if count:
-                told[name] = {"tokens": new[:count], "finish": None}
+                label = child_label(request_id, child)
+                told[label] = {"tokens": new[:count], "finish": None}
         for end in self.finished:
-            told.setdefault(end.request_id, {"tokens": []})["finish"] = end.finish.value
+            label = child_label(end.request_id, end.child)
+            told.setdefault(label, {"tokens": []})["finish"] = end.finish.value
+            if end.choices:
+                told[label]["choices"] = [list(choice.tokens) for choice in end.choices]
         return told
 
 
@@ -174,8 +250,10 @@ NO_ROWS = Rows(
     epoch=NO_I32,
     serial=frozen(np.empty(0, np.int64)),
     request_id=frozen(np.empty(0, object)),
+    child=NO_I32,
     count=NO_I32,
     drafts=NO_I32,
     samples=frozen(np.empty(0, np.bool_)),
 )
 NO_IDS: I32 = frozen(np.empty((0, 1), np.int32))
+NO_OUTPUTS = Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_I32, NO_IDS, NO_I32)

@@ -2,16 +2,18 @@
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf, isfinite
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal
 
 import numpy as np
 
 from paceline.core.arrays import I32
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
+from paceline.core.sampling import GREEDY, Sampling
 
 
 class Finish(Enum):
@@ -54,6 +56,9 @@ def plain(value: Any) -> Any:
 
 def token_array(ids: Iterable[int], what: str) -> I32:
     """Token ids as a read-only array, or a RequestError that says what is wrong."""
+    known: Any = ids
+    if getattr(ids, "dtype", None) == np.int32 and not known.flags.writeable:
+        return known  # it has been through here before
     try:
         given = ids if isinstance(ids, list | tuple) else list(ids)
         packed = struct.pack(f"{len(given)}i", *given)  # several times faster than numpy
@@ -63,6 +68,11 @@ def token_array(ids: Iterable[int], what: str) -> I32:
     if len(found) and int(found.min()) < 0:
         raise RequestError(f"{what} has a negative token id: {int(found.min())}")
     return found
+
+
+def child_label(request_id: str, child: int) -> str:
+    """What a row is called: the request's id, or a child of it."""
+    return request_id if child < 0 else f"{child}_{request_id}"
 
 
 NO_TOKENS: tuple[int, ...] = ()
@@ -81,7 +91,14 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "adapter": (str,),
     "drafts": (int, NONE),
     "items": (tuple,),
+    "n": (int,),
+    "best_of": (int, NONE),
+    "beam_width": (int,),
+    "length_penalty": (float, int),
+    "early_stopping": (bool, str),
+    "sampling": (Sampling,),
 }
+TYPED_FIELDS = attrgetter(*FIELD_TYPES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +121,13 @@ class Request:
     adapter           the name of the adapter it runs with
     drafts            draft tokens expected per step; None: the engine's setting
     items             multimodal items in the prompt
+    n                 sequences to return
+    best_of           sequences to sample, of which the n most likely are returned; None: n
+    beam_width        beams to search with; 0: no beam search
+    length_penalty    beam search: exponent of the length that a score is divided by
+    early_stopping    beam search: stop at `beam_width` ends (True), when no better one seems
+                      likely (False), or only when none is possible ("never")
+    sampling          how its tokens are chosen; the runner's affair
     """
 
     id: str
@@ -123,6 +147,12 @@ class Request:
     adapter: str = ""
     drafts: int | None = None
     items: tuple[Item, ...] = ()
+    n: int = 1
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    sampling: Sampling = GREEDY
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -133,12 +163,13 @@ class Request:
             ids: Any = getattr(self, name)
             if ids is not NO_TOKENS:
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
-        if problem := self._wrong_type() or self._wrong_number() or self._wrong_text():
+        problem = self._wrong_type() or self._wrong_number() or self._wrong_text()
+        if problem := problem or self._wrong_family():
             raise RequestError(f"request {self.id!r}: {problem}")
 
     def _wrong_type(self) -> str:
-        for name, kinds in FIELD_TYPES.items():
-            value: Any = getattr(self, name)
+        values: tuple[Any, ...] = TYPED_FIELDS(self)
+        for (name, kinds), value in zip(FIELD_TYPES.items(), values, strict=True):
             if type(value) not in kinds and type(plain(value)) not in kinds:
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 return f"{name} is {value!r}; it must be {allowed}"
@@ -185,6 +216,47 @@ class Request:
             return f"a name is no text: {error}"
         return ""
 
+    def _wrong_family(self) -> str:
+        if self.n == 1 and self.best_of is None and not self.beam_width:
+            return ""
+        if self.n < 1:
+            return f"n is {self.n}; at least 1 is needed"
+        if self.best_of is not None and self.best_of < self.n:
+            return f"best_of is {self.best_of}; at least n ({self.n}) is needed"
+        if self.beam_width and self.beam_width < max(self.n, 2):
+            return f"beam_width is {self.beam_width}; at least n ({self.n}) and 2 are needed"
+        if self.beam_width and self.best_of not in (None, self.beam_width):
+            return "best_of is for sampling; beam_width says how many beams there are"
+        if self.early_stopping not in (True, False, "never"):
+            return f'early_stopping is {self.early_stopping!r}; True, False or "never"'
+        if not isfinite(self.length_penalty):
+            return f"length_penalty is {self.length_penalty}; it must be a number"
+        return ""
+
+    # -- families -----------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """Sequences that run for this request at once."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def silent(self) -> bool:
+        """Is nothing told before the end, because only then is it known who is best?"""
+        return self.beam_width > 0 or self.width > self.n
+
+    @property
+    def candidates(self) -> int:
+        """Best continuations that each of its rows asks for: enough that, whatever ends, all
+        beams go on."""
+        ends = len({*self.stop_token_ids, *(() if self.ignore_eos else self.eos_token_ids)})
+        return self.beam_width * max(2, 1 + ends)
+
+    def child(self, index: int) -> "Request":
+        """What the runner is told of one of several sequences: its own name and seed."""
+        seed = None if self.seed is None else self.seed + index
+        return replace(self, id=child_label(self.id, index), seed=seed)
+
     def stops_at(self, token: int, outputs: int) -> bool:
         """Does `token`, the last of `outputs` generated ones, end this request?"""
         if outputs < self.min_tokens:
@@ -213,11 +285,17 @@ class Sequence:
     finish: Finish | None = None
     preemptions: int = 0
     cached: int = 0  # prompt tokens found in the cache when first admitted
+    child: int = -1  # which of several sequences of its request; -1: the only one
+    swapped: bool = False  # are its blocks on the host?
     life: list[Moment] = field(default_factory=list[Moment])
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def label(self) -> str:
+        return child_label(self.request.id, self.child)
 
     @property
     def queued_at(self) -> float:
@@ -238,4 +316,6 @@ class Sequence:
             return "RUNNING"
         if self.parked:
             return PARKED_STATE.get(self.parked, "WAITING")
+        if self.swapped:
+            return "SWAPPED"
         return "PREEMPTED" if self.preemptions else "WAITING"

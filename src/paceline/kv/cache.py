@@ -1,6 +1,7 @@
 """Logical KV cache: block tables of resident slots, and the prefix index."""
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from paceline.core.arrays import I32, Index, sparse_zeros
 from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, BlockStored, CacheEvent
-from paceline.core.plan import NOTHING_GROWN, Grown
+from paceline.core.plan import NOTHING_GROWN, Grown, Pairs
 from paceline.core.request import Sequence
 from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool
@@ -77,15 +78,19 @@ class KVCache:
 
     def attach(self, slot: int, sequence: Sequence, hit: Hit, tokens: int) -> tuple[int, ...]:
         """Give an empty slot the blocks of `hit` plus new ones up to `tokens`."""
-        assert self.held[slot] == 0, f"slot {slot} already holds blocks"
         self.pool.hold(hit.blocks)  # before taking, lest a hit be evicted for its own sake
         blocks = hit.blocks + tuple(self.pool.take(self.blocks_for(tokens) - len(hit.blocks)))
+        self.place(slot, sequence, blocks, len(hit.blocks))
+        return blocks
+
+    def place(self, slot: int, sequence: Sequence, blocks: tuple[int, ...], sealed: int) -> None:
+        """Map blocks that are held already into an empty slot; the first few are sealed."""
+        assert self.held[slot] == 0, f"slot {slot} already holds blocks"
         self.table[slot, : len(blocks)] = blocks
         self.held[slot] = len(blocks)
-        self.sealed[slot] = len(hit.blocks)
+        self.sealed[slot] = sealed if self.enabled else 0
         if self.enabled:
             self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
-        return blocks
 
     def short(self, slot: Index, tokens: I32) -> I32:
         """Blocks each slot lacks to hold `tokens[i]` positions."""
@@ -124,6 +129,43 @@ class KVCache:
         self.pool.drop(reversed(blocks))
         self.held[slot] = 0
         self.sealed[slot] = 0
+
+    # -- forking ------------------------------------------------------------
+    #
+    #     parent   b0 b1 b2 p          full blocks are shared, and the block being written is
+    #     child    b0 b1 b2 c          copied, p to c, before the next step writes anything
+
+    def fork(self, parent: int, slot: int, sequence: Sequence, tokens: int) -> Pairs:
+        """Give an empty slot the first `tokens` positions of `parent` and room for one more."""
+        full, rest = divmod(tokens, self.block_size)
+        shared: list[int] = self.table[parent, :full].tolist()
+        self.pool.hold(shared)
+        (own,) = self.pool.take(1)
+        self.place(slot, sequence, (*shared, own), full)
+        return ((int(self.table[parent, full]), own),) if rest else ()
+
+    def rebase(self, slot: int, sequence: Sequence, parent: int, tokens: int) -> Pairs:
+        """Let a slot go on from the first `tokens` positions of `parent` instead of its own.
+
+        It keeps its own block for what comes next. The full blocks of `parent` must be
+        sealed, and the keys of `sequence` be those of the parent.
+        """
+        full, rest = divmod(tokens, self.block_size)
+        shared: list[int] = self.table[parent, :full].tolist()
+        self.pool.hold(shared)
+        self.pool.drop(reversed(self.table[slot, :full].tolist()))
+        self.table[slot, :full] = shared
+        self.sealed[slot] = self.sealed[parent]
+        if self.enabled:
+            self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
+        return ((int(self.table[parent, full]), int(self.table[slot, full])),) if rest else ()
+
+    def leave_tail(self, slot: int, sequence: Sequence) -> None:
+        """Nothing will be found behind the blocks of a slot, until it is placed anew."""
+        if self.enabled:
+            self._leave_tail(slot, sequence)
+
+    # -- asking -------------------------------------------------------------
 
     def blocks(self, slot: int) -> list[int]:
         blocks: list[int] = self.table[slot, : self.held[slot]].tolist()
@@ -214,10 +256,10 @@ class KVCache:
             self.events.append(AllBlocksCleared())
         return True
 
-    def check(self) -> None:
-        held: dict[int, int] = {}
+    def check(self, fenced: Iterable[int] = ()) -> None:
+        """Every invariant; blocks in `fenced` have one more holder for each time listed."""
+        held = Counter(fenced)
         for slot in np.flatnonzero(self.held).tolist():
             assert self.sealed[slot] <= self.held[slot]
-            for block in self.blocks(slot):
-                held[block] = held.get(block, 0) + 1
+            held.update(self.blocks(slot))
         self.pool.check(held)

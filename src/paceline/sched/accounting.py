@@ -8,7 +8,10 @@ from paceline.core.arrays import I32, Bool, Index
 from paceline.core.errors import StepError
 from paceline.core.events import Happened
 from paceline.core.plan import Ended, Outputs, Plan, StepResult
-from paceline.core.request import Finish
+from paceline.core.request import Finish, Sequence
+from paceline.sched.beams import Candidate
+from paceline.sched.family import Family
+from paceline.sched.forks import Forks
 from paceline.sched.journal import note
 from paceline.sched.residency import Residency
 from paceline.sched.steady import Steady
@@ -21,6 +24,7 @@ class Accounting:
 
     def __init__(self, residency: Residency) -> None:
         self._at = residency
+        self._forks = Forks(residency)
 
     def commit(self, plan: Plan, result: StepResult) -> Outputs:
         """Any step: rows may be stale, partial, drafted, first or last."""
@@ -28,25 +32,39 @@ class Accounting:
         self._refuse_nonsense(plan, result)
         slot, ids, count, drafts = rows.slot, result.ids, result.count, rows.drafts
         width, samples, serial, name = rows.count, rows.samples, rows.serial, rows.request_id
-        alive = table.alive(rows)
+        child, alive = rows.child, table.alive(rows)
+        if table.silenced:
+            self._refuse_silence(plan, result, alive)
+        origin = None
         if not alive.all():
+            origin = np.flatnonzero(alive)
             self._at.stats.stale_rows += len(rows) - int(alive.sum())
             slot, ids, count, drafts = slot[alive], ids[alive], count[alive], drafts[alive]
             width, samples, serial, name = width[alive], samples[alive], serial[alive], name[alive]
+            child = child[alive]
         rejected = np.where(samples, drafts + 1 - count, 0)
         table.confirm(slot, width, rejected)
         if drafts.any():
             self._learn(slot, count, drafts)
         known = table.known[slot]
         count = np.minimum(count, table.limit[slot] - known)
+        if table.silenced:
+            count[self._beams(slot)] = 0  # their tokens are chosen when all have told theirs
         stops = self._at.stops.cut(table, slot, ids, count)
         first = samples & (known == table.prompt[slot])
         table.append(slot, ids, count)
         for place in slot[first].tolist():
-            note(table.sequence(place), Happened.FIRST_TOKEN, self._at.now, plan.step)
+            self._note_first(table.sequence(place), plan.step)
         self._at.stats.sampled += int(count.sum())
         self._at.policy.sampled(slot, count)
-        return self._end_complete(slot, Outputs(serial, name, ids, count), stops)
+        outputs = Outputs(serial, name, child, ids, count, row=origin)
+        if not table.silenced:
+            return self._end_complete(slot, outputs, stops)
+        outputs = replace(outputs, count=np.where(table.silent[slot], 0, count))
+        reported = self._hear(result, np.flatnonzero(alive), slot, count, samples)
+        outputs = self._end_complete(slot, outputs, stops)
+        ends = [end for family in reported for end in self._forks.advance(family)]
+        return replace(outputs, finished=(*outputs.finished, *ends))
 
     def commit_steady(self, steady: Steady, result: StepResult) -> Outputs:
         """Nobody left since the plan was made, and every row sampled one token."""
@@ -58,7 +76,7 @@ class Accounting:
         at.table.append_one(rows.slot, ids[:, 0])
         at.stats.sampled += len(rows)
         at.policy.sampled(rows.slot, result.count)
-        outputs = Outputs(rows.serial, rows.request_id, ids, result.count)
+        outputs = Outputs(rows.serial, rows.request_id, rows.child, ids, result.count)
         if stops or steady.completes_some():
             return self._end_complete(rows.slot, outputs, stops)
         return outputs
@@ -67,12 +85,68 @@ class Accounting:
         """End the rows that stopped or reached their limit."""
         full: Bool = self._at.table.known[slot] >= self._at.table.limit[slot]
         complete = sorted({*stops, *np.flatnonzero(full).tolist()})
-        ended = tuple(self._end(int(slot[row]), stops.get(row)) for row in complete)
-        return replace(outputs, finished=ended) if ended else outputs
+        ended = [end for row in complete for end in self._end(int(slot[row]), stops.get(row))]
+        return replace(outputs, finished=tuple(ended)) if ended else outputs
 
-    def _end(self, slot: int, stop_token: int | None) -> Ended:
+    def _end(self, slot: int, stop_token: int | None) -> list[Ended]:
         finish = Finish.LENGTH if stop_token is None else Finish.STOP
         return self._at.finish(self._at.table.sequence(slot), finish, stop_token)
+
+    def _note_first(self, sequence: Sequence, step: int) -> None:
+        """The first token of a request; members of a family live one life."""
+        if all(moment.happened is not Happened.FIRST_TOKEN for moment in sequence.life):
+            note(sequence, Happened.FIRST_TOKEN, self._at.now, step)
+
+    # -- families that are told of only at the end ---------------------------
+
+    def _beams(self, slot: Index) -> list[int]:
+        """Rows that belong to a beam search."""
+        table, silent = self._at.table, np.flatnonzero(self._at.table.silent[slot]).tolist()
+        return [row for row in silent if table.sequence(int(slot[row])).request.beam_width]
+
+    def _hear(
+        self, result: StepResult, origin: Index, slot: Index, count: I32, samples: Bool
+    ) -> list[Family]:
+        """Take note of scores and candidates; returns the beam searches that can go on.
+
+        Row i here is row `origin[i]` of the result.
+        """
+        at = self._at
+        complete: list[Family] = []
+        for row in np.flatnonzero(samples & at.table.silent[slot]).tolist():
+            sequence = at.table.sequence(int(slot[row]))
+            family = at.families[sequence.id]
+            if family.search is None:
+                assert result.logprob is not None
+                gained: list[float] = result.logprob[origin[row], : count[row]].tolist()
+                score = family.scores.get(sequence.child, 0.0)
+                family.scores[sequence.child] = sum(gained, start=score)
+                continue
+            family.reports[sequence.child] = self._candidates(result, int(origin[row]))
+            if len(family.reports) == len(family.members):
+                complete.append(family)
+        return complete
+
+    @staticmethod
+    def _candidates(result: StepResult, row: int) -> list[Candidate]:
+        assert result.candidates is not None
+        ids, logprob = result.candidates.ids[row], result.candidates.logprob[row]
+        pairs = zip(ids.tolist(), logprob.tolist(), strict=True)
+        return [Candidate(token, value) for token, value in pairs if token >= 0]
+
+    def _refuse_silence(self, plan: Plan, result: StepResult, alive: Bool) -> None:
+        """Rows that ask for log-probabilities or candidates must have got them."""
+        rows, table, found = plan.rows, self._at.table, result.candidates
+        shape = (0,) if result.logprob is None else result.logprob.shape
+        scored = shape[:-1] == (len(rows),) and shape[-1] >= int(result.count.max())
+        listed = np.zeros(len(rows), np.bool_)
+        if found is not None and len(found.ids) == len(rows):
+            listed |= found.ids.shape == found.logprob.shape and (found.ids >= 0).any(axis=1)
+        for row in np.flatnonzero(alive & rows.samples & table.silent[rows.slot]).tolist():
+            request = table.sequence(int(rows.slot[row])).request
+            if not (listed[row] if request.beam_width else scored):
+                what = "candidates" if request.beam_width else "log-probabilities"
+                raise StepError(f"step {plan.step}: {rows.labels[row]!r} asked for {what}")
 
     def _learn(self, slot: Index, count: I32, drafts: I32) -> None:
         drafted = drafts > 0
@@ -95,6 +169,6 @@ class Accounting:
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise StepError(
-                f"step {plan.step}: {rows.request_id[row]!r} yielded {int(result.count[row])} "
+                f"step {plan.step}: {rows.labels[row]!r} yielded {int(result.count[row])} "
                 f"tokens; between {int(rows.samples[row])} and {int(most[row])} were due"
             )

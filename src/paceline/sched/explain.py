@@ -46,28 +46,41 @@ def tell(sequence: Sequence, at: Residency) -> str:
 
 
 BEGINS_WAIT = (Happened.SUBMITTED, Happened.WOKEN, Happened.PREEMPTED)
-ENDS_WAIT = (Happened.ADMITTED, Happened.RESUMED, Happened.PARKED, Happened.FINISHED)
+ENDS_WAIT = (
+    Happened.ADMITTED,
+    Happened.RESUMED,
+    Happened.RETURNED,
+    Happened.PARKED,
+    Happened.FINISHED,
+)
+
+
+SENTENCES = {
+    Happened.SUBMITTED: "submitted, with {requests} waiting.",
+    Happened.PARKED: "parked for {cause}.",
+    Happened.WOKEN: "woken: {cause} is there.",
+    Happened.ADMITTED: "admitted in step {step}; {tokens} came from the prefix cache.",
+    Happened.RESUMED: "resumed in step {step}; {tokens} were still in the cache.",
+    Happened.FORKED: "forked into {amount} sequences that share the prompt.",
+    Happened.FIRST_TOKEN: "first token, from step {step}.",
+    Happened.PREEMPTED: "preempted in step {step} with {tokens} known, for {cause}.",
+    Happened.SWAPPED: "swapped out: {blocks} copied to the host.",
+    Happened.RETURNED: "swapped in at step {step}: {blocks} copied back.",
+    Happened.DEMOTED: "not kept on the host: {cause}.",
+    Happened.FINISHED: "ended ({cause}) with {tokens} known.",
+}
 
 
 def sentence(moment: Moment) -> str:
-    amount, cause = moment.amount, moment.cause
-    match moment.happened:
-        case Happened.SUBMITTED:
-            return f"submitted, with {plural(amount, 'request')} waiting."
-        case Happened.PARKED:
-            return f"parked for {cause}."
-        case Happened.WOKEN:
-            return f"woken: {cause} is there."
-        case Happened.ADMITTED:
-            return f"admitted in step {moment.step}; {tokens(amount)} came from the prefix cache."
-        case Happened.RESUMED:
-            return f"resumed in step {moment.step}; {tokens(amount)} were still in the cache."
-        case Happened.FIRST_TOKEN:
-            return f"first token, from step {moment.step}."
-        case Happened.PREEMPTED:
-            return f"preempted in step {moment.step} with {tokens(amount)} known, for {cause}."
-        case Happened.FINISHED:
-            return f"ended ({cause}) with {tokens(amount)} known."
+    amount = moment.amount
+    return SENTENCES[moment.happened].format(
+        step=moment.step,
+        cause=moment.cause,
+        amount=amount,
+        tokens=tokens(amount),
+        blocks=plural(amount, "block"),
+        requests=plural(amount, "request"),
+    )
 
 
 def progress(sequence: Sequence, at: Residency) -> str:
@@ -84,7 +97,7 @@ def why(at: Residency) -> dict[str, str]:
     """For each request that is here and got nothing in the latest step: the reason."""
     reasons = {one.id: f"parked for {one.parked}" for one in at.queue.parked.values()}
     spell = at.journal.open_spell
-    for sequence in at.queue:
+    for sequence in (*at.swapped, *at.queue):
         if spell is None:
             reasons[sequence.id] = "not considered yet"
         elif spell.gate.serial == sequence.serial:
@@ -147,6 +160,12 @@ def reason(spell: Spell) -> str:
             return "for the token budget"
         case "preempted":
             return "in steps that had to preempt"
+        case "decodes":
+            return "in steps that decode"
+        case "prefill":
+            return "in steps that prefill"
+        case "swapping":
+            return "for its copy to the host"
         case _:
             return "while admission was paused"
 

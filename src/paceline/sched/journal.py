@@ -19,6 +19,9 @@ class Gate:
     seqs         slots that were missing
     blocks       free blocks that were missing
     preempted    residents preempted in this step, so nobody is admitted
+    decodes      nothing: this step is for those who decode
+    prefill      nothing: this step is for prompts that have begun
+    swapping     nothing: its blocks are still being copied to the host
     paused       nothing: admission is paused
     """
 

@@ -22,3 +22,15 @@ def within_budget(want: I32, budget: int) -> I32:
     total = np.cumsum(want, dtype=np.int64)
     granted: I32 = np.clip(budget - (total - want), 0, want).astype(np.int32)
     return granted
+
+
+def whole_rows(want: I32, budget: int) -> I32:
+    """Serve rows in order as long as all of a row fits; only the first one may be cut."""
+    total = np.cumsum(want, dtype=np.int64)
+    if not len(want) or total[-1] <= budget:
+        return want
+    granted = np.where(total <= budget, want, 0)
+    if not granted.any():
+        first = int(np.flatnonzero(want)[0])
+        granted[first] = min(int(want[first]), budget)
+    return granted

@@ -22,12 +22,14 @@ from paceline.sched.records import (
     Kind,
     Preamble,
     RecordingError,
+    Scores,
     Submission,
     arguments,
     record,
 )
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
+from paceline.sched.swapping import Rates
 
 T = TypeVar("T")
 
@@ -121,6 +123,8 @@ class Recorder:
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
         if self.ended:
             return self.scheduler.commit(plan, result, now)
+        if scores := Scores.of(result):
+            self._write(scores.encoded())
         self._write(Commitment(plan.step, now, len(plan.rows), result).encoded())
         return self._call(lambda: self.scheduler.commit(plan, result, now))
 
@@ -147,6 +151,10 @@ class Recorder:
     def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
         self._note(Kind.RESET_PREFIX_CACHE, reset_running_requests, now)
         return self._call(lambda: self.scheduler.reset_prefix_cache(reset_running_requests, now))
+
+    def measure(self, rates: Rates) -> None:
+        self._note(Kind.MEASURE, rates.recompute_tokens_per_s, rates.swap_blocks_per_s)
+        self._call(lambda: self.scheduler.measure(rates))
 
     # -- what only asks -----------------------------------------------------
 

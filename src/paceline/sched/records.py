@@ -1,27 +1,28 @@
 """The records of a recording: how calls, results and plans become bytes, and back."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from json import JSONEncoder, loads
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.arrays import I32, Bool
+from paceline.core.arrays import F32, I32, Bool
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, RequestError
-from paceline.core.plan import NO_ROWS, Admitted, Grown, Plan, Rows, StepResult
+from paceline.core.plan import NO_ROWS, Admitted, Candidates, Grown, Plan, Rows, StepResult
 from paceline.core.request import Item, Request
+from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 1  # rises when older code could not read what newer code writes
+FORMAT = 2  # rises when older code could not read what newer code writes
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -41,6 +42,7 @@ COMMITTED = Struct("<QdI")  # step, time, rows of its plan
 STEP = Struct("<Q")
 PART_BYTES = 8
 TOKEN = np.dtype("<i4")
+SCORE = np.dtype("<f4")
 ONE = np.ones(1, TOKEN).tobytes()
 
 
@@ -61,6 +63,8 @@ class Kind(IntEnum):
     RESUME = 12
     DRAIN = 13
     RESET_PREFIX_CACHE = 14
+    SCORES = 15  # log-probabilities and candidates of the COMMIT that follows
+    MEASURE = 16
     PLANNED = 32  # digests of the plan that came of the PLAN before
     REFUSED = 33  # the call before raised this error
     ENDED = 64  # nothing follows, for this reason
@@ -74,6 +78,11 @@ def plain(value: Any) -> Any:
     """What JSON does not know by itself."""
     if isinstance(value, Item):
         return [value.identity, value.offset, value.length]
+    if isinstance(value, Sampling):
+        pairs = [(one.name, getattr(value, one.name)) for one in fields(Sampling)]
+        return {name: said for name, said in pairs if said != getattr(GREEDY, name)}
+    if isinstance(value, Mapping):
+        return [*cast("Mapping[Any, Any]", value).items()]
     if hasattr(value, "item"):  # a scalar of numpy's
         return value.item()
     raise TypeError(f"{value!r} cannot be recorded")
@@ -175,8 +184,18 @@ class Submission:
     def decoded(payload: bytes) -> "Submission":
         said, now, parked = values_of(payload)
         said["items"] = tuple(Item(*item) for item in said.get("items", ()))
+        said["sampling"] = sampling_of(said.get("sampling", {}))
         prompt = np.frombuffer(tail_of(payload), TOKEN)
         return Submission(Request(prompt=prompt, **said), now, parked)
+
+
+def sampling_of(said: dict[str, Any]) -> Sampling:
+    """From the settings that are not those of greedy sampling."""
+    if not said:
+        return GREEDY
+    if "logit_bias" in said:
+        said["logit_bias"] = {int(token): bias for token, bias in said["logit_bias"]}
+    return replace(GREEDY, **said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +242,46 @@ class Commitment:
         return Commitment(step, now, rows, StepResult(ids, count))
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a result says beside the tokens, for requests that want their best."""
+
+    logprob: F32 | None
+    candidates: Candidates | None
+
+    @staticmethod
+    def of(result: StepResult) -> "Scores | None":
+        if result.logprob is None and result.candidates is None:
+            return None
+        return Scores(result.logprob, result.candidates)
+
+    def encoded(self) -> bytes:
+        logprob, found = self.logprob, self.candidates
+        shapes = (
+            None if logprob is None else logprob.shape,
+            None if found is None else found.ids.shape,
+        )
+        tail = b"" if logprob is None else column(logprob, SCORE)
+        if found is not None:
+            tail += column(found.ids) + column(found.logprob, SCORE)
+        return record(Kind.SCORES, with_tail(shapes, tail))
+
+    @staticmethod
+    def decoded(payload: bytes) -> "Scores":
+        shape, found_shape = values_of(payload)
+        values = np.frombuffer(tail_of(payload), SCORE)
+        first = math.prod(shape) if shape is not None else 0
+        logprob = values[:first].reshape(shape) if shape is not None else None
+        if found_shape is None:
+            return Scores(logprob, None)
+        ids, scores = np.split(values[first:], 2)
+        found = Candidates(ids.view(TOKEN).reshape(found_shape), scores.reshape(found_shape))
+        return Scores(logprob, found)
+
+    def added_to(self, result: StepResult) -> StepResult:
+        return StepResult(result.ids, result.count, self.logprob, self.candidates)
+
+
 def well_formed(ids_shape: Sequence[int], count_shape: Sequence[int]) -> bool:
     """Does a result have a count for each row of ids? One that has not is refused."""
     return len(ids_shape) == len(("rows", "columns")) and list(count_shape) == [ids_shape[0]]
@@ -244,7 +303,8 @@ def part(*pieces: bytes) -> bytes:
 
 def rows_part(rows: Rows) -> bytes:
     names = "\0".join(rows.request_id.tolist()).encode(errors="surrogatepass")
-    numbers = map(column, (rows.slot, rows.epoch, rows.count, rows.drafts, rows.samples))
+    columns = (rows.slot, rows.epoch, rows.child, rows.count, rows.drafts, rows.samples)
+    numbers = map(column, columns)
     return part(LENGTH.pack(len(rows)), *numbers, column(rows.serial, "<i8"), names)
 
 
@@ -260,7 +320,9 @@ def changes_part(plan: Plan) -> bytes:
         for new in plan.admitted
     ]
     tokens = [column(new.tokens) for new in plan.admitted]
-    return part(arguments(came, plan.released, plan.preempted, plan.finished), *tokens)
+    left = plan.released, plan.preempted, plan.finished
+    moved = plan.copies, plan.swap_out, plan.swap_in, plan.chosen, plan.kind
+    return part(arguments(came, *left, *moved), *tokens)
 
 
 NO_BLOCKS = blocks_part(Plan(0, NO_ROWS, NO_ROWS.count).grown, ())
@@ -279,12 +341,13 @@ class Fingerprint:
         if plan.rows is not self._rows:
             self._rows, self._rows_part = plan.rows, rows_part(plan.rows)
         came, grew = plan.admitted, len(plan.grown.block)
-        changed = came or plan.released or plan.preempted or plan.finished
+        changed = came or plan.released or plan.preempted or plan.finished or plan.chosen
+        moved = plan.copies or plan.swap_out or plan.swap_in or plan.kind != "mixed"
         return b"".join(
             (
                 self._rows_part,
                 part(STEP.pack(plan.step), column(plan.start)),
                 blocks_part(plan.grown, came) if grew or came else NO_BLOCKS,
-                changes_part(plan) if changed else NO_CHANGES,
+                changes_part(plan) if changed or moved else NO_CHANGES,
             )
         )

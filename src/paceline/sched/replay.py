@@ -29,10 +29,12 @@ from paceline.sched.records import (
     Kind,
     Preamble,
     RecordingError,
+    Scores,
     Submission,
     checksum,
 )
 from paceline.sched.scheduler import Scheduler
+from paceline.sched.swapping import Rates
 
 KINDS = {kind.value: kind for kind in Kind}
 NAMED = 4  # requests that a description of a plan names
@@ -187,7 +189,8 @@ def stand_in(step: int, rows: int) -> Plan:
     """A plan that is no longer in flight: of such, a scheduler reads only this much."""
     none, names = np.zeros(rows, np.int32), np.full(rows, "", object)
     slot, serial = none.astype(np.intp), none.astype(np.int64)
-    return Plan(step, Rows(slot, none, serial, names, none, none, none.astype(np.bool_)), none)
+    told = none.astype(np.bool_)
+    return Plan(step, Rows(slot, none, serial, names, none, none, none, told), none)
 
 
 # -- the replay -------------------------------------------------------------
@@ -211,6 +214,7 @@ class Replay:
         self._fingerprint = Fingerprint()
         self._plan: Plan | None = None  # the latest, until it is compared
         self._refusal: str | None = None  # of the latest call, until it is compared
+        self._scores: Scores | None = None  # of the commit to come
         self._flight: dict[int, Plan] = {}
         self._verified = self._requests = self._refused = 0
         self._calls = self._call_table()
@@ -230,6 +234,8 @@ class Replay:
             Kind.PLAN: self._plan_again,
             Kind.COMMIT: lambda payload: self._commit(Commitment.decoded(payload)),
             Kind.COMMIT_ONES: lambda payload: self._commit(Commitment.decoded_ones(payload)),
+            Kind.SCORES: self._score,
+            Kind.MEASURE: plainly(self._measure),
             Kind.FAIL: plainly(self._fail),
             Kind.RETRY: plainly(self._retry),
             Kind.PAUSE: plainly(scheduler.pause),
@@ -298,13 +304,21 @@ class Replay:
         (now,) = TIME.unpack(payload)
         self._plan = plan = self.scheduler.plan(now)
         self.scheduler.cache_events()  # nobody asks for them here, and they would pile up
-        if len(plan.rows):
+        if not plan.empty:
             self._flight[plan.step] = plan
 
     def _commit(self, made: Commitment) -> None:
         plan = self._flight.get(made.step) or stand_in(made.step, made.rows)
-        self.scheduler.commit(plan, made.result, made.now)
+        scores, self._scores = self._scores, None
+        result = made.result if scores is None else scores.added_to(made.result)
+        self.scheduler.commit(plan, result, made.now)
         self._flight.pop(made.step, None)
+
+    def _score(self, payload: bytes) -> None:
+        self._scores = Scores.decoded(payload)
+
+    def _measure(self, recompute: float, swap: float) -> None:
+        self.scheduler.measure(Rates(recompute, swap))
 
     def _fail(self, step: int, now: float, message: str) -> None:
         self.scheduler.fail(self._give_up(step), now, message)

@@ -1,7 +1,5 @@
 """The verbs of residency: how sequences enter slots, leave them, and end."""
 
-from collections import OrderedDict
-
 import numpy as np
 
 from paceline.core.arrays import NO_I32
@@ -10,37 +8,59 @@ from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Finish, Sequence
 from paceline.kv.cache import Hit, KVCache
+from paceline.sched.family import Families, Family
 from paceline.sched.journal import Journal, note
+from paceline.sched.news import News
 from paceline.sched.policy import Policy, load
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
 from paceline.sched.stops import StopWatch
+from paceline.sched.swapping import Swapping
 
 
 class Residency:
-    """Every live sequence is in exactly one place: a slot, the waiting queue, or parked.
+    """Every live request is in exactly one place: in slots, waiting, swapped, or parked.
 
     The methods here are the only ones that move sequences between places. What the
-    runner must be told of it gathers in `released`, `preempted` and `finished` until
-    the next plan takes it along.
+    runner must be told of it gathers in `news` until the next plan takes it along.
     """
 
     def __init__(self, config: Config) -> None:
         self.table = SlotTable(config.step.max_num_seqs, config.step.max_model_len)
         self.cache = KVCache(config.cache, config.step.max_num_seqs, config.step.max_model_len)
+        self.swapping = Swapping(config.preemption, self.table, self.cache)
         self.policy: Policy = load(config.policy, self)
         self.queue = WaitingQueue(self.policy)
+        self.swapped = WaitingQueue(self.policy)
         self.journal = Journal(config.journal)
         self.stops = StopWatch()
         self.stats = Stats()
-        self.live: dict[str, Sequence] = {}  # by request id, until they end
-        self.released: list[int] = []
-        self.preempted: list[str] = []
-        self.finished: OrderedDict[str, Sequence] = OrderedDict()
+        self.live: dict[str, Sequence] = {}  # by request id, until they end; families: the leader
+        self.families = Families()
+        self.news = News()
         self.step = 0
         self.now = 0.0
         self._most_drafts = config.speculation.num_speculative_tokens
+
+    # -- who is here --------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Requests that could be admitted if there were room."""
+        return len(self.queue) + len(self.swapped)
+
+    def head(self, now: float) -> Sequence | None:
+        """The sequence to let in next: those that were swapped come before those that wait."""
+        return self.swapped.head(now) or self.queue.head(now)
+
+    def family(self, sequence: Sequence) -> Family | None:
+        return self.families[sequence.id] if sequence.child >= 0 else None
+
+    def group(self, sequence: Sequence) -> list[Sequence]:
+        """The sequences of its request, which come and go with it."""
+        family = self.family(sequence)
+        return [sequence] if family is None else list(family.members)
 
     # -- what policies see --------------------------------------------------
 
@@ -54,11 +74,11 @@ class Residency:
         gets just as far as a resident has named: a steady step costs nothing for it.
         """
         hit = self.cache.lookup(sequence)
-        while any(self._name_outputs(slot) for slot in self.cache.continuing(sequence, hit)):
+        while any(self.name_outputs(slot) for slot in self.cache.continuing(sequence, hit)):
             hit = self.cache.lookup(sequence)
         return hit
 
-    def _name_outputs(self, slot: int) -> bool:
+    def name_outputs(self, slot: int) -> bool:
         """Seal the full blocks of a resident that have been handed out; were there any?"""
         table, sealed = self.table, self.cache.sealed[slot]
         filled = int(min(table.planned[slot], table.known[slot]))
@@ -80,7 +100,7 @@ class Residency:
     def enter(self, sequence: Sequence, parked: str = "") -> None:
         """A new sequence begins to wait, or is parked."""
         self.cache.name(sequence)
-        note(sequence, Happened.SUBMITTED, self.now, self.step, len(self.queue))
+        note(sequence, Happened.SUBMITTED, self.now, self.step, self.waiting)
         self.live[sequence.id] = sequence
         self.policy.joined(sequence)
         if parked:
@@ -100,21 +120,64 @@ class Residency:
         self.queue.wake(sequence)
 
     def admit(self, sequence: Sequence, hit: Hit, tokens: int) -> Admitted:
-        """Move a waiting sequence into a slot with blocks for `tokens` positions."""
+        """Move a waiting sequence into a slot with blocks for `tokens` positions.
+
+        Slots are kept for the rest of its family, which forks from it later.
+        """
         resumed = sequence.preemptions > 0
         self.queue.remove(sequence)
-        request = sequence.request
-        drafts = self._most_drafts if request.drafts is None else request.drafts
-        slot = self.table.admit(sequence, hit.tokens, min(drafts, sequence.limit))
+        slot = self.table.admit(sequence, hit.tokens, self.drafts(sequence))
         blocks = self.cache.attach(slot, sequence, hit, tokens)
-        self.stops.watch(request)
         known = len(sequence.tokens)
         self._count_prefix(sequence, known, hit.tokens, resumed)
-        self.policy.admitted(sequence, known - hit.tokens)
         self.journal.passed(sequence, known - hit.tokens, self.step)
         happened = Happened.RESUMED if resumed else Happened.ADMITTED
         note(sequence, happened, self.now, self.step, hit.tokens)
-        return Admitted(slot, request, sequence.tokens, hit.tokens, blocks, resumed)
+        family = self.family(sequence)
+        if family is not None and len(family.members) > 1:
+            family.kept = [self.table.reserve() for _ in family.members[1:]]
+            self.families.forking[sequence.id] = family
+            if hit.tokens <= family.fork_point:
+                self.table.cap(slot, family.fork_point)
+        return self.settle(sequence, hit.tokens, blocks)
+
+    def settle(self, sequence: Sequence, computed: int, blocks: tuple[int, ...]) -> Admitted:
+        """A sequence has its slot and its blocks: let everyone know."""
+        self.stops.watch(sequence.request)
+        self.policy.admitted(sequence, len(sequence.tokens) - computed)
+        request, resumed = sequence.request, sequence.preemptions > 0
+        if sequence.child >= 0:
+            request = request.child(sequence.child)
+            if request.beam_width:  # beams wait for one another: no position beyond the known
+                ceiling = int(self.table.ceiling[sequence.slot])
+                self.table.cap(sequence.slot, min(ceiling, len(sequence.tokens)))
+        return Admitted(sequence.slot, request, sequence.tokens, computed, blocks, resumed)
+
+    def drafts(self, sequence: Sequence) -> int:
+        """Most drafts per step. Beams draft nothing: the host chooses their tokens."""
+        request = sequence.request
+        if request.beam_width:
+            return 0
+        return min(self._most_drafts if request.drafts is None else request.drafts, sequence.limit)
+
+    def restore(self, sequence: Sequence, spans: list[int]) -> list[Admitted]:
+        """Bring a swapped sequence and its family back, with room for `spans[i]` positions."""
+        self.swapped.remove(sequence)
+        members = self.group(sequence)
+        starts = [self.swapping.tier.stored(one).tokens for one in members]
+        slots = [
+            self.table.admit(one, start, self.drafts(one))
+            for one, start in zip(members, starts, strict=True)
+        ]
+        moves = self.swapping.tier.restore(members, slots, spans, self.step)
+        for one in members:
+            one.swapped = False
+        self.news.swap_in += moves
+        self.stats.swapped_in_blocks += len(moves)
+        self.journal.passed(sequence, 0, self.step)
+        note(sequence, Happened.RETURNED, self.now, self.step, len(moves))
+        pairs = zip(members, starts, strict=True)
+        return [self.settle(one, start, tuple(self.cache.blocks(one.slot))) for one, start in pairs]
 
     def _count_prefix(self, sequence: Sequence, known: int, hit: int, resumed: bool) -> None:
         stats = self.stats
@@ -131,38 +194,148 @@ class Residency:
 
     # -- going --------------------------------------------------------------
 
-    def preempt(self, slot: int, cause: str) -> None:
-        """Take a resident's slot and blocks; it waits in front of its equals."""
-        sequence = self._release(slot)
-        sequence.tokens = sequence.tokens.copy()
-        sequence.preemptions += 1
+    def preempt(self, slot: int, cause: str, may_swap: bool = True) -> None:
+        """Take the slots and blocks of a resident and its family.
+
+        It waits in front of its equals, or on the host if that is cheaper and has room.
+        """
+        members = self.group(self.table.sequence(slot))
+        residents = [one for one in members if one.slot >= 0]
+        moved = len(self.news.swap_out)  # for others, in this step
+        swaps = may_swap and len(residents) == len(members) and self._swap_out(residents)
+        self._vacate(members)
+        self._count_preemption(members, cause)
+        if swaps:
+            moved = len(self.news.swap_out) - moved
+            note(members[0], Happened.SWAPPED, self.now, self.step, moved)
+            self.swapped.push(members[0], in_front=True)
+        else:
+            self.queue.push(members[0], in_front=True)
+
+    def _count_preemption(self, members: list[Sequence], cause: str) -> None:
+        for one in members:
+            one.preemptions += 1
         self.stats.preemptions += 1
-        self.preempted.append(sequence.id)
-        known = len(sequence.tokens)
-        note(sequence, Happened.PREEMPTED, self.now, self.step, known, cause)
+        self.news.preempted.append(members[0].id)
+        known = sum(len(one.tokens) for one in members)
+        note(members[0], Happened.PREEMPTED, self.now, self.step, known, cause)
+
+    def _swap_out(self, residents: list[Sequence]) -> bool:
+        """Keep what residents computed on the host, if they should and can be kept there."""
+        if not self.swapping.wanted(residents):
+            return False
+        for one in residents:
+            self.name_outputs(one.slot)
+        moves = self.swapping.out(residents, self.step)
+        if moves is None:
+            self.stats.swaps_refused += 1
+            cause = "no room on the host"
+            note(residents[0], Happened.DEMOTED, self.now, self.step, cause=cause)
+            return False
+        for one in residents:
+            one.swapped = True
+        for pairs in self.news.keep_copies([one.slot for one in residents]):
+            self.swapping.tier.fence(self.step, pairs, ())
+        self.news.swap_out += moves
+        self.stats.swapped_out_blocks += len(moves)
+        return True
+
+    def _vacate(self, members: list[Sequence]) -> None:
+        """Release the slots of a group, also those that were kept for it."""
+        for one in reversed(members):
+            if one.slot >= 0:
+                self._release(one.slot)
+                one.tokens = one.tokens.copy()
+        family = self.family(members[0])
+        if family is not None:
+            self.families.forking.pop(family.request.id, None)
+            family.reports.clear()
+            while family.kept:
+                self.table.give_back(family.kept.pop())
+
+    def demote(self, sequence: Sequence) -> None:
+        """What was kept of a swapped sequence is gone: it computes everything again."""
+        self.swapped.remove(sequence)
+        for one in self.group(sequence):
+            self.swapping.tier.discard(one)
+            one.swapped = False
+        note(sequence, Happened.DEMOTED, self.now, self.step, cause="the copy did not come about")
         self.queue.push(sequence, in_front=True)
 
     def finish(
-        self, sequence: Sequence, finish: Finish, stop_token: int | None = None, message: str = ""
-    ) -> Ended:
-        """End a sequence, wherever it is."""
+        self, sequence: Sequence, finish: Finish, stop_token: int | None = None
+    ) -> list[Ended]:
+        """End a resident sequence, and its request if it was the last one of it."""
+        self._release(sequence.slot)
+        sequence.finish = finish
+        family = self.family(sequence)
+        if family is None:
+            return [self._close(sequence, finish, stop_token)]
+        outputs = sequence.tokens[len(sequence.request.prompt) :].tolist()
+        family.ended(sequence, tuple(outputs), stop_token)
+        told = (
+            []
+            if family.request.silent
+            else [Ended(sequence.id, finish, stop_token, child=sequence.child)]
+        )
+        if not family.members:
+            return [*told, self._close(sequence, family.finish)]
+        self.live[sequence.id] = family.leader
+        if family.leader.slot < 0:
+            self._orphaned(family)
+        return told
+
+    def _orphaned(self, family: Family) -> None:
+        """Their leader ended before the others had forked from it: they begin anew."""
+        self._vacate(list(family.members))
+        self._count_preemption(family.members, "the end of the one that computed the prompt")
+        self.queue.push(family.leader, in_front=True)
+
+    def dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
+        """End a request with all its sequences, wherever it is."""
+        members = self.group(sequence)
         if sequence.slot >= 0:
-            self._release(sequence.slot)
+            self._vacate(members)
         else:
             self.queue.remove(sequence)
+            self.swapped.remove(sequence)
             self.journal.left(sequence, self.now)
-        sequence.finish = finish
+        for one in members:
+            self.swapping.tier.discard(one)
+            one.finish, one.swapped = finish, False
+        told = (
+            []
+            if sequence.child < 0 or sequence.request.silent
+            else [Ended(sequence.id, finish, message=message, child=one.child) for one in members]
+        )
+        return [*told, self._close(members[0], finish, message=message)]
+
+    def conclude(self, family: Family) -> Ended:
+        """A beam search is over: its beams go, its ends are told."""
+        members = list(family.members)
+        self._vacate(members)
+        for one in members:
+            one.finish = family.finish
+        return self._close(members[0], family.finish)
+
+    def _close(
+        self, sequence: Sequence, finish: Finish, stop_token: int | None = None, message: str = ""
+    ) -> Ended:
+        """The request of a sequence is over."""
+        family = self.families.pop(sequence.id, None)
+        whole = finish in (Finish.STOP, Finish.LENGTH)
+        choices = family.best() if family is not None and whole else ()
         del self.live[sequence.id]
-        self.finished[sequence.id] = sequence
+        self.news.finished[sequence.id] = sequence
         self.stats.finished += 1
         self.policy.left(sequence)
         sequence.parked = ""
-        cause = message or finish.value
         known = len(sequence.tokens)
+        cause = message or finish.value
         note(sequence, Happened.FINISHED, self.now, self.step, known, cause)
         sequence.tokens, sequence.keys = NO_I32, []  # its life is remembered, its content not
         self.journal.ended(sequence)
-        return Ended(sequence.id, finish, stop_token, message)
+        return Ended(sequence.id, finish, stop_token, message, choices=choices)
 
     def _release(self, slot: int) -> Sequence:
         """Empty a slot. What it computed stays findable until its blocks are reused."""
@@ -172,25 +345,33 @@ class Residency:
         self.cache.seal(slot, sequence, min(computed, len(sequence.tokens)), step=None)
         self.cache.release(slot, sequence)
         self.stops.unwatch(sequence.request)
-        self.released.append(slot)
+        self.news.release(slot)
         return sequence
 
     def in_flight(self) -> list[int]:
-        """Resident slots with positions that the runner has not confirmed, oldest first."""
-        order = self.table.order
-        busy = self.table.planned[order] > self.table.computed[order]
+        """Resident slots with positions or copies that the runner has not confirmed, oldest
+        first."""
+        order, table, arriving = self.table.order, self.table, self.swapping.tier.arriving
+        busy = table.planned[order] > table.computed[order]
+        if arriving:
+            busy |= np.isin(table.serial[order], list(arriving))
         slots: list[int] = order[busy].tolist()
         return slots
 
     def check(self) -> None:
         """Every invariant, at any point between two calls."""
         self.table.check()
-        self.cache.check()
-        self.queue.check()
-        resident = {self.table.sequence(slot).id for slot in self.table.order.tolist()}
-        waiting = {sequence.id for sequence in self.queue}
-        parked = {sequence.id for sequence in self.queue.parked.values()}
-        assert len(resident) + len(waiting) + len(parked) == len(self.live), "lost or doubled"
-        assert resident | waiting | parked == self.live.keys()
+        self.swapping.tier.check()
+        places = [
+            {self.table.sequence(slot).id for slot in self.table.order.tolist()},
+            {sequence.id for sequence in self.queue},
+            {sequence.id for sequence in self.swapped},
+            {sequence.id for sequence in self.queue.parked.values()},
+        ]
+        for queue in (self.queue, self.swapped):
+            queue.check()
+        assert sum(map(len, places)) == len(self.live), "lost or doubled"
+        assert set[str]().union(*places) == self.live.keys()
+        assert all(sequence.swapped for sequence in self.swapped)
         held = np.asarray(self.cache.held) > 0
         assert np.array_equal(held, self.table.resident), "blocks without a resident"

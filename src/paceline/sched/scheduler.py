@@ -1,22 +1,27 @@
 """Decide what each step computes, and account for what came back."""
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, Literal
 
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
-from paceline.core.plan import NO_IDS, NO_ROWS, Ended, Outputs, Plan, StepResult
+from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, Rows, StepResult
 from paceline.core.request import Finish, Request, Sequence
-from paceline.sched import explain, snapshot, speculation
+from paceline.sched import discipline, explain, snapshot, speculation
 from paceline.sched.accounting import Accounting
+from paceline.sched.composition import Composition
+from paceline.sched.family import Family
 from paceline.sched.journal import Gate
+from paceline.sched.news import News
 from paceline.sched.residency import Residency
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
-from paceline.sched.unified import Unified
+from paceline.sched.swapping import Rates
 
 Pause = Literal["", "new", "all"]
+PASSING = ("preempted", "decodes", "prefill", "swapping")  # gates that open by themselves
 
 
 class Scheduler:
@@ -30,7 +35,9 @@ class Scheduler:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.residency = Residency(config)
-        self._discipline = Unified(config, self.residency, speculation.load(config.speculation))
+        self._discipline = discipline.load(
+            config, self.residency, speculation.load(config.speculation)
+        )
         self._accounting = Accounting(self.residency)
         self._flight: deque[int] = deque()  # steps planned and not committed
         self._void_until = 0  # steps up to here were given up
@@ -54,7 +61,9 @@ class Scheduler:
         limit = self._admissible(request)
         arrival = self.residency.now if request.arrival is None else request.arrival
         sequence = Sequence(request, self._serials, limit, arrival, request.prompt)
-        self._serials += 1
+        if request.width > 1:
+            self.residency.families[request.id] = Family.of(sequence)
+        self._serials += request.width
         self.residency.enter(sequence, parked)
 
     def _admissible(self, request: Request) -> int:
@@ -62,9 +71,11 @@ class Scheduler:
         at, step = self.residency, self.config.step
         if request.id in at.live:
             raise RequestError(f"request {request.id!r} is already here")
+        if twin := at.families.namesake(request, at.live):
+            raise RequestError(f"request {request.id!r} would share a name with one of {twin!r}")
         if self._draining:
             raise QueueFull("the scheduler is draining and takes no new requests")
-        if len(at.queue) + len(at.queue.parked) >= step.max_num_queued_reqs:
+        if at.waiting + len(at.queue.parked) >= step.max_num_queued_reqs:
             raise QueueFull(f"{step.max_num_queued_reqs} requests are already waiting")
         prompt = len(request.prompt)
         if prompt >= step.max_model_len:
@@ -75,12 +86,20 @@ class Scheduler:
         longest = step.max_model_len
         if request.max_tokens is not None:
             longest = min(longest, prompt + request.max_tokens)
-        span = min(longest - 1 + self.config.speculation.lookahead_slots, step.max_model_len)
-        need, have = at.cache.blocks_for(span), at.cache.pool.size
+        width, span = request.width, longest - 1 + self.config.speculation.lookahead_slots
+        if width > step.max_num_seqs:
+            raise RequestError(
+                f"request {request.id!r} asks for {width} sequences at once, and max_num_seqs "
+                f"is {step.max_num_seqs}"
+            )
+        need, have = at.cache.blocks_for(min(span, step.max_model_len)), at.cache.pool.size
+        need += (width - 1) * (need - (prompt - 1) // at.cache.block_size)
         if need > have:
+            several = f" in each of {width} sequences" if width > 1 else ""
             raise RequestError(
                 f"request {request.id!r}: {prompt} prompt tokens and up to {longest - prompt} new "
-                f"ones need {need} blocks of {at.cache.block_size}, and the whole pool has {have}"
+                f"ones{several} need {need} blocks of {at.cache.block_size}, and the whole pool "
+                f"has {have}"
             )
         return longest
 
@@ -90,14 +109,16 @@ class Scheduler:
         sequence = self.residency.live.get(request_id)
         if sequence is None:
             return False
-        self._finish(sequence, Finish.ABORT)
+        self._dismiss(sequence, Finish.ABORT)
         return True
 
     def park(self, request_id: str, reason: str, now: float) -> bool:
         """Set a waiting request aside until `wake`. False if it is not waiting."""
         self._tick(now)
         sequence = self.residency.live.get(request_id)
-        if sequence is None or sequence.slot >= 0 or sequence.parked or not reason:
+        if sequence is None or sequence not in self.residency.queue:
+            return False
+        if sequence.parked or not reason:
             return False
         self.residency.park(sequence, reason)
         return True
@@ -120,13 +141,17 @@ class Scheduler:
         at.step += 1
         at.stats.steps += 1
         for sequence in at.policy.late(at.now):
-            self._untold.append(
-                self._finish(sequence, Finish.ERROR, "its deadline passed in the queue")
+            self._untold += self._dismiss(
+                sequence, Finish.ERROR, "its deadline passed in the queue"
             )
         if at.policy.refresh:
             at.queue.refresh()
+            at.swapped.refresh()
         plan = self._plan_steady() or self._plan_anew()
-        if len(plan.rows):
+        if plan.empty:
+            latest = self._flight[-1] if self._flight else None
+            at.swapping.tier.hand_back(plan.step, latest)
+        else:
             self._flight.append(plan.step)
         return plan
 
@@ -137,18 +162,18 @@ class Scheduler:
             return None
         plan = self._steady.plan(at.step)
         if plan is not None:
-            at.journal.blocked(self._gate if len(at.queue) else None, at.now)
+            at.journal.blocked(self._gate if at.waiting else None, at.now)
             at.stats.planned += len(plan.rows)
         return plan
 
     def _gate_stays_shut(self) -> bool:
         """Would admission stop where it stopped before? Steady steps free no slot or block."""
-        queue, gate = self.residency.queue, self._gate
-        if not len(queue):
+        at, gate = self.residency, self._gate
+        if not at.waiting:
             return True
-        if gate is None or gate.reason == "preempted":
+        if gate is None or gate.reason in PASSING:
             return False
-        head = queue.head(self.residency.now)
+        head = at.head(at.now)
         return head is not None and head.serial == gate.serial
 
     def _plan_anew(self) -> Plan:
@@ -163,21 +188,39 @@ class Scheduler:
         self._gate = step.gate
         self._steady = None
         if Steady.suits(rows, step.start, at.table) and not self.config.speculation.lookahead_slots:
-            self._steady = Steady(rows, at.table, at.cache)
-        released, preempted = tuple(at.released), tuple(at.preempted)
-        finished = tuple(at.finished)
-        at.released.clear()
-        at.preempted.clear()
-        at.finished.clear()
+            self._steady = Steady(rows, step.kind, at.table, at.cache)
+        return self._told_of(step, rows)
+
+    def _told_of(self, step: Composition, rows: Rows) -> Plan:
+        """The plan, with everything that happened since the previous one."""
+        at, news = self.residency, self.residency.news
+        at.news = News()
+        for slot, copies in news.copies:
+            if slot >= 0:
+                at.swapping.tier.fence(at.step, copies, [int(at.table.serial[slot])])
+        copies = tuple(pair for _, pairs in news.copies for pair in pairs)
+        at.stats.copied_blocks += len(copies)
         return Plan(
-            at.step, rows, step.start, step.grown, step.admitted, released, preempted, finished
+            at.step,
+            rows,
+            step.start,
+            step.grown,
+            (*news.admitted, *step.admitted),
+            tuple(news.released),
+            tuple(news.preempted),
+            tuple(news.finished),
+            copies,
+            news.swap_out,
+            news.swap_in,
+            tuple(news.chosen.items()),
+            step.kind,
         )
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
         """Fold one step's result into the state. Rows of departed sequences are ignored."""
         self._tick(now)
-        if plan.step <= self._void_until or not len(plan.rows):
-            return self._told(Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count))
+        if plan.step <= self._void_until or plan.empty:
+            return self._told(NO_OUTPUTS)
         if not self._flight or self._flight[0] != plan.step:
             raise StepError(f"step {plan.step} is not the oldest in flight: {list(self._flight)}")
         steady = self._steady
@@ -187,23 +230,25 @@ class Scheduler:
             outputs = self._accounting.commit(plan, result)
         self._flight.popleft()
         self.residency.cache.confirm(plan.step)
+        if self.residency.swapping.tier.confirm(plan.step):
+            self._gate = None  # blocks came free
         if outputs.finished:
             self._steady = None
         return self._told(outputs)
 
     def fail(self, plan: Plan, now: float, message: str = "the step failed") -> Outputs:
         """The device failed in this step: end everyone whose work was in flight with an error."""
-        ends = [
-            self._finish(self.residency.table.sequence(slot), Finish.ERROR, message)
-            for slot in self._give_up(plan, now)
-        ]
-        self._untold += ends
-        return self._told(Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_IDS, NO_ROWS.count))
+        at = self.residency
+        for slot in self._give_up(plan, now):
+            if at.table.resident[slot]:  # it may have ended with its family
+                leader = at.live[at.table.sequence(slot).id]
+                self._untold += self._dismiss(leader, Finish.ERROR, message)
+        return self._told(NO_OUTPUTS)
 
     def retry(self, plan: Plan, now: float) -> None:
         """The result of this step is lost: compute again what was in flight."""
         for slot in reversed(self._give_up(plan, now)):
-            self.residency.preempt(slot, "a step whose result was lost")
+            self._recompute(slot, "a step whose result was lost")
 
     def _give_up(self, plan: Plan, now: float) -> list[int]:
         """Void all steps in flight; returns the slots that had work in them."""
@@ -215,12 +260,22 @@ class Scheduler:
         self._void_until = self.residency.step
         self._flight.clear()
         self._steady = None
-        self.residency.cache.retract()
-        return self.residency.in_flight()
+        at = self.residency
+        touched = at.in_flight()
+        at.cache.retract()
+        for serial in at.swapping.tier.retract():
+            for sequence in [one for one in at.swapped if one.serial == serial]:
+                at.demote(sequence)
+        return touched
 
-    def _finish(self, sequence: Sequence, finish: Finish, message: str = "") -> Ended:
+    def _recompute(self, slot: int, cause: str) -> None:
+        """Preempt a resident whose blocks are not to be kept."""
+        if self.residency.table.resident[slot]:  # it may have gone with its family
+            self.residency.preempt(slot, cause, may_swap=False)
+
+    def _dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
         self._steady = None
-        return self.residency.finish(sequence, finish, message=message)
+        return self.residency.dismiss(sequence, finish, message)
 
     def _told(self, outputs: Outputs) -> Outputs:
         """Add the ends that happened outside a commit and were not reported yet."""
@@ -228,7 +283,7 @@ class Scheduler:
             return outputs
         finished = (*self._untold, *outputs.finished)
         self._untold = []
-        return Outputs(outputs.serial, outputs.request_id, outputs.ids, outputs.count, finished)
+        return replace(outputs, finished=finished)
 
     def _tick(self, now: float) -> None:
         """Time never runs backwards here, whatever the caller's clock does."""
@@ -254,11 +309,18 @@ class Scheduler:
     def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
         """Forget all cached content. False while blocks are held, unless residents may go."""
         self._tick(now)
+        at = self.residency
         if reset_running_requests:
-            for slot in self.residency.table.order[::-1].tolist():
-                self.residency.preempt(slot, "a reset of the prefix cache")
+            for slot in at.table.order[::-1].tolist():
+                self._recompute(slot, "a reset of the prefix cache")
                 self._steady = None
-        return self.residency.cache.reset()
+            for sequence in list(at.swapped):
+                at.demote(sequence)
+        return at.swapping.tier.reset() and at.cache.reset()
+
+    def measure(self, rates: Rates) -> None:
+        """Tell how fast the device recomputes and swaps, for `preemption_mode="auto"`."""
+        self.residency.swapping.rates = rates
 
     # -- asking -------------------------------------------------------------
 
@@ -279,7 +341,7 @@ class Scheduler:
     @property
     def gate(self) -> Gate | None:
         """Why nobody else was admitted in the latest step; None if nobody waits."""
-        return self._gate if len(self.residency.queue) else None
+        return self._gate if self.residency.waiting else None
 
     @property
     def usage(self) -> float:

@@ -16,17 +16,19 @@ class SlotTable:
         known[s]                      token ids the host has seen; `tokens[s, :known[s]]`
         planned[s] >= known[s]        a sample for s is in flight
         prompt[s], limit[s]           tokens asked with / tokens at which it ends
+        ceiling[s]                    positions that may be handed out for now, below the limit
         given[s]                      tokens it was admitted with: the prompt, and earlier outputs
         drafts[s], most_drafts[s]     drafts in the next row / ever
         acceptance[s]                 running share of drafts accepted
         idle_steps[s], idle_at[s]     steps it could have run in and got nothing / the last one
 
-    `epoch[s]` rises when the slot changes hands, `serial[s]` and `name[s]` identify
-    its sequence in `sequences[s]`, `resident[s]` says whether there is one, `order`
-    lists resident slots, oldest first, and `drafting` counts those that may draft. Of
-    `capacity` slots those in `_vacant` are free; `order` is a view of `_order`, and `_flat`
-    of all tokens, `_width` for each slot. Rows never move. Only the methods of this class
-    write columns; everyone may read them.
+    `epoch[s]` rises when the slot changes hands, `serial[s]`, `name[s]` and `child[s]` identify
+    its sequence in `sequences[s]`, `resident[s]` says whether there is one, `silent[s]`
+    whether what it samples is told only at the end, `order` lists resident slots, oldest
+    first, `drafting` counts those that may draft and `silenced` those that are silent. Of
+    `capacity` slots those in `_vacant` are free and `_reserved` are kept for later; `order` is
+    a view of `_order`, and `_flat` of all tokens, `_width` for each slot. Rows never move.
+    Only the methods of this class write columns; everyone may read them.
     """
 
     def __init__(self, slots: int, max_model_len: int) -> None:
@@ -36,6 +38,7 @@ class SlotTable:
         self.computed = np.zeros(slots, np.int32)
         self.prompt = np.zeros(slots, np.int32)
         self.limit = np.zeros(slots, np.int32)
+        self.ceiling = np.zeros(slots, np.int32)
         self.given = np.zeros(slots, np.int32)
         self.drafts = np.zeros(slots, np.int32)
         self.most_drafts = np.zeros(slots, np.int32)
@@ -45,6 +48,8 @@ class SlotTable:
         self.epoch = np.zeros(slots, np.int32)
         self.serial = np.full(slots, -1, np.int64)
         self.name = np.full(slots, None, object)
+        self.child = np.full(slots, -1, np.int32)
+        self.silent = np.zeros(slots, np.bool_)
         self.resident = np.zeros(slots, np.bool_)
         self.tokens = sparse_zeros(slots, max_model_len)
         self._flat = self.tokens.reshape(-1)
@@ -53,6 +58,8 @@ class SlotTable:
         self._order: Index = np.full(slots, -1, np.intp)
         self.order: Index = self._order[:0]
         self.drafting = 0
+        self.silenced = 0
+        self._reserved = 0
         self._vacant = list(range(slots - 1, -1, -1))
 
     @property
@@ -66,8 +73,20 @@ class SlotTable:
 
     # -- coming and going ---------------------------------------------------
 
-    def admit(self, sequence: Sequence, computed: int, drafts: int) -> int:
-        """Put a sequence into a vacant slot, the newest in `order`."""
+    def reserve(self) -> int:
+        """Keep a vacant slot for a sequence that comes later."""
+        self._reserved += 1
+        return self._vacant.pop()
+
+    def give_back(self, slot: int) -> None:
+        """A slot that was kept is not needed after all, or no longer."""
+        self._reserved -= 1
+        self._vacant.append(slot)
+
+    def admit(self, sequence: Sequence, computed: int, drafts: int, slot: int | None = None) -> int:
+        """Put a sequence into a vacant slot, or a reserved one, the newest in `order`."""
+        if slot is not None:
+            self.give_back(slot)
         slot, request = self._vacant.pop(), sequence.request
         known = len(sequence.tokens)
         self.tokens[slot, :known] = sequence.tokens
@@ -75,12 +94,14 @@ class SlotTable:
         self.planned[slot] = self.computed[slot] = computed
         self.prompt[slot] = len(request.prompt)
         self.limit[slot] = sequence.limit
+        self.ceiling[slot] = sequence.limit - 1
         self.drafts[slot] = 0
         self.most_drafts[slot] = drafts
         self.acceptance[slot] = 1.0
         self.idle_steps[slot] = self.idle_at[slot] = 0
         self.serial[slot] = sequence.serial
         self.name[slot] = request.id
+        self.child[slot] = sequence.child
         self.resident[slot] = True
         self.sequences[slot], sequence.slot = sequence, slot
         residents = len(self.order)
@@ -89,7 +110,35 @@ class SlotTable:
         self._order[residents] = slot  # behind what earlier views of it show
         self.order = self._order[: residents + 1]
         self.drafting += drafts > 0
+        if sequence.child >= 0 and request.silent:
+            self.silent[slot] = True
+            self.silenced += 1
         return slot
+
+    def stand_behind(self, slot: int, other: int) -> None:
+        """Move a resident in `order`, to right behind another."""
+        order = self.order[self.order != slot]
+        place = int(np.flatnonzero(order == other)[0]) + 1
+        self._order = np.insert(order, place, slot)
+        self.order = self._order[: len(order) + 1]
+
+    def cap(self, slot: int, ceiling: int) -> None:
+        """Hand out no positions of a slot from `ceiling` on, for now."""
+        self.ceiling[slot] = min(ceiling, int(self.limit[slot]) - 1)
+
+    def choose(self, slot: int, token: int) -> None:
+        """Append a token that the host chose, and let its position be computed, but no more."""
+        known = int(self.known[slot])
+        self.tokens[slot, known] = token
+        self.known[slot] = known + 1
+        self.cap(slot, known + 1)
+
+    def rebase(self, slot: int, parent: int) -> None:
+        """Let a slot go on from what another one knows."""
+        known = int(self.known[parent])
+        self.tokens[slot, :known] = self.tokens[parent, :known]
+        for column in (self.known, self.planned, self.computed):
+            column[slot] = column[parent]
 
     def release(self, slot: int) -> Sequence:
         """Vacate a slot. Results still in flight go stale.
@@ -104,6 +153,9 @@ class SlotTable:
         self.serial[slot] = -1
         self.name[slot] = None
         self.resident[slot] = False
+        if self.silent[slot]:
+            self.silent[slot] = False
+            self.silenced -= 1
         self._vacant.append(slot)
         self._order = self._order[self._order != slot]  # a copy: plans may look at the old one
         self.order = self._order[: len(self.order) - 1]
@@ -116,6 +168,7 @@ class SlotTable:
             epoch=self.epoch[slot],
             serial=self.serial[slot],
             request_id=self.name[slot],
+            child=self.child[slot],
             count=count,
             drafts=drafts,
             samples=start + count >= self.known[slot],
@@ -131,9 +184,8 @@ class SlotTable:
     def remaining(self, slot: Index) -> I32:
         """Positions each slot could use now without drafts: the rest of what is known, or one."""
         planned = self.planned[slot]
-        rest: I32 = np.maximum(self.known[slot] - planned, 1)
-        rest[planned >= self.limit[slot] - 1] = 0
-        return rest
+        rest = np.maximum(self.known[slot] - planned, 1)
+        return np.minimum(rest, self.ceiling[slot] - planned)
 
     def advance(self, slot: Index, position: I32) -> None:
         self.planned[slot] = position
@@ -173,9 +225,11 @@ class SlotTable:
         order = self.order
         assert len(set(order.tolist())) == len(order), "a slot is listed twice"
         assert set(order.tolist()) == set(np.flatnonzero(self.resident).tolist())
-        assert len(order) + len(self._vacant) == self.capacity, "a slot is lost"
+        assert len(order) + len(self._vacant) + self._reserved == self.capacity, "a slot is lost"
         assert np.all(self.computed[order] <= self.planned[order])
         assert np.all(self.known[order] <= self.limit[order])
-        assert np.all(self.planned[order] < self.limit[order])
+        assert np.all(self.planned[order] <= self.ceiling[order])
+        assert np.all(self.ceiling[order] < self.limit[order])
+        assert self.silenced == int(self.silent.sum())
         for slot in order.tolist():
             assert self.sequence(slot).slot == slot

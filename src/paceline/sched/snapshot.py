@@ -9,23 +9,32 @@ from paceline.sched.residency import Residency
 def take(at: Residency) -> dict[str, Any]:
     """Queues, counters and blocks by request id; ended requests until the next plan."""
     stats, pool = at.stats, at.cache.pool
-    requests = {**at.finished, **at.live}
+    requests = {**at.news.finished, **at.live}
+    residents = [at.table.sequence(slot).id for slot in at.table.order.tolist()]
     return {
         "step": at.step,
         "waiting": [sequence.id for sequence in at.queue.in_order(at.now)],
         "parked": {sequence.id: sequence.parked for sequence in at.queue.parked.values()},
-        "running": [at.table.sequence(slot).id for slot in at.table.order.tolist()],
-        "swapped": [],
+        "running": list(dict.fromkeys(residents)),
+        "swapped": [sequence.id for sequence in at.swapped.in_order(at.now)],
         "requests": {name: describe(at, sequence) for name, sequence in requests.items()},
         "free_blocks": pool.free,
         "total_blocks": pool.size,
-        "host_free_blocks": 0,
+        "host_free_blocks": at.swapping.tier.pool.free,
         "prefix_queries": stats.prefix_queries,
         "prefix_hits": stats.prefix_hits,
     }
 
 
 def describe(at: Residency, sequence: Sequence) -> dict[str, Any]:
+    """One request; a family as its leader, with all that have not ended under `children`."""
+    told = describe_one(at, sequence)
+    if sequence.child >= 0 and sequence.finish is None:
+        told["children"] = {str(one.child): describe_one(at, one) for one in at.group(sequence)}
+    return told
+
+
+def describe_one(at: Residency, sequence: Sequence) -> dict[str, Any]:
     slot, table = sequence.slot, at.table
     resident = slot >= 0
     known = int(table.known[slot]) if resident else len(sequence.tokens)

@@ -5,21 +5,38 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Stats:
-    """Counted since the scheduler was made. Token counts carry no unit."""
+    """Counted since the scheduler was made. Token counts carry no unit.
+
+    steps, planned                     steps, and positions handed to the runner in them
+    sampled, drafted, accepted         tokens generated; drafts among them, tried and right
+    admissions, finished, preemptions  of requests
+    stale_rows                         results that came after their slot changed hands
+    prefix_queries, prefix_hits        tokens of new requests when admitted, and found cached
+    resumed_queries, resumed_hits      the same, for those that come back after a preemption
+    swapped_out_blocks                 copied to the host
+    swapped_in_blocks                  copied back
+    swaps_refused                      preemptions that found no room on the host
+    forks, copied_blocks               sequences begun from another's blocks; copies for that
+    """
 
     steps: int = 0
-    planned: int = 0  # positions handed to the runner
-    sampled: int = 0  # tokens given to clients
-    admissions: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    stale_rows: int = 0  # results that came after their slot changed hands
+    planned: int = 0
+    sampled: int = 0
     drafted: int = 0
     accepted: int = 0
-    prefix_queries: int = 0  # tokens of newly admitted requests
-    prefix_hits: int = 0  # of these, found in the cache
-    resumed_queries: int = 0  # the same, for requests that come back after preemption
+    admissions: int = 0
+    finished: int = 0
+    preemptions: int = 0
+    stale_rows: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    resumed_queries: int = 0
     resumed_hits: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    swaps_refused: int = 0
+    forks: int = 0
+    copied_blocks: int = 0
 
     def to_dict(self) -> dict[str, int]:
         return {one.name: getattr(self, one.name) for one in fields(self)}

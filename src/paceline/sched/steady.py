@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.plan import NOTHING_GROWN, Grown, Plan, Rows, StepResult
+from paceline.core.plan import NOTHING_GROWN, Grown, Kind, Plan, Rows, StepResult
 from paceline.kv.cache import KVCache
 from paceline.sched.slots import SlotTable
 
@@ -18,12 +18,13 @@ class Steady:
     need a new block.
     """
 
-    def __init__(self, rows: Rows, table: SlotTable, cache: KVCache) -> None:
+    def __init__(self, rows: Rows, kind: Kind, table: SlotTable, cache: KVCache) -> None:
         self.rows = rows
+        self._kind: Kind = kind
         self._table = table
         self._cache = cache
         planned = table.planned[rows.slot]
-        self._steps_left = int((table.limit[rows.slot] - 1 - planned).min())
+        self._steps_left = int((table.ceiling[rows.slot] - planned).min())
         self._steps_to_edge = self._to_edge(planned)
         self._commits_left: int | None = None  # until one of the rows is complete
         self._once = np.ones(len(rows), np.int32).tobytes()  # faster to compare than an array
@@ -31,7 +32,7 @@ class Steady:
     @staticmethod
     def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
         """Will all residents do the same again?"""
-        if not len(rows) or table.drafting or len(rows) != len(table.order):
+        if not len(rows) or len(rows) != len(table.order) or table.drafting or table.silenced:
             return False
         slot = rows.slot
         return bool(((rows.count == 1) & rows.samples & (start >= table.given[slot])).all())
@@ -57,7 +58,7 @@ class Steady:
         self._table.advance(slot, start + 1)
         self._steps_to_edge -= 1
         self._steps_left -= 1
-        return Plan(step, self.rows, start, grown)
+        return Plan(step, self.rows, start, grown, kind=self._kind)
 
     def _grow(self, start: I32) -> Grown | None:
         slot = self.rows.slot

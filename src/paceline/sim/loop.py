@@ -85,10 +85,10 @@ class Loop:
     def turn(self) -> Turn:
         """Plan a step if the pipeline has room; wait for the oldest one if it has not."""
         plan = self._launch() if len(self._flight) < self.depth else None
-        if plan is not None and not len(plan.rows) and not self._flight:
+        if plan is not None and plan.empty and not self._flight:
             outputs = self._commit_empty(plan)
             return Turn(self.now, None, outputs)
-        planned = plan if plan is not None and len(plan.rows) else None
+        planned = plan if plan is not None and not plan.empty else None
         outputs = None
         if planned is None or len(self._flight) == self.depth:
             done, oldest, result = self._flight.popleft()
@@ -99,7 +99,7 @@ class Loop:
     def _launch(self) -> Plan:
         plan = self.scheduler.plan(self.now)
         result = self.runner.run(plan)  # an empty plan still tells the runner who left
-        if len(plan.rows):
+        if not plan.empty:
             self._device_free = max(self._device_free, self.now) + self._step_s(plan)
             self._flight.append((self._device_free, plan, result))
         return plan

@@ -8,63 +8,18 @@ block, an early reuse, a prefix hit on something never computed or on another te
 content fails at the cell where it happens.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
 
-from paceline.core.plan import Admitted, Plan, StepResult
+from paceline.core.arrays import I32
+from paceline.core.plan import Admitted, Candidates, Pairs, Plan, StepResult
 from paceline.core.request import Request
+from paceline.sim.reference import extended, likeliest, logprobs, next_token, start_digest
 
-MASK = (1 << 61) - 1
 GARBAGE = -2  # what a rejected draft leaves behind
-
-
-def mix(digest: int, token: int) -> int:
-    return (digest * 1_000_003 + token + 1) & MASK
-
-
-def start_digest(request: Request) -> int:
-    """Where the digests of a sequence begin: another salt or adapter is another content."""
-    digest = 7
-    for part in (request.adapter, request.cache_salt):
-        for byte in part.encode() + b"\x00":
-            digest = mix(digest, byte)
-    return digest
-
-
-def extended(request: Request, digest: int, position: int, token: int) -> int:
-    """The digest one position further. A multimodal item counts from where it stands."""
-    for item in request.items:
-        if item.offset <= position < item.offset + item.length:
-            for byte in item.identity.encode():
-                digest = mix(digest, byte + position - item.offset)
-    return mix(digest, token)
-
-
-def next_token(request: Request, digest: int, vocab: int) -> int:
-    """The greedy choice, or a sample: a function of content, seed and position alone."""
-    return (mix(mix(digest, request.seed or 0), 0) >> 7) % vocab
-
-
-def reference(request: Request, vocab: int, max_model_len: int) -> tuple[list[int], str]:
-    """The tokens and the finish reason that any correct schedule must produce."""
-    digest = start_digest(request)
-    for position, token in enumerate(request.prompt.tolist()):
-        digest = extended(request, digest, position, token)
-    room = max_model_len - len(request.prompt)
-    most = room if request.max_tokens is None else min(room, request.max_tokens)
-    outputs: list[int] = []
-    while len(outputs) < most:
-        token = next_token(request, digest, vocab)
-        outputs.append(token)
-        ends = set(request.stop_token_ids) | set(
-            () if request.ignore_eos else request.eos_token_ids
-        )
-        if token in ends and len(outputs) >= request.min_tokens:
-            return outputs, "stop"
-        digest = extended(request, digest, len(request.prompt) + len(outputs) - 1, token)
-    return outputs, "length"
 
 
 @dataclass(slots=True)
@@ -84,21 +39,70 @@ class OracleRunner:
     """Runs plans in order, as one device stream would.
 
     `accept` is the chance that a draft turns out right. Rejected drafts leave garbage in
-    their cells, as they do on a device.
+    their cells, as they do on a device. Copies to the host are done late, as a fence allows:
+    `lag` steps after the one that lists them, when that one has written, or in `settle`.
     """
 
     def __init__(
-        self, blocks: int, block_size: int, vocab: int, accept: float = 0.7, seed: int = 0
+        self,
+        blocks: int,
+        block_size: int,
+        vocab: int,
+        accept: float = 0.7,
+        seed: int = 0,
+        host_blocks: int = 0,
+        lag: int = 0,
     ) -> None:
         self.block_size, self.vocab, self.accept = block_size, vocab, accept
         self.cells = [[-1] * block_size for _ in range(blocks)]
+        self.host: list[list[int] | None] = [None] * host_blocks
+        self._lag = lag
+        self._leaving: deque[tuple[int, Pairs]] = deque()  # copies to the host, by step
         self.tracks: dict[int, Track] = {}
         self.computed = 0  # positions, over all steps
         self._random = Random(seed)
 
     def run(self, plan: Plan) -> StepResult:
         self.lose(plan)
-        return self._result(plan)
+        for source, target in plan.copies:
+            self.copy(source, target)
+        for source, target in plan.swap_in:
+            self.restore(source, target)
+        result = self._result(plan)
+        for _, target in plan.swap_out:
+            self.host[target] = None
+        self._leaving.append((plan.step, plan.swap_out))
+        self.settle(plan.step - self._lag)
+        return result
+
+    def settle(self, step: int) -> None:
+        """The copies of steps up to this one are done by now; due before it is committed."""
+        while self._leaving and self._leaving[0][0] <= step:
+            for source, target in self._leaving.popleft()[1]:
+                self.store(source, target)
+
+    # -- memory, which another kind of store may stand in for ----------------
+
+    def seen(self, block: int, offset: int) -> int:
+        return self.cells[block][offset]
+
+    def put(self, block: int, offset: int, digest: int) -> None:
+        self.cells[block][offset] = digest
+
+    def copy(self, source: int, target: int) -> None:
+        self.cells[target] = list(self.cells[source])
+
+    def store(self, source: int, target: int) -> None:
+        """To the host."""
+        self.host[target] = list(self.cells[source])
+
+    def restore(self, source: int, target: int) -> None:
+        """From the host."""
+        content = self.host[source]
+        assert content is not None, f"host block {source} is read before it was written"
+        self.cells[target] = list(content)
+
+    # -- plans --------------------------------------------------------------
 
     def lose(self, plan: Plan) -> None:
         """Take note of a plan without computing it, as a device that fails in it does."""
@@ -106,6 +110,8 @@ class OracleRunner:
             self.tracks.pop(slot, None)
         for new in plan.admitted:
             self._admit(new)
+        for slot, token in plan.chosen:
+            self.tracks[slot].tokens.append(token)
         grown = plan.grown
         for slot, index, block in zip(
             grown.slot.tolist(), grown.index.tolist(), grown.block.tolist(), strict=True
@@ -129,13 +135,13 @@ class OracleRunner:
         table[index] = block
 
     def _result(self, plan: Plan) -> StepResult:
-        rows = plan.rows
+        rows, labels = plan.rows, plan.rows.labels
         width = 1 + (int(rows.drafts.max()) if len(rows) else 0)
         ids = np.full((len(rows), width), -1, np.int32)
         count = np.zeros(len(rows), np.int32)
         for row, slot in enumerate(rows.slot.tolist()):
             track = self.tracks[slot]
-            assert track.request.id == rows.request_id[row], f"slot {slot} has another request"
+            assert track.request.id == labels[row], f"slot {slot} has another request"
             ahead = int(plan.start[row]) - track.position
             assert ahead == 0 or (ahead > 0 and track.drafted), (
                 f"{track.request.id!r} starts at the wrong position"
@@ -148,7 +154,27 @@ class OracleRunner:
         for slot in rows.slot.tolist():  # attention reads when all rows have written
             for position in range(self.tracks[slot].position):
                 self._read(self.tracks[slot], position)
-        return StepResult(ids, count)
+        return self._scored(plan, ids, count)
+
+    def _scored(self, plan: Plan, ids: I32, count: I32) -> StepResult:
+        """With log-probabilities and candidates for the rows that ask for them."""
+        tracks = [self.tracks[slot] for slot in plan.rows.slot.tolist()]
+        if not any(track.request.silent for track in tracks):
+            return StepResult(ids, count)
+        logprob = np.zeros(ids.shape, np.float32)
+        most = max(1, *(track.request.candidates for track in tracks))
+        found = Candidates(
+            np.full((len(tracks), most), -1, np.int32), np.zeros((len(tracks), most), np.float32)
+        )
+        for row, track in enumerate(tracks):
+            if track.request.beam_width and count[row]:
+                best = likeliest(track.digests[-1], self.vocab, track.request.candidates)
+                for place, (token, value) in enumerate(best):
+                    found.ids[row, place], found.logprob[row, place] = token, value
+            for place in range(int(count[row])):
+                before = track.digests[len(track.digests) - int(count[row]) + place]
+                logprob[row, place] = logprobs(before, self.vocab)[ids[row, place]]
+        return StepResult(ids, count, logprob, found)
 
     def _row(self, track: Track, count: int, drafts: int, samples: bool) -> list[int]:
         assert count > drafts, f"{track.request.id!r} drafts without computing anything"
@@ -175,7 +201,8 @@ class OracleRunner:
 
     def _sample(self, track: Track, new: list[int]) -> None:
         token = next_token(track.request, track.digests[-1], self.vocab)
-        track.tokens.append(token)
+        if not track.request.beam_width:  # the host chooses the tokens of beams
+            track.tokens.append(token)
         track.sampled = True
         new.append(token)
 
@@ -190,13 +217,13 @@ class OracleRunner:
 
     def _read(self, track: Track, position: int) -> None:
         block = self._block(track, position)
-        seen = self.cells[block][position % self.block_size]
+        seen = self.seen(block, position % self.block_size)
         assert seen == track.digests[position], (
             f"{track.request.id!r} position {position}, block {block}: stale or foreign KV"
         )
 
     def _write(self, track: Track, position: int, digest: int) -> None:
-        self.cells[self._block(track, position)][position % self.block_size] = digest
+        self.put(self._block(track, position), position % self.block_size, digest)
 
     def _block(self, track: Track, position: int) -> int:
         index = position // self.block_size

@@ -5,25 +5,20 @@ from typing import Any
 import pytest
 
 from paceline import Scheduler
-from paceline.sim.oracle import reference
+from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,
     ask,
     commit,
+    crowded,
     findable,
     finish_all,
+    gate,
     small,
     state,
     step,
     tokens_of_steps,
 )
-
-
-def gate(scheduler: Scheduler) -> tuple[str, str, int] | None:
-    """Why nobody else was admitted in the latest step: reason, at whom, how many short."""
-    found = scheduler.gate
-    return (found.reason, found.request_id, found.short) if found else None
-
 
 # -- the budget --------------------------------------------------------------
 
@@ -253,15 +248,6 @@ def test_the_watermark_is_ignored_while_nobody_runs() -> None:
 
 
 # -- preemption --------------------------------------------------------------
-
-
-def crowded(**settings: Any) -> Scheduler:
-    """Two residents at the edge of their first block, with one block free."""
-    scheduler = small(num_blocks=3, max_num_seqs=2, **settings)
-    scheduler.submit(ask("a", 4, max_tokens=5), 0.0)
-    scheduler.submit(ask("b", 4, max_tokens=5), 0.0)
-    step(scheduler)
-    return scheduler
 
 
 def test_the_newest_resident_gives_way_when_blocks_run_out() -> None:

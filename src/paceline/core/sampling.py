@@ -1,0 +1,161 @@
+"""How a token is chosen from the model's logits, as one request asks for it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from math import inf, nextafter
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any, cast
+
+from paceline.core.errors import RequestError
+
+GREEDY_BELOW = 1e-5  # a temperature this small leaves the most likely token alone
+MOST_LOGPROBS = 20
+LARGEST_ID = 2**31 - 1
+NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+ABOVE_ZERO = nextafter(0.0, 1.0)
+LARGEST = nextafter(inf, 0.0)
+RANGES: dict[str, tuple[float, float, str]] = {
+    "temperature": (0.0, 2.0, "[0, 2]"),
+    "top_p": (ABOVE_ZERO, 1.0, "(0, 1]"),
+    "min_p": (0.0, 1.0, "[0, 1]"),
+    "repetition_penalty": (ABOVE_ZERO, LARGEST, "(0, inf)"),
+    "presence_penalty": (-2.0, 2.0, "[-2, 2]"),
+    "frequency_penalty": (-2.0, 2.0, "[-2, 2]"),
+}
+
+
+def whole(name: str, value: Any, least: int, most: int, bounds: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise RequestError(f"{name} is {value!r}; it must be a whole number")
+    number = int(value)
+    if not least <= number <= most:
+        raise RequestError(f"{name} is {number}; it {bounds}")
+    return number
+
+
+def fraction(name: str, value: Any, least: float, most: float, interval: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise RequestError(f"{name} is {value!r}; it must be a number")
+    if value < least or not value <= most:  # not "most < value": a NaN lies nowhere
+        raise RequestError(f"{name} is {value}; it lies in {interval}")
+    return float(value)
+
+
+def token_id(name: str, value: Any) -> int:
+    return whole(f"a token id of {name}", value, 0, LARGEST_ID, "lies in 0..2147483647")
+
+
+def token_ids(name: str, given: Any) -> tuple[int, ...]:
+    """Ids in ascending order, each once."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise RequestError(f"{name} is {given!r}; it must be a list of token ids")
+    ids = cast("Iterable[Any]", given)
+    return tuple(sorted({token_id(name, value) for value in ids}))
+
+
+def biases(given: Any) -> Mapping[int, float]:
+    """A read-only copy, in the order of the ids."""
+    if not isinstance(given, Mapping):
+        raise RequestError(f"logit_bias is {given!r}; it maps token ids to numbers")
+    pairs = cast("Mapping[Any, Any]", given)
+    checked = {
+        token_id("logit_bias", key): fraction(
+            f"logit_bias of token {key}", value, -100.0, 100.0, "[-100, 100]"
+        )
+        for key, value in pairs.items()
+    }
+    return MappingProxyType(dict(sorted(checked.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """An immutable choice of distribution. What cannot be sampled from is refused when made.
+
+    temperature          divides the logits; 0: always the most likely token
+    top_k                only the k most likely tokens; 0 or -1: all
+    top_p                only the most likely tokens that make up this probability
+    min_p                only tokens at least this likely, as a part of the likeliest
+    repetition_penalty   divides the logits of tokens in prompt or output; below 1 it favours them
+    presence_penalty     is taken from the logits of tokens in the output
+    frequency_penalty    is taken from them as often as they occur in the output
+    logit_bias           is added to the logits of single tokens
+    allowed_token_ids    only these; None: all
+    bad_token_ids        never these
+    logprobs             alternatives told with each token's log-probability; None: neither
+    prompt_logprobs      the same for each token of the prompt
+
+    Log-probabilities are those of the model, before anything above is applied.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS, hash=False)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        fix = object.__setattr__
+        for name, (least, most, interval) in RANGES.items():
+            fix(self, name, fraction(name, getattr(self, name), least, most, interval))
+        if self.temperature < GREEDY_BELOW:
+            fix(self, "temperature", 0.0)
+        bounds = "is 0 or -1 for all tokens, or at least 1"
+        fix(self, "top_k", max(whole("top_k", self.top_k, -1, LARGEST_ID, bounds), 0))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                bounds = f"lies in 0..{MOST_LOGPROBS}"
+                fix(self, name, whole(name, getattr(self, name), 0, MOST_LOGPROBS, bounds))
+        if self.logit_bias is not NO_BIAS:
+            fix(self, "logit_bias", biases(self.logit_bias))
+        fix(self, "bad_token_ids", token_ids("bad_token_ids", self.bad_token_ids))
+        if self.allowed_token_ids is not None:
+            allowed = token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not set(allowed) - set(self.bad_token_ids):
+                raise RequestError("allowed_token_ids leaves no token to choose from")
+            fix(self, "allowed_token_ids", allowed)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Does the choice depend on the tokens before it, beyond what the model makes of them?"""
+        penalties = self.presence_penalty, self.frequency_penalty
+        return self.repetition_penalty != 1.0 or penalties != (0.0, 0.0)
+
+    @property
+    def plain(self) -> bool:
+        """Is the largest of the model's logits all that is asked for?"""
+        edited = self.penalised or self.logit_bias or self.bad_token_ids
+        restricted = edited or self.allowed_token_ids is not None
+        return self.greedy and not restricted and self.logprobs is None
+
+    def check_vocab(self, vocab: int) -> None:
+        """Refuse token ids that a model of `vocab` words does not have."""
+        named = {
+            "logit_bias": tuple(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_token_ids": self.bad_token_ids,
+        }
+        for name, ids in named.items():
+            if ids and ids[-1] >= vocab:
+                raise RequestError(f"{name} names token {ids[-1]}; the model has {vocab}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A mapping proxy cannot be sent to another process, a dict can."""
+        values: list[Any] = [getattr(self, setting.name) for setting in fields(self)]
+        plain = [dict(self.logit_bias) if v is self.logit_bias else v for v in values]
+        return Sampling, tuple(plain)
+
+
+GREEDY = Sampling(temperature=0.0)

@@ -1,0 +1,179 @@
+"""Who is let in: swapped sequences, then waiting ones by rank, until one does not fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from paceline.core.config import Config
+from paceline.core.plan import Admitted
+from paceline.core.request import Sequence
+from paceline.kv.cache import Hit
+from paceline.sched.composition import Composition, Entry
+from paceline.sched.forks import Forks
+from paceline.sched.journal import Gate
+from paceline.sched.residency import Residency
+
+Chunk = Callable[[int, int, bool], int]
+"""Positions of a row that wants so many, with so much budget left; is it the step's first?"""
+
+
+@dataclass(slots=True)
+class Intake:
+    """Who has come in so far, and the budget that is left."""
+
+    left: int
+    chunk: Chunk
+    first: bool  # has the step no row yet?
+    entries: list[Entry] = field(default_factory=list[Entry])
+    admitted: list[Admitted] = field(default_factory=list[Admitted])
+
+    def share(self, rest: int) -> int:
+        """Positions that a row which wants `rest` may have."""
+        return self.chunk(rest, self.left, self.first)
+
+    def add(self, slot: int, start: int, count: int) -> None:
+        if count:
+            self.entries.append(Entry(slot, start, count))
+            self.left -= count
+            self.first = False
+
+
+class Admission:
+    """Lets sequences in as long as there are slots, budget and blocks, and says why it stops."""
+
+    def __init__(self, config: Config, residency: Residency, forks: Forks) -> None:
+        self._config = config.step
+        self._at = residency
+        self._forks = forks
+        self._lookahead = config.speculation.lookahead_slots
+        self._reserve = int(config.step.watermark * config.cache.num_blocks)
+
+    def let_in(
+        self, served: Composition, now: float, chunk: Chunk, returning: bool = False
+    ) -> Composition:
+        """Admit until one does not fit; only those that were swapped, if `returning`."""
+        at = self._at
+        left = self._config.max_num_batched_tokens - int(served.count.sum())
+        intake = Intake(left, chunk, first=not len(served.slot))
+        gate: Gate | None = None
+        while (head := at.head(now)) is not None:
+            if head.swapped:
+                gate = self._return(head, intake, now)
+            elif returning:
+                gate = self.gate_at(head, "decodes", 0, now)
+            else:
+                gate = self._enter(head, intake, now)
+            if gate is not None:
+                break
+        step = served.joined(intake.entries, intake.admitted)
+        if intake.entries:
+            new = slice(len(served.slot), None)
+            at.table.advance(step.slot[new], step.start[new] + step.count[new])
+        return replace(step, gate=gate)
+
+    # -- waiting ------------------------------------------------------------
+
+    def _enter(self, head: Sequence, intake: Intake, now: float) -> Gate | None:
+        """Admit a waiting sequence, or say what keeps it out."""
+        at = self._at
+        hit = at.lookup(head)
+        tokens = intake.share(self.rest(head, hit))
+        gate = self._gate(head, hit, tokens, intake.left, now)
+        if gate is not None:
+            return gate
+        new = at.admit(head, hit, self.span(head, hit, tokens))
+        at.cache.seal(new.slot, head, hit.tokens + tokens, at.step)
+        intake.admitted.append(new)
+        intake.add(new.slot, hit.tokens, tokens)
+        family = at.family(head)
+        if family is not None and self._forks.at_once(family, hit):
+            self._forks.fork(family)
+            at.swapping.tier.fence(at.step, (), [one.serial for one in family.members])
+            for one in family.members[1:]:
+                self._first_row(one, intake)
+        return None
+
+    def _first_row(self, sequence: Sequence, intake: Intake) -> None:
+        """Let a sequence that came with another compute what budget and blocks allow."""
+        table, cache, slot = self._at.table, self._at.cache, sequence.slot
+        start = int(table.planned[slot])
+        room = int(cache.held[slot]) * cache.block_size - start
+        count = min(intake.share(int(table.known[slot]) - start), room)
+        intake.add(slot, start, count)
+        cache.seal(slot, sequence, start + count, self._at.step)
+
+    def rest(self, head: Sequence, hit: Hit) -> int:
+        """Positions to compute before it samples, or before its family forks."""
+        family = self._at.family(head)
+        if family is not None and len(family.members) > 1 and hit.tokens < family.fork_point:
+            return family.fork_point - hit.tokens
+        return len(head.tokens) - hit.tokens
+
+    def span(self, head: Sequence, hit: Hit, tokens: int) -> int:
+        """Positions whose blocks admission takes."""
+        span = len(head.tokens) if self._config.reserve_full_prompt else hit.tokens + tokens
+        return min(span + self._lookahead, self._config.max_model_len)
+
+    def spared(self) -> int:
+        """Free blocks that an admission must leave; none while nobody else runs."""
+        return self._reserve if len(self._at.table.order) else 0
+
+    def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
+        """Free blocks that an admission uses up, with those its family takes when it forks."""
+        at, span = self._at, self.span(head, hit, tokens)
+        family = at.family(head)
+        missing = at.cache.missing(hit, span)
+        if family is not None and len(family.members) > 1:
+            missing += self._forks.need(family, self._span_alone, hit)
+        return missing
+
+    def _span_alone(self, sequence: Sequence) -> int:
+        """Positions of a member of a family whose blocks are counted when it is admitted."""
+        reserve = self._config.reserve_full_prompt
+        return len(sequence.tokens) if reserve else len(sequence.request.prompt)
+
+    def _gate(self, head: Sequence, hit: Hit, tokens: int, left: int, now: float) -> Gate | None:
+        """What keeps `head` from being admitted, if anything."""
+        at = self._at
+        size = 1 if head.child < 0 else len(at.group(head))
+        if at.table.vacant < size:
+            return self.gate_at(head, "seqs", size - at.table.vacant, now)
+        if not tokens:
+            return self.gate_at(head, "budget", self.rest(head, hit) - left, now)
+        free = at.cache.pool.free - self.spared()
+        if size == 1 and at.cache.blocks_for(self.span(head, hit, tokens)) <= free:
+            return None  # it fits even if nothing of the hit is held by others
+        short = self.missing(head, hit, tokens) - free
+        return self.gate_at(head, "blocks", short, now) if short > 0 else None
+
+    # -- swapped ------------------------------------------------------------
+
+    def _return(self, head: Sequence, intake: Intake, now: float) -> Gate | None:
+        """Bring a swapped sequence back, or say what keeps it out."""
+        at, members = self._at, self._at.group(head)
+        spans = [min(len(one.tokens) + self._lookahead, one.limit) for one in members]
+        tier, free = at.swapping.tier, at.cache.pool.free - self.spared()
+        if not tier.ready(head):
+            return self.gate_at(head, "swapping", 0, now)
+        if at.table.vacant < len(members):
+            return self.gate_at(head, "seqs", len(members) - at.table.vacant, now)
+        if intake.left < len(members):
+            return self.gate_at(head, "budget", len(members) - intake.left, now)
+        short = tier.need(members, spans) - free
+        if short > 0:
+            return self.gate_at(head, "blocks", short, now)
+        intake.admitted += at.restore(head, spans)
+        for one in members:
+            self._first_row(one, intake)
+        return None
+
+    # -- gates --------------------------------------------------------------
+
+    def gate_at(self, head: Sequence, reason: str, short: int, now: float) -> Gate:
+        aged = self._at.queue.impatient(now) is head
+        return Gate(reason, head.serial, head.id, short, aged)
+
+    def closed(self, served: Composition, reason: str, now: float, short: int = 0) -> Composition:
+        """Nobody is admitted in this step."""
+        head = self._at.head(now)
+        gate = self.gate_at(head, reason, short, now) if head else None
+        return replace(served, gate=gate)

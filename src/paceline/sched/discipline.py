@@ -1,0 +1,195 @@
+"""How a step is built: the parts that all disciplines share."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+
+from paceline.core.arrays import I32, Index
+from paceline.core.config import Config
+from paceline.core.errors import ConfigError
+from paceline.core.request import Sequence
+from paceline.sched.admission import Admission
+from paceline.sched.composition import NOTHING, Composition
+from paceline.sched.forks import Forks
+from paceline.sched.limits import within_budget, within_length
+from paceline.sched.residency import Residency
+from paceline.sched.speculation import Speculation
+
+
+class Discipline:
+    """Builds the rows of one step. Everything it may change is in the Residency.
+
+    A subclass says in `build` who computes how much; the parts it is made of are here.
+    """
+
+    def __init__(self, config: Config, residency: Residency, speculation: Speculation) -> None:
+        self._config = config.step
+        self._at = residency
+        self._forks = Forks(residency)
+        self._admission = Admission(config, residency, self._forks)
+        self._speculation = speculation
+        self._lookahead = config.speculation.lookahead_slots
+        self._given_way = 0  # residents that gave way in this step
+
+    def build(self, now: float, admitting: bool) -> Composition:
+        """Who computes how much now."""
+        raise NotImplementedError
+
+    def demand(self, slot: Index) -> I32:
+        """Positions that residents take of a step in which somebody is admitted."""
+        raise NotImplementedError
+
+    def chunk(self, rest: int, left: int, first: bool) -> int:
+        """Positions of an arrival's first row; 0 if the budget does not let it in."""
+        raise NotImplementedError
+
+    def compose(self, now: float, admitting: bool) -> Composition:
+        """The rows of the next step."""
+        self._given_way = 0
+        self._fork()
+        step = self.build(now, admitting)
+        return self._draft(step) if self._at.table.drafting else step
+
+    def rest(self, now: float) -> Composition:
+        """Nobody computes anything now."""
+        return self._admission.closed(NOTHING, "paused", now)
+
+    # -- families -----------------------------------------------------------
+
+    def _fork(self) -> None:
+        """Let families fork whose prompt has been handed out, if there are blocks for it."""
+        at = self._at
+        for family in self._forks.due():
+            while family.kept:
+                missing = self._forks.need(family) - at.cache.pool.free
+                if missing <= 0:
+                    self._forks.fork(family)
+                elif missing <= at.swapping.tier.coming:
+                    break  # the blocks come when the steps in flight have run
+                else:
+                    self._give_way(missing, family.leader.slot)
+
+    # -- residents ----------------------------------------------------------
+
+    def _serve(self, slot: Index, count: I32, short: I32) -> Composition:
+        """Hand out `count[i]` positions and `short[i]` new blocks to each resident."""
+        at = self._at
+        grown = at.cache.grow(slot, short)
+        if not count.all():
+            busy = count > 0
+            slot, count = slot[busy], count[busy]
+        start = at.table.planned[slot]
+        at.table.advance(slot, start + count)
+        served = Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
+        self._seal(served)
+        return served
+
+    def _fit(self, share: Callable[[Index], I32]) -> tuple[Index, I32, I32]:
+        """Residents with positions and new blocks for each; some give way if blocks are short."""
+        at = self._at
+        while True:
+            slot = at.table.order
+            count = share(slot)
+            short, free = self._short(slot, count), at.cache.pool.free
+            missing = int(short.sum()) - free
+            if missing <= 0:
+                return slot, count, short
+            wanting = (short > 0) & (np.cumsum(short) > free)
+            if missing <= at.swapping.tier.coming:  # blocks that steps in flight copy
+                return slot, np.where(wanting, 0, count), np.where(wanting, 0, short)
+            self._give_way(missing, int(slot[wanting][0]))
+
+    def _give_way(self, missing: int, needy: int) -> None:
+        """Preempt whom the policy names, because blocks are missing for a resident."""
+        at = self._at
+        victim = at.policy.victim()
+        whom = "itself" if needy == victim else repr(at.table.name[needy])
+        blocks = "1 block" if missing == 1 else f"{missing} blocks"
+        at.preempt(victim, cause=f"want of {blocks} for {whom}")
+        self._given_way += 1
+
+    def _draft(self, step: Composition) -> Composition:
+        """Let drafts ride on the budget and the blocks that nobody else wanted."""
+        at, slot = self._at, step.slot
+        table, end = at.table, step.start + step.count
+        order = table.order
+        table.propose(
+            order, self._speculation.drafts(table.most_drafts[order], table.acceptance[order])
+        )
+        drafts = np.where(step.start >= table.given[slot], table.drafts[slot], 0)
+        drafts = within_length(drafts, end, table.limit[slot])
+        left = self._config.max_num_batched_tokens - int(step.count.sum())
+        drafts = within_budget(drafts, left)
+        short = self._short(slot, drafts)
+        unaffordable = (short > 0) & (np.cumsum(short) > at.cache.pool.free)
+        drafts[unaffordable] = short[unaffordable] = 0
+        if not drafts.any():
+            return step
+        grown = step.grown.followed_by(at.cache.grow(slot, short))
+        table.advance(slot, end + drafts)
+        return replace(step, count=step.count + drafts, drafts=drafts, grown=grown)
+
+    def _short(self, slot: Index, count: I32) -> I32:
+        end = self._at.table.planned[slot] + count
+        if self._lookahead:
+            end = np.minimum(end + self._lookahead, self._config.max_model_len)
+        return np.where(count > 0, self._at.cache.short(slot, end), 0)
+
+    def _seal(self, served: Composition) -> None:
+        """Let others find the blocks of known tokens that this step fills."""
+        at, slot = self._at, served.slot
+        for row in np.flatnonzero(served.start < at.table.given[slot]).tolist():
+            place = int(slot[row])
+            end = int(served.start[row] + served.count[row])
+            at.cache.seal(place, at.table.sequence(place), end, at.step)
+
+    # -- displacement -------------------------------------------------------
+
+    def _displace(self, now: float) -> None:
+        """Let an arrival push out residents that it may displace, if that lets it in."""
+        at = self._at
+        head = at.head(now)
+        if head is None or head.swapped:
+            return
+        candidates = at.policy.displaceable(head, now)
+        for number in range(len(candidates) + 1) if candidates else ():
+            if self._fits_without(head, candidates[:number]):
+                for slot in candidates[:number]:
+                    if at.table.resident[slot]:  # it may have gone with its family
+                        at.preempt(slot, f"{head.id!r}, which goes before it", may_swap=False)
+                return
+
+    def _fits_without(self, head: Sequence, gone: list[int]) -> bool:
+        """Would `head` be admitted in this step if the residents in `gone` were not here?"""
+        at, admission = self._at, self._admission
+        slot = at.table.order[~np.isin(at.table.order, gone)]
+        count = self.demand(slot)
+        hit = at.lookup(head)
+        left = self._config.max_num_batched_tokens - int(count.sum())
+        tokens = self.chunk(admission.rest(head, hit), left, first=False)
+        if not tokens or at.table.vacant + len(gone) < len(at.group(head)):
+            return False
+        freed = at.cache.held_only_by(gone)
+        missing = admission.missing(head, hit, tokens)
+        missing += len(freed & set(hit.blocks)) + int(self._short(slot, count).sum())
+        spared = admission.spared() if len(slot) else 0
+        return missing + spared <= at.cache.pool.free + len(freed)
+
+
+def load(config: Config, residency: Residency, speculation: Speculation) -> Discipline:
+    """The discipline by module name in `disciplines`, or by dotted path to a class."""
+    wanted = config.step.discipline
+    module, _, name = wanted.rpartition(".")
+    try:
+        if not module:
+            found = import_module(f"paceline.sched.disciplines.{wanted}")
+            kind = getattr(found, wanted.title().replace("_", ""))
+        else:
+            kind = getattr(import_module(module), name)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"no discipline {wanted!r}: {error}") from None
+    if not (isinstance(kind, type) and issubclass(kind, Discipline)):
+        raise ConfigError(f"discipline {wanted!r} is not a subclass of Discipline")
+    return kind(config, residency, speculation)

@@ -1,0 +1,1 @@
+"""Disciplines of building a step, one file each."""

@@ -1,0 +1,110 @@
+"""A step is all prefill or all decode, and prefill goes first."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core.arrays import I32, Index
+from paceline.sched.composition import Composition
+from paceline.sched.discipline import Discipline
+from paceline.sched.limits import whole_rows, within_threshold
+
+
+class PrefillFirst(Discipline):
+    """Whenever something can be admitted it is, with whole prompts; otherwise all residents
+    decode one token.
+
+    With chunking on, the first prompt of a step is cut if it does not fit, and goes on in
+    the next. While anybody is swapped nobody else is admitted, and those that were swapped
+    return in decode steps. Those who decode are held up for `max_wait` seconds at most.
+    """
+
+    _held_since: float | None = None  # when those who decode began to be held up
+
+    def build(self, now: float, admitting: bool) -> Composition:
+        if admitting and not self._given_way:
+            self._displace(now)
+        if self._overdue(now):
+            return self._decode(now, admitting, reason="decodes")
+        step = self._prefill(now, admitting)
+        if not len(step.slot):
+            return self._decode(now, admitting, gated=step)
+        if self._held_since is None and self._one_left(self._at.table.order).any():
+            self._held_since = now
+        return replace(step, kind="prefill")
+
+    def _overdue(self, now: float) -> bool:
+        """Is there somebody who decodes and has been held up for long enough?"""
+        if not self._one_left(self._at.table.order).any():
+            self._held_since = None
+        held = self._held_since
+        return held is not None and now - held >= self._config.max_wait
+
+    # -- prefill ------------------------------------------------------------
+
+    def _prefill(self, now: float, admitting: bool) -> Composition:
+        """Residents that have more than one position to compute, then those who wait."""
+        served = self._serve(*self._fit(self._rests))
+        if self._given_way:
+            return self._admission.closed(served, "preempted", now, self._given_way)
+        if not admitting:
+            return self._admission.closed(served, "paused", now)
+        if len(self._at.swapped):  # a decode step decides whether they can return
+            return self._admission.closed(served, "prefill", now)
+        return self._admission.let_in(served, now, self.chunk)
+
+    def _rests(self, slot: Index) -> I32:
+        """Positions for each resident that is behind by more than one, whole as far as they
+        fit."""
+        config = self._config
+        want = self._at.table.remaining(slot)
+        want = within_threshold(np.where(want > 1, want, 0), config.long_prefill_token_threshold)
+        want = whole_rows(want, config.max_num_batched_tokens)
+        return self._at.policy.share(slot, want, config.max_num_batched_tokens)
+
+    def chunk(self, rest: int, left: int, first: bool) -> int:
+        """A whole prompt, or as much of the first one as fits."""
+        threshold = self._config.long_prefill_token_threshold
+        want = min(rest, threshold) if threshold else rest
+        if want <= left:
+            return want
+        return left if first and self._config.enable_chunked_prefill else 0
+
+    def demand(self, slot: Index) -> I32:
+        return np.zeros(len(slot), np.int32)
+
+    # -- decode -------------------------------------------------------------
+
+    def _decode(
+        self, now: float, admitting: bool, gated: Composition | None = None, reason: str = ""
+    ) -> Composition:
+        """One position for every resident that is not behind; then those return who were
+        swapped."""
+        at = self._at
+        self._held_since = None
+        step = replace(self._serve(*self._fit(self._one_left)), kind="decode")
+        if self._given_way:
+            return self._admission.closed(step, "preempted", now, self._given_way)
+        if not admitting:
+            return self._admission.closed(step, "paused", now)
+        if len(at.swapped):
+            step = self._admission.let_in(step, now, self._last, returning=True)
+            return step if len(step.slot) else self._catch_up(step)
+        if gated is not None:
+            return replace(step, gate=gated.gate)
+        return self._admission.closed(step, reason, now)
+
+    def _catch_up(self, returned: Composition) -> Composition:
+        """Nobody decodes; those that have just returned may be behind by more than one."""
+        served = self._serve(*self._fit(self._rests))
+        return replace(served, kind="prefill", admitted=returned.admitted, gate=returned.gate)
+
+    def _one_left(self, slot: Index) -> I32:
+        """One position for each resident that has just one to compute."""
+        want = self._at.table.remaining(slot)
+        return np.where(want == 1, want, 0)
+
+    @staticmethod
+    def _last(rest: int, left: int, first: bool) -> int:
+        """The row of one that returns: its last position, if that is all it lacks."""
+        return 1 if rest == 1 and left else 0

@@ -1,0 +1,66 @@
+"""Preemption that keeps the work: who goes to the host instead of computing again."""
+
+from dataclasses import dataclass
+
+from paceline.core.config import PreemptionConfig
+from paceline.core.errors import ConfigError
+from paceline.core.plan import Pairs
+from paceline.core.request import Sequence
+from paceline.kv.cache import KVCache
+from paceline.kv.tier import HostTier
+from paceline.sched.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast the device is at either way of getting KV back."""
+
+    recompute_tokens_per_s: float
+    swap_blocks_per_s: float  # either way, to the host or from it
+
+    def __post_init__(self) -> None:
+        if not (self.recompute_tokens_per_s > 0 and self.swap_blocks_per_s > 0):
+            raise ConfigError("rates of recomputation and of swapping are positive")
+
+
+class Swapping:
+    """Decides between recomputation and the host, and moves whole families there and back."""
+
+    def __init__(self, config: PreemptionConfig, table: SlotTable, cache: KVCache) -> None:
+        self.tier = HostTier(cache, config.swap_space)
+        self.rates = Rates(config.recompute_tokens_per_s, config.swap_blocks_per_s)
+        self._mode = config.preemption_mode
+        self._table = table
+        self._cache = cache
+
+    def wanted(self, residents: list[Sequence]) -> bool:
+        """Should these be swapped rather than computed again?"""
+        if self._mode == "recompute" or not self.tier.pool.size:
+            return False
+        if not all(self._tokens(sequence) for sequence in residents):
+            return False  # not even begun: there is nothing to keep
+        return self._mode == "swap" or self._swap_s(residents) < self._recompute_s(residents)
+
+    def _swap_s(self, residents: list[Sequence]) -> float:
+        """Seconds to move their blocks out and in again."""
+        tokens = [self._tokens(sequence) for sequence in residents]
+        return 2 * self.tier.moves(residents, tokens) / self.rates.swap_blocks_per_s
+
+    def _recompute_s(self, residents: list[Sequence]) -> float:
+        """Seconds to compute again what nobody else holds."""
+        slots = [sequence.slot for sequence in residents]
+        lost = len(self._cache.held_only_by(slots)) * self._cache.block_size
+        computed = int(self._table.computed[slots].sum())
+        return min(lost, computed) / self.rates.recompute_tokens_per_s
+
+    def out(self, residents: list[Sequence], step: int) -> Pairs | None:
+        """Keep what residents have computed, before they are released; None if there is no
+        room."""
+        tokens = [self._tokens(sequence) for sequence in residents]
+        return self.tier.store(residents, tokens, step)
+
+    def _tokens(self, sequence: Sequence) -> int:
+        """Positions worth keeping: confirmed ones, without the last known token, which is
+        always computed again to sample from."""
+        slot = sequence.slot
+        return int(min(self._table.computed[slot], self._table.known[slot] - 1))

@@ -1,0 +1,134 @@
+"""A language model without weights, and what any correct schedule must make of it.
+
+The next token is a function of everything before it, so an output can be computed here in
+the plainest way and compared with what came out of a schedule, token for token.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core.plan import Choice
+from paceline.core.request import Finish, Request
+
+MASK = (1 << 61) - 1
+
+
+def mix(digest: int, token: int) -> int:
+    return (digest * 1_000_003 + token + 1) & MASK
+
+
+def start_digest(request: Request) -> int:
+    """Where the digests of a sequence begin: another salt or adapter is another content."""
+    digest = 7
+    for part in (request.adapter, request.cache_salt):
+        for byte in part.encode() + b"\x00":
+            digest = mix(digest, byte)
+    return digest
+
+
+def extended(request: Request, digest: int, position: int, token: int) -> int:
+    """The digest one position further. A multimodal item counts from where it stands."""
+    for item in request.items:
+        if item.offset <= position < item.offset + item.length:
+            for byte in item.identity.encode():
+                digest = mix(digest, byte + position - item.offset)
+    return mix(digest, token)
+
+
+def next_token(request: Request, digest: int, vocab: int) -> int:
+    """The greedy choice, or a sample: a function of content, seed and position alone."""
+    return (mix(mix(digest, request.seed or 0), 0) >> 7) % vocab
+
+
+def logprobs(digest: int, vocab: int) -> list[float]:
+    """The log-probability of every token after what `digest` stands for."""
+    weights = [1 + (mix(digest, token * digest) >> 9) % 1000 for token in range(vocab)]
+    total = sum(weights)
+    values: list[float] = np.log(np.array(weights) / total).astype(np.float32).tolist()
+    return values
+
+
+def likeliest(digest: int, vocab: int, count: int) -> list[tuple[int, float]]:
+    """The best tokens and their log-probabilities, best first."""
+    ranked = sorted(enumerate(logprobs(digest, vocab)), key=lambda pair: (-pair[1], pair[0]))
+    return ranked[:count]
+
+
+def digest_of(request: Request, outputs: list[int]) -> int:
+    """What a prompt and some outputs come to."""
+    digest = start_digest(request)
+    for position, token in enumerate([*request.prompt.tolist(), *outputs]):
+        digest = extended(request, digest, position, token)
+    return digest
+
+
+def reference(request: Request, vocab: int, max_model_len: int) -> tuple[list[int], str]:
+    """The tokens and the finish reason that any correct schedule must produce."""
+    digest = digest_of(request, [])
+    room = max_model_len - len(request.prompt)
+    most = room if request.max_tokens is None else min(room, request.max_tokens)
+    outputs: list[int] = []
+    while len(outputs) < most:
+        token = next_token(request, digest, vocab)
+        outputs.append(token)
+        ends = set(request.stop_token_ids) | set(
+            () if request.ignore_eos else request.eos_token_ids
+        )
+        if token in ends and len(outputs) >= request.min_tokens:
+            return outputs, "stop"
+        digest = extended(request, digest, len(request.prompt) + len(outputs) - 1, token)
+    return outputs, "length"
+
+
+def best_of(request: Request, vocab: int, max_model_len: int) -> list[list[int]]:
+    """The outputs that a request returns which samples several and wants the likeliest."""
+    scored: list[tuple[float, list[int]]] = []
+    for index in range(request.width):
+        seed = None if request.seed is None else request.seed + index
+        tokens, _ = reference(replace(request, seed=seed), vocab, max_model_len)
+        digests = [digest_of(request, tokens[:count]) for count in range(len(tokens))]
+        gained = zip(digests, tokens, strict=True)
+        total = sum(logprobs(digest, vocab)[token] for digest, token in gained)
+        scored.append((total / len(tokens), tokens))
+    scored.sort(key=lambda pair: -pair[0])
+    return [tokens for _, tokens in scored[: request.n]]
+
+
+def beam_search(request: Request, vocab: int, max_model_len: int) -> list[Choice]:
+    """What a beam search returns: every continuation of every beam is looked at."""
+    width, room = request.beam_width, max_model_len - len(request.prompt)
+    most = room if request.max_tokens is None else min(room, request.max_tokens)
+    nothing: list[int] = []
+    beams = [(0.0 if beam == 0 else -1e9, nothing) for beam in range(width)]
+    ends: list[Choice] = []
+    for length in range(1, most + 1):
+        reached = [
+            (score + value, [*tokens, token])
+            for score, tokens in beams
+            for token, value in likeliest(digest_of(request, tokens), vocab, vocab)
+        ]
+        reached.sort(key=lambda pair: -pair[0])
+        reached = reached[: request.candidates]
+        going: list[tuple[float, list[int]]] = []
+        for rank, (score, tokens) in enumerate(reached):
+            stops = request.stops_at(tokens[-1], length)
+            if not stops and length < most:
+                going.append((score, tokens))
+            elif rank < width:
+                finish = Finish.STOP if stops else Finish.LENGTH
+                weighed = score / length**request.length_penalty
+                stop_token = tokens[-1] if stops else None
+                ends.append(Choice(tuple(tokens), finish, weighed, stop_token))
+        ends = sorted(ends, key=lambda end: -end.score)[:width]
+        beams = going[:width]
+        if not beams:
+            break
+        longest = (
+            most if request.early_stopping == "never" and request.length_penalty > 0 else length
+        )
+        attainable = beams[0][0] / longest**request.length_penalty
+        full = len(ends) == width
+        if full and (request.early_stopping is True or attainable <= ends[-1].score):
+            break
+    return ends[: request.n]

@@ -1,0 +1,314 @@
+"""Who is let in, how much each gets, and what is said when somebody is not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import Scheduler
+from paceline.core.arrays import NO_I32
+from paceline.kv.cache import MISS
+from paceline.sched.admission import Admission, Intake
+from paceline.sched.composition import NOTHING, Composition, Entry
+from paceline.sched.forks import Forks
+from tests.sched.support import (
+    ask,
+    commit,
+    crowded,
+    finish_all,
+    gate,
+    sequence,
+    small,
+    state,
+    step,
+)
+
+
+def admission(scheduler: Scheduler) -> Admission:
+    at = scheduler.residency
+    return Admission(scheduler.config, at, Forks(at))
+
+
+def whole(rest: int, left: int, first: bool) -> int:
+    return rest if rest <= left else 0
+
+
+# -- the intake --------------------------------------------------------------
+
+
+def test_an_intake_counts_down_the_budget() -> None:
+    intake = Intake(10, whole, first=True)
+    intake.add(slot=3, start=4, count=6)
+    assert (intake.left, intake.first) == (4, False)
+    assert intake.entries == [Entry(3, 4, 6)]
+
+
+def test_nothing_is_no_row() -> None:
+    intake = Intake(10, whole, first=True)
+    intake.add(slot=3, start=4, count=0)
+    assert (intake.left, intake.first, intake.entries) == (10, True, [])
+
+
+def test_a_share_depends_on_what_is_left_and_on_who_was_before() -> None:
+    seen: list[tuple[int, int, bool]] = []
+
+    def chunk(rest: int, left: int, first: bool) -> int:
+        seen.append((rest, left, first))
+        return min(rest, left)
+
+    intake = Intake(10, chunk, first=True)
+    for slot, rest in enumerate((7, 9)):
+        intake.add(slot, 0, intake.share(rest))
+    assert seen == [(7, 10, True), (9, 3, False)]
+    assert [entry.count for entry in intake.entries] == [7, 3]
+
+
+# -- letting in --------------------------------------------------------------
+
+
+def test_those_who_wait_come_in_by_rank_until_one_does_not_fit() -> None:
+    scheduler = small()
+    for name, prompt in (("a", 10), ("b", 10), ("c", 20), ("d", 1)):
+        scheduler.submit(ask(name, prompt), 0.0)
+    found = admission(scheduler).let_in(NOTHING, 0.0, whole)
+    assert [new.request.id for new in found.admitted] == ["a", "b"]
+    assert (found.slot.tolist(), found.start.tolist(), found.count.tolist()) == (
+        [0, 1],
+        [0, 0],
+        [10, 10],
+    )
+    assert found.gate is not None
+    assert (found.gate.reason, found.gate.request_id, found.gate.short) == ("budget", "c", 8)
+    assert scheduler.residency.table.planned[:2].tolist() == [10, 10]
+
+
+def test_nobody_waits_and_nobody_is_let_in() -> None:
+    found = admission(small()).let_in(NOTHING, 0.0, whole)
+    assert (found.gate, found.admitted, found.slot.tolist()) == (None, (), [])
+
+
+def test_only_the_swapped_are_let_in_where_only_they_may_return() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3), 0.0)
+    found = admission(scheduler).let_in(NOTHING, 0.0, whole, returning=True)
+    assert found.gate is not None
+    assert (found.gate.reason, found.gate.request_id, found.admitted) == ("decodes", "a", ())
+
+
+def test_closed_doors_have_a_reason_if_anybody_stands_there() -> None:
+    scheduler = small()
+    doors = admission(scheduler)
+    assert doors.closed(NOTHING, "paused", 0.0).gate is None
+    scheduler.submit(ask("a", 3), 0.0)
+    found = doors.closed(NOTHING, "preempted", 0.0, short=2).gate
+    assert found is not None
+    assert (found.reason, found.request_id, found.short, found.aged) == ("preempted", "a", 2, False)
+
+
+def test_a_gate_says_whether_its_head_goes_first_because_of_its_age() -> None:
+    scheduler = small(policy="priority", ageing_s=5.0, max_num_seqs=1)
+    scheduler.submit(ask("old", 3, priority=9), 0.0)
+    found = admission(scheduler).closed(NOTHING, "paused", 6.0).gate
+    assert found is not None
+    assert found.aged
+
+
+def test_rows_of_newcomers_stand_behind_those_of_residents() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("b", 5), 0.0)
+    plan = scheduler.plan(0.0)
+    assert (plan.rows.labels, plan.rows.count.tolist()) == (["a", "b"], [1, 5])
+    assert plan.rows.drafts.tolist() == [0, 0]
+    assert NOTHING.joined([], []).count is NO_I32
+
+
+# -- blocks ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "span"),
+    [
+        ({}, 13),
+        ({"lookahead_slots": 3}, 16),
+        ({"reserve_full_prompt": False}, 8),
+        ({"reserve_full_prompt": False, "lookahead_slots": 3}, 11),
+        ({"max_model_len": 14, "lookahead_slots": 3}, 14),
+    ],
+)
+def test_an_admission_takes_the_blocks_of_what_it_knows_or_of_its_first_row(
+    settings: dict[str, Any], span: int
+) -> None:
+    scheduler = small(**settings)
+    scheduler.submit(ask("a", 13, max_tokens=1), 0.0)
+    assert admission(scheduler).span(sequence(scheduler, "a"), MISS, tokens=8) == span
+
+
+def test_a_watermark_is_spared_only_while_somebody_runs() -> None:
+    scheduler = small(num_blocks=10, watermark=0.35)
+    assert admission(scheduler).spared() == 0
+    scheduler.submit(ask("a", 3), 0.0)
+    step(scheduler)
+    assert admission(scheduler).spared() == 3
+
+
+# -- families ----------------------------------------------------------------
+
+
+def test_a_family_computes_what_it_shares_before_it_forks() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 9, n=3), 0.0)
+    scheduler.submit(ask("b", 9), 0.0)
+    doors = admission(scheduler)
+    assert doors.rest(sequence(scheduler, "a"), MISS) == 8
+    assert doors.rest(sequence(scheduler, "b"), MISS) == 9
+    plan = scheduler.plan(0.0)
+    assert plan.to_dict()["tokens"] == {"0_a": 8, "b": 9}
+    assert plan.rows.samples.tolist() == [False, True]
+
+
+def test_a_family_needs_slots_for_all_of_it() -> None:
+    scheduler = small(max_num_seqs=4)
+    for name in "ab":
+        scheduler.submit(ask(name, 3, max_tokens=2), 0.0)
+    scheduler.submit(ask("c", 3, max_tokens=2, n=3), 0.0)
+    assert step(scheduler)["new"] == ["a", "b"]
+    assert gate(scheduler) == ("seqs", "c", 1)
+    scheduler.submit(ask("d", 3), 0.0)
+    step(scheduler)
+    assert step(scheduler)["new"] == ["0_c", "d"]
+
+
+def test_slots_that_are_kept_for_a_family_are_nobody_elses() -> None:
+    scheduler = small(max_num_seqs=4, max_num_batched_tokens=4)
+    scheduler.submit(ask("a", 9, n=3), 0.0)
+    scheduler.submit(ask("b", 1), 0.0)
+    scheduler.submit(ask("c", 1), 0.0)
+    scheduler.plan(0.0)
+    assert scheduler.residency.table.vacant == 1
+    plans = [scheduler.plan(0.0) for _ in range(2)]
+    assert plans[1].to_dict()["new"] == ["1_a", "2_a", "b"]
+    assert gate(scheduler) == ("seqs", "c", 1)
+
+
+@pytest.mark.parametrize(("blocks", "admitted"), [(5, True), (4, False)])
+def test_a_family_needs_the_blocks_of_the_prompt_and_one_for_each_fork(
+    blocks: int, admitted: bool
+) -> None:
+    """Nine tokens: three blocks for the first, and one more for each of the other two."""
+    scheduler = small(num_blocks=6)
+    scheduler.submit(ask("a", 9, max_tokens=1, n=3), 0.0)
+    scheduler.residency.cache.pool.take(6 - blocks)
+    doors, leader = admission(scheduler), sequence(scheduler, "a")
+    assert doors.missing(leader, MISS, 8) == 5
+    plan = scheduler.plan(0.0)
+    assert bool(plan.admitted) == admitted
+    assert gate(scheduler) == (None if admitted else ("blocks", "a", 1))
+
+
+def test_a_family_whose_prompt_is_cached_needs_less() -> None:
+    """Two of its three blocks are there, and free: they count, and the forks share them."""
+    scheduler = small(num_blocks=8)
+    scheduler.submit(ask("first", range(9), max_tokens=1), 0.0)
+    finish_all(scheduler)
+    scheduler.submit(ask("a", range(9), max_tokens=1, n=3), 0.0)
+    leader = sequence(scheduler, "a")
+    hit = scheduler.residency.lookup(leader)
+    assert hit.tokens == 8
+    assert admission(scheduler).missing(leader, hit, 1) == 3 + 2
+
+
+def test_a_family_that_comes_back_needs_what_its_members_knew() -> None:
+    scheduler = small(num_blocks=8, enable_prefix_caching=False)
+    scheduler.submit(ask("a", 5, max_tokens=8, n=2), 0.0)
+    step(scheduler)
+    for _ in range(5):
+        step(scheduler, **{"0_a": [1], "1_a": [2]})
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    leader = sequence(scheduler, "a")
+    assert len(leader.tokens) == 10  # three blocks, of which one is shared
+    assert admission(scheduler).missing(leader, MISS, 4) == 3 + 2
+
+
+def test_members_that_come_with_another_compute_what_the_budget_allows() -> None:
+    """The prompt of "b" is one token, so that all fork at once; one fits into this step."""
+    scheduler = small(max_num_seqs=3, max_num_batched_tokens=3)
+    scheduler.submit(ask("a", 5), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("b", 1, n=2), 0.0)
+    assert [step(scheduler)["tokens"] for _ in range(2)] == [
+        {"a": 2, "0_b": 1},
+        {"a": 1, "0_b": 1, "1_b": 1},
+    ]
+
+
+# -- those who return --------------------------------------------------------
+
+
+def test_one_that_returns_gets_its_first_row_at_once() -> None:
+    scheduler = crowded(preemption_mode="swap", swap_space=4)
+    while not (plan := scheduler.plan(0.0)).to_dict()["resumed"]:
+        commit(scheduler, plan)
+    told = plan.to_dict()
+    assert (told["tokens"], told["resumed"]) == ({"b": 1}, ["b"])
+    assert plan.start.tolist() == [4]
+    assert plan.admitted[0].computed == 4
+
+
+def away(beside: bool = False, **settings: Any) -> Scheduler:
+    """With a family of two on the host, and nobody else unless somebody is `beside` it."""
+    scheduler = small(preemption_mode="swap", swap_space=8, **settings)
+    if beside:
+        scheduler.submit(ask("b", 2, max_tokens=9), 0.0)
+    scheduler.submit(ask("a", 5, max_tokens=9, n=2), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.pause()
+    step(scheduler)
+    scheduler.resume()
+    assert state(scheduler, "a")["state"] == "SWAPPED"
+    return scheduler
+
+
+def test_a_family_returns_as_a_whole() -> None:
+    plan = step(away())
+    assert (plan["resumed"], plan["tokens"]) == (["0_a", "1_a"], {"0_a": 1, "1_a": 1})
+
+
+def test_a_family_waits_for_a_slot_for_each() -> None:
+    scheduler = away(max_num_seqs=4)
+    table = scheduler.residency.table
+    for _ in range(3):
+        table.reserve()
+    step(scheduler)
+    assert gate(scheduler) == ("seqs", "a", 1)
+
+
+def test_a_family_waits_for_budget_for_each() -> None:
+    scheduler = away()
+    row = np.array([31], np.int32)
+    served = Composition(np.array([0]), row, row, row - row)
+    found = admission(scheduler).let_in(served, 0.0, whole).gate
+    assert found is not None
+    assert (found.reason, found.request_id, found.short) == ("budget", "a", 1)
+
+
+def test_a_family_waits_for_the_blocks_of_all() -> None:
+    """Each has two blocks, of which the first is the same."""
+    scheduler = away()
+    pool = scheduler.residency.cache.pool
+    pool.take(pool.free - 2)
+    assert scheduler.plan(0.0).empty
+    assert gate(scheduler) == ("blocks", "a", 1)
+
+
+@pytest.mark.parametrize(("others", "returns"), [(False, True), (True, False)])
+def test_one_that_returns_leaves_a_watermark_if_somebody_runs(others: bool, returns: bool) -> None:
+    """Three blocks are needed, four are to be left, and six are free."""
+    scheduler = away(others, watermark=0.25)
+    pool = scheduler.residency.cache.pool
+    pool.take(pool.free - 6)
+    assert bool(scheduler.plan(0.0).to_dict()["resumed"]) == returns
+    assert gate(scheduler) == (None if returns else ("blocks", "a", 1))
