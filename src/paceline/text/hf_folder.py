@@ -1,0 +1,71 @@
+"""Reads the vocabulary in a folder of the Hugging Face kind."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import Tokenizer as Backend
+
+from paceline.core.errors import ConfigError
+from paceline.text.vocabulary import Vocabulary, backend_of
+
+Fields = dict[str, Any]
+
+
+def hf_vocabulary(folder: Path) -> Vocabulary:
+    backend = tokenizer_file(folder / "tokenizer.json")
+    settings = fields(folder / "tokenizer_config.json")
+    model = {**fields(folder / "config.json"), **fields(folder / "generation_config.json")}
+    bos = token_id(backend, settings.get("bos_token"), model.get("bos_token_id"))
+    eos = token_id(backend, settings.get("eos_token"), None)
+    ends = [eos, *listed(model.get("eos_token_id"))]
+    return Vocabulary(
+        backend,
+        bos,
+        tuple(dict.fromkeys(end for end in ends if end is not None)),
+        chat_template(folder, settings.get("chat_template")),
+    )
+
+
+def tokenizer_file(file: Path) -> Backend:
+    if not file.is_file():
+        raise ConfigError(f"{file.parent} has no {file.name}")
+    backend = backend_of(file.read_text(encoding="utf-8"), str(file))
+    # A length limit left over from training would cut prompts without a word.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def fields(file: Path) -> Fields:
+    """A JSON object; a file that is not there says nothing."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is not a JSON object")
+    return cast(Fields, found)
+
+
+def token_id(backend: Backend, token: str | Fields | None, otherwise: int | None) -> int | None:
+    """The id of a token that is written plainly or with its options around it."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return otherwise if content is None else backend.token_to_id(content)
+
+
+def listed(ids: int | list[int] | None) -> list[int] | list[int | None]:
+    return ids if isinstance(ids, list) else [ids]
+
+
+def chat_template(folder: Path, inline: str | list[Fields] | None) -> str | None:
+    """A file of its own counts first; of several named ones, the default."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    if isinstance(inline, list):
+        by_name = {one["name"]: one["template"] for one in inline}
+        return by_name.get("default")
+    return inline

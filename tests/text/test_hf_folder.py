@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from paceline.core.errors import ConfigError
+from paceline.text.hf_folder import hf_vocabulary
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import frame
+from tests.text.support import byte_level, random_texts
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    folder.joinpath(name).write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    byte_level("smollm").save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_a_folder_that_transformers_wrote_encodes_as_it_does(tmp_path: Path) -> None:
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level("llama-bpe"), bos_token="<s>", eos_token="</s>"
+    )
+    made.chat_template = "{{ messages }}"
+    made.save_pretrained(tmp_path)
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in random_texts(300):
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids, text
+        assert ours.decode(ids, skip_special=False) == theirs.decode(ids), text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+    assert (ours.bos, ours.eos) == (theirs.bos_token_id, (theirs.eos_token_id,))
+    assert ours.chat_template == "{{ messages }}"
+    assert ours.vocab_size == len(theirs)
+
+
+@pytest.mark.parametrize("framed", [True, False])
+def test_the_tokenizer_file_says_what_frames_a_text(tmp_path: Path, framed: bool) -> None:
+    backend = type(byte_level()).from_str(byte_level().to_str())
+    frame(backend, 0 if framed else None, None)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": not framed}
+    write(tmp_path, "tokenizer_config.json", {**settings, "tokenizer_class": "TokenizersBackend"})
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("the fox") == theirs.encode("the fox")
+    assert (ours.encode("the fox")[0] == ours.bos) is framed
+
+
+def test_ends_come_from_all_the_files(folder: Path) -> None:
+    assert hf_vocabulary(folder).eos == ()
+    assert hf_vocabulary(folder).bos is None
+    write(folder, "config.json", {"eos_token_id": 7, "bos_token_id": 5})
+    assert hf_vocabulary(folder).eos == (7,)
+    assert hf_vocabulary(folder).bos == 5
+    write(folder, "generation_config.json", {"eos_token_id": [9, 1, 2]})
+    assert hf_vocabulary(folder).eos == (9, 1, 2)
+    write(folder, "tokenizer_config.json", {"eos_token": {"content": "</s>"}, "bos_token": "<s>"})
+    assert hf_vocabulary(folder).eos == (1, 9, 2)
+    assert hf_vocabulary(folder).bos == 0
+
+
+def test_a_template_in_a_file_counts_before_the_one_in_the_settings(folder: Path) -> None:
+    assert hf_vocabulary(folder).chat_template is None
+    named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    write(folder, "tokenizer_config.json", {"chat_template": named})
+    assert hf_vocabulary(folder).chat_template == "d"
+    write(folder, "tokenizer_config.json", {"chat_template": "inline"})
+    assert hf_vocabulary(folder).chat_template == "inline"
+    (folder / "chat_template.jinja").write_text("file ▁", encoding="utf-8")
+    assert hf_vocabulary(folder).chat_template == "file ▁"
+
+
+def test_limits_of_length_do_not_cut_prompts(tmp_path: Path) -> None:
+    backend = type(byte_level()).from_str(byte_level().to_str())
+    backend.enable_truncation(3)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "the quick brown fox 1234"
+    assert Tokenizer.load(tmp_path).encode(text) == byte_level().encode(text).ids
+
+
+def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> None:
+    write(folder, "generation_config.json", [1])
+    with pytest.raises(ConfigError, match=r"generation_config\.json is not a JSON object"):
+        hf_vocabulary(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+        hf_vocabulary(folder)
+    write(folder, "tokenizer.json", {})
+    with pytest.raises(ConfigError, match=r"tokenizer\.json describes no tokenizer"):
+        hf_vocabulary(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        hf_vocabulary(folder)

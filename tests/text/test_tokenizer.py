@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import ConfigError, RequestError
+from paceline.text.tokenizer import Tokenizer
+from tests.text.support import (
+    byte_level,
+    ours,
+    random_texts,
+    sentence_piece_entries,
+    sentence_pieces,
+    write_gguf,
+)
+
+BYTE_LEVEL = ours(byte_level())
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("marked")
+    return Tokenizer.load(write_gguf(folder / "s.gguf", "llama", **sentence_piece_entries()))
+
+
+def test_both_kinds_give_back_what_they_were_given(marked: Tokenizer) -> None:
+    for text in random_texts(300):
+        assert BYTE_LEVEL.decode(BYTE_LEVEL.encode(text), skip_special=False) == text
+        if not any(token in text for token in ("<s>", "</s>", "<end>", "<think>", "▁")):
+            assert marked.decode(marked.encode(text)) == text
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1)), st.booleans())
+def test_byte_level_ids_decode_as_in_the_library(ids: list[int], skip: bool) -> None:
+    assert BYTE_LEVEL.decode(ids, skip) == byte_level().decode(ids, skip_special_tokens=skip)
+
+
+def test_marked_ids_decode_as_in_the_library(marked: Tokenizer) -> None:
+    backend = marked._backend  # type: ignore[reportPrivateUsage]
+    for text in random_texts(300):
+        ids = marked.encode(text)
+        for skip in (True, False):
+            assert marked.decode(ids, skip) == backend.decode(ids, skip_special_tokens=skip)
+
+
+def test_bytes_that_are_no_text_become_replacement_characters(marked: Tokenizer) -> None:
+    byte = {value: 5 + value for value in range(256)}
+    assert marked.token_bytes(byte[0xE4]) == b"\xe4"
+    cat = [byte[value] for value in "猫".encode()]
+    assert marked.decode(cat) == "猫"
+    assert marked.decode(cat[:2]) == "\ufffd"
+    assert marked.decode([*cat, byte[0xFF], *cat]) == "猫\ufffd猫"
+
+
+def test_one_token_shows_its_space(marked: Tokenizer) -> None:
+    word = next(at for at, token in enumerate(sentence_pieces().tokens) if token.startswith("▁t"))
+    assert marked.token(word).startswith(" t")
+    assert marked.decode([word]) == marked.token(word)[1:]
+    assert marked.token(1) == "<s>"
+    first = byte_level().token_to_id("Ġthe")
+    assert first is not None
+    assert BYTE_LEVEL.token(first) == BYTE_LEVEL.decode([first]) == " the"
+
+
+def test_special_tokens_by_name() -> None:
+    assert (BYTE_LEVEL.bos_token, BYTE_LEVEL.eos_token) == ("<s>", "</s>")
+    assert BYTE_LEVEL.special == {0, 1, 2}
+    assert ours(byte_level(), eos=[]).eos_token == ""
+
+
+def test_an_id_without_a_token_is_no_text() -> None:
+    assert BYTE_LEVEL.decode([BYTE_LEVEL.vocab_size, 10**6]) == ""
+    assert BYTE_LEVEL.token(BYTE_LEVEL.vocab_size) == ""
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**40, "a", 1.5])
+def test_what_cannot_be_an_id_is_refused(wrong: int) -> None:
+    with pytest.raises(RequestError, match="is not a token id"):
+        BYTE_LEVEL.decode([wrong])
+
+
+def test_half_a_surrogate_pair_is_the_clients_fault() -> None:
+    with pytest.raises(RequestError, match="character 3 is half a surrogate pair"):
+        BYTE_LEVEL.encode("abc\ud800")
+
+
+def test_a_path_to_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"neither a GGUF file nor a folder at .*nothing"):
+        Tokenizer.load(tmp_path / "nothing")
+    (tmp_path / "text.gguf").write_text("no model")
+    with pytest.raises(ConfigError, match="cannot be read as GGUF"):
+        Tokenizer.load(str(tmp_path / "text.gguf"))
