@@ -1,0 +1,1 @@
+"""Everything that touches torch: turns a plan into sampled tokens."""

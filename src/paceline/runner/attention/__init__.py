@@ -1,0 +1,1 @@
+"""One file per attention backend, found by its name."""

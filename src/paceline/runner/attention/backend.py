@@ -1,0 +1,39 @@
+"""Attention over paged memory: what a model asks of it, and where it is found."""
+
+from importlib import import_module
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+
+
+class Prepared(Protocol):
+    """What a backend worked out for one step, for all layers of it."""
+
+    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+        """Causal attention of every position over its row, which the store holds already.
+
+        `query` is [positions, heads, head_dim] and so is the result. Heads share keys in equal
+        runs. With a window, a position sees itself and the window - 1 before it.
+        """
+        ...
+
+
+class Attention(Protocol):
+    """A way to compute attention. It keeps nothing of one step for another."""
+
+    def prepare(self, batch: Batch, kv: KVStore) -> Prepared: ...
+
+
+def load(name: str) -> Attention:
+    """The backend by module name in `attention`, or by dotted path to a class."""
+    module, _, kind = name.rpartition(".")
+    try:
+        if not module:
+            module, kind = f"paceline.runner.attention.{name}", name.capitalize()
+        return getattr(import_module(module), kind)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"no attention backend {name!r}: {error}") from None

@@ -1,0 +1,81 @@
+"""Attention that reads keys and values where they lie, by kernels compiled for this processor."""
+
+from ctypes import byref
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from paceline.runner.attention.backend import Prepared
+from paceline.runner.attention.paged import Paged
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+from paceline.runner.native.library import AttentionStep, is_available, library
+
+
+class Native:
+    """A position's result is the same bits alone, beside others, and in a chunk of any length.
+
+    Where there are no kernels, or not for what the store holds, `Paged` does it.
+    """
+
+    def __init__(self) -> None:
+        # Asked once: where compiling fails, it would be tried again in every step.
+        self._has_kernels = is_available()
+
+    def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
+        is_plain = kv.dtype == torch.float32 and kv.content.device.type == "cpu"
+        kind = NativeStep if is_plain and self._has_kernels else Paged().prepare
+        return kind(batch, kv)
+
+
+class NativeStep:
+    """What the kernels read lies in tensors that live as long as the step."""
+
+    def __init__(self, batch: Batch, kv: KVStore) -> None:
+        self._kernels = library()
+        tiles = tiles_of(batch.row_start.tolist(), self._kernels.attention_tile())
+        self._read = (
+            torch.tensor(tiles),  # [tiles, 3]
+            batch.position.long().contiguous(),
+            batch.block_table.long().contiguous(),
+            kv.content,
+        )
+        self._step = byref(
+            AttentionStep(
+                *(tensor.data_ptr() for tensor in self._read),
+                len(tiles),
+                batch.block_table.shape[1],
+                kv.layers,
+                kv.block_size,
+                kv.kv_heads,
+                kv.head_dim,
+            )
+        )
+
+    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+        plain = query.float()
+        if not plain[0].is_contiguous():
+            plain = plain.contiguous()
+        out = torch.empty(query.shape)
+        self._kernels.attend(
+            self._step,
+            layer,
+            window or 0,
+            scale,
+            plain.data_ptr(),
+            plain.stride(0),
+            query.shape[1],
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out.to(query.dtype)
+
+
+def tiles_of(starts: list[int], most: int) -> list[tuple[int, int, int]]:
+    """Rows cut into (row, first position, positions), `most` at a time."""
+    return [
+        (row, first, min(most, end - first))
+        for row, (start, end) in enumerate(pairwise(starts))
+        for first in range(start, end, most)
+    ]

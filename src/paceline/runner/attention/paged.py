@@ -1,0 +1,225 @@
+"""The fast attention of a CPU: many short rows at once, long rows one by one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+
+SHORT = 8  # positions of a row that still goes with others: decodes, and drafts to verify
+SCRATCH_BYTES = 2 << 20  # gathered in pieces of this size, keys are still in the cache when read
+
+
+class Paged:
+    """Copies the contexts of rows beside each other, as the products of torch want them."""
+
+    def prepare(self, batch: Batch, kv: KVStore) -> "PagedStep":
+        return PagedStep(batch, kv)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Positions `first` to `first + count` of the batch, the last of `context`."""
+
+    index: int
+    first: int
+    count: int
+    context: int
+    skipped: int  # leading blocks that no position of the row sees
+    blocks: int  # from there to the end of its context
+
+
+class PagedStep:
+    """The pieces of a step, by window: layers with the same window gather the same blocks."""
+
+    def __init__(self, batch: Batch, kv: KVStore) -> None:
+        self._batch, self._kv = batch, kv
+        self._starts: list[int] = batch.row_start.tolist()
+        self._contexts: list[int] = batch.context.tolist()
+        self._pieces: dict[int | None, list[Short | Long]] = {}
+
+    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+        positions, heads, head_dim = query.shape
+        shared = query.view(positions, self._kv.kv_heads, -1, head_dim)
+        pieces = self._pieces.get(window)
+        if pieces is None:
+            pieces = self._pieces[window] = list(self._cut(window, shared))
+        out = torch.empty(shared.shape, dtype=query.dtype, device=query.device)
+        for piece in pieces:
+            piece.attend(shared, layer, scale, out)
+        return out.view(positions, heads, head_dim)
+
+    def _cut(self, window: int | None, query: Tensor) -> Iterator["Short | Long"]:
+        rows = [self._row(index, window) for index in range(self._batch.rows)]
+        run_bytes = self._kv.block_bytes // self._kv.layers
+        groups = list(grouped(rows, SCRATCH_BYTES // run_bytes))
+        most = max(len(group) * group[0].blocks for group in groups)
+        scratch = Scratch(self._kv, most, query.dtype)
+        for group in groups:
+            kind = Short if group[0].count <= SHORT else Long
+            yield kind(group, self._batch, scratch, window, query)
+
+    def _row(self, index: int, window: int | None) -> Row:
+        first, end = self._starts[index], self._starts[index + 1]
+        count, context, size = end - first, self._contexts[index], self._kv.block_size
+        skipped = 0 if window is None else max(context - count - window + 1, 0) // size
+        return Row(index, first, count, context, skipped, -(-context // size) - skipped)
+
+
+def grouped(rows: list[Row], most_blocks: int) -> Iterator[list[Row]]:
+    """Rows to compute together: as long as each other, and of similar context.
+
+    A row is padded to the longest of its group, which is less than twice as long, and a group
+    is closed when its padded blocks fill the scratch. Long rows stay alone.
+    """
+    group: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.count, row.blocks), reverse=True):
+        joins = (
+            bool(group)
+            and row.count == group[0].count <= SHORT
+            and 2 * row.blocks > group[0].blocks
+            and (len(group) + 1) * group[0].blocks <= most_blocks
+        )
+        if group and not joins:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def unseen(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
+    """Is a key out of sight? From positions [..., queries] and [..., keys]."""
+    distance = query_at.unsqueeze(-1) - key_at.unsqueeze(-2)  # [..., queries, keys]
+    return distance < 0 if window is None else (distance < 0) | (distance >= window)
+
+
+def mask_of(unseen: Tensor, like: Tensor) -> Tensor:
+    """What to add to scores so that they vanish. Torch makes it of bools again in every layer."""
+    mask = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(unseen, float("-inf"))
+
+
+class Scratch:
+    """Room for the contexts of one piece. The pieces of a step take turns in it."""
+
+    def __init__(self, kv: KVStore, blocks: int, dtype: torch.dtype) -> None:
+        self.kv = kv
+        shape = (blocks, kv.block_size, 2 * kv.kv_heads, kv.head_dim)
+        self.gathered = torch.empty(shape, dtype=kv.dtype, device=kv.content.device)
+        is_same = dtype == kv.dtype
+        self.converted = self.gathered if is_same else torch.empty_like(self.gathered, dtype=dtype)
+
+
+class Context:
+    """Some blocks of one layer after the other, copied beside each other.
+
+    Keys and values are views that stay what they are while their content changes: the work of
+    making them is done once for all layers.
+    """
+
+    def __init__(self, scratch: Scratch, blocks: Tensor) -> None:
+        kv, rows, width = scratch.kv, len(blocks), blocks.shape[1]  # [rows, blocks of a row]
+        self._kv = kv
+        self._runs = kv.runs(blocks).unbind()
+        self._gathered = scratch.gathered[: rows * width]
+        self._converted = scratch.converted[: rows * width]
+        cells = self._converted.view(rows, width * kv.block_size, 2 * kv.kv_heads, kv.head_dim)
+        # [rows, kv_heads, cells, head_dim] each
+        self.keys, self.values = cells.transpose(1, 2).split(kv.kv_heads, dim=1)
+
+    def fill(self, layer: int) -> None:
+        self._kv.gather(self._runs[layer], self._gathered)
+        if self._converted.dtype != self._gathered.dtype:
+            self._converted.copy_(self._gathered)
+
+
+class Short:
+    """Rows of the same few positions. Heads that share keys count as further queries.
+
+    query   [rows, kv_heads, count * group, head_dim]
+    keys    [rows, kv_heads, cells, head_dim]
+    mask    [rows, 1, count * group, cells], or one query that stands for all of a group
+    """
+
+    def __init__(
+        self, rows: list[Row], batch: Batch, scratch: Scratch, window: int | None, query: Tensor
+    ) -> None:
+        device, blocks, count = query.device, rows[0].blocks, rows[0].count
+        size = scratch.kv.block_size
+        place = torch.tensor([(row.index, row.first, row.skipped) for row in rows], device=device)
+        index, first, skipped = place.T.unsqueeze(-1).unbind()  # [rows, 1] each
+        # Past the end of its context a row reads whatever its table ends with, and sees none of it.
+        entry = skipped + torch.arange(blocks, device=device)  # [rows, blocks]
+        entry.clamp_(max=batch.block_table.shape[1] - 1)
+        self._context = Context(scratch, batch.block_table[index, entry])
+        query_at = batch.position[first + torch.arange(count, device=device)]  # [rows, count]
+        key_at = skipped * size + torch.arange(blocks * size, device=device)  # [rows, cells]
+        mask = mask_of(unseen(query_at, key_at, window), query)  # [rows, count, cells]
+        if count > 1:
+            mask = mask.repeat_interleave(query.shape[2], dim=1)
+        self._mask = mask.unsqueeze(1)
+        self._count, self._at = count, _places([row.first for row in rows], count, device)
+
+    def attend(self, query: Tensor, layer: int, scale: float, out: Tensor) -> None:
+        self._context.fill(layer)
+        asked = query[self._at].unflatten(0, (-1, self._count))
+        found = F.scaled_dot_product_attention(
+            asked.transpose(1, 2).flatten(2, 3),
+            self._context.keys,
+            self._context.values,
+            attn_mask=self._mask,
+            scale=scale,
+        )
+        out[self._at] = found.unflatten(2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def _places(first: list[int], count: int, device: torch.device) -> Tensor | slice:
+    """Where rows of `count` positions lie in the batch: a slice, if they follow each other."""
+    if first == list(range(first[0], first[0] + len(first) * count, count)):
+        return slice(first[0], first[-1] + count)
+    starts = torch.tensor(first, device=device).unsqueeze(1)
+    return (starts + torch.arange(count, device=device)).flatten()
+
+
+class Long:
+    """One row. Heads that share keys do so without a copy, by a stride of zero.
+
+    query   [kv_heads, group, count, head_dim]
+    keys    [kv_heads, group, cells, head_dim]
+    mask    [count, cells]; none for a row that begins its sequence and sees all of it
+    """
+
+    def __init__(
+        self, rows: list[Row], batch: Batch, scratch: Scratch, window: int | None, query: Tensor
+    ) -> None:
+        (row,) = rows
+        self._span = slice(row.first, row.first + row.count)
+        end = row.skipped + row.blocks
+        self._context = Context(scratch, batch.block_table[row.index, None, row.skipped : end])
+        first_key = row.skipped * scratch.kv.block_size
+        self._cells = row.context - first_key
+        self._mask = None
+        if row.count < row.context or (window is not None and window < row.context):
+            key_at = torch.arange(first_key, row.context, device=query.device)
+            self._mask = mask_of(unseen(batch.position[self._span], key_at, window), query)
+
+    def attend(self, query: Tensor, layer: int, scale: float, out: Tensor) -> None:
+        self._context.fill(layer)
+        asked = query[self._span].permute(1, 2, 0, 3)
+        found = F.scaled_dot_product_attention(
+            asked,
+            self._shared(self._context.keys, asked),
+            self._shared(self._context.values, asked),
+            attn_mask=self._mask,
+            is_causal=self._mask is None,
+            scale=scale,
+        )
+        out[self._span] = found.permute(2, 0, 1, 3)
+
+    def _shared(self, heads: Tensor, asked: Tensor) -> Tensor:
+        return heads[0, :, None, : self._cells].expand(-1, asked.shape[1], -1, -1)

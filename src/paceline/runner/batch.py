@@ -1,0 +1,56 @@
+"""The tensors of one step, over rows of any length."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What a step computes. Positions lie row by row, and those of a row follow each other.
+
+        row_start   0           3   4           7        three rows: a chunk, a decode, a chunk
+        position    5   6   7 | 9 | 0   1   2 |
+        context             8  10           3            a row reads what it writes, and all before
+
+    A position of sequence i lies in block `block_table[row, i // block_size]`. Entries that a
+    row does not need are any valid block: they are read, but not attended to.
+    """
+
+    tokens: Tensor  # [positions]
+    position: Tensor  # [positions]; place in its sequence
+    row_start: Tensor  # [rows + 1]
+    context: Tensor  # [rows]; positions each row reads, its own included
+    block_table: Tensor  # [rows, blocks]
+    write_cell: Tensor  # [positions]; block * block_size + offset
+    sample_at: Tensor  # [samples]; indices of positions whose logits are wanted
+
+    @property
+    def positions(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def rows(self) -> int:
+        return len(self.context)
+
+    def check(self, block_size: int, blocks: int) -> None:
+        """Verify every invariant against the store it is meant for. Slow: for tests."""
+        kinds = {getattr(self, name).dtype for name in self.__slots__}
+        assert kinds <= {torch.int32, torch.int64}, f"{kinds} are no indices"
+        starts, contexts = self.row_start.tolist(), self.context.tolist()
+        assert starts[0] == 0, f"the first row starts at {starts[0]}"
+        assert starts[-1] == len(self.tokens) == len(self.position) == len(self.write_cell)
+        assert len(starts) == len(contexts) + 1 == len(self.block_table) + 1
+        for row, context in enumerate(contexts):
+            first, end = starts[row], starts[row + 1]
+            assert first < end, f"row {row} is empty"
+            expected = list(range(context - (end - first), context))
+            assert expected[0] >= 0, f"row {row} has more positions than context"
+            assert self.position[first:end].tolist() == expected, f"row {row} has a gap"
+            table = self.block_table[row].tolist()
+            cells = [table[p // block_size] * block_size + p % block_size for p in expected]
+            assert self.write_cell[first:end].tolist() == cells, f"row {row} writes elsewhere"
+        assert ((self.block_table >= 0) & (self.block_table < blocks)).all(), "a block is not there"
+        assert len(self.write_cell.unique()) == len(self.write_cell), "a cell is written twice"
+        assert ((self.sample_at >= 0) & (self.sample_at < len(self.tokens))).all()

@@ -1,0 +1,88 @@
+"""The slot columns as the device has them: tokens, positions, block tables."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.plan import Plan
+from paceline.runner.batch import Batch
+
+
+class DeviceState:
+    """What plans have told so far, by slot.
+
+    `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`; the token at
+    `position[s]` is the next to compute. Sampled tokens are written here as they come, so the
+    next step can be launched before the host has seen them.
+    """
+
+    def __init__(
+        self, slots: int, max_model_len: int, block_size: int, device: torch.device | str = "cpu"
+    ) -> None:
+        blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
+        self.device = torch.device(device)
+        self.tokens = torch.zeros((slots, max_model_len + 1), dtype=torch.int64, device=device)
+        self.table = torch.zeros((slots, blocks), dtype=torch.int64, device=device)
+        self.position = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def apply(self, plan: Plan) -> None:
+        """Take over what changed since the previous plan."""
+        for new in plan.admitted:
+            self.tokens[new.slot, : len(new.tokens)] = torch.from_numpy(new.tokens.astype("int64"))
+            self.table[new.slot, : len(new.blocks)] = self._index(new.blocks)
+            self.position[new.slot] = new.computed
+        grown = plan.grown
+        if len(grown.block):
+            slot, index = self._index(grown.slot.tolist()), self._index(grown.index.tolist())
+            self.table[slot, index] = self._index(grown.block.tolist())
+        for slot, token in plan.chosen:
+            self.tokens[slot, self.position[slot]] = token
+
+    def batch(self, plan: Plan, slot: Tensor, count: Tensor) -> Batch:
+        """The tensors of a step. A row that samples wants logits from its last known token on."""
+        start = self.position[slot]  # not plan.start, which is an upper bound after drafts
+        row_start = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        row = torch.repeat_interleave(torch.arange(len(slot), device=self.device), count)
+        position = start[row] + torch.arange(len(row), device=self.device) - row_start[row]
+        owner, context = slot[row], start + count
+        block = self.table[owner, position // self.block_size]
+        most = -(-int(context.max()) // self.block_size)
+        return Batch(
+            tokens=self.tokens[owner, position],
+            position=position,
+            row_start=row_start,
+            context=context,
+            block_table=self.table[slot, :most],
+            write_cell=block * self.block_size + position % self.block_size,
+            sample_at=self._sampled(plan, row_start),
+        )
+
+    def _sampled(self, plan: Plan, row_start: Tensor) -> Tensor:
+        """Where logits are wanted: the last position before the drafts of a row, then one for
+        each place that a draft could have, [samples * (1 + most drafts)]."""
+        rows = plan.rows
+        wanted = self._index(rows.samples.nonzero()[0].tolist())
+        drafts = self._index(rows.drafts.tolist())[wanted]
+        last = row_start[wanted + 1] - 1
+        width = 1 + (int(rows.drafts.max()) if len(rows) else 0)
+        places = torch.arange(width, device=self.device)
+        return torch.minimum((last - drafts)[:, None] + places, last[:, None]).flatten()
+
+    def propose(self, slot: Tensor, first: Tensor, drafts: Tensor) -> None:
+        """Write draft tokens [rows, drafts] behind the known ones; -1 is none."""
+        for place in range(drafts.shape[1]):
+            self.tokens[slot, first + place] = drafts[:, place].clamp(min=0)
+
+    def advance(self, slot: Tensor, count: Tensor) -> None:
+        self.position[slot] += count
+
+    def append(self, slot: Tensor, first: Tensor, ids: Tensor) -> None:
+        """Write sampled ids [rows, width] from `first` on; negative ones are none."""
+        for place in range(ids.shape[1]):
+            given = ids[:, place] >= 0
+            self.tokens[slot[given], first[given] + place] = ids[given, place]
+
+    def _index(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)

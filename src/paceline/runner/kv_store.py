@@ -1,0 +1,85 @@
+"""Keys and values of every position, in blocks."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.runner.models.config import ModelConfig
+
+
+class KVStore:
+    """Paged memory in which all that belongs to one block lies together.
+
+        content     | block 0                               | block 1                …
+        run         | layer 0           | layer 1         … |
+        cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
+                      └ k of every head, then v of every head
+
+    A block is one piece, so that copying, swapping and sending it is one copy. A run, the part
+    of a block that one layer reads, is one piece too, so that a row's context is gathered run
+    by run. A cell holds k beside v, so that a position is written at once.
+    Memory is finite numbers from the start: attention reads unused cells and weighs them by zero.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.blocks, self.block_size = blocks, block_size
+        self.layers, self.kv_heads, self.head_dim = config.layers, config.kv_heads, config.head_dim
+        shape = (blocks, self.layers, block_size, 2 * self.kv_heads, self.head_dim)
+        self.content = torch.zeros(shape, dtype=dtype, device=device)
+        self._cells = self.content.view(-1, 2 * self.kv_heads, self.head_dim)
+        self._runs = self.content.view(blocks * self.layers, -1)
+        self._layer = torch.arange(self.layers, device=device).unsqueeze(1)  # [layers, 1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.content.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        return self.content[0].nbytes
+
+    # -- a step -------------------------------------------------------------
+
+    def cells(self, write_cell: Tensor) -> Tensor:
+        """Where each layer keeps the given cells, for `put`."""
+        size = self.block_size
+        first = write_cell // size * (self.layers * size) + write_cell % size
+        return first + self._layer * size  # [layers, positions]
+
+    def put(self, cells: Tensor, new: Tensor) -> None:
+        """Write k and v of positions, `new` [positions, 2 * kv_heads, head_dim]."""
+        self._cells.index_copy_(0, cells, new.to(self.dtype))
+
+    def runs(self, blocks: Tensor) -> Tensor:
+        """Where each layer keeps the given blocks, for `gather`."""
+        return blocks.flatten() * self.layers + self._layer  # [layers, blocks]
+
+    def gather(self, runs: Tensor, out: Tensor) -> None:
+        """Copy runs into `out`, [runs, block_size, 2 * kv_heads, head_dim]."""
+        torch.index_select(self._runs, 0, runs, out=out.view(len(runs), -1))
+
+    # -- whole blocks -------------------------------------------------------
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy source to destination for each pair; all are read before any is written."""
+        if pairs:
+            sources, destinations = zip(*pairs, strict=True)
+            self.write(destinations, self.read(sources))
+
+    def read(self, blocks: Sequence[int]) -> Tensor:
+        """The content of blocks, [blocks, layers, block_size, 2 * kv_heads, head_dim]."""
+        return self.content.index_select(0, self._index(blocks))
+
+    def write(self, blocks: Sequence[int], content: Tensor) -> None:
+        self.content.index_copy_(0, self._index(blocks), content.to(self.content.device))
+
+    def _index(self, blocks: Sequence[int]) -> Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self.content.device)

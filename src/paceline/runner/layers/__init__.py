@@ -1,0 +1,1 @@
+"""The parts that all architectures are made of."""

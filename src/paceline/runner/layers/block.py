@@ -1,0 +1,39 @@
+"""One layer of a decoder: attention and MLP, each added to the residual stream."""
+
+from torch import Tensor
+
+from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mlp import MLP
+from paceline.runner.layers.norm import Norm
+from paceline.runner.layers.parts import Parts
+from paceline.runner.layers.self_attention import SelfAttention, Step
+
+
+class Block:
+    """Adds to the residual stream in place, so that the sum costs nothing beside the product."""
+
+    def __init__(self, parts: Parts, layer: int) -> None:
+        name, has_post_norms = f"model.layers.{layer}", parts.config.traits.post_norms
+        # With norms on both sides, HF calls by this name the one after attention.
+        before_mlp = "pre_feedforward" if has_post_norms else "post_attention"
+        attention_factor = parts.factor(f"{name}.input_layernorm")
+        mlp_factor = parts.factor(f"{name}.{before_mlp}_layernorm")
+        self._direction = parts.direction(parts.config.width)
+        self._attention = SelfAttention(parts, layer, attention_factor)
+        self._mlp = MLP(parts, f"{name}.mlp", mlp_factor)
+        self._attention_norm = self._mlp_norm = None
+        if has_post_norms:
+            self._attention_norm = parts.norm(f"{name}.post_attention_layernorm")
+            self._mlp_norm = parts.norm(f"{name}.post_feedforward_layernorm")
+
+    def __call__(self, hidden: Tensor, step: Step) -> None:
+        found = self._attention(self._direction(hidden), step)
+        _add(hidden, found, self._attention.out, self._attention_norm)
+        _add(hidden, self._mlp(self._direction(hidden)), self._mlp.down, self._mlp_norm)
+
+
+def _add(hidden: Tensor, x: Tensor, product: Linear, norm: Norm | None) -> None:
+    if norm is None:
+        product.add_to(hidden, x)
+    else:
+        hidden.add_(norm(product(x)))

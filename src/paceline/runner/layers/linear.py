@@ -1,0 +1,46 @@
+"""Products with weights, in the form that is fast on the machine at hand."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """A matrix that is fixed when it is built."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, inputs] to a new [n, outputs]."""
+        ...
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += self(x), in place."""
+        ...
+
+
+# Weight [outputs, inputs] and bias [outputs] in float32, and the type of what goes in and out.
+LinearKind = Callable[[Tensor, Tensor | None, torch.dtype], Linear]
+
+
+class Dense:
+    """Weights in the type of the activations, transposed.
+
+    On a CPU they are laid out as [inputs, outputs]: with 8 to 32 rows that takes half the time
+    of the layout in which they come, and with one row or hundreds it is no slower.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        turned = weight.to(dtype).t()
+        self.weight = turned.contiguous() if weight.device.type == "cpu" else turned
+        self.bias = None if bias is None else bias.to(dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.addmm_(x, self.weight)
+        if self.bias is not None:
+            total.add_(self.bias)

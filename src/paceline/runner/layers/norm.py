@@ -1,0 +1,36 @@
+"""Root-mean-square norms, in few operations."""
+
+import torch
+from torch import Tensor
+
+
+class Direction:
+    """What a norm makes of its input, less the factor sqrt(width) * weight.
+
+    A product that follows has the factor in its weights; elsewhere `Norm` applies it.
+    """
+
+    def __init__(self, width: int, eps: float, device: torch.device | str) -> None:
+        self._floor = torch.tensor((width * eps) ** 0.5, device=device)
+
+    def length(self, x: Tensor) -> Tensor:
+        """sqrt(width) * sqrt(mean(x * x) + eps) = hypot(|x|, sqrt(width * eps)), in float32."""
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return size.hypot_(self._floor)  # [..., 1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x / self.length(x)).to(x.dtype)
+
+
+class Norm:
+    """A norm with its factor."""
+
+    def __init__(self, direction: Direction, factor: Tensor) -> None:
+        self._direction, self._factor = direction, factor  # [..., width]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._direction(x).mul_(self._factor)
+
+    def apply_to(self, x: Tensor) -> None:
+        """The same in place."""
+        x.div_(self._direction.length(x)).mul_(self._factor)

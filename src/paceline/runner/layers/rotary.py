@@ -1,0 +1,28 @@
+"""Rotary positions: pairs of dimensions that turn with the position."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """The turn of each position of a step. Pair i of a head is (x[i], x[i + half])."""
+
+    cos: Tensor  # [positions, 1, head_dim]
+    sin: Tensor  # [positions, 1, head_dim]; negative in the first half
+
+    @staticmethod
+    def of(position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> "Rotation":
+        angle = position.unsqueeze(1) * frequencies  # [positions, head_dim / 2], float32
+        cos, sin = angle.cos(), angle.sin()
+        return Rotation(
+            torch.cat((cos, cos), dim=1).unsqueeze(1).to(dtype),
+            torch.cat((-sin, sin), dim=1).unsqueeze(1).to(dtype),
+        )
+
+    def turn(self, x: Tensor) -> None:
+        """Turn heads [positions, heads, head_dim] in place."""
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        x.mul_(self.cos).addcmul_(swapped, self.sin)

@@ -1,0 +1,227 @@
+"""The sizes of a model, read from a config.json or from a GGUF header."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.rope import Frequencies, frequencies, scaled
+from paceline.runner.models.traits import Traits, find
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+UNSUPPORTED = (
+    "attention_bias",
+    "mlp_bias",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "use_bidirectional_attention",
+    "quantization_config",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything about a model but its weights.
+
+    architecture      module name in `models`, which says what its traits are
+    traits            what all models of its architecture share
+    layers            blocks of attention and MLP
+    width             of the residual stream
+    mlp_width         inside the MLP
+    heads, kv_heads   of queries; of keys and values. The first is a multiple of the second
+    head_dim          of each head
+    vocab             token ids
+    max_position      positions it was trained for
+    norm_eps          added to the mean square
+    tied_embedding    logits are products with the embedding itself
+    windows           of each layer: positions it sees, itself included; None: all
+    rope, local_rope  rotary frequencies of layers without and with a window
+    query_scale       factor of the scores before the softmax
+    bos               token that opens a text, if there is one
+    eos               tokens that end it
+    """
+
+    architecture: str
+    traits: Traits
+    layers: int
+    width: int
+    mlp_width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_position: int
+    norm_eps: float
+    tied_embedding: bool
+    windows: tuple[int | None, ...]
+    rope: Frequencies
+    local_rope: Frequencies
+    query_scale: float
+    bos: int | None
+    eos: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
+        if min(*sizes, self.head_dim, self.vocab, self.max_position) < 1:
+            raise ConfigError(f"a model has no size of zero: {self}")
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads} heads of keys")
+        if self.head_dim % 2:
+            raise ConfigError(f"{self.head_dim} dimensions of a head cannot turn in pairs")
+        if len(self.windows) != self.layers:
+            raise ConfigError(f"{len(self.windows)} layer types for {self.layers} layers")
+
+    def rope_of(self, layer: int) -> Frequencies:
+        return self.rope if self.windows[layer] is None else self.local_rope
+
+    @classmethod
+    def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
+        """From the content of a config.json, as any version of transformers writes it."""
+        read = Entries(raw, "config.json")
+        name = (read.get("architectures") or [""])[0]
+        architecture = name.removesuffix("ForCausalLM").lower()
+        if architecture == name.lower():
+            raise ConfigError(f"{name or 'a model without a name'} is no causal language model")
+        traits = find(architecture)
+        _refuse(read, traits)
+        heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
+        head_dim = read.get("head_dim") or read.number("hidden_size") // heads
+        return cls(
+            architecture=architecture,
+            traits=traits,
+            layers=layers,
+            width=read.number("hidden_size"),
+            mlp_width=read.number("intermediate_size"),
+            heads=heads,
+            kv_heads=read.get("num_key_value_heads") or heads,
+            head_dim=head_dim,
+            vocab=read.number("vocab_size"),
+            max_position=read.number("max_position_embeddings"),
+            norm_eps=float(read.get("rms_norm_eps") or 1e-6),
+            tied_embedding=read.get("tie_word_embeddings", traits.tied_embedding),
+            windows=_windows_of_hf(read, layers, traits),
+            rope=scaled(*_rope_of_hf(read, FULL, head_dim, traits)),
+            local_rope=scaled(*_rope_of_hf(read, SLIDING, head_dim, traits)),
+            query_scale=(read.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+            bos=read.get("bos_token_id"),
+            eos=_ids(read.get("eos_token_id")),
+        )
+
+    @classmethod
+    def of_gguf(
+        cls, raw: Mapping[str, Any], tied_embedding: bool, rope_factors: tuple[float, ...] = ()
+    ) -> "ModelConfig":
+        """From the fields of a GGUF header, and what only its tensors tell."""
+        architecture = str(Entries(raw, "the GGUF header").need("general.architecture"))
+        traits = find(architecture)
+        read = Entries(raw, "the GGUF header", f"{architecture}.")
+        heads, layers = read.number("attention.head_count"), read.number("block_count")
+        head_dim = read.get("attention.key_length") or read.number("embedding_length") // heads
+        if read.get("rope.dimension_count", head_dim) != head_dim:
+            raise ConfigError("a rotation of only a part of each head is not supported")
+        plain = frequencies(read.get("rope.freq_base", 10_000.0), head_dim)
+        factors = rope_factors or (1.0,) * len(plain)
+        if len(factors) != len(plain):
+            raise ConfigError(f"{len(factors)} rope factors for {len(plain)} rotary pairs")
+        kind = read.get("rope.scaling.type", "none")
+        scaling = {
+            "rope_type": "default" if kind == "none" else kind,
+            "factor": read.get("rope.scaling.factor", 1.0),
+        }
+        rope = scaled(tuple(f / by for f, by in zip(plain, factors, strict=True)), scaling)
+        local = frequencies(traits.local_theta, head_dim) if traits.local_theta else rope
+        ends = (raw.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
+        return cls(
+            architecture=architecture,
+            traits=traits,
+            layers=layers,
+            width=read.number("embedding_length"),
+            mlp_width=read.number("feed_forward_length"),
+            heads=heads,
+            kv_heads=read.get("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            vocab=read.get("vocab_size") or len(raw.get("tokenizer.ggml.tokens", ())),
+            max_position=read.number("context_length"),
+            norm_eps=read.need("attention.layer_norm_rms_epsilon"),
+            tied_embedding=tied_embedding,
+            windows=_windows(layers, traits.global_every, read.get("attention.sliding_window")),
+            rope=rope,
+            local_rope=local,
+            query_scale=head_dim**-0.5,
+            bos=raw.get("tokenizer.ggml.bos_token_id"),
+            eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What a file says, by key. An entry of null is one that is not there."""
+
+    raw: Mapping[str, Any]
+    where: str
+    prefix: str = ""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.raw.get(self.prefix + key)
+        return default if value is None else value
+
+    def need(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise ConfigError(f"{self.where} has no {self.prefix + key!r}")
+        return value
+
+    def number(self, key: str) -> int:
+        value = self.need(key)
+        if type(value) is not int:
+            raise ConfigError(f"{self.where}: {self.prefix + key} is {value!r}, not a number")
+        return value
+
+
+def _refuse(read: Entries, traits: Traits) -> None:
+    for key in UNSUPPORTED:
+        if read.get(key):
+            raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
+    for key in ("hidden_act", "hidden_activation"):
+        if read.get(key, traits.activation) != traits.activation:
+            raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _windows(layers: int, global_every: int, window: int | None) -> tuple[int | None, ...]:
+    every = global_every or layers + 1
+    return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
+
+
+def _windows_of_hf(read: Entries, layers: int, traits: Traits) -> tuple[int | None, ...]:
+    window = read.get("sliding_window")
+    if kinds := read.get("layer_types"):
+        if strange := set(kinds) - {FULL, SLIDING}:
+            raise ConfigError(f"{read.where}: layers of {sorted(strange)} are not supported")
+        return tuple(window if kind == SLIDING else None for kind in kinds)
+    if read.get("use_sliding_window"):
+        full = read.get("max_window_layers", 0)
+        return tuple(None if layer < full else window for layer in range(layers))
+    return _windows(layers, read.get("sliding_window_pattern", traits.global_every), window)
+
+
+def _rope_of_hf(
+    read: Entries, kind: str, head_dim: int, traits: Traits
+) -> tuple[Frequencies, Mapping[str, Any]]:
+    """Plain frequencies and their scaling, for layers of a kind."""
+    given = read.get("rope_parameters")
+    if given is not None:
+        scaling = given.get(kind, given)
+        theta = scaling.get("rope_theta") or read.get("rope_theta", 10_000.0)
+    elif kind == SLIDING and traits.local_theta is not None:
+        scaling = {}
+        theta = read.get("rope_local_base_freq", traits.local_theta)
+    else:
+        scaling = read.get("rope_scaling", {})
+        theta = read.get("rope_theta", 10_000.0)
+    return frequencies(float(theta), head_dim), scaling

@@ -1,0 +1,113 @@
+"""Compiles the kernels for the processor at hand, once, and loads them."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from paceline.core.errors import ConfigError
+
+SOURCES = [Path(__file__).with_name(name) for name in ("linear.c", "attention.c")]
+# Threads are those of torch: it has loaded its own OpenMP by then, and the linker finds that one.
+FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+
+
+class Matrix(Structure):
+    """`struct matrix` of linear.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("packed", "scale", "bias")),
+        *((name, c_int64) for name in ("inputs", "width", "outputs")),
+    ]
+
+
+class AttentionStep(Structure):
+    """`struct step` of attention.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("tiles", "position", "table", "content")),
+        *((name, c_int64) for name in ("tile_count", "table_width", "layers", "block_size")),
+        *((name, c_int64) for name in ("kv_heads", "head_dim")),
+    ]
+
+
+SIGNATURES = {
+    "linear_panel": (c_int, []),
+    "linear_depth": (c_int, []),
+    "linear_scratch_bytes": (c_int64, [c_int64, c_int64]),
+    "linear": (
+        None,
+        [POINTER(Matrix), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int, c_void_p, c_int],
+    ),
+    "attention_tile": (c_int, []),
+    "attend": (
+        None,
+        [
+            POINTER(AttentionStep),
+            *[c_int64] * 2,
+            c_float,
+            c_void_p,
+            *[c_int64] * 2,
+            c_void_p,
+            c_int,
+        ],
+    ),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The kernels. Where they cannot be had, an error says why, every time."""
+    compiler = os.environ.get("CC") or "cc"
+    if shutil.which(compiler) is None:
+        raise ConfigError(f"the native kernels need a C compiler, and there is no {compiler!r}")
+    target = _folder() / f"{_digest(compiler)}.so"
+    if not target.exists():
+        _compile(compiler, target)
+    kernels = ctypes.CDLL(str(target))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(kernels, name)
+        function.restype, function.argtypes = result, arguments
+    return kernels
+
+
+def is_available() -> bool:
+    try:
+        library()
+    except ConfigError:
+        return False
+    return True
+
+
+def _folder() -> Path:
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "paceline"
+    return Path(os.environ.get("PACELINE_CACHE") or shared).expanduser() / "native"
+
+
+def _digest(compiler: str) -> str:
+    """Names the sources, the compiler and the instructions it may use on this processor."""
+    macros = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
+    texts = [source.read_text(encoding="utf-8") for source in SOURCES]
+    return sha256("\n".join([*texts, *FLAGS, macros]).encode()).hexdigest()[:16]
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Under another name first: several processes may do so at once, and none sees a part."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        sources = [str(source) for source in SOURCES]
+        _run([compiler, *FLAGS, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
+        built.replace(target)
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"the native kernels do not compile: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Proposers of draft tokens, one file each."""

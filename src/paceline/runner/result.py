@@ -1,0 +1,62 @@
+"""What a step sampled, row by row, as the scheduler is told of it."""
+
+import numpy as np
+from torch import Tensor
+
+from paceline.core.plan import Candidates, Plan, StepResult
+from paceline.core.request import Request
+from paceline.runner.sampler import Scores, score
+from paceline.runner.sampling_controls import Controls
+
+
+class Result:
+    """Gathers what a step sampled, by row of its plan."""
+
+    def __init__(self, plan: Plan, wanted: np.ndarray, ids: Tensor, taken: Tensor) -> None:
+        rows = len(plan.rows)
+        self._wanted = wanted
+        self._ids = np.full((rows, ids.shape[1]), -1, np.int32)
+        self._ids[wanted] = ids.numpy()
+        self._count = np.zeros(rows, np.int32)
+        self._count[wanted] = taken.numpy()
+        self._logprob: np.ndarray | None = None
+        self._best: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # candidates by row
+
+    def tell(self, controls: Controls, scores: tuple[Scores | None, ...]) -> None:
+        """Log-probabilities that requests ask for, and alternatives to their first token."""
+        if controls.scored is None:
+            return
+        for place, one in enumerate(scores):
+            assert one is not None
+            for index, row in enumerate(controls.scored.rows.tolist()):
+                self._given()[self._wanted[row], place] = float(one.given[index])
+                if place == 0:
+                    best = one.ids[index].numpy(), one.values[index].numpy()
+                    self._best[int(self._wanted[row])] = best
+
+    def tell_one(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
+        """The same for a row of a family that is told of only at the end."""
+        for place in range(int(self._count[self._wanted[row]])):
+            here = slice(place, place + 1)
+            found = score(raw[here], ids[here], max(request.candidates, 1))
+            self._given()[self._wanted[row], place] = float(found.given[0])
+            if place == 0:
+                self._best[int(self._wanted[row])] = found.ids[0].numpy(), found.values[0].numpy()
+
+    def _given(self) -> np.ndarray:
+        if self._logprob is None:
+            self._logprob = np.zeros(self._ids.shape, np.float32)
+        return self._logprob
+
+    def whole(self) -> StepResult:
+        if not self._best:
+            return StepResult(self._ids, self._count, self._logprob)
+        most = max(len(ids) for ids, _ in self._best.values())
+        found = Candidates(
+            np.full((len(self._ids), most), -1, np.int32),
+            np.full((len(self._ids), most), -np.inf, np.float32),
+        )
+        for row, (ids, values) in self._best.items():
+            found.ids[row, : len(ids)] = ids
+            found.logprob[row, : len(ids)] = values
+        return StepResult(self._ids, self._count, self._logprob, found)

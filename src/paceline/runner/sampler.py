@@ -1,0 +1,202 @@
+"""Tokens from logits: sampled, compared with drafts, scored."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from paceline.core.arrays import I32
+from paceline.core.errors import StepError
+from paceline.core.request import Request
+from paceline.core.sampling import Sampling
+from paceline.runner.draws import HALF, by_cells, key_of, relative_weights
+from paceline.runner.penalties import Tally
+from paceline.runner.sampling_controls import Controls, Group, Resident
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """Log-probabilities by the model's own logits: of a given token, and of the likeliest.
+
+    Alternatives stand in falling order, equals by rising id, so that the first few of them are
+    the same however many there are.
+    """
+
+    given: Tensor  # [scored]
+    rank: Tensor  # [scored]; 1 for the likeliest
+    ids: Tensor  # [scored, alternatives]
+    values: Tensor  # [scored, alternatives]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """One token per row. A bad row had nothing to choose from: its id is 0 and means nothing."""
+
+    ids: Tensor  # [rows]
+    bad: Tensor  # [rows]
+    scores: Scores | None  # of the rows in `controls.scored`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """The first `count` ids of a row are those it would have sampled one by one; -1 follows.
+
+    A bad row had nothing to choose from for the last of them.
+    """
+
+    ids: Tensor  # [rows, 1 + drafts]
+    count: Tensor  # [rows]
+    bad: Tensor  # [rows]
+    scores: tuple[Scores | None, ...]  # of each of the 1 + drafts places
+
+
+def seed_of(request: Request) -> int:
+    """The seed it names, or else one made of its id, which comes back when it is resumed."""
+    if request.seed is not None:
+        return request.seed
+    digest = blake2b(request.id.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def score(logits: Tensor, ids: Tensor, alternatives: int) -> Scores:
+    """How likely logits [scored, vocab] make the given ids [scored], and the likeliest ids."""
+    peak = logits.amax(-1, keepdim=True)
+    total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
+    norm = peak + total.log()[:, None]  # [scored, 1]
+    own = logits.gather(-1, ids[:, None])
+    above = torch.gt(logits, own, out=torch.empty_like(logits))
+    best = likeliest(logits, alternatives)
+    return Scores(
+        given=(own - norm)[:, 0].float(),
+        rank=by_cells(above).sum(-1).sum(-1).long() + 1,
+        ids=best,
+        values=(logits.gather(-1, best) - norm).float(),
+    )
+
+
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """The ids of the largest logits, in falling order; among equals the smallest id first.
+
+    As many cells as ids are wanted hold all of them: those with the largest maxima, among equals
+    the first.
+    """
+    cells = by_cells(logits)  # [rows, cells, cell]
+    size, width = cells.shape[1:]
+    numbers = torch.arange(size, device=logits.device).expand(len(logits), size)
+    best = foremost(cells.amax(-1), numbers, min(count, size))  # [rows, best]
+    ids = best[:, :, None] * width + torch.arange(width, device=logits.device)
+    ids = ids.flatten(1)  # [rows, best * cell]
+    return foremost(logits.gather(-1, ids), ids, count)
+
+
+def foremost(values: Tensor, ids: Tensor, count: int) -> Tensor:
+    """The ids of the largest values, in falling order; among equals the smallest id first.
+
+    Value and id become one number: the bits of the value, so turned that they rise with it, and
+    below them the id, which falls.
+    """
+    bits = (values + 0.0).view(torch.int32)  # a negative zero becomes a zero
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys = (rising.long() << 32) | (HALF - ids)
+    return HALF - (keys.topk(count).values & HALF)  # [rows, count]
+
+
+def by_groups(logits: Tensor, groups: Sequence[Group], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The token id of each row, and its largest logit."""
+    if len(groups) == 1:
+        return groups[0].choose(logits, positions)
+    ids = positions.new_empty(len(logits), dtype=torch.long)
+    peak = logits.new_empty(len(logits))
+    for group in groups:
+        rows = group.rows
+        own = logits[rows] if isinstance(rows, slice) else logits.index_select(0, rows)
+        ids[rows], peak[rows] = group.choose(own, positions[rows])
+    return ids, peak
+
+
+def chosen(logits: Tensor, controls: Controls, positions: Tensor, ahead: Tensor) -> Sampled:
+    """A token for each row, where the tokens `ahead` [rows, ahead] come before it uncounted."""
+    scored = controls.scored
+    raw = None if scored is None else logits.index_select(0, scored.rows)
+    for edit in controls.edits:
+        edit.apply(logits, positions, ahead)
+    ids, peak = by_groups(logits, controls.groups, positions)
+    bad = (peak - peak) != 0.0  # what is infinite or no number leaves no zero
+    ids = ids.masked_fill(bad, 0)
+    if scored is None or raw is None:
+        return Sampled(ids, bad, None)
+    return Sampled(ids, bad, score(raw, ids.index_select(0, scored.rows), scored.most))
+
+
+class Sampler:
+    """Knows how every resident sequence wants its tokens chosen, by slot.
+
+    A batch is any list of slots. Its `Controls` hold as long as the list stays the same and none
+    of the slots changes hands; tokens in between are told by `Controls.observe`.
+    """
+
+    def __init__(self, vocab: int, max_model_len: int, device: torch.device) -> None:
+        self.vocab = vocab
+        self._tally = Tally(vocab, max_model_len, device)
+        self._residents: dict[int, Resident] = {}
+
+    def admit(self, slot: int, request: Request, sampling: Sampling, tokens: I32) -> None:
+        """A sequence takes up a slot; `tokens` are all it has so far, prompt included."""
+        assert slot not in self._residents, f"slot {slot} is taken"
+        prompt = len(request.prompt)
+        stops = request.eos_token_ids + request.stop_token_ids
+        self._residents[slot] = Resident(
+            sampling=sampling,
+            key=key_of(seed_of(request)),
+            free_at=prompt + request.min_tokens,
+            stops=stops if request.min_tokens else (),
+            line=self._tally.open(tokens, prompt) if sampling.penalised else -1,
+        )
+
+    def release(self, slot: int) -> None:
+        line = self._residents.pop(slot).line
+        if line >= 0:
+            self._tally.close(line)
+
+    def controls(self, slots: Iterable[int]) -> Controls:
+        """How the sequences in these slots, row by row, choose."""
+        return Controls.of([self._residents[slot] for slot in slots], self._tally)
+
+    def sample(self, logits: Tensor, controls: Controls, positions: Tensor) -> Sampled:
+        """The token that each row has at its position [rows]. Overwrites logits [rows, vocab]."""
+        self._check(logits, controls.count, self.vocab)
+        return chosen(logits, controls, positions, positions.new_empty(controls.count, 0))
+
+    def verify(
+        self, logits: Tensor, drafts: Tensor, controls: Controls, positions: Tensor
+    ) -> Verified:
+        """The tokens from each row's position on, for as long as its drafts agree with them.
+
+        Overwrites logits [rows, 1 + drafts, vocab], which came of the drafts [rows, drafts]. A
+        draft of -1 is none. Each place is sampled as if the drafts before it were right; whether
+        they are is looked at afterwards.
+        """
+        width = drafts.shape[1] + 1
+        self._check(logits, controls.count, width, self.vocab)
+        places = [
+            chosen(logits[:, place], controls, positions + place, drafts[:, :place])
+            for place in range(width)
+        ]
+        ids = torch.stack([sampled.ids for sampled in places], 1)  # [rows, 1 + drafts]
+        bad = torch.stack([sampled.bad for sampled in places], 1)
+        right = (ids[:, :-1] == drafts) & ~bad[:, :-1]
+        count = right.long().cumprod(-1).sum(-1) + 1  # [rows]
+        beyond = torch.arange(width, device=logits.device) >= count[:, None]
+        return Verified(
+            ids=ids.masked_fill(beyond, -1),
+            count=count,
+            bad=bad.gather(1, count[:, None] - 1)[:, 0],
+            scores=tuple(sampled.scores for sampled in places),
+        )
+
+    def _check(self, logits: Tensor, *shape: int) -> None:
+        if logits.shape != shape or logits.dtype != torch.float32:
+            found = f"{list(logits.shape)} of {logits.dtype}"
+            raise StepError(f"logits are {found}; {list(shape)} of torch.float32 are due")

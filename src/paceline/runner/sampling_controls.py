@@ -1,0 +1,231 @@
+"""The sampling settings of a batch as columns, sorted by what its rows need."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import Sampling
+from paceline.runner.draws import Drawn, Filter, Greedy, MinP, TopK, TopP
+from paceline.runner.penalties import Penalties, Tally
+
+FOREVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What the choice of tokens for one sequence goes by, from admission to release."""
+
+    sampling: Sampling
+    key: int  # of its random bits
+    free_at: int  # the first position where it may stop
+    stops: tuple[int, ...]  # what it may not choose before
+    line: int  # of its token counts; -1: none are kept
+
+
+class Edit(Protocol):
+    """Changes the logits of some rows, in place.
+
+    `ahead` [rows, ahead] are tokens that come before the positions [rows] and are not counted
+    yet; -1 is none.
+    """
+
+    def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allowed:
+    """Nothing but a list of tokens. It adds, for a mask would hide what is not a number."""
+
+    rows: Tensor  # [restricted]
+    amounts: Tensor  # [restricted, vocab]; 0 or -inf
+
+    def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
+        logits.index_add_(0, self.rows, self.amounts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Biases:
+    """Amounts for single tokens: biases, tokens never allowed, and stops that come too early."""
+
+    rows: Tensor  # [amounts]
+    ids: Tensor  # [amounts]
+    amounts: Tensor  # [amounts]
+    until: Tensor  # [amounts]; the position from which it no longer counts
+
+    def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
+        now = torch.where(positions[self.rows] < self.until, self.amounts, 0.0)
+        logits.index_put_((self.rows, self.ids), now, accumulate=True)
+
+
+class Group(Protocol):
+    """Rows that choose in the same way."""
+
+    @property
+    def rows(self) -> Tensor | slice: ...
+
+    def choose(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """A token id for each of its rows, and their largest logits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Rows whose log-probabilities are asked for, and the most alternatives that one wants."""
+
+    rows: Tensor
+    most: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Controls:
+    """How each row of a batch chooses. What no row asks for is absent, so nobody pays for it.
+
+    It holds while the same sequences are in the same rows. Everything that depends on a step
+    comes as a tensor, so which operations a step takes is settled here.
+    """
+
+    count: int  # rows
+    edits: tuple[Edit, ...]  # in the order in which they are made
+    groups: tuple[Group, ...]  # every row is in one
+    scored: Scored | None
+    penalties: Penalties | None  # the last of the edits, if any row has them
+
+    @staticmethod
+    def of(residents: Sequence[Resident], tally: Tally) -> "Controls":
+        penalties = penalties_of(residents, tally)
+        edits = (
+            allowed_of(residents, tally.vocab, tally.device),
+            biases_of(residents, tally.vocab, tally.device),
+            penalties,
+        )
+        return Controls(
+            count=len(residents),
+            edits=tuple(edit for edit in edits if edit is not None),
+            groups=groups_of(residents, tally.vocab, tally.device),
+            scored=scored_of(residents, tally.vocab, tally.device),
+            penalties=penalties,
+        )
+
+    def observe(self, ids: Tensor, positions: Tensor) -> None:
+        """Count tokens [rows] that rows have got at their positions, or [rows, width] from there.
+
+        A negative id is none.
+        """
+        if self.penalties is not None:
+            self.penalties.observe(ids.reshape(self.count, -1), positions)
+
+
+def indices(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.long, device=device)
+
+
+def column(values: Sequence[float], kind: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=kind, device=device)[:, None]
+
+
+def allowed_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> Allowed | None:
+    lists = {
+        row: resident.sampling.allowed_token_ids
+        for row, resident in enumerate(residents)
+        if resident.sampling.allowed_token_ids is not None
+    }
+    if not lists:
+        return None
+    amounts = torch.full((len(lists), vocab), -inf)
+    for line, ids in zip(amounts, lists.values(), strict=True):
+        line[[token for token in ids if token < vocab]] = 0.0
+    return Allowed(indices(list(lists), device), amounts.to(device))
+
+
+def biases_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> Biases | None:
+    rows: list[int] = []
+    ids: list[int] = []
+    amounts: list[float] = []
+    until: list[int] = []
+    for row, resident in enumerate(residents):
+        wanted = [(token, bias, FOREVER) for token, bias in resident.sampling.logit_bias.items()]
+        wanted += [(token, -inf, FOREVER) for token in resident.sampling.bad_token_ids]
+        wanted += [(token, -inf, resident.free_at) for token in resident.stops]
+        for token, amount, end in wanted:
+            if token < vocab:  # what the model does not have, it cannot choose either
+                rows.append(row)
+                ids.append(token)
+                amounts.append(amount)
+                until.append(end)
+    if not rows:
+        return None
+    return Biases(
+        indices(rows, device),
+        indices(ids, device),
+        torch.tensor(amounts, device=device),
+        indices(until, device),
+    )
+
+
+def penalties_of(residents: Sequence[Resident], tally: Tally) -> Penalties | None:
+    lines = {row: resident.line for row, resident in enumerate(residents) if resident.line >= 0}
+    if not lines:
+        return None
+    asked = [residents[row].sampling for row in lines]
+    return Penalties(tally, list(lines), list(lines.values()), asked)
+
+
+def scored_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> Scored | None:
+    asked = {
+        row: resident.sampling.logprobs
+        for row, resident in enumerate(residents)
+        if resident.sampling.logprobs is not None
+    }
+    if not asked:
+        return None
+    return Scored(indices(list(asked), device), min(max(asked.values()), vocab))
+
+
+def filters_of(sampling: Sampling, vocab: int) -> tuple[type[Filter], ...]:
+    """The kinds of filters that a row needs, in their order."""
+    floor = (MinP,) if sampling.min_p > 0.0 else ()
+    if 0 < sampling.top_k < vocab:
+        return *floor, TopK
+    return (*floor, TopP) if sampling.top_p < 1.0 else floor
+
+
+def filter_of(kind: type[Filter], asked: Sequence[Sampling], device: torch.device) -> Filter:
+    if kind is MinP:
+        return MinP(column([each.min_p for each in asked], torch.float, device))
+    share = column([each.top_p for each in asked], torch.double, device)
+    if kind is TopP:
+        return TopP(share)
+    counts = [each.top_k for each in asked]
+    return TopK(column(counts, torch.long, device), max(counts), share)
+
+
+def groups_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> tuple[Group, ...]:
+    """Rows of the same needs together, so that none pays for the filters of another."""
+    greedy = [row for row, resident in enumerate(residents) if resident.sampling.greedy]
+    by_need: dict[tuple[type[Filter], ...], list[int]] = {}
+    for row, resident in enumerate(residents):
+        if not resident.sampling.greedy:
+            by_need.setdefault(filters_of(resident.sampling, vocab), []).append(row)
+    groups: list[Group] = [Greedy(places(greedy, device))] if greedy else []
+    for kinds, rows in by_need.items():
+        asked = [residents[row].sampling for row in rows]
+        groups.append(
+            Drawn(
+                rows=places(rows, device),
+                keys=indices([residents[row].key for row in rows], device),
+                temperature=column([each.temperature for each in asked], torch.float, device),
+                filters=tuple(filter_of(kind, asked, device) for kind in kinds),
+            )
+        )
+    return tuple(groups)
+
+
+def places(rows: list[int], device: torch.device) -> Tensor | slice:
+    """Rows in ascending order as an index; neighbours as a slice, which copies nothing."""
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return indices(rows, device)

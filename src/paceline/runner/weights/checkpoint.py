@@ -1,0 +1,50 @@
+"""The common face of all sources of weights, and the check that they are the right ones."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.manifest import Shape, manifest
+
+NAMED = 5  # of the tensors that are wrong, as many as a reader of the message wants to see
+
+
+class Checkpoint(Protocol):
+    """A model at rest. Names, layout and meaning of its tensors are those of HF."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Of every tensor there is, without reading any."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in whatever floating type is at hand."""
+        ...
+
+
+def verify(checkpoint: Checkpoint) -> None:
+    """A ConfigError that names the tensors which are missing, too many or misshapen."""
+    expected, found = manifest(checkpoint.config), checkpoint.shapes
+    problems = {
+        "missing": [name for name in expected if name not in found],
+        "unknown": [name for name in found if name not in expected],
+        "misshapen": [
+            f"{name} {list(found[name])} instead of {list(shape)}"
+            for name, shape in expected.items()
+            if name in found and tuple(found[name]) != shape
+        ],
+    }
+    told = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
+    if told:
+        raise ConfigError(f"the tensors are not those of the model; {'; '.join(told)}")
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

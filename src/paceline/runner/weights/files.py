@@ -1,0 +1,17 @@
+"""Finds out what kind of checkpoint lies at a path."""
+
+from pathlib import Path
+
+from paceline.core.errors import ConfigError
+from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.runner.weights.gguf import GGUF
+from paceline.runner.weights.safetensors import SafetensorsFolder
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A .gguf file or a folder of HF's."""
+    if path.is_dir():
+        return SafetensorsFolder(path)
+    if path.suffix == ".gguf":
+        return GGUF(path)
+    raise ConfigError(f"{path} is neither a folder with a model nor a .gguf file")

@@ -1,0 +1,113 @@
+"""Numbers out of the blocks in which GGUF packs them.
+
+Every decoder takes blocks, [blocks, block_bytes], and returns [blocks, elements]. Where bits of
+several elements share a byte, the lower ones belong to the earlier element.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paceline.runner.weights.gguf_file import GGUFTensor
+
+
+def dequantised(tensor: GGUFTensor) -> Tensor:
+    """A tensor in the floating type it is stored in, or in float32."""
+    return DECODERS[tensor.encoding.name](torch.from_numpy(tensor.blocks)).view(tensor.shape)
+
+
+def _half(blocks: Tensor, place: int) -> Tensor:
+    """The float16 at a place of each block, as float32."""
+    return blocks[:, place : place + 2].contiguous().view(torch.float16).float()  # [blocks, 1]
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """The lower halves of all bytes along the last axis, then the upper halves."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+def _bits(packed: Tensor, width: int) -> Tensor:
+    """Each byte cut into fields of `width` bits, [..., bytes, 8 / width]."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8)
+    return packed.unsqueeze(-1) >> shifts & (1 << width) - 1
+
+
+def _fifths(blocks: Tensor, place: int) -> Tensor:
+    """Five bits per element: 32 fifth bits at a place, then 32 nibbles."""
+    high = _bits(blocks[:, place : place + 4], 1).flatten(1)
+    return _nibbles(blocks[:, place + 4 : place + 20]) | high << 4
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 2:]).float().sub_(8).mul_(_half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _fifths(blocks, 2).float().sub_(16).mul_(_half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _fifths(blocks, 4).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and minimum of the eight parts of a block, 6 bits each in 12 bytes at place 4.
+
+    The first four of each have a byte whose upper two bits are lent to the last four:
+
+        byte   0..3  scale 0..3, high bits of scale 4..7
+               4..7  minimum 0..3, high bits of minimum 4..7
+               8..11 low four bits of scale 4..7, then of minimum 4..7
+    """
+    scale, minimum, low = blocks[:, 4:16].reshape(-1, 3, 4).unbind(1)
+    scales = torch.cat((scale & 63, low & 15 | scale >> 6 << 4), dim=1)
+    minima = torch.cat((minimum & 63, low >> 4 | minimum >> 6 << 4), dim=1)
+    return scales.float().mul_(_half(blocks, 0)), minima.float().mul_(_half(blocks, 2))
+
+
+def _k_parts(blocks: Tensor, parts: Tensor) -> Tensor:
+    scales, minima = _k_scales(blocks)
+    return parts.float().mul_(scales.unsqueeze(-1)).sub_(minima.unsqueeze(-1)).flatten(1)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    return _k_parts(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    high = _bits(blocks[:, 16:48], 1).transpose(1, 2)  # [blocks, 8, 32]
+    return _k_parts(blocks, low | high << 4)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """Two halves of 128; in each, 32 bytes hold the upper two bits of four times 32 elements."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
+    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).transpose(2, 3)  # [blocks, 2, 4, 32]
+    scales = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))
+    elements = (low | high << 4).float().sub_(32).view(-1, 16, 16)
+    return elements.mul_(scales.unsqueeze(-1)).flatten(1)
+
+
+DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "F32": lambda blocks: blocks.view(torch.float32),
+    "F16": lambda blocks: blocks.view(torch.float16),
+    "BF16": lambda blocks: blocks.view(torch.bfloat16),
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,67 @@
+"""A folder as transformers saves it: config.json and one or many .safetensors files."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.manifest import Shape
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+DERIVED = ".rotary_emb.inv_freq"  # old files keep what follows from the configuration
+
+
+class SafetensorsFolder:
+    """A checkpoint in HF's own form. Files stay mapped while it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        raw = _json(folder / "config.json")
+        generation = folder / "generation_config.json"
+        if generation.exists() and "eos_token_id" in (given := _json(generation)):
+            raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models end turns with more
+        self.config = ModelConfig.of_hf(raw)
+        self.shapes: dict[str, Shape] = {}
+        self._file: dict[str, Any] = {}  # by tensor
+        for path in _files(folder):
+            self._add(path)
+
+    def _add(self, path: Path) -> None:
+        try:
+            file: Any = safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            if name in self.shapes:
+                raise ConfigError(f"{path} has {name!r}, and so has another file")
+            if not name.endswith(DERIVED):
+                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+                self._file[name] = file
+
+    def read(self, name: str) -> Tensor:
+        return self._file[name].get_tensor(name)
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    """The files of the model; a folder may hold others beside them."""
+    index = folder / INDEX
+    if not index.exists():
+        return [folder / SINGLE]
+    names = _json(index).get("weight_map")
+    if not isinstance(names, dict):
+        raise ConfigError(f"{index} has no weight_map")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no JSON object")
+    return content

@@ -1,0 +1,61 @@
+"""Our beam search, inside the scheduler, against transformers' on a small model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import Request
+from paceline.runner.models.model import Model
+from paceline.runner.weights.files import open_checkpoint
+from tests.golden.support import saved, tokens_of
+from tests.runner.test_runner import outputs
+
+STOP = 7
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Model]:
+    folder = Path(tmp_path_factory.mktemp("llama"))
+    return saved("llama", folder), Model.load(open_checkpoint(folder))
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
+def test_the_same_beams_as_transformers(
+    both: tuple[Any, Model], early_stopping: Any, length_penalty: float
+) -> None:
+    theirs, ours = both
+    for seed in range(3):
+        prompt = tokens_of(9, seed)
+        found = theirs.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_beams=4,
+            num_return_sequences=3,
+            max_new_tokens=12,
+            eos_token_id=STOP,
+            pad_token_id=0,
+            do_sample=False,
+            early_stopping=early_stopping,
+            length_penalty=length_penalty,
+        )
+        expected = [trimmed(one[len(prompt) :].tolist()) for one in found]
+        request = Request(
+            id="a",
+            prompt=prompt,  # pyright: ignore[reportArgumentType]
+            max_tokens=12,
+            eos_token_ids=(STOP,),
+            beam_width=4,
+            n=3,
+            early_stopping=early_stopping,
+            length_penalty=length_penalty,
+        )
+        got, _ = outputs(ours, [request], depth=2, num_blocks=40)
+        assert got["a"] == expected
+
+
+def trimmed(tokens: list[int]) -> list[int]:
+    """Without the padding behind the end."""
+    return tokens[: tokens.index(STOP) + 1] if STOP in tokens else tokens

@@ -1,0 +1,187 @@
+"""Small models as .gguf files, written by llama.cpp's own package, against transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.model import Model
+from paceline.runner.weights.checkpoint import verify
+from paceline.runner.weights.files import open_checkpoint
+from tests.golden.support import LLAMA3, SIZES, Run, made, same, their_logits, tokens_of
+
+# Names of llama.cpp, written down once more: the test shall not believe the code.
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+NORMS = {"post_attention_layernorm": "ffn_norm"}
+GEMMA_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+def gguf_name(name: str, architecture: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    names = {**NAMES, **(GEMMA_NORMS if architecture == "gemma3" else NORMS)}
+    if stem in names:
+        return f"{names[stem]}.{kind}"
+    _, _, layer, inner = stem.split(".", 3)
+    return f"blk.{layer}.{names[inner]}.{kind}"
+
+
+def paired(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Rows of q and k as llama.cpp's conversion of a Llama stores them."""
+    halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+    return halves.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def tensors_of(model: Any, architecture: str) -> Tensors:
+    """A transformers model's tensors in the names and layouts of llama.cpp."""
+    config, tensors = model.config, {}
+    for name, tensor in model.named_parameters():
+        array = tensor.numpy()
+        if architecture == "llama" and ".q_proj." in name:
+            array = paired(array, config.num_attention_heads)
+        if architecture == "llama" and ".k_proj." in name:
+            array = paired(array, config.num_key_value_heads)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            array = array + 1
+        tensors[gguf_name(name, architecture)] = np.ascontiguousarray(array)
+    return tensors
+
+
+def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Kind = Kind.F32):
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    writer.add_token_list([f"<{index}>" for index in range(config.vocab_size)])
+    writer.add_eos_token_id(2)
+    writer.add_eot_token_id(7)
+    writer.add_bos_token_id(1)
+    if architecture == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
+    for name, array in tensors.items():
+        kept = Kind.F32 if array.ndim == 1 else kind
+        writer.add_tensor(name, gguf.quants.quantize(array, kept), raw_dtype=kept)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    run = Run(Model.load(open_checkpoint(path)), "paged")
+    run.add("a", tokens)
+    return run.step(a=len(tokens))["a"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_the_same_model_from_a_gguf_file(architecture: str, tmp_path: Path) -> None:
+    theirs = made(architecture)
+    if architecture == "gemma3":  # the format says nothing of it, and every small one has this
+        for layer in theirs.model.layers:
+            layer.self_attn.scaling = theirs.config.head_dim**-0.5
+    path = tmp_path / "model.gguf"
+    write(path, architecture, theirs.config, tensors_of(theirs, architecture))
+    tokens = tokens_of(40, seed=1)
+    same(our_logits(path, tokens), their_logits(theirs, tokens))
+
+
+def test_rope_scaling_is_a_tensor(tmp_path: Path) -> None:
+    theirs = made("llama-llama3")
+    plain = LLAMA3["rope_theta"] ** (-np.arange(0, 16, 2, dtype=np.float32) / 16)
+    factors = plain / theirs.model.rotary_emb.inv_freq.numpy()
+    assert factors.max() == 8, "the case has no frequency that is scaled"
+    path = tmp_path / "model.gguf"
+    tensors = tensors_of(theirs, "llama")
+    assert "output.weight" not in tensors
+    write(path, "llama", theirs.config, {**tensors, "rope_freqs.weight": factors})
+    tokens = tokens_of(40, seed=2)
+    same(our_logits(path, tokens), their_logits(theirs, tokens))
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
+)
+def test_every_type_that_can_be_written(kind: Kind, tmp_path: Path) -> None:
+    """All tensors, q and k among them, are those that the quantiser made of the model's."""
+    theirs = made("llama")
+    theirs.config.intermediate_size = 64
+    theirs = type(theirs)(theirs.config).requires_grad_(False)
+    path = tmp_path / "model.gguf"
+    write(path, "llama", theirs.config, tensors_of(theirs, "llama"), kind)
+    checkpoint = open_checkpoint(path)
+    verify(checkpoint)
+    for name, tensor in theirs.named_parameters():
+        expected = tensor
+        if tensor.ndim > 1:
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)
+            expected = torch.from_numpy(rounded)
+        torch.testing.assert_close(checkpoint.read(name).float(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_header(tmp_path: Path) -> None:
+    theirs = made("gemma3")
+    path = tmp_path / "model.gguf"
+    write(path, "gemma3", theirs.config, tensors_of(theirs, "gemma3"))
+    config = open_checkpoint(path).config
+    assert (config.vocab, config.width) == (SIZES["vocab_size"], SIZES["hidden_size"])
+    assert config.windows == (7, 7, 7, 7, 7, None, 7, 7)
+    assert (config.bos, config.eos) == (1, (2, 7))
+    assert config.tied_embedding
+
+
+def without(tensors: Tensors, name: str) -> Tensors:
+    return {other: array for other, array in tensors.items() if other != name}
+
+
+def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
+    theirs = made("llama")
+    tensors, path = tensors_of(theirs, "llama"), tmp_path / "model.gguf"
+    wrong = {
+        "missing: model.layers.1.mlp.up_proj.weight": without(tensors, "blk.1.ffn_up.weight"),
+        "unknown: model.layers.0.self_attn.q_proj.bias": {
+            **tensors,
+            "blk.0.attn_q.bias": np.zeros(64, np.float32),
+        },
+        r"misshapen: model.norm.weight \[31\] instead of \[32\]": {
+            **tensors,
+            "output_norm.weight": np.zeros(31, np.float32),
+        },
+        "unknown tensor 'blk.0.ssm_a.weight'": {
+            **tensors,
+            "blk.0.ssm_a.weight": np.zeros(3, np.float32),
+        },
+    }
+    for message, changed in wrong.items():
+        write(path, "llama", theirs.config, changed)
+        with pytest.raises(ConfigError, match=message):
+            Model.load(open_checkpoint(path))

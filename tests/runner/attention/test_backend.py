@@ -1,0 +1,18 @@
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import load
+from paceline.runner.attention.paged import Paged
+from paceline.runner.attention.sdpa import Sdpa
+
+
+def test_found_by_module_name_or_dotted_path() -> None:
+    assert isinstance(load("paged"), Paged)
+    assert isinstance(load("sdpa"), Sdpa)
+    assert isinstance(load("paceline.runner.attention.sdpa.Sdpa"), Sdpa)
+
+
+@pytest.mark.parametrize("name", ["flash", "no.such.Backend", "paceline.runner.batch.None", ""])
+def test_a_name_that_leads_nowhere(name: str) -> None:
+    with pytest.raises(ConfigError, match="no attention backend"):
+        load(name)

@@ -1,0 +1,22 @@
+import pytest
+import torch
+
+from paceline.runner.layers.linear import Dense
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_dense(has_bias: bool) -> None:
+    weight, x = torch.randn(5, 7), torch.randn(3, 7)
+    bias = torch.randn(5) if has_bias else None
+    product = Dense(weight, bias, torch.float32)
+    expected = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(product(x), expected)
+    total = torch.randn(3, 5)
+    before = total.clone()
+    product.add_to(total, x)
+    torch.testing.assert_close(total, before + expected)
+
+
+def test_the_type_is_that_of_the_activations() -> None:
+    product = Dense(torch.randn(5, 7), torch.randn(5), torch.bfloat16)
+    assert product(torch.randn(3, 7).bfloat16()).dtype == torch.bfloat16

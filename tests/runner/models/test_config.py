@@ -1,0 +1,163 @@
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.rope import frequencies
+from tests.runner.support import TINY, tiny
+
+GEMMA: dict[str, Any] = {
+    **TINY,
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 7,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 512,
+    "query_pre_attn_scalar": 256,
+}
+del GEMMA["tie_word_embeddings"]
+OLD_GEMMA = {
+    **GEMMA,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "rope_scaling": None,
+    "sliding_window_pattern": 6,
+}
+NEW_GEMMA = {
+    **GEMMA,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
+GGUF: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 128,
+    "llama.embedding_length": 32,
+    "llama.feed_forward_length": 40,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 61,
+    "llama.rope.freq_base": 500.0,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+def test_a_plain_llama() -> None:
+    config = tiny()
+    assert (config.layers, config.width, config.mlp_width, config.vocab) == (2, 24, 40, 61)
+    assert (config.heads, config.kv_heads, config.head_dim) == (4, 2, 8)
+    assert config.windows == (None, None)
+    assert config.rope == config.local_rope == frequencies(10_000.0, 8)
+    assert config.query_scale == 8**-0.5
+    assert (config.bos, config.eos) == (1, (2,))
+
+
+def test_what_follows_from_the_rest() -> None:
+    config = tiny(head_dim=None, num_key_value_heads=None, hidden_size=32, eos_token_id=[3, 4])
+    assert (config.head_dim, config.kv_heads, config.eos) == (8, 4, (3, 4))
+    assert tiny(eos_token_id=None).eos == ()
+
+
+def test_gemma_of_old_and_new_transformers_is_the_same() -> None:
+    old, new = ModelConfig.of_hf(OLD_GEMMA), ModelConfig.of_hf(NEW_GEMMA)
+    assert old == new
+    assert old.windows == (512, 512, 512, 512, 512, None, 512)
+    assert old.rope_of(5) == frequencies(1_000_000.0, 8)
+    assert old.rope_of(0) == frequencies(10_000.0, 8)
+    assert old.query_scale == 1 / 16
+    assert old.tied_embedding
+
+
+def test_gemma_without_what_its_family_implies() -> None:
+    assert ModelConfig.of_hf({**GEMMA, "rope_theta": 1_000_000.0}) == ModelConfig.of_hf(NEW_GEMMA)
+
+
+def test_rope_of_old_and_new_transformers_is_the_same() -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    old = tiny(rope_theta=500.0, rope_scaling=scaling)
+    assert old == tiny(rope_parameters={**scaling, "rope_theta": 500.0})
+    assert old.rope == tuple(frequency / 2 for frequency in frequencies(500.0, 8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 9}, (9, 9, 9)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 9}, (None, None, None)),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "max_window_layers": 2,
+            },
+            (None, None, 9),
+        ),
+        ({"sliding_window": 9}, (None, None, None)),
+    ],
+)
+def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert tiny(num_hidden_layers=3, **changes).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": None}, "a model without a name is no causal language model"),
+        ({"architectures": ["BertModel"]}, "BertModel is no causal language model"),
+        ({"architectures": ["MambaForCausalLM"]}, "'mamba' is not supported"),
+        ({"hidden_size": None}, "config.json has no 'hidden_size'"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', not a number"),
+        ({"num_hidden_layers": 0}, "no size of zero"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
+        ({"head_dim": 7}, "7 dimensions of a head cannot turn in pairs"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
+        ({"layer_types": ["full_attention"]}, "1 layer types for 2 layers"),
+        ({"layer_types": ["full_attention", "mamba"]}, r"layers of \['mamba'\]"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope scaling 'yarn'"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny(**changes)
+
+
+def test_gguf() -> None:
+    config = ModelConfig.of_gguf(GGUF, tied_embedding=True)
+    assert (config.layers, config.width, config.head_dim, config.vocab) == (2, 32, 8, 61)
+    assert config.rope == frequencies(500.0, 8)
+    assert (config.tied_embedding, config.bos, config.eos) == (True, None, (2,))
+
+
+def test_gguf_scales_by_a_factor_or_by_many() -> None:
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    plain = frequencies(500.0, 8)
+    assert ModelConfig.of_gguf({**GGUF, **linear}, True).rope == tuple(f / 4 for f in plain)
+    many = ModelConfig.of_gguf(GGUF, True, (1.0, 1.0, 2.0, 8.0)).rope
+    assert many == (plain[0], plain[1], plain[2] / 2, plain[3] / 8)
+    with pytest.raises(ConfigError, match="3 rope factors for 4 rotary pairs"):
+        ModelConfig.of_gguf(GGUF, True, (1.0, 1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general.architecture": None}, "the GGUF header has no 'general.architecture'"),
+        ({"general.architecture": "rwkv"}, "'rwkv' is not supported"),
+        ({"llama.block_count": None}, "the GGUF header has no 'llama.block_count'"),
+        ({"llama.rope.dimension_count": 4}, "only a part of each head"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),
+        ({"llama.attention.head_count": [4, 2]}, r"head_count is \[4, 2\], not a number"),
+    ],
+)
+def test_what_is_refused_of_gguf(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.of_gguf({**GGUF, **changes}, tied_embedding=True)

@@ -1,0 +1,22 @@
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models import qwen3
+from paceline.runner.models.traits import find
+
+
+def test_found_by_module_name_or_dotted_path() -> None:
+    assert find("qwen3") is qwen3.TRAITS
+    assert find("paceline.runner.models.qwen3") is qwen3.TRAITS
+
+
+@pytest.mark.parametrize("name", ["mamba", "config", "no.such.module", ""])
+def test_an_architecture_that_is_not_there(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not supported"):
+        find(name)
+
+
+def test_a_module_whose_family_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qwen3, "TRAITS", "qwen")
+    with pytest.raises(ConfigError, match=r"qwen3\.TRAITS is no Traits"):
+        find("qwen3")

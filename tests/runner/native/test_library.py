@@ -1,0 +1,55 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.runner.native import library as module
+from paceline.runner.native.library import is_available, library
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache, and nothing loaded."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    library.cache_clear()
+    yield tmp_path / "native"
+    library.cache_clear()
+
+
+def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert not is_available()
+    with pytest.raises(ConfigError, match="no 'no-such-compiler'"):
+        library()
+
+
+@pytest.mark.skipif(not is_available(), reason="needs a C compiler")
+class TestCompiled:
+    def test_once(self, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert library().linear_panel() > 0
+        (built,) = fresh.iterdir()
+        library.cache_clear()
+        monkeypatch.setattr(module, "_compile", None)  # would fail if it were called
+        library()
+        assert list(fresh.iterdir()) == [built]
+
+    def test_again_for_other_sources(
+        self, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        before = module._digest("cc")
+        changed = tmp_path / "linear.c"
+        changed.write_text(module.SOURCES[0].read_text(encoding="utf-8") + "\n")
+        monkeypatch.setattr(module, "SOURCES", [changed, module.SOURCES[1]])
+        assert module._digest("cc") != before
+
+    def test_what_does_not_compile_is_told(
+        self, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        wrong = tmp_path / "wrong.c"
+        wrong.write_text("int nonsense(")
+        monkeypatch.setattr(module, "SOURCES", [wrong])
+        assert not is_available()
+        with pytest.raises(ConfigError, match=r"do not compile: .*wrong\.c"):
+            library()
+        assert list(fresh.iterdir()) == []

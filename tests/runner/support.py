@@ -1,0 +1,77 @@
+"""Small models, and batches built row by row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+
+from paceline.runner.batch import Batch
+from paceline.runner.models.config import ModelConfig
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def tiny(**changes: Any) -> ModelConfig:
+    return ModelConfig.of_hf({**TINY, **changes})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one row computes: tokens from a position on, of a sequence in blocks."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+
+
+def batch_of(pieces: Sequence[Piece], block_size: int) -> Batch:
+    """The batch of some rows, with the logits of each row's last position wanted."""
+    position, cell, starts = [], [], [0]
+    for piece in pieces:
+        places = range(piece.start, piece.start + len(piece.tokens))
+        position += places
+        cell += [piece.blocks[p // block_size] * block_size + p % block_size for p in places]
+        starts.append(starts[-1] + len(piece.tokens))
+    width = max(len(piece.blocks) for piece in pieces)
+    return Batch(
+        tokens=torch.tensor([token for piece in pieces for token in piece.tokens]),
+        position=torch.tensor(position),
+        row_start=torch.tensor(starts),
+        context=torch.tensor([piece.start + len(piece.tokens) for piece in pieces]),
+        block_table=torch.tensor([[*p.blocks, *[0] * (width - len(p.blocks))] for p in pieces]),
+        write_cell=torch.tensor(cell),
+        sample_at=torch.tensor(starts[1:]) - 1,
+    )
+
+
+@dataclass
+class Blocks:
+    """Hands out blocks in no order, so that no two neighbours of a sequence are neighbours."""
+
+    blocks: int
+    block_size: int
+    seed: int = 0
+    free: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        self.free = list(range(self.blocks))
+        Random(self.seed).shuffle(self.free)
+
+    def take(self, positions: int) -> list[int]:
+        return [self.free.pop() for _ in range(-(-positions // self.block_size))]

@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from paceline.runner.kv_store import KVStore
+from tests.runner.support import tiny
+
+LAYERS, BLOCKS, SIZE, KV_HEADS, HEAD_DIM = 3, 6, 4, 2, 8
+
+
+@pytest.fixture
+def kv() -> KVStore:
+    config = tiny(num_hidden_layers=LAYERS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM)
+    return KVStore(config, BLOCKS, SIZE)
+
+
+@pytest.fixture
+def full(kv: KVStore) -> KVStore:
+    kv.content.normal_()
+    return kv
+
+
+def test_a_new_store_holds_zeros(kv: KVStore) -> None:
+    assert kv.content.shape == (BLOCKS, LAYERS, SIZE, 2 * KV_HEADS, HEAD_DIM)
+    assert not kv.content.any()
+
+
+def test_put_writes_one_layer_of_the_given_cells(kv: KVStore) -> None:
+    cells = kv.cells(torch.tensor([2 * SIZE + 3, 5 * SIZE, 1]))
+    new = torch.randn(3, 2 * KV_HEADS, HEAD_DIM)
+    kv.put(cells[1], new)
+    assert torch.equal(kv.content[2, 1, 3], new[0])
+    assert torch.equal(kv.content[5, 1, 0], new[1])
+    assert torch.equal(kv.content[0, 1, 1], new[2])
+    assert kv.content.count_nonzero() == new.numel()
+
+
+def test_gather_reads_one_layer_of_the_given_blocks(full: KVStore) -> None:
+    runs = full.runs(torch.tensor([[4, 1], [4, 0]]))
+    found = torch.empty(4, SIZE, 2 * KV_HEADS, HEAD_DIM)
+    for layer in range(LAYERS):
+        full.gather(runs[layer], found)
+        assert torch.equal(found, full.content[[4, 1, 4, 0], layer])
+
+
+def test_copies_are_all_read_before_any_is_written(full: KVStore) -> None:
+    before = full.content.clone()
+    full.copy([(0, 1), (1, 2), (2, 0), (3, 4)])
+    assert torch.equal(full.content, before[[2, 0, 1, 3, 3, 5]])
+    full.copy([])
+    assert torch.equal(full.content, before[[2, 0, 1, 3, 3, 5]])
+
+
+def test_blocks_leave_and_come_back_elsewhere(full: KVStore) -> None:
+    before = full.content.clone()
+    away = full.read([5, 2])
+    full.content[[5, 2]] = 0
+    assert torch.equal(away, before[[5, 2]]), "what was read is a copy"
+    full.write([0, 2], away)
+    assert torch.equal(full.content[0], before[5])
+    assert torch.equal(full.content[2], before[2])
+
+
+def test_a_block_takes_so_many_bytes(kv: KVStore) -> None:
+    assert kv.block_bytes == LAYERS * SIZE * 2 * KV_HEADS * HEAD_DIM * 4
+    assert kv.block_bytes == kv.read([3]).nbytes
+
+
+def test_a_store_of_another_type_rounds() -> None:
+    half = KVStore(tiny(), BLOCKS, SIZE, torch.bfloat16)
+    new = torch.randn(1, 2 * half.kv_heads, half.head_dim)
+    half.put(half.cells(torch.tensor([0]))[0], new)
+    assert half.block_bytes * 2 == KVStore(tiny(), BLOCKS, SIZE).block_bytes
+    assert torch.equal(half.content[0, 0, 0], new[0].bfloat16())

@@ -1,0 +1,242 @@
+"""The runner under the real scheduler: every way of scheduling gives the same tokens."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import Request, Scheduler, StepResult
+from paceline.core.plan import Plan
+from paceline.core.sampling import Sampling
+from paceline.runner.attention.backend import load
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.model import Model
+from paceline.runner.runner import Runner
+from paceline.runner.weights.dummy import Dummy
+from paceline.sim.oracle import OracleRunner
+from tests.property.schedules import Drive
+from tests.runner.support import tiny
+
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+    "num_blocks": 64,
+    "block_size": 4,
+}
+TIGHT: dict[str, Any] = {"num_blocks": 17}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model.load(Dummy(tiny(), seed=3))
+
+
+def runner_for(model: Model, scheduler: Scheduler) -> Runner:
+    config = scheduler.config
+    kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
+    runner = Runner(model, kv, load("paged"), config.step.max_num_seqs, config.step.max_model_len)
+    runner.reserve_host(config.preemption.swap_space)
+    return runner
+
+
+def outputs(
+    model: Model, requests: list[Request], depth: int = 1, **changes: Any
+) -> tuple[dict[str, Any], Scheduler]:
+    """What each request, or child, got; and the scheduler when all have ended."""
+    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    runner = runner_for(model, scheduler)
+    for request in requests:
+        scheduler.submit(request, now=0.0)
+    got: dict[str, Any] = {}
+    flight: deque[Plan] = deque()
+    while not scheduler.idle:
+        plan = scheduler.plan(now=0.0)
+        runner.launch(plan)
+        if not plan.empty:
+            flight.append(plan)
+        if plan.empty and not flight:
+            told = scheduler.commit(plan, StepResult.of(plan, {}), now=0.0)
+        elif plan.empty or len(flight) == depth:
+            told = scheduler.commit(flight.popleft(), runner.wait(), now=0.0)
+        else:
+            continue
+        for label, new in told.to_dict().items():
+            got.setdefault(label, []).extend(new["tokens"])
+            if "choices" in new:
+                got[label] = new["choices"]
+    scheduler.check()
+    assert scheduler.usage == 0
+    return got, scheduler
+
+
+def requests(**fields: Any) -> list[Request]:
+    shared = [5, 9, 2, 7, 1, 1, 3]
+    prompts = [[4, 4, 8], [*shared, 6, 5], [*shared, 2], [33] * 14, [7, 8, 7, 8, 7, 8]]
+    return [
+        Request(id=f"r{i}", prompt=prompt, max_tokens=20 + i, **fields)  # pyright: ignore[reportArgumentType]
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "ahead": {"depth": 3},
+    "prefill first": {"discipline": "prefill_first", "depth": 2},
+    "in small pieces": {"max_num_batched_tokens": 8},
+    "without the prefix cache": {"enable_prefix_caching": False},
+    "recomputed": TIGHT,
+    "recomputed, ahead": {**TIGHT, "depth": 2, "discipline": "prefill_first"},
+    "swapped": {**TIGHT, "preemption_mode": "swap", "swap_space": 32},
+    "swapped, ahead": {**TIGHT, "preemption_mode": "swap", "swap_space": 32, "depth": 3},
+    "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
+    "drafted, ahead, tight": {**TIGHT, "num_speculative_tokens": 2, "depth": 2},
+    "other blocks": {"block_size": 16, "num_blocks": 32},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
+def test_tokens_do_not_depend_on_the_schedule(model: Model, way: str, sampling: Sampling) -> None:
+    asked = requests(sampling=sampling, seed=11)
+    plainly, _ = outputs(model, asked)
+    got, scheduler = outputs(model, asked, **WAYS[way])
+    assert got == plainly
+    if "num_blocks" in WAYS[way] and WAYS[way]["num_blocks"] == TIGHT["num_blocks"]:
+        assert scheduler.stats.preemptions, "the pool was not tight"
+    if "swapped" in way:
+        assert scheduler.stats.swapped_in_blocks, "nothing was swapped"
+
+
+def test_a_request_does_not_depend_on_its_neighbours(model: Model) -> None:
+    asked = requests(sampling=Sampling(temperature=0.7, top_p=0.9), seed=3)
+    together, _ = outputs(model, asked)
+    for request in asked:
+        alone, _ = outputs(model, [request])
+        assert alone[request.id] == together[request.id]
+
+
+def test_children_are_the_requests_that_have_their_seeds(model: Model) -> None:
+    fields: dict[str, Any] = {"prompt": [3, 1, 4, 1, 5, 9], "max_tokens": 9}
+    fields["sampling"] = Sampling(temperature=1.0)
+    got, scheduler = outputs(model, [Request(id="a", n=3, seed=20, **fields)])
+    assert scheduler.stats.copied_blocks == 2
+    for child in range(3):
+        single = Request(id="a", seed=20 + child, **fields)
+        assert got[f"{child}_a"] == outputs(model, [single])[0]["a"]
+
+
+def test_a_family_survives_every_kind_of_preemption(model: Model) -> None:
+    asked = requests(n=2, seed=5, sampling=Sampling(temperature=0.9))
+    plainly, _ = outputs(model, asked, num_blocks=128)
+    for mode in ("recompute", "swap", "auto"):
+        space = 0 if mode == "recompute" else 64
+        got, scheduler = outputs(
+            model, asked, depth=2, num_blocks=32, preemption_mode=mode, swap_space=space
+        )
+        assert got == plainly
+        assert scheduler.stats.preemptions
+
+
+def test_the_best_of_several_are_the_likeliest(model: Model) -> None:
+    sampling = Sampling(temperature=1.2)
+    fields: dict[str, Any] = {"prompt": [9, 8, 7], "max_tokens": 6, "seed": 1, "sampling": sampling}
+    best, _ = outputs(model, [Request(id="a", n=2, best_of=4, **fields)])
+    every, _ = outputs(model, [Request(id="a", n=4, **fields)])
+    assert all(choice in every.values() for choice in best["a"])
+    assert len(best["a"]) == 2
+
+
+def test_swapping_there_and_back_keeps_every_byte(model: Model) -> None:
+    scheduler = Scheduler.create(**SETTINGS, preemption_mode="swap", swap_space=8)
+    runner = runner_for(model, scheduler)
+    kv = runner._kv  # pyright: ignore[reportPrivateUsage]
+    kv.content.normal_()
+    before = kv.read([3, 7, 12]).clone()
+    runner.launch(nothing(swap_out=((3, 1), (7, 0), (12, 5))))
+    kv.content.zero_()
+    runner.launch(nothing(swap_in=((1, 20), (0, 3), (5, 7))))
+    assert torch.equal(kv.read([20, 3, 7]), before)
+
+
+def nothing(**moves: Any) -> Plan:
+    """A plan without rows."""
+    empty = Scheduler.create(num_blocks=4).plan(now=0.0)
+    return Plan(1, empty.rows, empty.start, **moves)
+
+
+class Store(OracleRunner):
+    """The oracle's digests in the real store, read and written where a model would."""
+
+    def __init__(self, blocks: int, block_size: int, vocab: int, **options: Any) -> None:
+        super().__init__(blocks, block_size, vocab, **options)
+        config = tiny(num_hidden_layers=2, num_key_value_heads=1, head_dim=2)
+        self.kv = KVStore(config, blocks, block_size, torch.float64)
+        self.kept = torch.zeros((len(self.host), *self.kv.content.shape[1:]), dtype=torch.float64)
+
+    def seen(self, block: int, offset: int) -> int:
+        halves = self.kv.content[block, :, offset].reshape(2, -1)
+        assert (halves == halves[:, :1]).all(), "parts of a cell differ"
+        return (int(halves[0, 0]) << 31) | int(halves[1, 0])
+
+    def put(self, block: int, offset: int, digest: int) -> None:
+        cells = self.kv.cells(torch.tensor([block * self.block_size + offset]))
+        for layer, half in enumerate((digest >> 31, digest & (2**31 - 1))):
+            self.kv.put(cells[layer], torch.full((1, 2, 2), float(half), dtype=torch.float64))
+
+    def copy(self, source: int, target: int) -> None:
+        self.kv.copy([(source, target)])
+
+    def store(self, source: int, target: int) -> None:
+        self.kept[target] = self.kv.read([source])[0]
+
+    def restore(self, source: int, target: int) -> None:
+        self.kv.write([target], self.kept[source : source + 1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_store_keeps_every_cell_on_random_schedules(seed: int) -> None:
+    drive = Drive(seed)
+    old = drive.runner
+    drive.runner = Store(
+        len(old.cells),
+        old.block_size,
+        old.vocab,
+        accept=old.accept,
+        seed=seed,
+        host_blocks=len(old.host),
+    )
+    drive.run()
+
+
+def test_a_prefix_is_found_by_the_next_request(model: Model) -> None:
+    prompt = list(range(2, 34))
+    scheduler = Scheduler.create(**SETTINGS)
+    runner = runner_for(model, scheduler)
+    got = []
+    for name in ("a", "b"):
+        scheduler.submit(Request(id=name, prompt=prompt, max_tokens=1), now=0.0)  # pyright: ignore[reportArgumentType]
+        plan = scheduler.plan(now=0.0)
+        runner.launch(plan)
+        got.append((plan.total, scheduler.commit(plan, runner.wait(), now=0.0).ids.tolist()))
+    assert [total for total, _ in got] == [32, 4]
+    assert got[0][1] == got[1][1]
+
+
+def test_logits_that_are_no_numbers_fail_the_step(model: Model) -> None:
+    scheduler = Scheduler.create(**SETTINGS)
+    runner = runner_for(model, scheduler)
+    kv = runner._kv  # pyright: ignore[reportPrivateUsage]
+    scheduler.submit(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=4), now=0.0)  # pyright: ignore[reportArgumentType]
+    plan = scheduler.plan(now=0.0)
+    runner.launch(plan)
+    scheduler.commit(plan, runner.wait(), now=0.0)
+    kv.content.fill_(float("nan"))
+    with pytest.raises(Exception, match="'a'"):
+        runner.launch(scheduler.plan(now=0.0))
+
+
+def test_rates_are_positive(model: Model) -> None:
+    runner = runner_for(model, Scheduler.create(**SETTINGS))
+    assert np.all(np.array(runner.measure()) > 0)

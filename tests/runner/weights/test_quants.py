@@ -1,0 +1,51 @@
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from paceline.runner.weights.gguf_file import ENCODINGS, GGUFTensor
+from paceline.runner.weights.quants import DECODERS, dequantised
+
+# Where each type keeps its float16 factors; every other byte of a block may be anything.
+HALVES = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_any_block_decodes_as_ggufs_own_decoder_does(name: str) -> None:
+    kind = Kind[name]
+    encoding = ENCODINGS[int(kind)]
+    assert encoding.name == name
+    assert gguf.GGML_QUANT_SIZES[kind] == (encoding.elements, encoding.block_bytes)
+    random = np.random.default_rng(3)
+    blocks = random.integers(0, 256, (48, encoding.block_bytes), dtype=np.uint8)
+    for place in HALVES[name]:
+        factors = random.normal(size=(48, 1)).astype(np.float16)
+        blocks[:, place : place + 2] = factors.view(np.uint8)
+    expected = gguf.quants.dequantize(blocks.reshape(4, -1), kind)
+    tensor = GGUFTensor((4, 12 * encoding.elements), encoding, blocks)
+    torch.testing.assert_close(
+        dequantised(tensor), torch.from_numpy(expected), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_plain_numbers_keep_their_type(dtype: torch.dtype) -> None:
+    numbers = torch.randn(6, 5).to(dtype)
+    name = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype]
+    encoding = next(encoding for encoding in ENCODINGS.values() if encoding.name == name)
+    blocks = numbers.view(-1, 1).view(torch.uint8).numpy()
+    assert torch.equal(dequantised(GGUFTensor((6, 5), encoding, blocks)), numbers)
+
+
+def test_every_encoding_has_a_decoder() -> None:
+    assert {encoding.name for encoding in ENCODINGS.values()} == DECODERS.keys()
