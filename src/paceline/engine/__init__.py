@@ -1,0 +1,1 @@
+"""From asks to answers: the step loop, text in and text out, offline and asynchronous."""

@@ -1,0 +1,140 @@
+"""An engine for an event loop: streams of text while the step loop runs elsewhere."""
+
+from asyncio import AbstractEventLoop, Event, get_running_loop, to_thread, wrap_future
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Literal
+
+from paceline.core.errors import PacelineError
+from paceline.core.request import Finish
+from paceline.engine.api import Ask, Report
+from paceline.engine.delivery import Delivery, Question, Verb
+from paceline.engine.frontend import Frontend
+from paceline.engine.parts import Parts
+from paceline.engine.ports import Core
+from paceline.engine.stream import Mailbox, PieceStream
+from paceline.engine.thread import ThreadCore
+
+
+class AsyncLLM:
+    """See `api.AsyncEngine`. The core begins to run when the event loop first asks for something.
+
+    The front end belongs to the event loop. The core's thread only leaves deliveries in
+    `_outbox` and rings once, so it never waits for anybody here.
+    """
+
+    def __init__(self, core: Core, frontend: Frontend) -> None:
+        self._core, self._frontend = core, frontend
+        self._loop: AbstractEventLoop | None = None
+        self._outbox: deque[Delivery] = deque()
+        self._rung = False
+        self._lock = Lock()
+        self._quiet = Event()  # is no request open?
+
+    @classmethod
+    def of(cls, parts: Parts) -> "AsyncLLM":
+        """With the step loop on a thread of this process."""
+        engine = parts.engine()
+        return cls(ThreadCore(engine), parts.frontend(engine))
+
+    # -- requests -----------------------------------------------------------
+
+    def generate(self, ask: Ask) -> PieceStream:
+        self._attach()
+        mailbox = Mailbox()
+        request = self._frontend.begin(ask, mailbox)
+        try:
+            self._core.submit(request)
+        except PacelineError as error:
+            self._frontend.forget(request.id, error)
+            raise
+        self._quiet.clear()
+        ids = tuple(request.prompt.tolist())
+        return PieceStream(request.id, ids, mailbox, self._core.abort)
+
+    async def abort(self, request_id: str) -> bool:
+        if request_id not in self._frontend.open:
+            return False
+        self._core.abort(request_id)
+        return True
+
+    # -- questions ----------------------------------------------------------
+
+    async def explain(self, request_id: str) -> str:
+        return await self._ask("explain", request_id)
+
+    async def snapshot(self) -> dict[str, Any]:
+        return await self._ask("snapshot")
+
+    async def stats(self) -> Report:
+        return self._frontend.metrics.report(await self._ask("gauges"))
+
+    async def pause(self, mode: Literal["new", "all"] = "new") -> None:
+        await self._ask("pause", mode)
+
+    async def resume(self) -> None:
+        await self._ask("resume")
+
+    async def drain(self) -> None:
+        await self._ask("drain")
+        while self._frontend.open:
+            await self._quiet.wait()
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        running = "running" if reset_running_requests else ""
+        return await self._ask("reset_prefix_cache", running)
+
+    def healthy(self) -> str | None:
+        return self._core.healthy()
+
+    async def shutdown(self) -> None:
+        await to_thread(self._core.close)
+        self._pump()
+        self._frontend.end_all(Finish.ABORT)
+        self._quiet.set()
+
+    async def _ask(self, verb: Verb, argument: str = "") -> Any:
+        self._attach()
+        return await wrap_future(self._core.ask(Question(verb, argument)))
+
+    # -- from the core's thread ---------------------------------------------
+
+    def deliver(self, delivery: Delivery) -> None:
+        with self._lock:
+            self._outbox.append(delivery)
+            rings, self._rung = not self._rung, True
+        if rings:
+            self._call(self._pump)
+
+    def died(self, reason: str) -> None:
+        self._call(self._mourn, reason)
+
+    def _call(self, function: Callable[..., None], *arguments: str) -> None:
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop was closed, and nobody listens any more
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # -- on the event loop --------------------------------------------------
+
+    def _attach(self) -> None:
+        if self._loop is None:
+            self._loop = get_running_loop()
+            self._core.start(self)
+
+    def _pump(self) -> None:
+        """Pass on everything that was delivered."""
+        with self._lock:
+            deliveries, self._outbox = self._outbox, deque()
+            self._rung = False
+        for delivery in deliveries:
+            for name in self._frontend.deliver(delivery):
+                self._core.abort(name)
+        if not self._frontend.open:
+            self._quiet.set()
+
+    def _mourn(self, reason: str) -> None:
+        self._pump()
+        self._frontend.end_all(Finish.ERROR, reason)
+        self._quiet.set()

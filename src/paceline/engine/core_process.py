@@ -1,0 +1,137 @@
+"""The step loop as a process of its own: `python -m paceline.engine.core_process ADDRESS`."""
+
+import os
+import signal
+import sys
+import traceback
+from concurrent.futures import Future
+from importlib import import_module
+from threading import Thread
+from typing import Any
+
+import zmq
+
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.engine import wire
+from paceline.engine.delivery import Asked
+from paceline.engine.engine import REST_S, Engine
+from paceline.engine.parts import Factory
+
+
+def main(address: str) -> None:
+    """Commands come in at one end of `address`, everything else goes out at the other."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)  # the parent decides when this process ends
+    Thread(target=die_with_parent, daemon=True).start()
+    context = zmq.Context()
+    commands, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket, end in ((commands, "in"), (outbox, "out")):
+        socket.set_hwm(0)  # the engine waits for nobody; what it takes is bounded in its inbox
+        socket.bind(f"{address}/{end}")
+    status = 1
+    try:
+        engine = built(wire.to_core.decode(commands.recv()))
+        outbox.send(wire.encoder.encode(wire.Ready()))
+        CoreLoop(engine, commands, outbox).run()
+        engine.close()
+        status = 0
+    except PacelineError as error:
+        outbox.send(wire.encoder.encode(wire.Ready(wire.Fault.of(error))))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent is to be told
+        reason = f"the engine has died: {type(error).__name__}: {error}"
+        outbox.send(wire.encoder.encode(wire.Died(reason)))
+        traceback.print_exc()
+    context.destroy(linger=1000)
+    sys.exit(status)
+
+
+def die_with_parent() -> None:
+    """The parent holds the other end of stdin, and lets go of it however it ends.
+
+    The file itself is read, since a lock on `sys.stdin` would be in the way of a regular end.
+    """
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def built(message: wire.ToCore) -> Engine:
+    assert isinstance(message, wire.Build)
+    return factory_named(message.factory)(message.model, **message.settings).engine()
+
+
+def factory_named(name: str) -> Factory:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name!r} does not name a factory of engine parts: {error}") from None
+
+
+class CoreLoop:
+    """Turns the engine on the only thread there is, and sends what it tells."""
+
+    def __init__(
+        self, engine: Engine, commands: zmq.Socket[bytes], outbox: zmq.Socket[bytes]
+    ) -> None:
+        self._engine, self._commands, self._outbox = engine, commands, outbox
+        self._asked: dict[int, Future[Any]] = {}
+        self._closing = False
+
+    def run(self) -> None:
+        while not self._closing:
+            self._listen()
+            delivery = self._engine.turn()
+            if delivery is not None:
+                self._send(wire.delivered(delivery))
+            for number in [number for number, answer in self._asked.items() if answer.done()]:
+                self._answer(number, self._asked.pop(number))
+
+    def _listen(self) -> None:
+        """Take everything that came; wait for something if there is nothing else to do."""
+        patience_ms: int | None = 0
+        if self._engine.resting:
+            patience_ms = None if self._engine.idle else max(int(REST_S * 1000), 1)
+        while self._commands.poll(patience_ms):
+            self._heed(wire.to_core.decode(self._commands.recv()))
+            patience_ms = 0
+
+    def _heed(self, message: wire.ToCore) -> None:
+        match message:
+            case wire.Submitted():
+                self._submit(message)
+            case wire.Aborted(request_id):
+                self._engine.abort(request_id)
+            case wire.Questioned(number, question):
+                answer = self._asked[number] = Future[Any]()
+                self._engine.ask(Asked(question, answer))
+            case wire.Close():
+                self._closing = True
+            case wire.Build():
+                raise AssertionError("a core is built once")
+
+    def _submit(self, message: wire.Submitted) -> None:
+        try:
+            self._engine.submit(wire.request_of(message))
+        except PacelineError as error:
+            refused = wire.Refusal(message.settings["id"], wire.Fault.of(error))
+            nothing = wire.Table(1, b"")
+            self._send(
+                wire.Delivered(
+                    self._engine.clock(), [], b"", nothing, b"", None, None, (), (refused,)
+                )
+            )
+
+    def _answer(self, number: int, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is None:
+            self._send(wire.Answered(number, answer.result()))
+        else:
+            assert isinstance(error, Exception)
+            self._send(wire.Answered(number, fault=wire.Fault.of(error)))
+
+    def _send(self, message: wire.FromCore) -> None:
+        self._outbox.send(wire.encoder.encode(message))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

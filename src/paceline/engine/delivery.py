@@ -1,0 +1,84 @@
+"""The messages between the step loop and the front end: ids and arrays, no text."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.core.arrays import F32, I32, Names
+from paceline.core.errors import PacelineError
+from paceline.core.plan import Candidates, Ended
+
+Verb = Literal["explain", "snapshot", "gauges", "pause", "resume", "drain", "reset_prefix_cache"]
+
+
+class EngineFailed(PacelineError):
+    """The engine's fault: it has stopped, and takes no requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of a request went; a stage that was not reached took none."""
+
+    queue_s: float = 0.0  # from arrival to the first admission
+    prefill_s: float = 0.0  # from there to the first token
+    decode_s: float = 0.0  # from there to the end
+    total_s: float = 0.0
+    preemptions: int = 0
+
+
+NO_TIMINGS = Timings()
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Somebody no longer wants an answer."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something to be asked of the scheduler between two steps; the answer is plain data."""
+
+    verb: Verb
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A question and where its answer goes."""
+
+    question: Question
+    answer: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that never began."""
+
+    request_id: str
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The end of a request or of one of its children; timings are of requests."""
+
+    ended: Ended
+    timings: Timings = NO_TIMINGS
+    cached: int = 0  # prompt tokens found in the prefix cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """What one turn tells, in columns: row i has the first `count[i]` of `ids[i]` as new."""
+
+    time: float  # seconds on the engine's clock
+    request_id: Names
+    child: I32  # -1: the only sequence of its request
+    ids: I32  # [rows, 1 + most drafts]
+    count: I32
+    logprob: F32 | None = None  # [rows, 1 + most drafts]
+    candidates: Candidates | None = None  # of the first new token of each row
+    departures: tuple[Departure, ...] = ()
+    refused: tuple[Refused, ...] = ()

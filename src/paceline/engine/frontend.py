@@ -1,0 +1,181 @@
+"""Text in, streams of text out: the only loop over requests, off the engine's thread."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from uuid import uuid4
+
+from paceline.core.errors import PacelineError, RequestError
+from paceline.core.plan import Ended
+from paceline.core.request import Finish, Request
+from paceline.engine.api import Alternative, Ask, TokenLogprob
+from paceline.engine.conversation import Conversation
+from paceline.engine.delivery import Delivery, Departure
+from paceline.engine.metrics import Metrics
+from paceline.engine.ports import Clock, Sink
+from paceline.text.chat import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+
+
+class Frontend:
+    """Each request that was opened is closed exactly once, when the engine tells of its end.
+
+    A text that ends earlier, at a stop string, is told at once; its request stays open until the
+    engine has let go of it, so that its name cannot be taken meanwhile.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, clock: Clock) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.metrics = Metrics()
+        self.open: dict[str, Conversation] = {}
+        self._clock = clock
+
+    # -- in -----------------------------------------------------------------
+
+    def begin(self, ask: Ask, sink: Sink) -> Request:
+        """What the engine is to run; its words will go to the sink. RequestError if malformed."""
+        name = ask.request_id or uuid4().hex
+        if name in self.open:
+            raise RequestError(f"request {name!r} is already here")
+        if ask.params.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs cannot be told")
+        text, ids = self.encode(ask)
+        arrival = self._clock() if ask.arrival is None else ask.arrival
+        request = self._request(name, ids, ask, arrival)
+        largest, words = int(request.prompt.max()), self.tokenizer.vocab_size
+        if largest >= words:
+            raise RequestError(f"the prompt has token {largest}; the vocabulary has {words} words")
+        self.open[name] = Conversation(request, ask.params, text, sink, self.tokenizer, arrival)
+        self.metrics.asked(ask.params.n, ask.params.max_tokens)
+        return request
+
+    def encode(self, ask: Ask) -> tuple[str | None, Sequence[int]]:
+        """The prompt as text, if there was one, and as token ids."""
+        if ask.messages is not None:
+            text = self.template.render(
+                ask.messages,
+                add_generation_prompt=ask.add_generation_prompt,
+                tools=ask.tools,
+                variables=ask.variables,
+            )
+            return text, self.tokenizer.encode(text, special=False)
+        if ask.prompt is not None:
+            return ask.prompt, self.tokenizer.encode(ask.prompt)
+        return None, ask.prompt_token_ids or ()
+
+    def _request(self, name: str, ids: Sequence[int], ask: Ask, arrival: float) -> Request:
+        params = ask.params
+        sampling = params.sampling()
+        sampling.check_vocab(self.tokenizer.vocab_size)
+        return Request(
+            id=name,
+            prompt=ids,  # pyright: ignore[reportArgumentType] - any sequence becomes an array
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+            eos_token_ids=self.tokenizer.eos,
+            stop_token_ids=tuple(params.stop_token_ids),
+            seed=params.seed,
+            priority=ask.priority,
+            arrival=arrival,
+            tenant=ask.tenant,
+            deadline=ask.deadline,
+            cache_salt=ask.cache_salt,
+            n=params.n,
+            best_of=None if params.beams else params.best_of,
+            beam_width=params.beams,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            sampling=sampling,
+        )
+
+    # -- out ----------------------------------------------------------------
+
+    def deliver(self, delivery: Delivery) -> list[str]:
+        """Pass on what is new; returns the requests that the engine should let go of."""
+        ends = {(one.ended.request_id, one.ended.child): one.ended for one in delivery.departures}
+        told: list[str] = []
+        names: list[str] = delivery.request_id.tolist()
+        columns = names, delivery.child.tolist(), delivery.ids.tolist(), delivery.count.tolist()
+        for row, (name, child, ids, count) in enumerate(zip(*columns, strict=True)):
+            conversation = self.open.get(name) if count else None
+            if conversation is None:
+                continue
+            self._measure(conversation, child, count, delivery.time)
+            logprobs = self._logprobs(delivery, row, conversation)
+            ended = ends.get((name, child))
+            if conversation.push(child, ids[:count], logprobs, ended) and conversation.told:
+                told.append(name)
+        for departure in delivery.departures:
+            self._depart(departure)
+        for refused in delivery.refused:
+            self.forget(refused.request_id, refused.error)
+        return [name for name in told if name in self.open]
+
+    def forget(self, request_id: str, error: PacelineError) -> None:
+        """It never began."""
+        if conversation := self.open.pop(request_id, None):
+            conversation.sink.refuse(error)
+
+    def end(self, request_id: str, finish: Finish, message: str = "") -> None:
+        """The engine does not have it, or is gone and cannot tell."""
+        self._depart(Departure(Ended(request_id, finish, message=message)))
+
+    def end_all(self, finish: Finish, message: str = "") -> None:
+        for name in list(self.open):
+            self.end(name, finish, message)
+
+    def _depart(self, departure: Departure) -> None:
+        ended = departure.ended
+        if (conversation := self.open.get(ended.request_id)) is None:
+            return
+        if ended.child >= 0:
+            conversation.push(ended.child, (), ended=ended)
+            return
+        del self.open[ended.request_id]
+        output, took = conversation.close(departure), departure.timings
+        if ended.choices:
+            self.metrics.generated(output.usage.completion_tokens)
+            self._first(conversation, took.queue_s + took.prefill_s)
+        lengths = [len(one.token_ids) for one in output.outputs]
+        self.metrics.ended(output.usage.prompt_tokens, departure.cached, lengths, took)
+        for one in output.outputs:
+            self.metrics.finished(one.finish_reason or ended.finish.value)
+
+    def _measure(self, conversation: Conversation, child: int, count: int, time: float) -> None:
+        choice = conversation.choices[max(child, 0)]
+        if choice.finish_reason is not None:
+            return
+        self._first(conversation, time - conversation.arrival)
+        self.metrics.generated(count)
+        if choice.last_told is not None:
+            self.metrics.next_tokens(time - choice.last_told)
+        choice.last_told = time
+
+    def _first(self, conversation: Conversation, after_s: float) -> None:
+        if not conversation.begun:
+            conversation.begun = True
+            self.metrics.first_token(len(conversation.request.prompt), after_s)
+
+    # -- log-probabilities ---------------------------------------------------
+
+    def _logprobs(
+        self, delivery: Delivery, row: int, conversation: Conversation
+    ) -> list[TokenLogprob]:
+        """One entry for each new token; alternatives are known for the first of them."""
+        wanted = conversation.params.logprobs
+        if wanted is None or delivery.logprob is None:
+            return []
+        count = int(delivery.count[row])
+        ids, values = delivery.ids[row, :count].tolist(), delivery.logprob[row].tolist()
+        chosen = zip(ids, values[:count], strict=True)
+        told = [TokenLogprob(self._alternative(*pair), ()) for pair in chosen]
+        found = delivery.candidates
+        if wanted and found is not None:
+            pairs = zip(found.ids[row].tolist(), found.logprob[row].tolist(), strict=True)
+            top = [self._alternative(*pair) for pair in list(pairs)[:wanted] if pair[0] >= 0]
+            told[0] = replace(told[0], top=tuple(top))
+        return told
+
+    def _alternative(self, id: int, logprob: float) -> Alternative:
+        spelled = self.tokenizer.token_bytes(id)
+        return Alternative(id, logprob, spelled.decode(errors="replace"), spelled)

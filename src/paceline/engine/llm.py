@@ -1,0 +1,230 @@
+"""Many prompts at once, in this thread: a model to call from a script."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, cast
+
+from paceline.core.errors import PacelineError, RequestError
+from paceline.core.request import Finish, Request
+from paceline.engine.api import (
+    Answer,
+    Ask,
+    Message,
+    Piece,
+    Report,
+    RequestOutput,
+    SamplingParams,
+    Usage,
+)
+from paceline.engine.delivery import NO_TIMINGS, EngineFailed, Question
+from paceline.engine.parts import Factory
+from paceline.engine.progress import Progress
+
+Prompt = str | Sequence[int] | Ask
+Params = SamplingParams | Sequence[SamplingParams]
+
+
+class Collector:
+    """Keeps whole outputs by request, and lets the pieces go."""
+
+    def __init__(self, request_id: str, done: dict[str, RequestOutput]) -> None:
+        self._request_id, self._done = request_id, done
+
+    def put(self, piece: Piece) -> None:
+        pass
+
+    def close(self, output: RequestOutput) -> None:
+        self._done[self._request_id] = output
+
+    def refuse(self, error: PacelineError) -> None:
+        self._done[self._request_id] = refusal(self._request_id, error)
+
+
+def refusal(request_id: str, error: PacelineError) -> RequestOutput:
+    """The output of a request that never began."""
+    nothing = Answer(0, "", (), finish_reason="error")
+    return RequestOutput(
+        request_id, None, (), (nothing,), Usage(0, 0, 0), NO_TIMINGS, error=str(error)
+    )
+
+
+class LLM:
+    """Results come in the order of the prompts. Requests that were enqueued run beside them.
+
+    A prompt that cannot be run does not hold the others up: its output has the finish reason
+    "error", and `error` says why.
+    """
+
+    def __init__(self, model: str, build: Factory, **settings: Any) -> None:
+        parts = build(model, **settings)
+        self.model = model
+        self._engine = parts.engine()
+        self._frontend = parts.frontend(self._engine)
+        self._backlog: dict[str, Request] = {}  # for which the engine has no room yet
+        self._done: dict[str, RequestOutput] = {}  # ended, and not handed out
+        self._names = 0
+
+    # -- many at once -------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt: a text, its token ids, or an Ask."""
+        asks = [asked(prompt) for prompt in several(prompts)]
+        return self._run(with_params(asks, params), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | None = None,
+        *,
+        progress: bool = True,
+        variables: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several; `variables` are the chat template's own."""
+        asks = [Ask(messages=one, variables=variables) for one in conversations(messages)]
+        return self._run(with_params(asks, params), progress)
+
+    def _run(self, asks: list[Ask], progress: bool) -> list[RequestOutput]:
+        names: list[str] = []
+        for ask in asks:
+            name = ask.request_id or self._name()
+            try:
+                self.enqueue(replace(ask, request_id=name))
+            except RequestError as error:
+                self._done[name] = refusal(name, error)
+            names.append(name)
+        try:
+            self._turn_until_done(names, Progress(len(names)) if progress else None)
+        except BaseException:
+            self._drop(names)
+            raise
+        return [self._done.pop(name) for name in names]
+
+    def _turn_until_done(self, names: list[str], progress: Progress | None) -> None:
+        wanted = dict.fromkeys(names)
+        read = written = 0
+        total = len(wanted)
+        while True:
+            for name in [name for name in self._done if name in wanted]:
+                del wanted[name]
+                read += self._done[name].usage.prompt_tokens
+                written += self._done[name].usage.completion_tokens
+            if not wanted:
+                break
+            if progress is not None:
+                progress.show(total - len(wanted), read, written)
+            self._turn()
+        if progress is not None:
+            progress.finish(total, read, written)
+
+    def _drop(self, names: list[str]) -> None:
+        """Somebody interrupts: nothing of this batch goes on."""
+        for name in names:
+            self.abort(name)
+        self._turn()
+        for name in names:
+            self._done.pop(name, None)
+
+    # -- for those who drive the loop ---------------------------------------
+
+    def enqueue(self, prompt: Prompt, params: SamplingParams | None = None) -> str:
+        """Let a request wait for `step`; returns its id. RequestError if it is malformed."""
+        ask = asked(prompt)
+        ask = replace(ask, request_id=ask.request_id or self._name(), params=params or ask.params)
+        if ask.request_id in self._done:
+            raise RequestError(f"the output of {ask.request_id!r} has not been taken yet")
+        sink = Collector(ask.request_id, self._done)
+        self._backlog[ask.request_id] = self._frontend.begin(ask, sink)
+        return ask.request_id
+
+    def step(self) -> list[RequestOutput]:
+        """One turn of the engine; returns the requests that ended."""
+        self._turn()
+        ended = list(self._done.values())
+        self._done.clear()
+        return ended
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._frontend.open)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; its output has what came so far. False if it is not here."""
+        if request_id not in self._frontend.open:
+            return False
+        if self._backlog.pop(request_id, None) is not None:
+            self._frontend.end(request_id, Finish.ABORT)
+        else:
+            self._engine.abort(request_id)
+        return True
+
+    def get_metrics(self) -> Report:
+        return self._frontend.metrics.report(self._engine.answer(Question("gauges")))
+
+    def explain(self, request_id: str) -> str:
+        """The life of a request, in sentences."""
+        return self._engine.answer(Question("explain", request_id))
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _turn(self) -> None:
+        self._feed()
+        delivery = self._engine.turn()
+        if delivery is None:
+            if self.unfinished:
+                self._engine.rest()
+            return
+        for name in self._frontend.deliver(delivery):
+            self._engine.abort(name)
+
+    def _feed(self) -> None:
+        """Submit what the engine has room for."""
+        for name in list(islice(self._backlog, max(self._engine.room, 0))):
+            try:
+                self._engine.submit(self._backlog.pop(name))
+            except EngineFailed as error:
+                self._frontend.forget(name, error)
+
+    def _name(self) -> str:
+        self._names += 1
+        return str(self._names - 1)
+
+
+def several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """A text, an Ask or a list of numbers is one prompt; anything else is a list of them."""
+    if isinstance(prompts, str | Ask):
+        return [prompts]
+    found = list(cast("Iterable[Any]", prompts))
+    return [cast("Prompt", found)] if found and isinstance(found[0], int) else found
+
+
+def asked(prompt: Prompt) -> Ask:
+    if isinstance(prompt, Ask):
+        return prompt
+    return Ask(prompt=prompt) if isinstance(prompt, str) else Ask(prompt_token_ids=prompt)
+
+
+def conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    given = list(cast("Iterable[Any]", messages))
+    return [given] if given and hasattr(given[0], "keys") else given
+
+
+def with_params(asks: list[Ask], params: Params | None) -> list[Ask]:
+    """Each with its own params, or all with the same."""
+    if params is None:
+        return asks
+    if isinstance(params, SamplingParams):
+        return [replace(ask, params=params) for ask in asks]
+    if len(params) != len(asks):
+        raise RequestError(f"there are {len(asks)} prompts and {len(params)} params")
+    return [replace(ask, params=one) for ask, one in zip(asks, params, strict=True)]

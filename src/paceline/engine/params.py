@@ -1,0 +1,170 @@
+"""What a user may ask about the output, under the names the field knows."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal, cast
+
+from paceline.core.errors import RequestError
+from paceline.core.sampling import (
+    LARGEST_ID,
+    MOST_LOGPROBS,
+    NO_BIAS,
+    Sampling,
+    token_ids,
+    whole,
+)
+
+MOST_SEQUENCES = 4096
+SEED_BOUNDS = 2**63
+DEFAULT_TOKENS = 16
+FLAGS = ("use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+
+
+def texts(name: str, given: Any) -> tuple[str, ...]:
+    """One string or several, none of them empty."""
+    found: Any = (given,) if isinstance(given, str) else given
+    if found is None:
+        return ()
+    if not isinstance(found, Iterable):
+        raise RequestError(f"{name} is {given!r}; it must be a string or a list of strings")
+    strings = tuple(cast("Iterable[Any]", found))
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise RequestError(f"{name} has {string!r}; it must be a string that is not empty")
+    return cast("tuple[str, ...]", strings)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How an output is made and when it ends; what makes no sense is refused when built.
+
+    n                           sequences to return
+    best_of                     sequences to sample, of which the n likeliest are returned
+    use_beam_search             search with beams instead of sampling
+    beam_width                  how many; 0: `best_of`, or else n, where `use_beam_search` is set
+    length_penalty              beams: exponent of the length that a score is divided by
+    early_stopping              beams: True, False or "never", as in `core.request`
+    temperature                 divides the logits; 0: always the most likely token
+    top_p                       only the most likely tokens that make up this probability
+    top_k                       only the k most likely tokens; 0 or -1: all
+    min_p                       only tokens at least this likely, as a part of the likeliest
+    presence_penalty            is taken from the logits of tokens in the output
+    frequency_penalty           is taken from them as often as they occur in the output
+    repetition_penalty          divides the logits of tokens in prompt or output
+    seed                        of the samples; None: another one for each request
+    max_tokens                  most tokens to generate; None: all that the model length allows
+    min_tokens                  before this many neither tokens nor strings stop it
+    stop                        strings that end the text, as one or as a list
+    stop_token_ids              tokens that end it
+    ignore_eos                  go on after the model's own end token
+    logprobs                    alternatives told with each token's log-probability; None: neither
+    prompt_logprobs             the same for each token of the prompt
+    logit_bias                  is added to the logits of single tokens
+    include_stop_str_in_output  is what stopped it a part of the text?
+    skip_special_tokens         are special tokens left out of the text?
+    bad_token_ids               never these
+    allowed_token_ids           only these; None: all
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = DEFAULT_TOKENS
+    min_tokens: int = 0
+    stop: str | Iterable[str] = ()
+    stop_token_ids: Iterable[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    bad_token_ids: Iterable[int] = ()
+    allowed_token_ids: Iterable[int] | None = None
+
+    def __post_init__(self) -> None:
+        fix = object.__setattr__
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+        fix(self, "stop", texts("stop", self.stop))
+        fix(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        self._check_numbers()
+        self._check_family()
+        chosen = self.sampling()
+        for name in ("logit_bias", "bad_token_ids", "allowed_token_ids"):
+            fix(self, name, getattr(chosen, name))
+
+    def _check_numbers(self) -> None:
+        if self.max_tokens is not None:
+            whole("max_tokens", self.max_tokens, 1, LARGEST_ID, "must be at least 1")
+        most = LARGEST_ID if self.max_tokens is None else self.max_tokens
+        whole("min_tokens", self.min_tokens, 0, most, f"lies in 0..{most}")
+        if self.seed is not None:
+            bounds = "must fit in 64 bits"
+            whole("seed", self.seed, -SEED_BOUNDS, SEED_BOUNDS - 1, bounds)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 0, MOST_LOGPROBS, f"lies in 0..{MOST_LOGPROBS}")
+
+    def _check_family(self) -> None:
+        whole("n", self.n, 1, MOST_SEQUENCES, f"lies in 1..{MOST_SEQUENCES}")
+        if self.best_of is not None:
+            bounds = f"lies in n..{MOST_SEQUENCES}, and n is {self.n}"
+            whole("best_of", self.best_of, self.n, MOST_SEQUENCES, bounds)
+        whole("beam_width", self.beam_width, 0, MOST_SEQUENCES, f"lies in 0..{MOST_SEQUENCES}")
+        if 0 < self.beams < max(self.n, 2):
+            raise RequestError(
+                f"beam_width is {self.beams}; at least n ({self.n}) and 2 are needed"
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise RequestError(f'early_stopping is {self.early_stopping!r}; True, False or "never"')
+        penalty: Any = self.length_penalty
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float):
+            raise RequestError(f"length_penalty is {penalty!r}; it must be a number")
+        if not isfinite(penalty):
+            raise RequestError(f"length_penalty is {penalty}; it must be finite")
+        if self.logprobs is not None and self.silent:
+            raise RequestError("logprobs cannot be told with best_of above n or with beam search")
+
+    @property
+    def beams(self) -> int:
+        """Beams to search with; 0: none."""
+        if not (self.use_beam_search or self.beam_width):
+            return 0
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def silent(self) -> bool:
+        """Is nothing told before the end, because only then is it known who is best?"""
+        return self.beams > 0 or (self.best_of or self.n) > self.n
+
+    def sampling(self) -> Sampling:
+        """How the runner chooses tokens for it."""
+        allowed = self.allowed_token_ids
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=NO_BIAS if self.logit_bias is None else self.logit_bias,
+            allowed_token_ids=None if allowed is None else tuple(allowed),
+            bad_token_ids=tuple(self.bad_token_ids),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )

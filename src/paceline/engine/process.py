@@ -1,0 +1,211 @@
+"""The step loop in another process, seen from here."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from paceline.core.errors import PacelineError
+from paceline.core.request import Request
+from paceline.engine import wire
+from paceline.engine.delivery import Delivery, EngineFailed, Question
+from paceline.engine.ports import Receiver
+
+POLL_MS = 50  # between two looks at whether the process is alive
+CLOSE_S = 10.0  # that it gets to end by itself
+
+
+class ProcessCore:
+    """See `ports.Core`. When the process is gone, by whatever cause, nobody waits for it.
+
+    Requests and questions go out through one socket under a lock; a thread reads the other one.
+    """
+
+    def __init__(
+        self, factory: str, model: str, settings: dict[str, Any], stall_s: float = 60.0
+    ) -> None:
+        self._folder = Path(mkdtemp(prefix="paceline-"))  # for this user's eyes only
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._commands = self._connected(zmq.PUSH, "in")
+        self._inbox = self._connected(zmq.PULL, "out")
+        self._lock = Lock()
+        self._death = ""  # what ended it
+        self._numbers = count()
+        self._questions: dict[int, Future[Any]] = {}
+        self._watch = Watch(stall_s)
+        self._reader: Thread | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.engine.core_process", f"ipc://{self._folder}"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self._send(wire.Build(factory, model, settings))
+        self._await_ready()
+
+    def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
+        """An end that connects takes messages whether or not the other one is there."""
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.connect(f"ipc://{self._folder}/{end}")
+        return socket
+
+    def _await_ready(self) -> None:
+        try:
+            message = self._next()
+            if message is None or isinstance(message, wire.Died):
+                raise EngineFailed(message.reason if message else self._obituary())
+            assert isinstance(message, wire.Ready)
+            if message.fault is not None:
+                raise message.fault.error()
+        except PacelineError:
+            self.close()
+            raise
+
+    # -- for any thread -----------------------------------------------------
+
+    def start(self, receiver: Receiver) -> None:
+        self._reader = Thread(target=self._read, args=(receiver,), name="core", daemon=True)
+        self._reader.start()
+
+    def submit(self, request: Request) -> None:
+        self._watch.begun(request.id)
+        self._send(wire.submitted(request))
+
+    def abort(self, request_id: str) -> None:
+        with suppress(EngineFailed):  # with the process its requests have ended too
+            self._send(wire.Aborted(request_id))
+
+    def ask(self, question: Question) -> Future[Any]:
+        number, answer = next(self._numbers), Future[Any]()
+        self._questions[number] = answer
+        try:
+            self._send(wire.Questioned(number, question))
+        except EngineFailed:
+            del self._questions[number]
+            raise
+        self._watch.asked(question)
+        return answer
+
+    def healthy(self) -> str | None:
+        return self._death or self._watch.stalled()
+
+    def close(self) -> None:
+        with suppress(EngineFailed):
+            self._send(wire.Close())
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._reader is not None:
+            self._reader.join()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._die("the engine is shut down")
+        with self._lock:
+            self._context.destroy(linger=0)
+        rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _send(self, message: wire.ToCore) -> None:
+        with self._lock:
+            if self._death:
+                raise EngineFailed(self._death)
+            self._commands.send(wire.encoder.encode(message), zmq.NOBLOCK)
+
+    # -- the reader ---------------------------------------------------------
+
+    def _read(self, receiver: Receiver) -> None:
+        while (message := self._next()) is not None:
+            match message:
+                case wire.Delivered():
+                    delivery = wire.delivery_of(message)
+                    self._watch.heard(delivery)
+                    receiver.deliver(delivery)
+                case wire.Answered(number, value, fault):
+                    settle(self._questions.pop(number), value, fault and fault.error())
+                case wire.Died(reason):
+                    self._die(reason)
+                case wire.Ready():
+                    raise AssertionError("a core is ready once")
+        self._die(self._obituary())
+        if self._process.returncode:
+            receiver.died(self._death)
+
+    def _next(self) -> wire.FromCore | None:
+        """What it says next; None: it is gone and has said everything."""
+        while True:
+            alive = self._process.poll() is None
+            if self._inbox.poll(POLL_MS):
+                return wire.from_core.decode(self._inbox.recv())
+            if not alive:
+                return None
+
+    def _obituary(self) -> str:
+        code = self._process.returncode
+        return (
+            f"the engine's process has died with code {code}" if code else "the engine is shut down"
+        )
+
+    def _die(self, reason: str) -> None:
+        with self._lock:
+            self._death = self._death or reason
+        while self._questions:
+            settle(self._questions.popitem()[1], None, EngineFailed(self._death))
+
+
+def settle(answer: Future[Any], value: Any, error: PacelineError | None) -> None:
+    with suppress(InvalidStateError):  # nobody waits for it any more
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(error)
+
+
+class Watch:
+    """Notices from here that nothing has come for too long while requests wait.
+
+    Every step of the core that computes something is heard of, so silence means none.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._open: dict[str, None] = {}
+        self._paused = False
+        self._since = monotonic()
+
+    def begun(self, request_id: str) -> None:
+        if not self._open:
+            self._since = monotonic()
+        self._open[request_id] = None
+
+    def asked(self, question: Question) -> None:
+        if question.verb in ("pause", "resume"):
+            self._paused, self._since = question.verb == "pause", monotonic()
+
+    def heard(self, delivery: Delivery) -> None:
+        self._since = monotonic()
+        for one in delivery.departures:
+            if one.ended.child < 0:
+                self._open.pop(one.ended.request_id, None)
+        for one in delivery.refused:
+            self._open.pop(one.request_id, None)
+
+    def stalled(self) -> str | None:
+        silence = monotonic() - self._since
+        if self._paused or not self._open or silence <= self._stall_s:
+            return None
+        return f"no step has ended for {silence:.0f} s, and requests are waiting"

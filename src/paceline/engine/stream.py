@@ -1,0 +1,121 @@
+"""The reader's end of one request: pieces that wait, as one per choice, until they are taken."""
+
+from asyncio import CancelledError, Event
+from collections.abc import AsyncIterator, Callable
+from weakref import finalize
+
+from paceline.core.errors import PacelineError
+from paceline.engine.api import Piece, RequestOutput
+
+
+class Mailbox:
+    """Holds at most one piece per choice: what comes before the last one was taken is added to it.
+
+    So a slow reader costs no more than the text it has not read.
+    """
+
+    def __init__(self) -> None:
+        self.output: RequestOutput | None = None
+        self.error: PacelineError | None = None
+        self.closed = False  # by the reader
+        self._pieces: dict[int, Piece] = {}
+        self._news = Event()
+        self._end = Event()
+
+    def put(self, piece: Piece) -> None:
+        earlier = self._pieces.get(piece.index)
+        self._pieces[piece.index] = piece if earlier is None else earlier.followed_by(piece)
+        self._news.set()
+
+    def close(self, output: RequestOutput) -> None:
+        self.output = output
+        self._news.set()
+        self._end.set()
+
+    def refuse(self, error: PacelineError) -> None:
+        self.error = error
+        self._news.set()
+        self._end.set()
+
+    @property
+    def ended(self) -> bool:
+        """Has the request come to its end?"""
+        return self.output is not None or self.error is not None
+
+    def shut(self) -> None:
+        """The reader wants nothing more."""
+        self.closed = True
+        self._news.set()
+        self._end.set()
+
+    async def take(self) -> Piece | None:
+        """The next piece, in the order in which choices had something to say; None: the end."""
+        while not (self._pieces or self._end.is_set()):
+            self._news.clear()
+            await self._news.wait()
+        if self.error is not None:
+            raise self.error
+        if self.closed or not self._pieces:
+            return None
+        return self._pieces.pop(next(iter(self._pieces)))
+
+    async def end(self) -> RequestOutput | None:
+        await self._end.wait()
+        if self.error is not None:
+            raise self.error
+        return self.output
+
+
+class PieceStream:
+    """See `api.Stream`. However it is left before its end, `abort` is called, once."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        mailbox: Mailbox,
+        abort: Callable[[str], None],
+    ) -> None:
+        self.request_id, self.prompt_token_ids = request_id, prompt_token_ids
+        self._mailbox = mailbox
+        self._leave = finalize(self, leave, request_id, mailbox, abort)
+        self._leave.atexit = False
+
+    @property
+    def output(self) -> RequestOutput | None:
+        return self._mailbox.output
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        try:
+            piece = await self._mailbox.take()
+        except CancelledError:
+            await self.aclose()
+            raise
+        if piece is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return piece
+
+    async def whole(self) -> RequestOutput:
+        try:
+            output = await self._mailbox.end()
+        except CancelledError:
+            await self.aclose()
+            raise
+        assert output is not None, "the stream was closed by its reader"
+        await self.aclose()
+        return output
+
+    async def aclose(self) -> None:
+        """Let go of the request, if it has not ended."""
+        self._leave()
+        self._mailbox.shut()
+
+
+def leave(request_id: str, mailbox: Mailbox, abort: Callable[[str], None]) -> None:
+    """The reader is gone. After the end the name may be another's, so nothing is aborted."""
+    if not mailbox.ended:
+        abort(request_id)

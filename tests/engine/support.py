@@ -1,0 +1,244 @@
+"""A real scheduler and tokenizer with a model without weights behind the runner's port."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import Event
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.trainers import BpeTrainer
+
+from paceline.core.plan import Candidates, Plan, StepResult
+from paceline.core.request import Request
+from paceline.engine.api import Ask, Piece, RequestOutput, SamplingParams
+from paceline.engine.parts import Parts
+from paceline.sched.scheduler import Scheduler
+from paceline.sim.oracle import OracleRunner
+from paceline.sim.reference import likeliest, logprobs, reference
+from paceline.text.chat import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and the dog's owner didn't care.",
+    "naïve café Straße Привет мир 你好世界 こんにちは 😀 👨‍👩‍👧‍👦 🇫🇷 ∑∫√ ½",
+    "hello world hello there the the the thin thing things nothing everything",
+] * 4
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+MAX_MODEL_LEN = 256
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=400,
+        special_tokens=[AddedToken(token, special=True) for token in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return Tokenizer(Vocabulary(backend, 0, (1,), None))
+
+
+class Broken(RuntimeError):
+    """What a device raises here."""
+
+
+class OraclePort:
+    """The oracle as a runner; `breaks` says in which steps it fails, and where."""
+
+    def __init__(self, oracle: OracleRunner, breaks: Callable[[Plan, str], bool]) -> None:
+        self.oracle, self.breaks = oracle, breaks
+        self.results: deque[tuple[Plan, StepResult | None]] = deque()
+        self.launched: list[Plan] = []
+        self.deepest = 0
+        self.closed = False
+
+    def launch(self, plan: Plan) -> None:
+        self.launched.append(plan)
+        if self.breaks(plan, "launch"):
+            self.oracle.lose(plan)
+            raise Broken(f"cannot launch {plan.step}")
+        if not plan.empty and self.breaks(plan, "wait"):
+            self.oracle.lose(plan)
+            self.results.append((plan, None))
+        elif self.results and self.results[-1][1] is None:
+            self.oracle.lose(plan)  # a device that failed runs nothing that builds on it
+            self.results.extend([] if plan.empty else [(plan, None)])
+        else:
+            result = self._scored(plan, self.oracle.run(plan))
+            self.results.extend([] if plan.empty else [(plan, result)])
+        self.deepest = max(self.deepest, len(self.results))
+
+    def wait(self) -> StepResult:
+        plan, result = self.results.popleft()
+        if result is None:
+            raise Broken(f"step {plan.step} is lost")
+        return result
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _scored(self, plan: Plan, result: StepResult) -> StepResult:
+        """With log-probabilities where requests ask for them."""
+        tracks = [self.oracle.tracks[slot] for slot in plan.rows.slot.tolist()]
+        wanted = [track.request.sampling.logprobs for track in tracks]
+        if not any(one is not None for one in wanted):
+            return result
+        most = max(one or 1 for one in wanted)
+        chosen = np.zeros(result.ids.shape, np.float32)
+        shape = len(tracks), most
+        found = Candidates(np.full(shape, -1, np.int32), np.zeros(shape, np.float32))
+        for row, track in enumerate(tracks):
+            if wanted[row] is None or not result.count[row]:
+                continue
+            digest = track.digests[-1]
+            chosen[row, 0] = logprobs(digest, self.oracle.vocab)[int(result.ids[row, 0])]
+            for place, (id, value) in enumerate(likeliest(digest, self.oracle.vocab, most)):
+                found.ids[row, place], found.logprob[row, place] = id, value
+        return StepResult(result.ids, result.count, chosen, found)
+
+
+def never(_plan: Plan, _where: str) -> bool:
+    return False
+
+
+def parts(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> Parts:
+    """An engine's parts; settings of the scheduler and of the parts by name."""
+    own = {"depth", "inbox_requests", "on_failure", "stall_s"} & settings.keys()
+    rest = {name: settings.pop(name) for name in own}
+    settings = {
+        "num_blocks": 96,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 48,
+        "max_model_len": MAX_MODEL_LEN,
+    } | settings
+    scheduler = Scheduler.create(**settings)
+    text = tokenizer()
+    blocks = settings["num_blocks"] + 1
+    oracle = OracleRunner(
+        blocks, settings["block_size"], text.vocab_size, host_blocks=settings.get("swap_space", 0)
+    )
+    return Parts(
+        "oracle", scheduler, OraclePort(oracle, breaks), text, ChatTemplate.of(text), **rest
+    )
+
+
+def build(_model: str, **settings: Any) -> Parts:
+    return parts(**settings)
+
+
+def build_breaking(_model: str, step: int, mistake: bool = False, **settings: Any) -> Parts:
+    """A device that fails in one step, or a scheduler that makes a mistake in it."""
+    if not mistake:
+        return parts(lambda plan, where: plan.step == step and where == "wait", **settings)
+    made = parts(**settings)
+    plan = made.scheduler.plan
+
+    def planned(now: float) -> Plan:
+        assert made.scheduler.stats.steps < step, "ours"
+        return plan(now)
+
+    made.scheduler.plan = planned  # type: ignore[method-assign]
+    return made
+
+
+def build_stuck(_model: str, step: int, **settings: Any) -> Parts:
+    """A device that never comes back from one step."""
+    made = parts(**settings)
+    port = made.runner
+    assert isinstance(port, OraclePort)
+    wait = port.wait
+
+    def waiting() -> StepResult:
+        if port.launched[-1].step == step:
+            Event().wait()
+        return wait()
+
+    port.wait = waiting  # type: ignore[method-assign]
+    return made
+
+
+def expected(
+    prompt: str | Sequence[int], params: SamplingParams, seed: int | None = None
+) -> tuple[list[int], str]:
+    """The tokens and the finish reason that any correct engine gives, without stop strings."""
+    text = tokenizer()
+    ids = text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return reference(as_request(ids, params, seed), text.vocab_size, MAX_MODEL_LEN)
+
+
+def as_request(ids: Sequence[int], params: SamplingParams, seed: int | None = None) -> Request:
+    return Request(
+        id="reference",
+        prompt=ids,  # pyright: ignore[reportArgumentType]
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        eos_token_ids=tokenizer().eos,
+        stop_token_ids=tuple(params.stop_token_ids),
+        seed=params.seed if seed is None else seed,
+        n=params.n,
+        best_of=None if params.beams else params.best_of,
+        beam_width=params.beams,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+    )
+
+
+def expected_text(ids: Sequence[int], reason: str) -> str:
+    """An end token is no part of the text."""
+    return tokenizer().decode(ids[:-1] if reason == "stop" else ids)
+
+
+def ask(prompt: str, request_id: str = "", **params: Any) -> Ask:
+    return Ask(prompt=prompt, request_id=request_id, params=SamplingParams(**params))
+
+
+class Ear:
+    """A sink that remembers everything, and that nothing may be told after the end."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.output: RequestOutput | None = None
+        self.error: Exception | None = None
+
+    def put(self, piece: Piece) -> None:
+        assert self.output is None
+        assert self.error is None
+        earlier = [one for one in self.pieces if one.index == piece.index]
+        assert not earlier or earlier[-1].finish_reason is None
+        self.pieces.append(piece)
+
+    def close(self, output: RequestOutput) -> None:
+        assert self.output is None
+        assert self.error is None
+        self.output = output
+        for answer in output.outputs:
+            assert answer == self.joined(answer.index)
+
+    def refuse(self, error: Exception) -> None:
+        assert self.output is None
+        assert not self.pieces
+        self.error = error
+
+    def joined(self, index: int) -> Piece:
+        first, *rest = [piece for piece in self.pieces if piece.index == index]
+        for piece in rest:
+            first = first.followed_by(piece)
+        return first
+
+
+def assert_nothing_left(scheduler: Scheduler) -> None:
+    scheduler.plan(now=1e9)  # an end is forgotten with the next plan
+    scheduler.check()
+    state = scheduler.snapshot()
+    assert state["free_blocks"] == state["total_blocks"]
+    assert state["requests"] == {}

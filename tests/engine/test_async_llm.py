@@ -1,0 +1,291 @@
+"""Streams on an event loop: in time, in order, and with a hang-up that reaches the scheduler."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import QueueFull, RequestError
+from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.delivery import EngineFailed
+from paceline.engine.parts import Parts
+from tests.engine.support import (
+    OraclePort,
+    ask,
+    assert_nothing_left,
+    build_breaking,
+    expected,
+    expected_text,
+    parts,
+)
+
+
+def with_engine(
+    use: Callable[[AsyncLLM], Awaitable[None]],
+    leaves_nothing: bool = True,
+    made: Parts | None = None,
+    **settings: Any,
+) -> None:
+    """Run something on an engine, and see that nothing is left of it."""
+    made = made or parts(**settings)
+
+    async def run() -> None:
+        engine = AsyncLLM.of(made)
+        checked: AsyncEngine = engine
+        try:
+            await use(engine)
+            if leaves_nothing:
+                await checked.drain()
+        finally:
+            await engine.shutdown()
+        assert isinstance(made.runner, OraclePort)
+        assert made.runner.closed
+
+    asyncio.run(asyncio.wait_for(run(), 50))
+    if leaves_nothing:
+        assert_nothing_left(made.scheduler)
+
+
+async def pieces_of(stream: Any) -> list[Piece]:
+    return [piece async for piece in stream]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_streams_add_up_to_the_reference(depth: int) -> None:
+    params = [SamplingParams(max_tokens=30, seed=seed) for seed in range(20)]
+
+    async def use(engine: AsyncLLM) -> None:
+        streams = [engine.generate(Ask(prompt="hello", params=one)) for one in params]
+        heard = await asyncio.gather(*map(pieces_of, streams))
+        for one, stream, pieces in zip(params, streams, heard, strict=True):
+            ids, reason = expected("hello", one)
+            assert "".join(piece.text for piece in pieces) == expected_text(ids, reason)
+            assert [id for piece in pieces for id in piece.token_ids] == ids
+            assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [reason]
+            assert stream.output is not None
+            assert stream.output.outputs[0].text == expected_text(ids, reason)
+            assert stream.output.usage.prompt_tokens == len(stream.prompt_token_ids)
+
+    with_engine(use, depth=depth)
+
+
+def test_the_whole_at_once() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        output = await engine.generate(ask("hello", max_tokens=10, n=2, seed=1)).whole()
+        for index, answer in enumerate(output.outputs):
+            ids, _ = expected("hello", SamplingParams(max_tokens=10), seed=1 + index)
+            assert list(answer.token_ids) == ids
+
+    with_engine(use)
+
+
+def test_refusals_are_raised() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        with pytest.raises(RequestError, match="empty"):
+            engine.generate(ask(""))
+        for read in (pieces_of, lambda stream: stream.whole()):
+            with pytest.raises(RequestError, match="max_model_len"):
+                await read(engine.generate(ask("hello " * 400)))
+
+    with_engine(use)
+
+
+async def cancelled(engine: AsyncLLM, stream: Any) -> None:
+    task = asyncio.ensure_future(pieces_of(stream))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def closed(engine: AsyncLLM, stream: Any) -> None:
+    await stream.aclose()
+    assert await pieces_of(stream) == []
+
+
+async def waited_for(engine: AsyncLLM, stream: Any) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.whole(), 0.01)
+
+
+async def aborted(engine: AsyncLLM, stream: Any) -> None:
+    assert await engine.abort(stream.request_id)
+    pieces = await pieces_of(stream)
+    assert pieces[-1].finish_reason == "abort"
+    assert not await engine.abort(stream.request_id)
+
+
+@pytest.mark.parametrize("leave", [cancelled, closed, waited_for, aborted])
+def test_whoever_leaves_takes_the_request_along(
+    leave: Callable[[AsyncLLM, Any], Coroutine[Any, Any, None]],
+) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        stream = engine.generate(ask("hello", max_tokens=240, ignore_eos=True))
+        await anext(aiter(stream))
+        await engine.pause("all")  # so that nothing ends before somebody leaves
+        beside = engine.generate(ask("thing", max_tokens=20, ignore_eos=True))
+        await leave(engine, stream)
+        await engine.resume()
+        assert len((await beside.whole()).outputs[0].token_ids) == 20
+        while stream.request_id in (await engine.snapshot())["requests"]:
+            await asyncio.sleep(0.001)
+
+    with_engine(use, depth=2, num_blocks=200)
+
+
+def test_a_stream_that_is_dropped_is_aborted() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.pause("all")
+        name = engine.generate(ask("hello", max_tokens=200)).request_id
+        gc.collect()
+        while name in (await engine.snapshot())["requests"]:
+            await asyncio.sleep(0.001)
+        await engine.resume()
+
+    with_engine(use)
+
+
+def test_a_slow_reader_gets_everything_and_holds_nobody_up() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
+        slow = engine.generate(Ask(prompt="hello", params=params))
+        first = await anext(aiter(slow))
+        await engine.generate(Ask(prompt="hello", params=params)).whole()
+        while slow.output is None:
+            await asyncio.sleep(0.001)
+        rest = await pieces_of(slow)
+        assert len(rest) == 1  # all that was not read waits as one piece
+        ids, _ = expected("hello", params)
+        assert list(first.token_ids + rest[0].token_ids) == ids
+
+    with_engine(use)
+
+
+def test_a_failed_step_ends_streams_with_a_reason() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        output = await engine.generate(ask("hello", max_tokens=30)).whole()
+        assert output.outputs[0].finish_reason == "error"
+        assert "step 3 failed" in output.error
+        assert engine.healthy() is None
+        again = await engine.generate(ask("hello", max_tokens=3, ignore_eos=True)).whole()
+        assert again.outputs[0].finish_reason == "length"
+
+    with_engine(use, breaks=lambda plan, where: plan.step == 3 and where == "wait")
+
+
+def test_an_engine_that_stopped_refuses_and_is_red() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        output = await engine.generate(ask("hello", max_tokens=30)).whole()
+        assert "step 3 failed" in output.error
+        assert "step 3 failed" in (engine.healthy() or "")
+        with pytest.raises(EngineFailed, match="step 3 failed"):
+            engine.generate(ask("hello"))
+        assert (await engine.snapshot())["running"] == []
+
+    with_engine(
+        use, breaks=lambda plan, where: plan.step == 3 and where == "wait", on_failure="stop"
+    )
+
+
+def test_a_mistake_of_ours_fails_everybody_and_is_red() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        streams = [engine.generate(Ask(prompt="hello", params=params)) for _ in range(3)]
+        for stream in streams:
+            output = await stream.whole()
+            assert "AssertionError: ours" in output.error
+        assert "ours" in (engine.healthy() or "")
+        with pytest.raises(EngineFailed, match="ours"):
+            engine.generate(ask("hello"))
+        with pytest.raises(EngineFailed, match="ours"):
+            await engine.stats()
+
+    broken = build_breaking("oracle", step=30, mistake=True, num_blocks=200)
+    with_engine(use, leaves_nothing=False, made=broken)
+
+
+def test_questions() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.generate(ask("hello", "a", max_tokens=3)).whole()
+        assert "a" in await engine.explain("a")
+        with pytest.raises(RequestError, match="nobody"):
+            await engine.explain("nobody")
+        report = await engine.stats()
+        assert report.counters["prompt_tokens"] > 0
+        assert report.cache_config == {"num_gpu_blocks": 96, "block_size": 4}
+        assert await engine.reset_prefix_cache()
+        assert await engine.reset_prefix_cache(reset_running_requests=True)
+        assert engine.healthy() is None
+
+    with_engine(use)
+
+
+def test_a_pause_keeps_requests_waiting() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.pause()
+        stream = engine.generate(ask("hello", max_tokens=3))
+        for _ in range(3):
+            assert (await engine.snapshot())["waiting"] == [stream.request_id]
+        assert (await engine.stats()).gauges["num_requests_waiting"] == 1
+        await engine.resume()
+        assert (await stream.whole()).outputs[0].finish_reason
+
+    with_engine(use)
+
+
+def test_drain_waits_for_those_who_are_here() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        stream = engine.generate(ask("hello", max_tokens=40))
+        await engine.drain()
+        assert stream.output is not None
+        with pytest.raises(QueueFull, match="draining"):
+            await engine.generate(ask("hello")).whole()
+
+    with_engine(use)
+
+
+def test_a_shutdown_ends_what_is_open() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.pause("all")
+        streams = [engine.generate(ask("hello", max_tokens=200)) for _ in range(3)]
+        await engine.snapshot()
+        await engine.shutdown()
+        for stream in streams:
+            assert (await stream.whole()).outputs[0].finish_reason == "abort"
+        with pytest.raises(EngineFailed, match="shut down"):
+            engine.generate(ask("hello"))
+
+    before = threading.active_count()
+    with_engine(use, leaves_nothing=False)
+    assert threading.active_count() <= before
+
+
+def test_an_engine_that_nobody_used_is_closed_too() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        assert engine.healthy() is None
+
+    with_engine(use, leaves_nothing=False)
+
+
+def test_two_hundred_clients_that_come_and_go() -> None:
+    async def client(engine: AsyncLLM, number: int) -> str:
+        stream = engine.generate(ask(f"hello {number}", max_tokens=12, seed=number))
+        heard: list[Piece] = []
+        async for piece in stream:
+            heard.append(piece)
+            if number % 3 == 0 and len(heard) == number % 5 + 1:
+                await stream.aclose()
+        if number % 3:
+            ids, reason = expected(f"hello {number}", SamplingParams(max_tokens=12, seed=number))
+            assert "".join(piece.text for piece in heard) == expected_text(ids, reason)
+        return stream.request_id
+
+    async def use(engine: AsyncLLM) -> None:
+        names = await asyncio.gather(*(client(engine, number) for number in range(200)))
+        assert len(set(names)) == 200
+
+    with_engine(use, depth=2, num_blocks=40)

@@ -1,0 +1,169 @@
+"""Many prompts at once: results in order, nothing lost, nothing left behind."""
+
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import RequestError
+from paceline.engine.api import Ask, SamplingParams
+from paceline.engine.llm import LLM
+from tests.engine.support import assert_nothing_left, build, expected, expected_text, tokenizer
+
+
+def llm(**settings: Any) -> LLM:
+    return LLM("oracle", build, **settings)
+
+
+def left_nothing(model: LLM) -> None:
+    assert model.unfinished == 0
+    assert_nothing_left(model._engine.scheduler)
+
+
+def test_results_come_in_the_order_of_the_prompts() -> None:
+    model = llm(depth=2)
+    prompts = [f"thing {one}" for one in range(40)]
+    params = SamplingParams(max_tokens=9, seed=1)
+    outputs = model.generate(prompts, params, progress=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids, reason = expected(prompt, params)
+        assert output.prompt == prompt
+        assert output.outputs[0].text == expected_text(ids, reason)
+    left_nothing(model)
+
+
+def test_thousands_of_prompts_at_once() -> None:
+    model = llm(inbox_requests=64, max_num_queued_reqs=100, max_num_seqs=48, num_blocks=400)
+    prompts = [[5 + one % 300, 6 + one // 300] for one in range(2000)]
+    outputs = model.generate(prompts, SamplingParams(max_tokens=2), progress=False)
+    assert [list(output.prompt_token_ids) for output in outputs] == prompts
+    assert not any(output.error for output in outputs)
+    assert all(len(output.outputs[0].token_ids) <= 2 for output in outputs)
+    left_nothing(model)
+
+
+def test_each_prompt_may_have_its_own_params() -> None:
+    params = [SamplingParams(max_tokens=one, ignore_eos=True) for one in (1, 5, 3)]
+    outputs = llm().generate(["a", "b", "c"], params, progress=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5, 3]
+    with pytest.raises(RequestError, match="3 prompts and 1 params"):
+        llm().generate(["a", "b", "c"], params[:1])
+
+
+def test_one_prompt_is_a_list_of_one() -> None:
+    model = llm()
+    ids = tokenizer().encode("hello")
+    (text,) = model.generate("hello", progress=False)
+    (numbers,) = model.generate(ids, progress=False)
+    (asked,) = model.generate(Ask(prompt="hello"), progress=False)
+    assert text.outputs == numbers.outputs == asked.outputs
+    assert model.generate([], progress=False) == []
+
+
+def test_a_prompt_that_cannot_run_does_not_hold_up_the_others() -> None:
+    model = llm()
+    prompts = ["fine", "", "hello " * 400, "fine"]
+    outputs = model.generate(prompts, SamplingParams(max_tokens=4), progress=False)
+    assert "empty" in outputs[1].error
+    assert "max_model_len" in outputs[2].error
+    assert [output.outputs[0].finish_reason == "error" for output in outputs] == [0, 1, 1, 0]
+    assert outputs[0].outputs == outputs[3].outputs
+    left_nothing(model)
+
+
+def test_chat_answers_one_conversation_or_several() -> None:
+    model = llm()
+    hello = [{"role": "user", "content": "hello"}]
+    (one,) = model.chat(hello, progress=False)
+    several = model.chat([hello, [*hello, *hello]], progress=False)
+    assert one.outputs == several[0].outputs
+    assert one.prompt is not None
+    assert one.prompt.endswith("<|im_start|>assistant\n")
+    assert len(several) == 2
+
+
+def test_the_loop_can_be_driven_by_hand() -> None:
+    model = llm()
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    names = [model.enqueue("hello", params), model.enqueue(Ask(prompt="b", request_id="mine"))]
+    assert names[1] == "mine"
+    with pytest.raises(RequestError, match="already here"):
+        model.enqueue(Ask(prompt="c", request_id="mine"))
+    (beside,) = model.generate("thing", progress=False)
+    assert beside.outputs[0].finish_reason
+    ended = []
+    while len(ended) < 2:
+        ended += model.step()
+    assert {output.request_id for output in ended} == set(names)
+    assert model.step() == []
+    assert "hello" not in model.explain("mine")
+    left_nothing(model)
+
+
+def test_an_abort_ends_a_request_wherever_it_is() -> None:
+    model = llm(inbox_requests=1)
+    names = [model.enqueue("hello", SamplingParams(max_tokens=50)) for _ in range(3)]
+    model.step()
+    assert model.abort(names[0])  # it runs
+    assert model.abort(names[2])  # the engine has not heard of it
+    assert not model.abort("nobody")
+    ended = {output.request_id: output for output in model.step() + model.step()}
+    assert set(ended) == {names[0], names[2]}
+    assert {one.outputs[0].finish_reason for one in ended.values()} == {"abort"}
+    model.abort(names[1])
+    assert [one.request_id for one in model.step()] == [names[1]]
+    left_nothing(model)
+
+
+def test_an_interruption_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llm()
+    engine, turns = model._engine, [0]
+    turn = engine.turn
+
+    def interrupted() -> Any:
+        turns[0] += 1
+        if turns[0] == 5:
+            raise KeyboardInterrupt
+        return turn()
+
+    monkeypatch.setattr(engine, "turn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(["a", "b"] * 20, SamplingParams(max_tokens=100), progress=False)
+    assert model.unfinished == 0
+    assert model.step() == []
+    left_nothing(model)
+
+
+def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    model = llm()
+    model.generate(["a", "b"])
+    shown = capsys.readouterr().err
+    assert "2/2 prompts" in shown
+    assert "tokens/s" in shown
+    model.generate(["a", "b"], progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_metrics_count_what_was_done() -> None:
+    model = llm()
+    model.generate(
+        ["hello hello"] * 3, SamplingParams(max_tokens=4, ignore_eos=True), progress=False
+    )
+    report = model.get_metrics()
+    assert report.counters["generation_tokens"] == 12
+    assert report.counters["prompt_tokens"] == 3 * len(tokenizer().encode("hello hello"))
+    assert report.request_success == {"length": 3}
+    assert report.gauges["num_requests_running"] == 0
+    assert report.histograms["time_to_first_token_seconds"].count == 3
+    assert report.histograms["inter_token_latency_seconds"].count == 9
+
+
+def test_a_broken_engine_answers_everybody() -> None:
+    def always(_plan: Any, where: str) -> bool:
+        return where == "wait"
+
+    model = llm(breaks=always, on_failure="stop", max_num_seqs=2)
+    outputs = model.generate(["hello"] * 5, progress=False)
+    assert all("step 1 failed" in output.error for output in outputs)
+    (later,) = model.generate("hello", progress=False)
+    assert "stopped" in later.error
+    model.close()

@@ -1,0 +1,56 @@
+"""Metrics: a fold that counts each thing once."""
+
+from paceline.engine.delivery import Timings
+from paceline.engine.metrics import Histogram, Metrics
+
+NOW = dict.fromkeys(
+    ("running", "waiting", "parked", "kv_usage", "total_blocks", "block_size", "preemptions"), 0.0
+) | dict.fromkeys(("prefix_queries", "prefix_hits", "drafted", "accepted"), 0.0)
+
+
+def test_a_bound_belongs_to_the_bucket_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    assert (histogram.count, histogram.total) == (5, 8.0)
+
+
+def test_a_report_does_not_change_afterwards() -> None:
+    metrics = Metrics()
+    metrics.asked(1, 16)
+    report = metrics.report(NOW)
+    metrics.asked(1, 16)
+    metrics.generated(3)
+    assert report.histograms["request_params_n"].count == 1
+    assert report.counters["generation_tokens"] == 0
+
+
+def test_a_request_is_measured_when_it_ends() -> None:
+    metrics = Metrics()
+    metrics.ended(10, 4, [5, 3], Timings(1.0, 2.0, 8.0, 11.0))
+    metrics.finished("stop")
+    metrics.finished("length")
+    report = metrics.report(NOW)
+    total = {name: histogram.total for name, histogram in report.histograms.items()}
+    assert total["e2e_request_latency_seconds"] == 11.0
+    assert total["request_queue_time_seconds"] == 1.0
+    assert total["request_inference_time_seconds"] == 10.0
+    assert total["request_time_per_output_token_seconds"] == 2.0
+    assert total["request_generation_tokens"] == 8.0
+    assert total["request_max_num_generation_tokens"] == 5.0
+    assert total["request_prefill_kv_computed_tokens"] == 6.0
+    assert report.counters["prompt_tokens_cached"] == 4
+    assert report.request_success == {"stop": 1, "length": 1}
+
+
+def test_gauges_are_those_of_the_scheduler() -> None:
+    now = NOW | {"running": 3.0, "waiting": 2.0, "parked": 1.0, "kv_usage": 0.5, "preemptions": 7.0}
+    report = Metrics().report(now)
+    assert report.gauges == {
+        "num_requests_running": 3.0,
+        "num_requests_waiting": 3,
+        "kv_cache_usage_perc": 0.5,
+    }
+    assert report.waiting_by_reason == {"capacity": 2, "deferred": 1}
+    assert report.counters["num_preemptions"] == 7.0

@@ -1,0 +1,114 @@
+"""Params: the names the field knows, and errors that name the field."""
+
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import RequestError
+from paceline.core.sampling import Sampling
+from paceline.engine.params import SamplingParams
+
+
+def test_defaults_are_those_of_the_field() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.max_tokens, params.n) == (1.0, 16, 1)
+    assert params.sampling() == Sampling(temperature=1.0)
+    assert (params.beams, params.silent) == (0, False)
+
+
+def test_everything_the_runner_needs_is_passed_on() -> None:
+    given: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "logit_bias": {5: 1.5},
+        "allowed_token_ids": (4, 5),
+        "bad_token_ids": (9,),
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+    }
+    assert SamplingParams(**given).sampling() == Sampling(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_k", -2),
+        ("min_p", 2.0),
+        ("presence_penalty", 3.0),
+        ("frequency_penalty", -3.0),
+        ("repetition_penalty", 0.0),
+        ("n", 0),
+        ("n", True),
+        ("best_of", 0),
+        ("beam_width", -1),
+        ("length_penalty", float("nan")),
+        ("length_penalty", "long"),
+        ("early_stopping", "soon"),
+        ("seed", 1.5),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+        ("min_tokens", 17),
+        ("min_tokens", -1),
+        ("stop", 5),
+        ("stop", ["fine", ""]),
+        ("stop", [5]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", "five"),
+        ("ignore_eos", "yes"),
+        ("skip_special_tokens", 1),
+        ("include_stop_str_in_output", None),
+        ("use_beam_search", 1),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("logit_bias", {1: 1000.0}),
+        ("logit_bias", [1]),
+        ("bad_token_ids", [-5]),
+        ("allowed_token_ids", []),
+    ],
+)
+def test_an_error_names_its_field(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_stop_is_one_string_or_several() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "beams"),
+    [
+        ({"use_beam_search": True, "n": 3}, 3),
+        ({"use_beam_search": True, "best_of": 4}, 4),
+        ({"use_beam_search": True, "beam_width": 5, "n": 2}, 5),
+        ({"beam_width": 2}, 2),
+        ({"best_of": 4}, 0),
+    ],
+)
+def test_beams(given: dict[str, Any], beams: int) -> None:
+    params = SamplingParams(**given)
+    assert params.beams == beams
+    assert params.silent
+
+
+def test_a_beam_search_needs_two_beams_and_as_many_as_it_returns() -> None:
+    with pytest.raises(RequestError, match="beam_width"):
+        SamplingParams(use_beam_search=True)
+    with pytest.raises(RequestError, match="beam_width"):
+        SamplingParams(beam_width=2, n=3)
+
+
+def test_logprobs_are_for_what_is_told_as_it_comes() -> None:
+    SamplingParams(n=2, logprobs=1)
+    with pytest.raises(RequestError, match="logprobs"):
+        SamplingParams(n=1, best_of=2, logprobs=1)

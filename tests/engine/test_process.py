@@ -1,0 +1,194 @@
+"""The engine in another process: the same answers, and a clear end when the process is gone."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.engine.api import Ask, AsyncEngine, SamplingParams
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.core_process import factory_named
+from paceline.engine.delivery import EngineFailed
+from paceline.engine.frontend import Frontend
+from paceline.engine.process import ProcessCore
+from paceline.text.chat import ChatTemplate
+from tests.engine.support import ask, build, expected, expected_text, tokenizer
+
+Use = Callable[[AsyncLLM, ProcessCore], Awaitable[None]]
+
+
+def with_process(use: Use, build: str = "build", stall_s: float = 60.0, **settings: Any) -> None:
+    core = ProcessCore(f"tests.engine.support:{build}", "oracle", settings, stall_s)
+    frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
+
+    async def run() -> None:
+        engine = AsyncLLM(core, frontend)
+        checked: AsyncEngine = engine
+        try:
+            await use(engine, core)
+        finally:
+            await checked.shutdown()
+
+    asyncio.run(asyncio.wait_for(run(), 50))
+
+
+async def nothing_left(engine: AsyncLLM) -> None:
+    while (state := await engine.snapshot())["requests"]:
+        await asyncio.sleep(0.001)
+    assert state["free_blocks"] == state["total_blocks"]
+
+
+def test_answers_are_those_of_the_reference() -> None:
+    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+        params = [SamplingParams(max_tokens=12, seed=seed, logprobs=2) for seed in range(12)]
+        asks = [Ask(prompt="hello", params=one) for one in params]
+        outputs = await asyncio.gather(*(engine.generate(one).whole() for one in asks))
+        for one, output in zip(params, outputs, strict=True):
+            ids, reason = expected("hello", one)
+            (answer,) = output.outputs
+            assert answer.text == expected_text(ids, reason)
+            assert answer.logprobs is not None
+            assert [each.chosen.token_id for each in answer.logprobs] == ids
+            assert all(len(each.top) == 2 for each in answer.logprobs)
+            assert output.timings.total_s > 0
+        best = await engine.generate(ask("hello", n=2, best_of=3, seed=1, max_tokens=5)).whole()
+        assert len(best.outputs) == 2
+        biased = ask("a", logit_bias={5: 1.0}, allowed_token_ids=[5, 6], stop_token_ids=[7])
+        assert (await engine.generate(biased).whole()).outputs[0].finish_reason
+        await questions(engine)
+
+    with_process(use, depth=2)
+
+
+async def questions(engine: AsyncLLM) -> None:
+    with pytest.raises(RequestError, match="max_model_len"):
+        await engine.generate(ask("hello " * 400)).whole()
+    with pytest.raises(RequestError, match="nobody"):
+        await engine.explain("nobody")
+    stream = engine.generate(ask("hello", "a", max_tokens=200, ignore_eos=True))
+    async for _ in stream:
+        break
+    await stream.aclose()
+    await nothing_left(engine)
+    assert "a" in await engine.explain("a")
+    await engine.pause("all")
+    await engine.resume()
+    assert (await engine.stats()).cache_config["block_size"] == 4
+    assert await engine.reset_prefix_cache()
+    assert engine.healthy() is None
+    await engine.drain()
+    with pytest.raises(QueueFull, match="draining"):
+        await engine.generate(ask("hello")).whole()
+
+
+def test_a_killed_process_fails_everybody_and_is_red() -> None:
+    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
+        await engine.pause("all")
+        streams = [engine.generate(ask("hello", max_tokens=200)) for _ in range(5)]
+        await engine.snapshot()
+        os.kill(core.pid, signal.SIGKILL)
+        await asyncio.sleep(0.01)
+        for _ in range(1000):  # nobody is held up by a process that is gone, noticed or not
+            core.abort("nobody")
+        for stream in streams:
+            output = await stream.whole()
+            assert output.outputs[0].finish_reason == "error"
+            assert "process has died with code -9" in output.error
+        assert "died" in (engine.healthy() or "")
+        with pytest.raises(EngineFailed, match="died"):
+            engine.generate(ask("hello"))
+        with pytest.raises(EngineFailed, match="died"):
+            await engine.snapshot()
+
+    with_process(use)
+
+
+def test_a_mistake_of_ours_is_told_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+        output = await engine.generate(ask("hello", max_tokens=200)).whole()
+        assert "AssertionError: ours" in output.error
+        assert "ours" in (engine.healthy() or "")
+
+    with_process(use, "build_breaking", step=4, mistake=True)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_failed_step_or_a_full_queue_ends_requests_and_not_the_engine() -> None:
+    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+        output = await engine.generate(ask("hello", max_tokens=200)).whole()
+        assert "step 4 failed" in output.error
+        assert engine.healthy() is None
+        again = await engine.generate(ask("hello", max_tokens=3, ignore_eos=True)).whole()
+        assert again.outputs[0].finish_reason == "length"
+        await engine.pause("all")
+        streams = [engine.generate(ask("hello", max_tokens=2)) for _ in range(40)]
+        await engine.resume()
+        ends = await asyncio.gather(*(one.whole() for one in streams), return_exceptions=True)
+        assert {type(end).__name__ for end in ends} == {"QueueFull", "RequestOutput"}
+        await nothing_left(engine)
+
+    with_process(use, "build_breaking", step=4, max_num_queued_reqs=5)
+
+
+def test_a_stuck_device_is_seen_from_outside() -> None:
+    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
+        stream = engine.generate(ask("hello", max_tokens=200))
+        while engine.healthy() is None:
+            await asyncio.sleep(0.01)
+        assert "no step has ended" in (engine.healthy() or "")
+        os.kill(core.pid, signal.SIGKILL)
+        assert "died" in (await stream.whole()).error
+
+    with_process(use, "build_stuck", stall_s=0.2, step=3)
+
+
+def test_a_process_that_cannot_be_built_says_why() -> None:
+    with pytest.raises(ConfigError, match="blocksize"):
+        ProcessCore("tests.engine.support:build", "oracle", {"blocksize": 4})
+
+
+@pytest.mark.parametrize("name", ["tests.nowhere:build", "tests.engine.support:nothing", "build"])
+def test_a_factory_is_found_by_name_or_not(name: str) -> None:
+    assert factory_named("tests.engine.support:build") is build
+    with pytest.raises(ConfigError, match=name):
+        factory_named(name)
+
+
+ORPHAN = """
+import os, signal, sys
+from paceline.engine.process import ProcessCore
+core = ProcessCore("tests.engine.support:build", "oracle", {})
+print(core.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_does_not_outlive_its_parent() -> None:
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    parent = [sys.executable, "-c", ORPHAN]
+    said = subprocess.run(parent, env=path, stdout=subprocess.PIPE, check=False).stdout
+    child = int(said)
+    for _ in range(1000):
+        if not runs(child):
+            return
+        sleep(0.01)
+    raise AssertionError("it still runs")
+
+
+def runs(pid: int) -> bool:
+    """Orphans that nobody has asked about stay on as zombies."""
+    try:
+        os.kill(pid, 0)
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], stdout=subprocess.PIPE, check=False
+        ).stdout
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return bool(state.strip()) and not state.startswith(b"Z")
