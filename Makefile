@@ -9,7 +9,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
 .PHONY: run test clean
 
 run: $(VENV)/.run-stamp
-	@$(VENV)/bin/paceline play $(ARGS)
+	@$(VENV)/bin/paceline demo $(ARGS)
 
 test: $(VENV)/.test-stamp
 	@scripts/check
@@ -30,10 +30,10 @@ $(VENV)/.run-stamp: pyproject.toml
 	fi; \
 	echo "Preparing $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
-	@$(PIP) install -e '.[cli]'
+	@$(PIP) install -e '.[serve]'
 	@touch $@
 
 $(VENV)/.test-stamp: $(VENV)/.run-stamp
 	@echo "Installing the tools of the tests"
-	@$(PIP) install -e '.[cli,dev]'
+	@$(PIP) install -e '.[serve,dev]'
 	@touch $@

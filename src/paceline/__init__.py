@@ -1,8 +1,12 @@
 """paceline: an LLM inference engine built around its scheduler."""
 
+from importlib import import_module
+from typing import Any
+
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError, StepError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Finish, Item, Request
+from paceline.core.sampling import Sampling
 from paceline.sched.scheduler import Scheduler
 
 __version__ = "0.1.0"
@@ -16,7 +20,21 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestError",
+    "Sampling",
     "Scheduler",
     "StepError",
     "StepResult",
 ]
+
+# What needs more than numpy is imported when it is asked for.
+LATER = {
+    "LLM": "paceline.build",
+    "AsyncLLM": "paceline.build",
+    "SamplingParams": "paceline.engine.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATER:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(import_module(LATER[name]), name)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.cli import play, replay
+from paceline.cli import complete, demo, play, pull, replay, serve
 
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
 PIPE_CLOSED = 141  # and for one whose reader went away
@@ -19,6 +19,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, summary in (
+        (demo, "serve the default model and ask it a question, to see that it works"),
+        (serve, "serve a model over HTTP, in the manner of OpenAI"),
+        (complete, "continue a prompt, or answer a question"),
+        (pull, "fetch a model into the cache"),
         (play, "play a small workload on the real scheduler, as a picture"),
         (replay, "replay a recorded journal and check that it plans the same"),
     ):

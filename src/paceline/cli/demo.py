@@ -1,0 +1,99 @@
+"""`paceline demo`: start a server, ask it a question over HTTP, and leave it running."""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+QUESTION = "What is the capital of France?"
+READY_S = 600  # for a download and a slow disk
+SHOWN = ("generation_tokens_total", "prompt_tokens_total", "time_to_first_token_seconds_sum")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Fetch the default model if need be, serve it, ask it a question over HTTP, and show the "
+        "streamed answer and some metrics. The server runs until Ctrl-C; with CI=1 it ends."
+    )
+    parser.add_argument("--question", default=QUESTION, help="%(default)s")
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+
+
+def run(args: argparse.Namespace) -> int:
+    port = args.port or free_port()
+    command = [sys.executable, "-m", "paceline.cli.main", "serve", "--port", str(port)]
+    print(f"$ paceline serve --port {port}", flush=True)
+    with subprocess.Popen(command) as server:
+        try:
+            return converse(server, f"http://127.0.0.1:{port}", args.question)
+        finally:
+            server.terminate()
+
+
+def converse(server: "subprocess.Popen[bytes]", address: str, question: str) -> int:
+    if not ready(server, address):
+        print("paceline demo: the server did not start", file=sys.stderr)
+        return 1
+    print(f"\n> {question}")
+    for piece in answer(address, question):
+        print(piece, end="", flush=True)
+    print("\n")
+    for line in text_of(f"{address}/metrics").splitlines():
+        if line.startswith("vllm:") and line.partition("{")[0].endswith(SHOWN):
+            print(line)
+    print(f"\nServing on {address}; try")
+    print(f"  curl {address}/v1/models")
+    if not os.environ.get("CI"):
+        print("Ctrl-C ends it.", flush=True)
+        server.wait()
+    return 0
+
+
+def ready(server: "subprocess.Popen[bytes]", address: str) -> bool:
+    """Wait until it takes requests; False if it ended or took too long."""
+    give_up = time.monotonic() + READY_S
+    while server.poll() is None and time.monotonic() < give_up:
+        with suppress(URLError, OSError):
+            text_of(f"{address}/ready")
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def answer(address: str, question: str) -> Iterator[str]:
+    """The pieces of an answer as they come."""
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 64,
+        "temperature": 0,
+        "stream": True,
+    }
+    request = Request(
+        f"{address}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urlopen(request) as response:
+        for line in response:
+            event = line.decode().strip().removeprefix("data: ")
+            if event and event != "[DONE]":
+                yield json.loads(event)["choices"][0]["delta"].get("content", "")
+
+
+def text_of(address: str) -> str:
+    with urlopen(address) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port

@@ -1,0 +1,122 @@
+"""Turns the body of a request into what the engine is asked."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from paceline.engine.api import Ask, SamplingParams
+from paceline.engine.params import DEFAULT_TOKENS
+from paceline.server.errors import BAD_REQUEST, Refusal
+from paceline.server.schema import ChatRequest, CompletionRequest, Generation
+
+SAME_NAMES = (
+    "n",
+    "best_of",
+    "use_beam_search",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+
+
+def unsupported(param: str, problem: str) -> Refusal:
+    return Refusal(BAD_REQUEST, f"{param}: {problem}", param=param)
+
+
+def sampling(body: Generation, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """The fields that were given, under the same names."""
+    given = {name: getattr(body, name) for name in SAME_NAMES}
+    if body.logit_bias is not None:
+        given["logit_bias"] = biases(body.logit_bias)
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **chosen)
+
+
+def biases(given: dict[str, float]) -> dict[int, float]:
+    """JSON has no keys but strings."""
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) < len(str(2**31)) + 1):
+            raise unsupported("logit_bias", f"{key!r} is not a token id")
+    return {int(key): value for key, value in given.items()}
+
+
+def check_stream(body: Generation) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise unsupported("stream_options", "only a stream has options")
+
+
+def common(body: Generation) -> dict[str, Any]:
+    """What chats and completions tell the engine alike."""
+    return {
+        "priority": body.priority or 0,
+        "tenant": body.user or "",
+        "cache_salt": body.cache_salt or "",
+        "deadline": body.deadline,
+    }
+
+
+def chat_ask(body: ChatRequest) -> Ask:
+    """The number of tokens is limited by the model alone where the client sets no limit."""
+    check_stream(body)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format", f"{body.response_format.type!r} is not supported")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", "a call of a tool cannot be enforced")
+    newer = body.max_completion_tokens
+    return Ask(
+        messages=body.messages,
+        params=sampling(body, body.max_tokens if newer is None else newer, chat_logprobs(body)),
+        tools=None if body.tool_choice == "none" else body.tools,
+        variables=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        **common(body),
+    )
+
+
+def chat_logprobs(body: ChatRequest) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise unsupported("top_logprobs", "logprobs must be true for it")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def completion_asks(body: CompletionRequest) -> list[Ask]:
+    """One for each prompt."""
+    check_stream(body)
+    if body.suffix:
+        raise unsupported("suffix", "text cannot be put in between")
+    if body.echo and body.logprobs is not None:
+        raise unsupported("echo", "there are no logprobs of the prompt")
+    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    params, rest = sampling(body, most, body.logprobs), common(body)
+    if not body.prompt:
+        raise unsupported("prompt", "it is empty")
+    return [
+        Ask(prompt=prompt, params=params, **rest)
+        if isinstance(prompt, str)
+        else Ask(prompt_token_ids=prompt, params=params, **rest)
+        for prompt in prompts(body)
+    ]
+
+
+def prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
+    """All forms of a prompt as the longest one: a list of texts or a list of token ids."""
+    match body.prompt:
+        case str():
+            return [body.prompt]
+        case [int(), *_]:
+            return [body.prompt]
+        case _:
+            return cast("list[str] | list[list[int]]", body.prompt)

@@ -1,0 +1,29 @@
+"""Who sent a request, by its headers."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import uuid4
+
+REQUEST_ID = re.compile(r"[!-~]{1,200}")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`request_id` is the client's own where it sent one that can be sent back."""
+
+    request_id: str
+    trace_id: str  # of a W3C traceparent; empty without one
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], prefix: str) -> "Caller":
+        trace = TRACEPARENT.match(headers.get("traceparent", ""))
+        request_id = sent_id(headers) or f"{prefix}-{uuid4().hex}"
+        return cls(request_id, trace[1] if trace else "")
+
+
+def sent_id(headers: Mapping[str, str]) -> str:
+    """The id that the client gave, empty if it gave none that is fit to be sent back."""
+    given = headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else ""

@@ -1,0 +1,100 @@
+"""POST /v1/chat/completions: conversations."""
+
+from collections.abc import Sequence
+from time import time
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
+
+from paceline.engine.api import Piece, RequestOutput, Stream
+from paceline.server.answering import Answering, Work
+from paceline.server.asking import chat_ask
+from paceline.server.caller import Caller
+from paceline.server.desk import Desk
+from paceline.server.documents import GENERATED
+from paceline.server.envelope import Envelope
+from paceline.server.schema import ChatRequest
+from paceline.server.shapes import (
+    DONE,
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    Delta,
+    chat_logprobs,
+    encode,
+    event,
+)
+
+
+def chat_routes(desk: Desk) -> APIRouter:
+    router = APIRouter(tags=["generation"])
+
+    @router.post("/v1/chat/completions", responses=GENERATED)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """Continue a conversation."""
+        caller = Caller.of(request.headers, "chatcmpl")
+        model, ask = desk.model(body.model), chat_ask(body)
+        name = desk.name(caller.request_id)
+        envelope = Envelope.of(body, name, model, desk.settings.timings)
+        form = ChatForm(envelope, ask.params.n)
+        return Answering(desk, Work(caller, name, [ask], form, body.stream is True))
+
+    return router
+
+
+class ChatForm:
+    """Every choice begins with its role, and its last chunk has the finish reason."""
+
+    def __init__(self, envelope: Envelope, n: int) -> None:
+        self._envelope, self._n = envelope, n
+        self._created = int(time())
+
+    def opening(self, streams: Sequence[Stream]) -> bytes:
+        self._envelope.count_prompts(streams)
+        role = Delta("assistant", "")
+        return b"".join(self._event(ChatChunkChoice(at, role)) for at in range(self._n))
+
+    def piece(self, part: int, piece: Piece) -> bytes:
+        self._envelope.count(piece)
+        if not (piece.text or piece.finish_reason or piece.logprobs):
+            return b""
+        return self._event(
+            ChatChunkChoice(
+                piece.index,
+                Delta(content=piece.text or None),
+                chat_logprobs(piece.logprobs),
+                piece.finish_reason,
+                piece.stop_reason if piece.finish_reason else UNSET,
+            )
+        )
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        envelope = self._envelope
+        if not envelope.closes:
+            return DONE
+        usage, timings = envelope.closing_usage(outputs), envelope.spent(outputs)
+        last = ChatChunk(envelope.id, self._created, envelope.model, (), usage, timings)
+        return event(last) + DONE
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        envelope, (output,) = self._envelope, outputs
+        choices = [
+            ChatChoice(
+                answer.index,
+                AssistantMessage(answer.text),
+                chat_logprobs(answer.logprobs),
+                answer.finish_reason,
+                answer.stop_reason,
+            )
+            for answer in output.outputs
+        ]
+        usage, timings = envelope.usage(outputs), envelope.spent(outputs)
+        model, created = envelope.model, self._created
+        return encode(ChatCompletion(envelope.id, created, model, choices, usage, timings))
+
+    def _event(self, choice: ChatChunkChoice) -> bytes:
+        envelope = self._envelope
+        usage = envelope.running_usage()
+        return event(ChatChunk(envelope.id, self._created, envelope.model, (choice,), usage))

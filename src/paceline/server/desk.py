@@ -1,0 +1,78 @@
+"""What all routes share: the engine, its names, and the requests that are open."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from uuid import uuid4
+
+from paceline.engine.api import AsyncEngine
+from paceline.server.errors import NOT_FOUND, UNAVAILABLE, Refusal
+from paceline.server.pace import Pace
+from paceline.server.settings import ServerSettings
+from paceline.text.chat import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+
+REMEMBERED_IDS = 4096
+
+
+class Desk:
+    """A request is open as long as its visit lasts, under a name that no other has had lately.
+
+    `open_requests` has the ids under which the engine knows the parts of each: a completion of
+    several prompts has several.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        model_name: str,
+        tokenizer: Tokenizer,
+        settings: ServerSettings,
+    ) -> None:
+        self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
+        self.models = (model_name, *settings.aliases)
+        self.template = ChatTemplate.of(tokenizer)
+        self.pace = Pace()
+        self.open_requests: dict[str, Sequence[str]] = {}
+        self.draining = False
+        self._lately: dict[str, None] = {}  # names, oldest first
+
+    def model(self, name: str | None) -> str:
+        """The name it was asked by, if it is one of the model's."""
+        if name is None:
+            return self.models[0]
+        if name not in self.models:
+            known = ", ".join(self.models)
+            problem = f"the model {name!r} does not exist; there is {known}"
+            raise Refusal(NOT_FOUND, problem, param="model", code="model_not_found")
+        return name
+
+    @property
+    def closed(self) -> str | None:
+        """Why no request is taken at present, None if they are."""
+        if self.draining:
+            return "the server is about to end and takes no further requests"
+        return self.engine.healthy()
+
+    def name(self, request_id: str) -> str:
+        """The id itself, or one with an ending if a request of that id was here lately."""
+        name = f"{request_id}-{uuid4().hex[:8]}" if request_id in self._lately else request_id
+        self._lately[name] = None
+        if len(self._lately) > REMEMBERED_IDS:
+            del self._lately[next(iter(self._lately))]
+        return name
+
+    @contextmanager
+    def visit(self, name: str, parts: int) -> Generator[Sequence[str]]:
+        """A request is here, with an id for each of its parts; or it is not let in."""
+        if reason := self.closed:
+            raise Refusal(UNAVAILABLE, reason, code="draining" if self.draining else "unhealthy")
+        ids = [name] if parts == 1 else [f"{name}-{part}" for part in range(parts)]
+        self.open_requests[name] = ids
+        try:
+            yield ids
+        finally:
+            del self.open_requests[name]
+
+    def retry_after(self) -> int:
+        """Seconds after which those who are here now have left, at the pace of late."""
+        return self.pace.wait_s(len(self.open_requests))

@@ -1,0 +1,33 @@
+"""What the OpenAPI document says about responses."""
+
+from typing import Any
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+        }
+    },
+}
+FAULT = {"description": "What is wrong", "content": {"application/json": {"schema": ERROR}}}
+
+Documented = dict[int | str, dict[str, Any]]
+
+ERRORS: Documented = {"4XX": FAULT, "5XX": FAULT}
+GENERATED: Documented = {
+    200: {
+        "description": "The answer, or a stream of its pieces",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
+    **ERRORS,
+}
+PROBED: Documented = {503: {"description": "Not now, and why"}}

@@ -1,0 +1,165 @@
+"""Whatever goes wrong, answered in the shape of OpenAI's errors."""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from paceline.engine.api import EngineFailed, QueueFull, RequestError
+from paceline.server.caller import sent_id
+
+BAD_REQUEST, UNAUTHORIZED, NOT_FOUND = 400, 401, 404
+TOO_MANY, BROKEN, UNAVAILABLE = 429, 500, 503
+KINDS = {
+    UNAUTHORIZED: "authentication_error",
+    NOT_FOUND: "not_found_error",
+    TOO_MANY: "rate_limit_error",
+}
+WORD = re.compile(r"[a-z_]+")
+NAMED_IN_ERRORS = frozenset(
+    [
+        "n",
+        "best_of",
+        "beam_width",
+        "length_penalty",
+        "early_stopping",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+        "max_tokens",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "logprobs",
+        "logit_bias",
+    ]
+)
+
+
+class Detail(msgspec.Struct, frozen=True):
+    """The four fields that clients look at."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The whole body of an error."""
+
+    error: Detail
+
+
+class Refusal(HTTPException):
+    """Ends the work on a request with a status; `param` is the field at fault, if one is."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        headers = None if retry_after is None else {"Retry-After": str(retry_after)}
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
+
+    @property
+    def body(self) -> ErrorBody:
+        return error_body(self.status_code, self.detail, self.param, self.code)
+
+
+def readable(message: str) -> str:
+    """Half a surrogate pair can be quoted in a message but not sent."""
+    return message.encode("utf-8", "backslashreplace").decode()
+
+
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> ErrorBody:
+    otherwise = "invalid_request_error" if status < BROKEN else "server_error"
+    kind = KINDS.get(status, otherwise)
+    return ErrorBody(Detail(readable(message), kind, param, status if code is None else code))
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Every error that reaches the border, by whose fault it is."""
+    match error:
+        case Refusal():
+            return error
+        case HTTPException():
+            return Refusal(error.status_code, error.detail)
+        case QueueFull():
+            return Refusal(TOO_MANY, str(error), code="queue_full")
+        case RequestError():
+            named = (word for word in WORD.findall(str(error)) if word in NAMED_IN_ERRORS)
+            return Refusal(BAD_REQUEST, str(error), param=next(named, None))
+        case EngineFailed():
+            return Refusal(BROKEN, f"the engine failed: {error}", code="engine_failed")
+        case _:
+            return Refusal(BROKEN, "the server made a mistake; its log says which")
+
+
+def malformed(request: Request, error: RequestValidationError) -> Refusal:
+    """The first thing that is wrong with a body, a path or a query, and where it is."""
+    kind = request.headers.get("content-type", "")
+    if request.method == "POST" and "json" not in kind:
+        problem = f"the body must be JSON, sent as application/json; it is {kind or 'of no type'}"
+        return Refusal(BAD_REQUEST, problem, param="content-type")
+    first = cast("dict[str, Any]", error.errors()[0])
+    if first["type"] == "json_invalid":
+        why = first.get("ctx", {}).get("error", first["msg"])
+        return Refusal(BAD_REQUEST, f"the body is not valid JSON: {why}", code="json_invalid")
+    place = [str(step) for step in first["loc"][1:]]
+    if not place:
+        return Refusal(BAD_REQUEST, f"the body must be a JSON object: {first['msg']}")
+    return Refusal(BAD_REQUEST, f"{'.'.join(place)}: {first['msg']}", param=place[0])
+
+
+def error_response(refusal: Refusal, request_id: str = "") -> Response:
+    own = {"X-Request-Id": request_id} if request_id else {}
+    return Response(
+        msgspec.json.encode(refusal.body),
+        refusal.status_code,
+        headers={**(refusal.headers or {}), **own},
+        media_type="application/json",
+    )
+
+
+def answer_errors(app: FastAPI, retry_after: Callable[[], int]) -> None:
+    """Give every error a response; those that pass with time say after how many seconds."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        refusal = refusal_of(error)
+        if refusal.status_code in (TOO_MANY, UNAVAILABLE) and refusal.headers is None:
+            refusal.headers = {"Retry-After": str(retry_after())}
+        if isinstance(error, HTTPException) and refusal is not error:
+            refusal.headers = error.headers
+        return error_response(refusal, sent_id(request.headers))
+
+    async def refuse_malformed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(malformed(request, error), sent_id(request.headers))
+
+    answers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+        HTTPException: refuse,
+        RequestError: refuse,
+        EngineFailed: refuse,
+        Exception: refuse,
+        RequestValidationError: refuse_malformed,
+    }
+    for kind, reply in answers.items():
+        app.add_exception_handler(kind, reply)

@@ -1,0 +1,86 @@
+"""Serves an application until it is told to end, and then lets what runs finish."""
+
+import asyncio
+import logging
+import sys
+from asyncio import AbstractEventLoop
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from paceline.server.desk import Desk
+
+log = logging.getLogger("paceline.server")
+
+FLUSH_S = 5  # for connections to take what was written
+IDLE_S = 75  # that a connection is kept; longer than balancers keep theirs, who then end it
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal closes the door, and the server ends when nobody is left or time is up.
+
+    A second signal ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, desk: Desk, loop: AbstractEventLoop) -> None:
+        super().__init__(config)
+        self._desk, self._loop = desk, loop
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self.begin_drain)
+
+    def begin_drain(self) -> None:
+        """To be called on the event loop."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        desk, limit_s = self._desk, self._desk.settings.drain_s
+        desk.draining = True
+        log.info("draining: %d requests are open", len(desk.open_requests))
+        try:
+            async with asyncio.timeout(limit_s):
+                await desk.engine.drain()
+        except TimeoutError:
+            log.warning("%d requests are cut after %g s", len(desk.open_requests), limit_s)
+            for parts in [*desk.open_requests.values()]:
+                for part in parts:
+                    await desk.engine.abort(part)
+        self.should_exit = True
+
+
+def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
+    """To be made on the event loop that serves; port 0 takes any that is free."""
+    desk: Desk = app.state.desk
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=FLUSH_S,
+        timeout_keep_alive=IDLE_S,
+        h11_max_incomplete_event_size=desk.settings.header_bytes,
+    )
+    return DrainingServer(config, desk, asyncio.get_running_loop())
+
+
+async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Returns when the server has ended; the engine is the caller's to shut down."""
+    await draining_server(app, host, port).serve()
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Lines of requests as they are, everything else with its level."""
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    requests = logging.getLogger("paceline.requests")
+    requests.propagate = False
+    requests.addHandler(lines)
+    requests.setLevel(level)
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,214 @@
+"""The bodies of responses, field by field as OpenAI's clients read them."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from paceline.engine.api import Alternative, FinishReason, RequestOutput, TokenLogprob
+from paceline.engine.api import Usage as Counted
+
+IMPOSSIBLE = -9999.0  # JSON has no infinity
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.encode
+
+
+class PromptDetails(Struct, frozen=True):
+    """Of the prompt, what came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    """Tokens that a response took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Spent(Struct, frozen=True):
+    """Where the time went, in seconds."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    total_s: float
+    cached_tokens: int
+    preemptions: int
+
+
+class TopLogprob(Struct, frozen=True):
+    """A token that could have been chosen."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct, frozen=True):
+    """A token of the text, and the likeliest ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """One entry per token."""
+
+    content: list[ChatLogprob]
+
+
+class TextLogprobs(Struct, frozen=True):
+    """Columns with one entry per token; offsets count the characters of the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Delta(Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class AssistantMessage(Struct, frozen=True):
+    """A whole message."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    """What is new in one choice of a chat."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatChoice(Struct, frozen=True):
+    """A whole choice of a chat."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+class TextChoice(Struct, frozen=True):
+    """A choice of a completion, or what is new in it."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatChunk(Struct, frozen=True):
+    """An event of a streamed chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: Sequence[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Spent | UnsetType = UNSET
+    object: str = "chat.completion.chunk"
+
+
+class ChatCompletion(Struct, frozen=True):
+    """The whole answer to a chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: Sequence[ChatChoice]
+    usage: Usage
+    timings: Spent | UnsetType = UNSET
+    object: str = "chat.completion"
+
+
+class Completion(Struct, frozen=True):
+    """The whole answer to a completion, or an event of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    choices: Sequence[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Spent | UnsetType = UNSET
+    object: str = "text_completion"
+
+
+def event(message: Struct) -> bytes:
+    """A message as one server-sent event."""
+    return b"data: " + encode(message) + b"\n\n"
+
+
+def usage_of(counted: Sequence[Counted]) -> Usage:
+    prompt = sum(each.prompt_tokens for each in counted)
+    completion = sum(each.completion_tokens for each in counted)
+    cached = sum(each.cached_tokens for each in counted)
+    return Usage(prompt, completion, prompt + completion, PromptDetails(cached))
+
+
+def spent_by(outputs: Sequence[RequestOutput]) -> Spent:
+    """Of several parts, the longest of each stage."""
+    timings = [output.timings for output in outputs]
+    return Spent(
+        queue_s=max(each.queue_s for each in timings),
+        prefill_s=max(each.prefill_s for each in timings),
+        decode_s=max(each.decode_s for each in timings),
+        total_s=max(each.total_s for each in timings),
+        cached_tokens=sum(output.usage.cached_tokens for output in outputs),
+        preemptions=sum(each.preemptions for each in timings),
+    )
+
+
+def finite(logprob: float) -> float:
+    return logprob if isfinite(logprob) else IMPOSSIBLE
+
+
+def chat_logprobs(told: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+    if told is None:
+        return None
+    return ChatLogprobs([chat_logprob(entry) for entry in told])
+
+
+def chat_logprob(entry: TokenLogprob) -> ChatLogprob:
+    chosen, top = entry.chosen, [top_logprob(other) for other in entry.top]
+    return ChatLogprob(chosen.text, finite(chosen.logprob), list(chosen.bytes), top)
+
+
+def top_logprob(other: Alternative) -> TopLogprob:
+    return TopLogprob(other.text, finite(other.logprob), list(other.bytes))
+
+
+def text_logprobs(told: Sequence[TokenLogprob] | None, offset: int) -> TextLogprobs | None:
+    """`offset` is that of the first token."""
+    if told is None:
+        return None
+    offsets: list[int] = []
+    for entry in told:
+        offsets.append(offset)
+        offset += len(entry.chosen.text)
+    return TextLogprobs(
+        [entry.chosen.text for entry in told],
+        [finite(entry.chosen.logprob) for entry in told],
+        [{other.text: finite(other.logprob) for other in entry.top} for entry in told],
+        offsets,
+    )

@@ -1,0 +1,75 @@
+"""POST /tokenize and /detokenize, and the list of models: what a router asks an engine."""
+
+from time import time
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
+
+from paceline.server.desk import Desk
+from paceline.server.documents import ERRORS
+from paceline.server.errors import BAD_REQUEST, Refusal
+from paceline.server.schema import DetokenizeRequest, TokenizeRequest
+
+
+def token_routes(desk: Desk) -> APIRouter:
+    router = APIRouter(tags=["tokens"], responses=ERRORS)
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """The token ids of a text, or of a conversation as the model reads it."""
+        desk.model(body.model)
+        ids = await run_in_threadpool(encoded, desk, body)
+        strings = [desk.tokenizer.token(id) for id in ids] if body.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": desk.settings.max_model_len,
+            "tokens": ids,
+            "token_strs": strings,
+        }
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        """The text of token ids, special ones included."""
+        desk.model(body.model)
+        return {"prompt": desk.tokenizer.decode(body.tokens, skip_special=False)}
+
+    return router
+
+
+def encoded(desk: Desk, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise Refusal(BAD_REQUEST, "give one of prompt and messages", param="prompt")
+    if body.prompt is not None:
+        return desk.tokenizer.encode(body.prompt, special=body.add_special_tokens)
+    text = desk.template.render(
+        body.messages or (),
+        add_generation_prompt=body.add_generation_prompt,
+        variables=body.chat_template_kwargs,
+    )
+    return desk.tokenizer.encode(text, special=False)
+
+
+def model_routes(desk: Desk) -> APIRouter:
+    router = APIRouter(tags=["models"], responses=ERRORS)
+    since = int(time())
+
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": since,
+            "owned_by": "paceline",
+            "root": desk.models[0],
+            "max_model_len": desk.settings.max_model_len or None,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(name) for name in desk.models]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return card(desk.model(name))
+
+    return router

@@ -1,0 +1,121 @@
+"""A real server on a free port, over a real engine with a model without weights."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import sleep
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+
+from paceline.core.plan import Plan
+from paceline.engine.async_llm import AsyncLLM
+from paceline.sched.scheduler import Scheduler
+from paceline.server.app import create_app
+from paceline.server.desk import Desk
+from paceline.server.serve import DrainingServer, draining_server
+from paceline.server.settings import ServerSettings
+from tests.engine.support import (
+    MAX_MODEL_LEN,
+    assert_nothing_left,
+    never,
+    parts,
+    tokenizer,
+)
+
+MODEL = "oracle"
+DEFAULTS = ServerSettings(max_model_len=MAX_MODEL_LEN)
+PATIENCE_S = 20.0
+
+
+def paced(_plan: Plan, where: str) -> bool:
+    """A device that never fails but takes its time, so that pieces are read one by one."""
+    if where == "launch":
+        sleep(0.002)
+    return False
+
+
+@dataclass
+class Site:
+    """A server that runs, and ways into it."""
+
+    url: str
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+    server: DrainingServer
+    desk: Desk
+    engine: AsyncLLM
+    scheduler: Scheduler
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream, the marker of its end left out after a look at it."""
+        response = await self.post(path, stream=True, **body)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = response.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not reached():
+                await asyncio.sleep(0.002)
+
+    @property
+    def empty(self) -> bool:
+        """Is no request open, neither at the desk nor in the engine?"""
+        return not self.desk.open_requests and not self.engine._frontend.open
+
+
+@asynccontextmanager
+async def served(
+    settings: ServerSettings = DEFAULTS,
+    breaks: Callable[[Plan, str], bool] = never,
+    **engine_settings: Any,
+) -> AsyncGenerator[Site]:
+    """At the end every request has to be gone and every block free."""
+    built = parts(breaks, **engine_settings)
+    engine = AsyncLLM.of(built)
+    app = create_app(engine, MODEL, tokenizer(), settings)
+    server = draining_server(app, "127.0.0.1", 0)
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.001)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    limits = httpx.Limits(max_connections=None)
+    try:
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as http,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
+        ):
+            site = Site(url, http, openai, server, app.state.desk, engine, built.scheduler)
+            yield site
+            if engine.healthy() is None:
+                await engine.resume()
+            await site.until(lambda: site.empty)
+    finally:
+        server.should_exit = True
+        await running
+        await engine.shutdown()
+    if engine.healthy() is None:
+        assert_nothing_left(built.scheduler)
+
+
+Scenario = Callable[[Site], Awaitable[None]]
+
+
+def on_its_own_server(
+    scenario: Scenario, settings: ServerSettings = DEFAULTS, **engine_settings: Any
+) -> None:
+    async def play() -> None:
+        async with served(settings, **engine_settings) as site:
+            await scenario(site)
+
+    asyncio.run(play())

@@ -1,0 +1,106 @@
+"""Keys, sizes, patience and foreign pages."""
+
+import asyncio
+
+import httpx
+
+from paceline.server.settings import ServerSettings
+from tests.server.conftest import Play
+from tests.server.support import Site, on_its_own_server
+
+PATH = "/v1/completions"
+BODY = {"prompt": "the", "max_tokens": 1}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_key_is_asked_for_except_on_probes() -> None:
+    async def scenario(site: Site) -> None:
+        for path in ("/health", "/ready", "/metrics"):
+            assert (await site.http.get(path)).status_code == 200
+        for headers in ({}, bearer("wrong"), {"Authorization": "Basic first"}):
+            response = await site.http.post(PATH, json=BODY, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/version", "/v1/models", "/openapi.json"):
+            assert (await site.http.get(path)).status_code == 401
+        assert (await site.http.post("/pause")).status_code == 401
+        for key in ("first", "second"):
+            response = await site.http.post(PATH, json=BODY, headers=bearer(key))
+            assert response.status_code == 200
+
+    on_its_own_server(scenario, ServerSettings(api_keys=("first", "second")))
+
+
+def test_bodies_and_heads_have_a_largest_size() -> None:
+    async def parts() -> object:
+        for _ in range(10):
+            yield b"x" * 1000
+
+    async def scenario(site: Site) -> None:
+        announced = await site.http.post(PATH, content=b"x" * 5001)
+        kind = {"Content-Type": "application/json"}
+        unannounced = await site.http.post(PATH, content=parts(), headers=kind)  # type: ignore
+        assert announced.status_code == unannounced.status_code == 413
+        assert "5000 bytes" in unannounced.json()["error"]["message"]
+        heavy = await site.http.get("/version", headers={"X-Filler": "x" * 3000})
+        assert heavy.status_code == 431
+        fits = await site.http.post(PATH, json={**BODY, "filler": "x" * 4000})
+        assert fits.status_code == 200
+
+    on_its_own_server(scenario, ServerSettings(body_bytes=5000, header_bytes=2000))
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def scenario(site: Site) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(site.url).port)
+        writer.write(
+            f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "Content-Length: 100\r\n\r\n{".encode()
+        )
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+    on_its_own_server(scenario, ServerSettings(body_s=0.05))
+
+
+def test_pages_of_other_sites_are_shut_out_unless_they_are_named() -> None:
+    page = {"Origin": "https://page.example"}
+
+    async def closed(site: Site) -> None:
+        response = await site.http.post(PATH, json=BODY, headers=page)
+        assert "access-control-allow-origin" not in response.headers
+
+    async def opened(site: Site) -> None:
+        response = await site.http.post(PATH, json=BODY, headers=page)
+        assert response.status_code == 401
+        assert response.headers["access-control-allow-origin"] == page["Origin"]
+        asked = {**page, "Access-Control-Request-Method": "POST"}
+        assert (await site.http.options(PATH, headers=asked)).status_code == 200
+
+    on_its_own_server(closed)
+    settings = ServerSettings(allowed_origins=(page["Origin"],), api_keys=("key",))
+    on_its_own_server(opened, settings)
+
+
+def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        json = {"Content-Type": "application/json"}
+        for content, headers, reason in [
+            (b'{"prompt": ', json, "not valid JSON"),
+            (b"\xff\xfe", json, "JSON"),
+            (b"[1]", json, "JSON object"),
+            (b"", json, "JSON object"),
+            (b"[" * 100_000, json, "pars"),
+            (b'{"seed": ' + b"9" * 5000 + b"}", json, "pars"),
+            (b'{"prompt": "the"}', {}, "application/json"),
+            (b"prompt=the", {"Content-Type": "application/x-www-form-urlencoded"}, "JSON"),
+        ]:
+            response = await site.http.post(PATH, content=content, headers=headers)
+            assert response.status_code == 400, content[:20]
+            assert reason in response.json()["error"]["message"]
+
+    on(scenario)

@@ -1,0 +1,143 @@
+"""Completions in all forms of a prompt."""
+
+import json
+
+import pytest
+from openai import BadRequestError
+
+from paceline.engine.api import SamplingParams
+from tests.engine.support import expected, expected_text, tokenizer
+from tests.server.conftest import Play
+from tests.server.support import MODEL, Site
+
+PATH = "/v1/completions"
+
+
+def continued(prompt: str | list[int], **params: object) -> str:
+    return expected_text(*expected(prompt, SamplingParams(**params)))  # type: ignore[arg-type]
+
+
+def test_a_text_several_texts_and_token_ids(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        client = site.openai
+        texts = ["the quick", "hello", "nothing"]
+        ids = [tokenizer().encode(text) for text in texts]
+        wanted = [continued(text, max_tokens=10, seed=2) for text in texts]
+        for prompt, answers in [
+            (texts[0], wanted[:1]),
+            (texts, wanted),
+            (ids[0], wanted[:1]),
+            (ids, wanted),
+        ]:
+            got = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=10, seed=2)
+            assert [choice.text for choice in got.choices] == answers
+            assert [choice.index for choice in got.choices] == list(range(len(answers)))
+            assert got.object == "text_completion"
+            assert got.usage is not None
+            assert got.usage.prompt_tokens == sum(map(len, ids[: len(answers)]))
+
+    on(scenario)
+
+
+def test_streams_of_several_prompts_and_choices_are_told_apart(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        asked = {"prompt": ["the quick", "hello"], "max_tokens": 12, "n": 2, "seed": 4}
+        whole = (await site.post(PATH, **asked)).json()
+        events = await site.events(PATH, **asked, stream_options={"include_usage": True})
+        texts = [""] * 4
+        ends = 0
+        for event in events[:-1]:
+            (choice,) = event["choices"]
+            texts[choice["index"]] += choice["text"]
+            ends += choice["finish_reason"] is not None
+        assert texts == [choice["text"] for choice in whole["choices"]]
+        assert ends == 4
+        counted = ("prompt_tokens", "completion_tokens", "total_tokens")
+        assert [events[-1]["usage"][name] for name in counted] == [
+            whole["usage"][name] for name in counted
+        ]
+
+    on(scenario)
+
+
+def test_sixteen_tokens_by_default(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        got = (await site.post(PATH, prompt="the", ignore_eos=True)).json()
+        assert got["usage"]["completion_tokens"] == 16
+        assert got["choices"][0]["finish_reason"] == "length"
+
+    on(scenario)
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_echo_begins_with_the_prompt(on: Play, as_ids: bool) -> None:
+    async def scenario(site: Site) -> None:
+        prompt = tokenizer().encode("hello world") if as_ids else "hello world"
+        asked = {"prompt": prompt, "max_tokens": 5, "seed": 1, "echo": True}
+        wanted = "hello world" + continued("hello world", max_tokens=5, seed=1)
+        assert (await site.post(PATH, **asked)).json()["choices"][0]["text"] == wanted
+        events = await site.events(PATH, **asked)
+        assert "".join(event["choices"][0]["text"] for event in events) == wanted
+
+    on(scenario)
+
+
+def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        asked = {"prompt": "the", "max_tokens": 8, "seed": 1, "logprobs": 2, "ignore_eos": True}
+        whole = (await site.post(PATH, **asked)).json()["choices"][0]["logprobs"]
+        assert {len(column) for column in whole.values()} == {8}
+        starts = [sum(map(len, whole["tokens"][:at])) for at in range(8)]
+        assert whole["text_offset"] == starts
+        assert all(1 <= len(top) <= 2 for top in whole["top_logprobs"])
+        joined: dict[str, list[object]] = {name: [] for name in whole}
+        for event in await site.events(PATH, **asked):
+            for name, column in (event["choices"][0]["logprobs"] or {}).items():
+                joined[name] += column
+        assert joined == whole
+
+    on(scenario)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [[2**40]]}, "prompt"),
+        ({"prompt": {"text": "a"}}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [10**6]}, None),
+        ({"prompt": "\ud800"}, None),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"logprobs": 99}, "logprobs"),
+        ({"seed": 2**70}, "seed"),
+        ({"deadline": -1.0}, None),
+        ({"prompt": "the " * 4000}, None),
+    ],
+)
+def test_what_is_wrong_is_named(on: Play, extra: dict[str, object], param: str | None) -> None:
+    async def scenario(site: Site) -> None:
+        body = json.dumps({"prompt": "the", **extra})
+        headers = {"Content-Type": "application/json"}
+        response = await site.http.post(PATH, content=body, headers=headers)
+        error = response.json()["error"]
+        assert response.status_code == 400, error
+        assert error["param"] == param
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
+
+    on(scenario)
+
+
+def test_one_bad_prompt_refuses_all_of_them(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        with pytest.raises(BadRequestError, match="vocabulary"):
+            await site.openai.completions.create(
+                model=MODEL, prompt=[[5, 6], [10**6]], max_tokens=200
+            )
+        await site.until(lambda: site.empty)
+
+    on(scenario)

@@ -1,0 +1,61 @@
+"""A server that is told to end."""
+
+import asyncio
+import os
+import signal
+
+from paceline.server.settings import ServerSettings
+from tests.server.support import Site, on_its_own_server, paced
+
+PATH = "/v1/completions"
+LONG = {"prompt": "the", "max_tokens": 150, "ignore_eos": True}
+
+
+def test_what_runs_is_finished_and_nothing_new_is_taken() -> None:
+    async def scenario(site: Site) -> None:
+        asking = [
+            asyncio.create_task(site.post(PATH, **LONG, stream=stream)) for stream in (False, True)
+        ]
+        await site.until(lambda: len(site.desk.open_requests) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await site.until(lambda: site.desk.draining)
+        refused, ready = await site.post(PATH, **LONG), await site.http.get("/ready")
+        assert refused.status_code == ready.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert "retry-after" in refused.headers
+        assert (await site.http.get("/health")).status_code == 200
+        whole, streamed = [await one for one in asking]
+        assert whole.json()["choices"][0]["finish_reason"] == "length"
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        await site.until(lambda: site.server.should_exit)
+
+    on_its_own_server(scenario, breaks=paced)
+
+
+def test_what_takes_too_long_is_cut_and_told_so() -> None:
+    async def scenario(site: Site) -> None:
+        await site.engine.pause("all")
+        asking = asyncio.create_task(site.post(PATH, **LONG))
+        await site.until(lambda: len(site.desk.open_requests) == 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await site.until(lambda: site.desk.draining)
+        await asyncio.sleep(0.1)
+        assert (await asking).json()["choices"][0]["finish_reason"] == "abort"
+        await site.until(lambda: site.server.should_exit)
+
+    on_its_own_server(scenario, ServerSettings(drain_s=0.05), breaks=paced)
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    async def scenario(site: Site) -> None:
+        await site.engine.pause("all")
+        asking = asyncio.create_task(site.post(PATH, **LONG))
+        await site.until(lambda: len(site.desk.open_requests) == 1)
+        site.server.begin_drain()
+        assert not site.server.force_exit
+        site.server.begin_drain()
+        assert site.server.force_exit
+        asking.cancel()
+        await site.until(lambda: site.empty)
+
+    on_its_own_server(scenario, breaks=paced)

@@ -1,0 +1,55 @@
+"""Text to tokens and back over HTTP."""
+
+import pytest
+
+from paceline.text.chat import ChatTemplate
+from tests.engine.support import MAX_MODEL_LEN, tokenizer
+from tests.server.conftest import Play
+from tests.server.support import Site
+
+TEXT = "The quick naïve 😀 fox"
+
+
+def test_there_and_back(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        got = (await site.post("/tokenize", prompt=TEXT, return_token_strs=True)).json()
+        assert got["tokens"] == tokenizer().encode(TEXT)
+        assert got["count"] == len(got["tokens"])
+        assert got["max_model_len"] == MAX_MODEL_LEN
+        assert len(got["token_strs"]) == got["count"]
+        back = await site.post("/detokenize", tokens=got["tokens"])
+        assert back.json() == {"prompt": TEXT}
+
+    on(scenario)
+
+
+def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        messages = [{"role": "user", "content": TEXT}]
+        for prompted in (True, False):
+            got = await site.post("/tokenize", messages=messages, add_generation_prompt=prompted)
+            text = ChatTemplate.of(tokenizer()).render(messages, add_generation_prompt=prompted)
+            assert got.json()["tokens"] == tokenizer().encode(text, special=False)
+
+    on(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "a", "messages": []}, 400),
+        ("/tokenize", {"messages": []}, 400),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404),
+        ("/detokenize", {"tokens": ["a"]}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": [2**31]}, 400),
+    ],
+)
+def test_what_is_refused(on: Play, path: str, body: dict[str, object], status: int) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post(path, **body)
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
+
+    on(scenario)

@@ -1,0 +1,113 @@
+"""From a folder with a small model to answers: the parts fit together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from paceline import LLM, ConfigError, SamplingParams
+from paceline.build import Hardware, block_bytes, resolve, sort_settings
+from paceline.runner.weights.files import open_checkpoint
+from tests.golden.support import SIZES, saved, their_greedy
+
+TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama with random weights, and a tokenizer trained on one sentence."""
+    folder = Path(tmp_path_factory.mktemp("tiny"))
+    saved("llama", folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=SIZES["vocab_size"], special_tokens=["<s>", "</s>"])
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4)
+
+
+def test_the_tokens_are_those_of_transformers(llm: LLM, folder: Path) -> None:
+    import transformers
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = ["the quick", "fox jumps over", "the cat sat on the mat and"]
+    for output in llm.generate(prompts, params, progress=False):
+        with torch.no_grad():
+            expected = their_greedy(theirs, list(output.prompt_token_ids), 12)
+        assert list(output.outputs[0].token_ids) == expected
+
+
+def test_choices_have_texts_of_their_own(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=8, ignore_eos=True)
+    (output,) = llm.generate(["the dog"], params, progress=False)
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    assert len({choice.token_ids for choice in output.outputs}) == 3
+    (again,) = llm.generate(["the dog"], params, progress=False)
+    assert again.outputs == output.outputs
+
+
+def test_a_conversation_is_answered(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    (output,) = llm.chat([{"role": "user", "content": "fox"}], params, progress=False)
+    assert output.usage.completion_tokens == 4
+
+
+def test_blocks_fill_the_memory_that_is_given(folder: Path) -> None:
+    config = open_checkpoint(folder).config
+    each = block_bytes(config, 16)
+    rest, own = sort_settings({"kv_cache_gib": 64 * each / 2**30, "max_num_seqs": 8})
+    assert resolve(rest, own, config, Hardware(0)).cache.num_blocks == 64
+    rest, own = sort_settings({"max_num_seqs": 2})
+    roomy = resolve(rest, own, config, Hardware(2**40))
+    assert roomy.cache.num_blocks == 2 * (256 // 16)  # more than all sequences can use is no use
+
+
+def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for(
+    folder: Path,
+) -> None:
+    config = open_checkpoint(folder).config
+    hardware = Hardware(4 * 5 * block_bytes(config, 16))
+    rest, own = sort_settings({})
+    assert resolve(rest, own, config, hardware).step.max_model_len == 5 * 16
+    rest, own = sort_settings({"max_model_len": 256})
+    with pytest.raises(ConfigError, match="256 needs 16 blocks of 16, and there is memory for 5"):
+        resolve(rest, own, config, hardware)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("max_num_seq", "max_num_seqs"), ("kv_cache_gb", "kv_cache_gib")]
+)
+def test_an_unknown_setting_is_refused_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        sort_settings({name: 1})
+
+
+def test_the_command_completes_a_prompt(folder: Path) -> None:
+    done = command("complete", "the quick", "--model", str(folder), "--kv-cache-gib", "0.01")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_a_model_that_is_not_there_is_a_clear_error() -> None:
+    done = command("complete", "x", "--model", "smollm3")
+    assert done.returncode == 1
+    assert "smollm2" in done.stderr
+
+
+def command(*words: str) -> "subprocess.CompletedProcess[str]":
+    arguments: list[Any] = [sys.executable, "-m", "paceline.cli.main", *words]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False)
