@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
-    return LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4)
+    return LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4, weights="float32")
 
 
 def test_the_tokens_are_those_of_transformers(llm: LLM, folder: Path) -> None:
@@ -49,6 +49,14 @@ def test_the_tokens_are_those_of_transformers(llm: LLM, folder: Path) -> None:
         with torch.no_grad():
             expected = their_greedy(theirs, list(output.prompt_token_ids), 12)
         assert list(output.outputs[0].token_ids) == expected
+
+
+def test_quantised_weights_give_tokens_too(folder: Path) -> None:
+    quantised = LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4, weights="int8")
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    together = quantised.generate(["the quick", "fox"], params, progress=False)
+    (alone,) = quantised.generate(["fox"], params, progress=False)
+    assert alone.outputs == together[1].outputs
 
 
 def test_choices_have_texts_of_their_own(llm: LLM) -> None:

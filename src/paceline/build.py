@@ -1,6 +1,7 @@
 """The one place that wires everything: from a model's name to the parts of an engine."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -20,6 +21,7 @@ from paceline.hub.progress import Progress, silent
 from paceline.hub.pull import pull
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.choose import choose
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.runner import Runner
@@ -31,6 +33,8 @@ from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
+
+log = logging.getLogger("paceline.build")
 
 GIB = 1 << 30
 BYTES_PER_VALUE = 4
@@ -105,7 +109,9 @@ def build(
     config = resolve(rest, own, checkpoint.config, hardware())
     if own.threads:
         torch.set_num_threads(own.threads)
-    loaded = Model.load(checkpoint)
+    chosen = choose(own.weights, checkpoint.config)
+    log.info("weights: %s", chosen)
+    loaded = Model.load(checkpoint, linear_kind=chosen.kind)
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     attention = load_attention(own.attention)
     step = config.step

@@ -193,7 +193,8 @@ class LoadConfig:
     kv_cache_gib: float = 0.0  # memory for KV; 0: a share of what is free
     swap_space: float = 0.0  # host memory for swapped sequences, in GiB
     num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
-    attention: str = "paged"  # a module in runner/attention, or a dotted path to a class
+    attention: str = "native"  # a module in runner/attention, or a dotted path to a class
+    weights: str = "float32"  # as products use them: float32, int8, or auto, the faster one here
     depth: int = 1  # steps in flight
     threads: int = 0  # cores that a forward may use; 0: as many as torch takes
 
