@@ -1,7 +1,7 @@
 """Decode steps and nano-vLLM's script on a card, under the real scheduler; prints JSON lines.
 
     python -m benchmarks.gpu step qwen3-0.6b flashinfer 1 64 256
-    python -m benchmarks.gpu script qwen3-14b triton
+    python -m benchmarks.gpu script,tight,shared qwen3-0.6b triton
     python -m benchmarks.gpu profile qwen3-0.6b triton 0 256          0: a step of prompts
 
 Weights are random, in the shapes of the named models: the speed is the same.
@@ -179,6 +179,27 @@ def script(bench: Bench, **settings: Any) -> None:
     )
 
 
+def shared(bench: Bench) -> None:
+    """64 groups of 16 requests, each with a prefix of its own, in a mixed order."""
+    draw = random.Random(1)
+    ids = lambda count: [draw.randint(0, 10_000) for _ in range(count)]
+    prompts = [prefix + ids(256) for prefix in (ids(1024) for _ in range(64)) for _ in range(16)]
+    draw.shuffle(prompts)
+    scheduler = bench.scheduler()
+    submit(scheduler, prompts, [128] * len(prompts), heat=0.6)
+    begin = perf_counter()
+    times = bench.drive(scheduler)
+    wall = perf_counter() - begin
+    bench.say(
+        case="shared",
+        tokens_per_s=round(128 * len(prompts) / wall),
+        seconds=round(wall, 3),
+        host_s=round(times.host, 3),
+        waiting_s=round(times.waiting, 3),
+        steps=times.steps,
+    )
+
+
 def profile(bench: Bench, rows: int, steps: int = 20) -> None:
     """The kernels of a decode step, by the time that they take."""
     scheduler = decoding(bench, rows) if rows else prefilling(bench)
@@ -210,6 +231,10 @@ def main() -> None:
         if each == "script":
             script(bench)
             script(bench)
+        if each == "tight":
+            script(bench, blocks=4140)
+        if each == "shared":
+            shared(bench)
         for rows in map(int, rest):
             if each == "step" and rows:
                 step(bench, rows)

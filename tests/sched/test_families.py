@@ -498,6 +498,20 @@ def test_a_family_that_has_yet_to_fork_is_not_swapped() -> None:
     assert len(finish_all(scheduler)["2_a"]) == 4
 
 
+@DEPTHS
+def test_a_family_that_forks_and_gives_way_in_one_step_takes_its_copies_along(depth: int) -> None:
+    """The fork takes the last block, and "b" needs one in the same step."""
+    scheduler = small(num_blocks=5, preemption_mode="swap", swap_space=8)
+    asked = ask("a", 6, max_tokens=2, n=2, seed=3)
+    pipeline = run(scheduler, ask("b", 8, max_tokens=9), asked, depth=depth)
+    assert pipeline.got | children(asked) == pipeline.got
+    if depth == 1:
+        plan = next(plan for plan in pipeline.plans if plan.copies)
+        ((_, target),) = plan.copies
+        assert (plan.preempted, len(plan.swap_out)) == (("a",), 3)
+        assert target in [block for block, _ in plan.swap_out]
+
+
 def test_a_family_comes_back_to_where_each_of_it_was() -> None:
     scheduler = forked(3, max_tokens=8)
     for _ in range(3):
@@ -957,6 +971,33 @@ def test_an_abort_between_the_steps_of_a_search() -> None:
         pipeline.run()
         assert scheduler.snapshot()["free_blocks"] == 16
         assert pipeline.choices == {}
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_search_gives_way_when_only_some_of_its_beams_have_told_their_candidates(
+    mode: str,
+) -> None:
+    """The prompt of another leaves room for one row in each step."""
+    scheduler = small(
+        max_num_seqs=4,
+        max_num_batched_tokens=4,
+        long_prefill_token_threshold=3,
+        preemption_mode=mode,
+        swap_space=8,
+    )
+    asked = beams(prompt=1, beam_width=2, max_tokens=5)
+    scheduler.submit(ask("long", 30, max_tokens=2), 0.0)
+    scheduler.submit(asked, 0.0)
+    pipeline = Pipeline(scheduler, 1)
+    for _ in range(3):
+        pipeline.launch()
+        pipeline.land()
+    assert len(scheduler.residency.families["a"].reports) == 1
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.check()
+    assert state(scheduler, "a")["state"] == ("SWAPPED" if mode == "swap" else "PREEMPTED")
+    pipeline.run()
+    assert pipeline.choices["a"] == [list(one.tokens) for one in beam_search(asked, VOCAB, LENGTH)]
 
 
 SWAPPED = {"num_blocks": 14, "preemption_mode": "swap", "swap_space": 32}

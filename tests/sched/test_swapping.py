@@ -11,6 +11,7 @@ from paceline.sim.reference import reference
 from tests.sched.support import (
     VOCAB,
     Pipeline,
+    answer,
     ask,
     commit,
     crowded,
@@ -342,6 +343,25 @@ def test_what_keeps_it_out_is_told(reason: str) -> None:
     else:
         step(scheduler)
         assert gate(scheduler) == ("blocks", "b", 1)  # two for five tokens, and one is free
+
+
+def test_one_whose_content_is_all_on_the_host_already_leaves_in_an_empty_step() -> None:
+    """ "b" went before it with the same content. Nothing runs, and so nothing is waited for."""
+    scheduler = begun(swapping(), a=range(8), b=range(8))
+    pool = scheduler.residency.cache.pool
+    taken = pool.take(pool.free)
+    plan = scheduler.plan(0.0)
+    assert (plan.preempted, len(plan.swap_out)) == (("b",), 2)
+    scheduler.commit(plan, answer(plan), 0.0)
+    taken += pool.take(pool.free)
+    plan = scheduler.plan(0.0)
+    assert (plan.preempted, plan.swap_out, plan.empty) == (("a",), (), True)
+    assert scheduler.snapshot()["swapped"] == ["a", "b"]
+    pool.drop(taken)
+    scheduler.check()
+    assert step(scheduler)["resumed"] == ["a", "b"]
+    assert {name: len(got) for name, got in finish_all(scheduler).items()} == {"a": 7, "b": 7}
+    assert scheduler.snapshot()["host_free_blocks"] == 16
 
 
 # -- trouble -----------------------------------------------------------------

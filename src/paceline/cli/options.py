@@ -33,9 +33,7 @@ def add_setting(group: argparse._ArgumentGroup, name: str, default: Any) -> None
         )
         return
     kind: type[Any] = cast("type[Any]", type(default))
-    group.add_argument(
-        flag, dest=name, type=kind, default=argparse.SUPPRESS, metavar=repr(default)
-    )
+    group.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS, metavar=repr(default))
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
