@@ -64,7 +64,7 @@ class ChatTemplate:
         world = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
         )
-        world.filters["tojson"] = to_json
+        cast("Any", world).filters["tojson"] = to_json
         functions: dict[str, Callable[[str], str]] = {
             "raise_exception": refuse,
             "strftime_now": lambda layout: now().strftime(layout),
