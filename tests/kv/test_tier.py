@@ -471,6 +471,21 @@ def test_with_steps_in_flight_fences_that_are_handed_back_fall_with_the_latest()
     host.check()
 
 
+def test_all_fences_of_a_step_that_came_to_nothing_fall_with_the_latest() -> None:
+    kv, host = tier()
+    made = resident(kv, 0, TEXT[:10])
+    host.fence(3, ((0, 0),), ())
+    for block in (1, 2):
+        host.fence(5, ((block, block),), [made.serial])
+    give_way(kv, made)
+    host.hand_back(5, before=4)
+    host.confirm(3)
+    assert (kv.pool.free, host.coming, host.arriving) == (14, 2, {made.serial})
+    host.confirm(4)
+    assert (kv.pool.free, host.arriving) == (16, set())
+    host.check()
+
+
 def test_only_the_fences_of_that_step_are_handed_back() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:10])

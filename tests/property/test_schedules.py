@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from tests.property.schedules import MOST_TURNS, Drive, drive
 
-SEEDS, CHUNKS = 400, 20
+SEEDS, CHUNKS = 400, 8
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 FAILED_ONCE_PLAIN = (
     0,  # judged while blocks were withheld

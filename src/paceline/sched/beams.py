@@ -53,7 +53,11 @@ class BeamSearch:
                 self._end(outputs[step.parent], step, stop)
         going = [step for step, stop in zip(steps, stops, strict=True) if stop is None]
         going = going[: self._request.beam_width]
-        return [] if not going or self._over(going[0], length) else going
+        if len(going) < self._request.beam_width:  # too few to go on with, whatever the model is
+            for step in going:
+                self._end(outputs[step.parent], step, Finish.LENGTH)
+            return []
+        return [] if self._over(going[0], length) else going
 
     def follow(self, placed: dict[int, Step]) -> None:
         """The beams now continue these steps, by index, best first."""

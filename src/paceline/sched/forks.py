@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Sequence
@@ -107,6 +109,7 @@ class Forks:
             at.news.chosen[slots[beam]] = step.token
         search.follow(placed)
         at.stats.sampled += len(placed)
+        at.policy.sampled(np.array(slots, np.intp), np.ones(len(slots), np.int32))
         return []
 
     def _rebase(self, sequence: Sequence, parent: Sequence, known: int) -> None:
