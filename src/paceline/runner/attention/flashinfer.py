@@ -1,0 +1,230 @@
+"""Attention by FlashInfer: decodes on tensor cores and longer rows, both in one step."""
+
+# pyright: reportMissingImports=false, reportCallIssue=false
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
+from torch import Tensor
+
+from paceline.core.arrays import I32
+from paceline.core.errors import ConfigError
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.batch import lengths
+from paceline.runner.cuda.columns import flatten_table
+from paceline.runner.kv_store import KVStore
+
+SCRATCH_BYTES = 256 << 20  # partial results of split contexts
+PLANS = 4  # in flight at most: a plan is copied to the card some time after it is made
+HEAD_DIMS = (64, 128, 256)
+
+
+class Flashinfer:
+    """Plans on the host which program reads what, once for all layers of a step.
+
+    What a plan says travels from pinned memory after the call returns. So plans take turns in
+    several pieces of memory, more than there are steps in flight.
+    """
+
+    def __init__(self) -> None:
+        self._scratch: Tensor | None = None
+        self._wrappers: list[dict[Any, Any]] = [{} for _ in range(PLANS)]
+        self._turn = 0
+
+    def prepare(self, batch: Batch, kv: KVStore) -> "FlashinferStep":
+        refuse_strange(kv)
+        self._turn = (self._turn + 1) % PLANS
+        return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._turn])
+
+    def hold(self, batch: Batch, kv: KVStore, heads: int) -> "Held":
+        """Decodes for a graph; the batch is the memory that every replay reads."""
+        refuse_strange(kv)
+        return Held(batch, kv, self.scratch(kv), heads)
+
+    def scratch(self, kv: KVStore) -> Tensor:
+        if self._scratch is None:
+            device = kv.content.device
+            self._scratch = torch.zeros(SCRATCH_BYTES, dtype=torch.uint8, device=device)
+        return self._scratch
+
+
+def refuse_strange(kv: KVStore) -> None:
+    if kv.dtype not in (torch.bfloat16, torch.float16) or kv.head_dim not in HEAD_DIMS:
+        raise ConfigError(
+            f"FlashInfer has no kernels for heads of {kv.head_dim} in {kv.dtype}; "
+            "choose another attention"
+        )
+
+
+def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
+    """[blocks, block_size, kv_heads, head_dim] each, as they lie in the store."""
+    own = kv.content[:, layer]
+    return own[:, :, : kv.kv_heads], own[:, :, kv.kv_heads :]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of a batch that one call computes, and where their positions lie."""
+
+    index: I32
+    starts: I32  # [rows + 1], among their own positions
+    contexts: I32
+    at: slice | Tensor
+
+    @staticmethod
+    def of(index: I32, starts: I32, contexts: I32, device: torch.device) -> "Rows":
+        counts = np.diff(starts)[index]
+        own = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        first = starts[:-1][index]
+        if bool((first - first[0] == own[:-1]).all()):
+            return Rows(index, own, contexts[index], slice(int(first[0]), int(first[0] + own[-1])))
+        places = np.repeat(first - own[:-1], counts) + np.arange(own[-1])
+        return Rows(index, own, contexts[index], torch.from_numpy(places).to(device))
+
+
+class FlashinferStep:
+    """A step as one call for the rows of one position and one for the others."""
+
+    def __init__(
+        self, batch: Batch, kv: KVStore, scratch: Tensor, wrappers: dict[Any, Any]
+    ) -> None:
+        self._batch, self._kv, self._scratch, self._wrappers = batch, kv, scratch, wrappers
+        starts, contexts = lengths(batch)
+        is_single = np.diff(starts) == 1
+        device = kv.content.device
+        self._groups = [
+            Rows.of(np.flatnonzero(mine).astype(np.int32), starts, contexts, device)
+            for mine in (is_single, ~is_single)
+            if mine.any()
+        ]
+        self._planned: dict[int | None, list[Any]] = {}
+
+    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+        if window not in self._planned:
+            self._planned[window] = [
+                self._plan(rows, query, window, scale) for rows in self._groups
+            ]
+        store, calls = keys_and_values(self._kv, layer), self._planned[window]
+        if len(calls) == 1:
+            return calls[0].run(query, store)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for rows, call in zip(self._groups, calls, strict=True):
+            out[rows.at] = call.run(query[rows.at], store)
+        return out
+
+    def _plan(self, rows: Rows, query: Tensor, window: int | None, scale: float) -> Any:
+        kv, batch = self._kv, self._batch
+        is_single = len(rows.index) == int(rows.starts[-1])
+        wrapper = self._wrappers.get((is_single, window))
+        if wrapper is None:
+            if is_single:
+                wrapper = BatchDecodeWithPagedKVCacheWrapper(
+                    self._scratch, "NHD", use_tensor_cores=True
+                )
+            else:
+                wrapper = BatchPrefillWithPagedKVCacheWrapper(self._scratch, "NHD", backend="fa2")
+            self._wrappers[is_single, window] = wrapper
+        used = -(-rows.contexts // kv.block_size)
+        ends = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
+        inside = np.arange(ends[-1]) - np.repeat(ends[:-1], used)
+        entry = np.repeat(rows.index * batch.block_table.shape[1], used) + inside
+        entries = torch.from_numpy(entry.astype(np.int32)).to(kv.content.device, non_blocking=True)
+        blocks = batch.block_table.int().flatten().index_select(0, entries)
+        last = torch.from_numpy((rows.contexts - 1) % kv.block_size + 1).int()
+        table = torch.from_numpy(ends), blocks, last
+        shape = query.shape[1], kv.kv_heads, kv.head_dim, kv.block_size
+        kinds: dict[str, Any] = {
+            "q_data_type": query.dtype,
+            "kv_data_type": kv.dtype,
+            "sm_scale": scale,
+            "window_left": -1 if window is None else window - 1,
+        }
+        if is_single:
+            wrapper.plan(*table, *shape, **kinds)
+        else:
+            wrapper.plan(torch.from_numpy(rows.starts), *table, *shape, causal=True, **kinds)
+        return wrapper
+
+
+class Held:
+    """Decodes of a fixed number of rows, captured once and planned anew before each replay.
+
+    The tables are made on the card out of the batch, inside the graph, by `lay_out`; `refresh`
+    tells the kernels who reads what.
+    """
+
+    def __init__(self, batch: Batch, kv: KVStore, scratch: Tensor, heads: int) -> None:
+        rows, device = batch.rows, kv.content.device
+        self._batch, self._kv, self._heads = batch, kv, heads
+        ends = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        blocks = torch.zeros(batch.block_table.numel(), dtype=torch.int32, device=device)
+        last = torch.ones(rows, dtype=torch.int32, device=device)
+        self._table = ends, blocks, last
+        self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            scratch,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=ends,
+            paged_kv_indices_buffer=blocks,
+            paged_kv_last_page_len_buffer=last,
+        )
+        size = self._wrapper._int_workspace_buffer.numel()
+        self._pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(PLANS)]
+        self._turn = 0
+        self._queries = torch.arange(rows + 1, dtype=torch.int32)
+        # The first plan finds the kernels; those that follow only tell them what to read.
+        self._wrapper.plan(
+            self._queries,
+            blocks[:0],
+            torch.ones(rows, dtype=torch.int32),
+            heads,
+            kv.kv_heads,
+            kv.head_dim,
+            kv.block_size,
+            q_data_type=kv.dtype,
+            kv_data_type=kv.dtype,
+        )
+        self.refresh(np.ones(rows, np.int32))
+
+    def lay_out(self) -> None:
+        """Write the table that the kernels read; part of the graph."""
+        flatten_table(self._batch.block_table, self._batch.context, *self._table, self._kv)
+
+    def refresh(self, contexts: I32) -> None:
+        """Plan for contexts [rows] of the step to come; each step, outside of the graph."""
+        wrapper, kv = self._wrapper, self._kv
+        self._turn = (self._turn + 1) % PLANS
+        ends = np.zeros(len(contexts) + 1, np.int32)
+        np.cumsum(-(-contexts // kv.block_size), out=ends[1:])
+        # The wrapper's own plan() looks at each context in Python and would copy the table.
+        wrapper._plan_info = wrapper._cached_module.plan(
+            wrapper._float_workspace_buffer,
+            wrapper._int_workspace_buffer,
+            self._pinned[self._turn],
+            self._queries,
+            torch.from_numpy(ends),
+            torch.from_numpy(contexts),
+            len(contexts),
+            len(contexts),
+            self._heads,
+            kv.kv_heads,
+            kv.block_size,
+            True,
+            kv.head_dim,
+            kv.head_dim,
+            False,
+            -1,
+            -1,
+            False,
+            0,
+        )
+
+    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+        if window is not None:
+            raise ConfigError("windows in graphs need another attention than FlashInfer")
+        self._wrapper._sm_scale = scale
+        return self._wrapper.run(query, keys_and_values(self._kv, layer))

@@ -1,0 +1,1 @@
+"""The same runner on a card: fused kernels, state that stays there, steps as graphs."""

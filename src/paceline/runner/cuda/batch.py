@@ -1,0 +1,25 @@
+"""Batches whose lengths the host knows without asking the card."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.arrays import I32
+from paceline.runner.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownBatch(Batch):
+    """A batch with its lengths on the host, for backends that plan there."""
+
+    starts: I32  # [rows + 1]; row_start
+    contexts: I32  # [rows]; context
+
+
+def lengths(batch: Batch) -> tuple[I32, I32]:
+    """Row starts and contexts. Of a batch that does not know them the host waits for the card."""
+    if isinstance(batch, KnownBatch):
+        return batch.starts, batch.contexts
+    read = (batch.row_start, batch.context)
+    starts, contexts = (tensor.cpu().numpy().astype(np.int32) for tensor in read)
+    return starts, contexts

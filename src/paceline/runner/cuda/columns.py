@@ -1,0 +1,189 @@
+"""Kernels that a step begins and ends with: from slots to positions, and from ids to slots."""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.kv_store import KVStore
+
+
+def place(
+    tokens: Tensor, table: Tensor, owner: Tensor, position: Tensor, kv: KVStore
+) -> tuple[Tensor, Tensor]:
+    """Tokens [n], and where in the first layer of the store each goes, [n], of slots `owner`."""
+    n = len(owner)
+    found = torch.empty_like(owner)
+    cells = torch.empty(n, dtype=torch.int64, device=owner.device)
+    _place[(triton.cdiv(n, 128),)](
+        tokens,
+        table,
+        owner,
+        position,
+        found,
+        cells,
+        n,
+        tokens.stride(0),
+        table.stride(0),
+        kv.content.stride(0),
+        kv.content.stride(2),
+        BLOCK=kv.block_size,
+        PLACES=128,
+    )
+    return found, cells
+
+
+def settle(tokens: Tensor, position: Tensor, slot: Tensor, context: Tensor, ids: Tensor) -> None:
+    """Rows get their ids behind what they have computed. The last slot is nobody's."""
+    rows = len(slot)
+    _settle[(triton.cdiv(rows, 128),)](
+        tokens,
+        position,
+        slot,
+        context,
+        ids,
+        rows,
+        len(tokens) - 1,
+        tokens.stride(0),
+        PLACES=128,
+    )
+
+
+def flatten_table(
+    table: Tensor, context: Tensor, ends: Tensor, blocks: Tensor, last: Tensor, kv: KVStore
+) -> None:
+    """The used entries of `table` [rows, blocks] one row after the other, and how many they are.
+
+    `ends` [rows + 1] tells where the rows end, `last` [rows] how much of its last block each has.
+    """
+    rows = len(table)
+    used = (context + (kv.block_size - 1)) // kv.block_size
+    torch.cumsum(used, 0, dtype=torch.int32, out=ends[1:])
+    _flatten_table[(rows,)](
+        table, context, ends, blocks, last, table.stride(0), BLOCK=kv.block_size, PLACES=128
+    )
+
+
+def begin(
+    columns: tuple[Tensor, Tensor, Tensor],
+    slot: Tensor,
+    context: Tensor,
+    block_table: Tensor,
+    kv: KVStore,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One further position for each row: its token, the position, and where it goes, [rows] each.
+
+    Columns are tokens, tables and positions by slot. `context` [rows] and `block_table` [rows,
+    blocks] are filled in.
+    """
+    tokens, table, position = columns
+    rows = len(slot)
+    token, at = torch.empty_like(slot), torch.empty_like(slot)
+    cells = torch.empty(rows, dtype=torch.int64, device=slot.device)
+    _begin[(rows,)](
+        tokens,
+        table,
+        position,
+        slot,
+        token,
+        at,
+        cells,
+        context,
+        block_table,
+        tokens.stride(0),
+        table.stride(0),
+        kv.content.stride(0),
+        kv.content.stride(2),
+        BLOCK=kv.block_size,
+        PLACES=128,
+    )
+    return token, at, cells
+
+
+@triton.jit
+def _begin(
+    tokens,
+    table,
+    position,
+    slot,
+    token,
+    at,
+    cells,
+    context,
+    block_table,
+    tokens_stride,
+    table_stride,
+    block_stride,
+    cell_stride,
+    BLOCK: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    row = tl.program_id(0)
+    own = tl.load(slot + row).to(tl.int64)
+    here = tl.load(position + own)
+    block = tl.load(table + own * table_stride + here // BLOCK).to(tl.int64)
+    tl.store(token + row, tl.load(tokens + own * tokens_stride + here))
+    tl.store(at + row, here)
+    tl.store(context + row, here + 1)
+    tl.store(cells + row, block * block_stride + here % BLOCK * cell_stride)
+    used = here // BLOCK + 1
+    for first in range(0, used, PLACES):
+        entry = first + tl.arange(0, PLACES)
+        blocks = tl.load(table + own * table_stride + entry, mask=entry < used, other=0)
+        tl.store(block_table + row.to(tl.int64) * table_stride + entry, blocks, mask=entry < used)
+
+
+@triton.jit
+def _place(
+    tokens,
+    table,
+    owner,
+    position,
+    found,
+    cells,
+    n,
+    tokens_stride,
+    table_stride,
+    block_stride,
+    cell_stride,
+    BLOCK: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    mask = index < n
+    slot = tl.load(owner + index, mask=mask, other=0).to(tl.int64)
+    at = tl.load(position + index, mask=mask, other=0).to(tl.int64)
+    token = tl.load(tokens + slot * tokens_stride + at, mask=mask, other=0)
+    block = tl.load(table + slot * table_stride + at // BLOCK, mask=mask, other=0).to(tl.int64)
+    tl.store(found + index, token, mask=mask)
+    tl.store(cells + index, block * block_stride + at % BLOCK * cell_stride, mask=mask)
+
+
+@triton.jit
+def _flatten_table(
+    table, context, ends, blocks, last, stride, BLOCK: tl.constexpr, PLACES: tl.constexpr
+):
+    row = tl.program_id(0)
+    reads = tl.load(context + row)
+    begin, end = tl.load(ends + row), tl.load(ends + row + 1)
+    for at in range(0, end - begin, PLACES):
+        place = at + tl.arange(0, PLACES)
+        mask = place < end - begin
+        block = tl.load(table + row.to(tl.int64) * stride + place, mask=mask, other=0)
+        tl.store(blocks + begin + place, block, mask=mask)
+    tl.store(last + row, (reads - 1) % BLOCK + 1)
+
+
+@triton.jit
+def _settle(tokens, position, slot, context, ids, rows, nobody, stride, PLACES: tl.constexpr):
+    row = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    own = tl.load(slot + row, mask=row < rows, other=0).to(tl.int64)
+    mask = (row < rows) & (own < nobody)
+    at = tl.load(context + row, mask=mask, other=0)
+    token = tl.load(ids + row, mask=mask, other=0)
+    tl.store(tokens + own * stride + at, tl.maximum(token, 0), mask=mask)
+    tl.store(position + own, at, mask=mask)

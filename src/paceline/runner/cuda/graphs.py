@@ -1,0 +1,122 @@
+"""Decode steps as graphs, one for each of some batch sizes."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.core.arrays import I32
+from paceline.runner.attention.backend import Attention, Prepared
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.columns import begin, settle
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.sampling import choose
+from paceline.runner.cuda.state import CardState
+from paceline.runner.kv_store import KVStore
+
+
+class Held(Prepared, Protocol):
+    """Attention over a fixed batch, whose tensors change while it stays."""
+
+    def lay_out(self) -> None:
+        """What the card has to prepare for all layers; part of the graph."""
+        ...
+
+    def refresh(self, contexts: I32) -> None:
+        """What the host has to prepare; each step, before the graph."""
+        ...
+
+
+class Capturable(Attention, Protocol):
+    """Attention that can be part of a graph."""
+
+    def hold(self, batch: Batch, kv: KVStore, heads: int) -> Held: ...
+
+
+def sizes(most: int) -> list[int]:
+    """Numbers of rows to capture: close to each other where a step is short."""
+    small = [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16)]
+    return [n for n in (*small, *range(288, most + 32, 32)) if n < most] + [most]
+
+
+class Graphs:
+    """Everything of a decode step, from slots to sampled ids that are in the state already.
+
+    Rows are read from `slot`, and ids come out in `ids`, both the same memory for every graph.
+    """
+
+    def __init__(
+        self, model: CudaModel, kv: KVStore, attention: Capturable, state: CardState, rows: int
+    ) -> None:
+        self._model, self._kv, self._attention, self._state = model, kv, attention, state
+        device = kv.content.device
+        column: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        self.slot = torch.full((rows,), state.nobody, **column)
+        self.ids = torch.zeros(rows, **column)
+        self.context = torch.ones(rows, **column)
+        self._table = torch.zeros((rows, state.table.shape[1]), **column)
+        self._row_start = torch.arange(rows + 1, **column)
+        self._sizes = sizes(rows)
+        self._held: dict[int, Held] = {}
+        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def size(self, rows: int) -> int:
+        return self._sizes[bisect_left(self._sizes, rows)]
+
+    def capture(self, samples: bool) -> Iterator[int]:
+        """Capture every size, largest first, so that the smaller ones fit into its memory."""
+        for rows in reversed(self._sizes):
+            self._graph(rows, samples)
+            yield rows
+
+    def replay(self, rows: int, contexts: I32, samples: bool) -> Tensor:
+        """Run the step of `slot[:rows]`; the logits, which the next replay overwrites."""
+        graph, logits = self._graph(rows, samples)
+        self._held[rows].refresh(contexts)
+        graph.replay()
+        return logits
+
+    def _graph(self, rows: int, samples: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        found = self._graphs.get((rows, samples))
+        if found is None:
+            kept = self.slot.clone()
+            self.slot.fill_(self._state.nobody)
+            found = self._graphs[rows, samples] = self._captured(rows, samples)
+            self.slot.copy_(kept)
+        return found
+
+    def _captured(self, rows: int, samples: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        self._step(rows, samples)  # compiles what is not yet, which a capture cannot hold
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._step(rows, samples)
+        return graph, logits
+
+    def _step(self, rows: int, samples: bool) -> Tensor:
+        state, slot, context = self._state, self.slot[:rows], self.context[:rows]
+        columns = state.tokens, state.table, state.position
+        tokens, position, cells = begin(columns, slot, context, self._table, self._kv)
+        batch = Batch(
+            tokens=tokens,
+            position=position,
+            row_start=self._row_start[: rows + 1],
+            context=context,
+            block_table=self._table[:rows],
+            write_cell=cells,
+            sample_at=self._row_start[:rows],
+        )
+        if rows not in self._held:
+            self._held[rows] = self._attention.hold(batch, self._kv, self._model.config.heads)
+        held = self._held[rows]
+        held.lay_out()
+        hidden = self._model.forward(batch, cells, self._kv, held)
+        logits = self._model.logits(hidden)
+        if samples:
+            ids = self.ids[:rows]
+            choose(logits, state.temperature, state.key, slot, context, ids)
+            settle(state.tokens, state.position, slot, context, ids)
+        return logits

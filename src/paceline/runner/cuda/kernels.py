@@ -1,0 +1,236 @@
+"""Fused kernels of a decoder layer: norms, rotation, activation, and the write to the store."""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.kv_store import KVStore
+
+MOST_HEADS = 8  # that one program turns
+WIDE = 2048  # inputs from which a row is work for more threads
+
+
+def direction(x: Tensor, floor: float) -> Tensor:
+    """x [n, width] over its length, at least `floor`: a norm less the factor of what follows."""
+    out = torch.empty_like(x)
+    width = x.shape[1]
+    warps = 8 if width > WIDE else 4
+    _direction[(len(x),)](x, out, floor, WIDTH=width, PLACES=_power(width), num_warps=warps)
+    return out
+
+
+def add_direction(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> None:
+    """total += x / |x| * factor, each [n, width]."""
+    width = x.shape[1]
+    places = _power(width)
+    _add_direction[(len(x),)](total, x, factor, floor, WIDTH=width, PLACES=places, num_warps=4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Late:
+    """A norm that comes after the product it belongs before.
+
+    A product is linear: what it makes of undivided rows is divided by their lengths, of which
+    `stream` [n, width] are the rows. Where the norm was in time, the width is 0.
+    """
+
+    stream: Tensor
+    floor: float
+    width: int
+
+    @property
+    def places(self) -> int:
+        return _power(max(self.width, 1))
+
+
+def gated(gate_up: Tensor, is_silu: bool, late: Late) -> Tensor:
+    """act(gate) * up of [n, 2 * width]."""
+    n, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((n, width), dtype=gate_up.dtype, device=gate_up.device)
+    places = min(_power(width), WIDE if late.width <= WIDE else 2 * WIDE)
+    _gated[(n, triton.cdiv(width, places))](
+        gate_up,
+        out,
+        late.stream,
+        late.floor,
+        WIDTH=width,
+        PLACES=places,
+        SILU=is_silu,
+        STREAM=late.width,
+        STREAM_PLACES=late.places,
+        num_warps=4,
+    )
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """What a layer does to the heads of queries and keys."""
+
+    turns: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
+    factor: Tensor | None  # [heads + kv_heads, head_dim]; of a norm, if there is one
+    floor: float  # the least length for it
+
+
+def turn_and_put(
+    qkv: Tensor,
+    turn: Turn,
+    late: Late,
+    position: Tensor,
+    cells: Tensor,
+    kv: KVStore,
+    layer: int,
+) -> None:
+    """Norm and rotation of queries, in place, and of keys; keys and values go to the store.
+
+    `qkv` is [n, heads + 2 * kv_heads, head_dim].
+    """
+    n, total, dim = qkv.shape
+    heads = total - 2 * kv.kv_heads
+    chunk = gcd(gcd(heads, kv.kv_heads), MOST_HEADS)
+    _turn_and_put[(n, total // chunk)](
+        qkv,
+        turn.turns,
+        position,
+        cells,
+        kv.content,
+        qkv if turn.factor is None else turn.factor,
+        turn.floor,
+        late.stream,
+        late.floor,
+        kv.content.stride(1) * layer,
+        HEADS=heads,
+        KV_HEADS=kv.kv_heads,
+        CHUNK=chunk,
+        DIM=dim,
+        HALF=dim // 2,
+        PLACES=_power(dim // 2),
+        NORMED=turn.factor is not None,
+        STREAM=late.width,
+        STREAM_PLACES=late.places,
+        num_warps=2 if late.width <= WIDE else 4,
+    )
+
+
+def _power(width: int) -> int:
+    return triton.next_power_of_2(width)
+
+
+@triton.jit
+def _direction(x, out, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    places = tl.arange(0, PLACES)
+    values = tl.load(x + row + places, mask=places < WIDTH, other=0.0).to(tl.float32)
+    length = tl.sqrt(tl.sum(values * values, 0) + floor * floor)
+    tl.store(out + row + places, (values / length).to(out.dtype.element_ty), mask=places < WIDTH)
+
+
+@triton.jit
+def _add_direction(total, x, factor, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    places = tl.arange(0, PLACES)
+    mask = places < WIDTH
+    values = tl.load(x + row + places, mask=mask, other=0.0).to(tl.float32)
+    length = tl.sqrt(tl.sum(values * values, 0) + floor * floor)
+    scaled = values / length * tl.load(factor + places, mask=mask, other=0.0).to(tl.float32)
+    before = tl.load(total + row + places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(total + row + places, (before + scaled).to(total.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _length(stream, floor, row, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+    places = tl.arange(0, PLACES)
+    values = tl.load(stream + row * WIDTH + places, mask=places < WIDTH, other=0.0)
+    values = values.to(tl.float32)
+    return tl.sqrt(tl.sum(values * values, 0) + floor * floor)
+
+
+@triton.jit
+def _gated(
+    gate_up,
+    out,
+    stream,
+    floor,
+    WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
+    SILU: tl.constexpr,
+    STREAM: tl.constexpr,
+    STREAM_PLACES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * PLACES + tl.arange(0, PLACES)
+    mask = places < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + places, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + places, mask=mask, other=0.0).to(tl.float32)
+    if STREAM > 0:
+        length = _length(stream, floor, row, STREAM, STREAM_PLACES)
+        gate, up = gate / length, up / length
+    if SILU:
+        active = gate / (1.0 + tl.exp(-gate))
+    else:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        active = gate / (1.0 + tl.exp(-2.0 * inner))  # (1 + tanh) / 2 is a sigmoid
+    tl.store(out + row * WIDTH + places, (active * up).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _turn_and_put(
+    qkv,
+    turns,
+    position,
+    cells,
+    content,
+    factor,
+    floor,
+    stream,
+    stream_floor,
+    layer_at,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PLACES: tl.constexpr,
+    NORMED: tl.constexpr,
+    STREAM: tl.constexpr,
+    STREAM_PLACES: tl.constexpr,
+):
+    index, chunk = tl.program_id(0), tl.program_id(1)
+    first = chunk * CHUNK
+    lines, places = tl.arange(0, CHUNK), tl.arange(0, PLACES)
+    head = first + lines
+    mask = (lines < CHUNK)[:, None] & (places < HALF)[None, :]
+    here = index.to(tl.int64) * (HEADS + 2 * KV_HEADS) * DIM
+    spot = head[:, None] * DIM + places[None, :]
+    low = tl.load(qkv + here + spot, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(qkv + here + spot + HALF, mask=mask, other=0.0).to(tl.float32)
+    if STREAM > 0:
+        size = _length(stream, stream_floor, index.to(tl.int64), STREAM, STREAM_PLACES)
+        low, high = low / size, high / size
+    if first < HEADS + KV_HEADS:
+        if NORMED:
+            squares = tl.sum(low * low + high * high, 1)
+            length = tl.sqrt(squares + floor * floor)[:, None]
+            low = low / length * tl.load(factor + spot, mask=mask, other=0.0).to(tl.float32)
+            high = (
+                high / length * tl.load(factor + spot + HALF, mask=mask, other=0.0).to(tl.float32)
+            )
+        turn = turns + tl.load(position + index).to(tl.int64) * DIM + places
+        cos = tl.load(turn, mask=places < HALF, other=0.0)[None, :]
+        sin = tl.load(turn + HALF, mask=places < HALF, other=0.0)[None, :]
+        low, high = low * cos - high * sin, high * cos + low * sin
+    if first < HEADS:
+        tl.store(qkv + here + spot, low.to(qkv.dtype.element_ty), mask=mask)
+        tl.store(qkv + here + spot + HALF, high.to(qkv.dtype.element_ty), mask=mask)
+    else:
+        cell = content + tl.load(cells + index) + layer_at - HEADS * DIM
+        tl.store(cell + spot, low.to(content.dtype.element_ty), mask=mask)
+        tl.store(cell + spot + HALF, high.to(content.dtype.element_ty), mask=mask)

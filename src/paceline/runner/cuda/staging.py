@@ -1,0 +1,62 @@
+"""Numbers on their way between host and card, through pinned memory and without waiting."""
+
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LEAST = 1 << 16  # numbers of 32 bits
+
+
+class Staging:
+    """Sends columns of a step in one copy. Memory is written again when its copy is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+    def send(self, *columns: np.ndarray) -> list[Tensor]:
+        """Columns of 32 bits each, as they are, on the card."""
+        sizes = [len(column) for column in columns]
+        total = sum(sizes)
+        pinned = self._room(total)
+        np.concatenate([c.view(np.int32) for c in columns], out=pinned.numpy()[:total])
+        there = pinned[:total].to(self._device, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._free.append((event, pinned))
+        parts = there.split(sizes)
+        return [
+            part.view(torch.float32) if column.dtype == np.float32 else part
+            for part, column in zip(parts, columns, strict=True)
+        ]
+
+    def _room(self, size: int) -> Tensor:
+        if self._free and self._free[0][0].query() and len(self._free[0][1]) >= size:
+            return self._free.popleft()[1]
+        return torch.empty(max(size, LEAST), dtype=torch.int32, pin_memory=True)
+
+
+class Returns:
+    """Brings token ids back: what `read` of a ticket waits for is the copy and nothing else."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._free: list[tuple[torch.cuda.Event, Tensor]] = []
+
+    def fetch(self, ids: Tensor) -> tuple[torch.cuda.Event, Tensor, int]:
+        if not self._free:
+            pinned = torch.empty(self._rows, dtype=torch.int32, pin_memory=True)
+            self._free.append((torch.cuda.Event(), pinned))
+        event, pinned = self._free.pop()
+        pinned[: len(ids)].copy_(ids, non_blocking=True)
+        event.record()
+        return event, pinned, len(ids)
+
+    def read(self, ticket: tuple[torch.cuda.Event, Tensor, int]) -> np.ndarray:
+        event, pinned, count = ticket
+        event.synchronize()
+        found = pinned.numpy()[:count].copy()
+        self._free.append((event, pinned))
+        return found

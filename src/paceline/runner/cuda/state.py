@@ -1,0 +1,113 @@
+"""The slot columns on a card: tokens, positions, block tables, and how each slot samples."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.arrays import I32
+from paceline.core.plan import Admitted, Grown, Plan
+from paceline.runner.cuda.batch import KnownBatch
+from paceline.runner.cuda.columns import place
+from paceline.runner.cuda.staging import Staging
+from paceline.runner.draws import key_of
+from paceline.runner.kv_store import KVStore
+from paceline.runner.sampler import seed_of
+
+
+class CardState:
+    """What plans have told so far, by slot; one more slot is nobody's.
+
+    `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`, and the token at
+    `position[s]` is the next to compute. Rows that only fill up a batch are of slot `nobody`,
+    which stays at position 0 and writes to the last block of the store, which no plan names.
+    """
+
+    def __init__(self, slots: int, max_model_len: int, kv: KVStore) -> None:
+        device, width = kv.content.device, -(-max_model_len // kv.block_size)
+        self.nobody, self._kv = slots, kv
+        self._staging = Staging(device)
+        self.tokens = torch.zeros((slots + 1, max_model_len + 1), dtype=torch.int32, device=device)
+        self.table = torch.full((slots + 1, width), kv.blocks - 1, dtype=torch.int32, device=device)
+        self.position = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
+        self.key = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+
+    # -- what a plan tells --------------------------------------------------
+
+    def apply(self, plan: Plan) -> None:
+        if plan.admitted:
+            self._admit(plan.admitted)
+        if len(plan.grown.block):
+            self._grow(plan.grown)
+        if plan.chosen:
+            pairs = np.array(plan.chosen, np.int32)
+            slot, token = self._staging.send(pairs[:, 0].copy(), pairs[:, 1].copy())
+            self.tokens[slot, self.position[slot]] = token
+
+    def _admit(self, admitted: tuple[Admitted, ...]) -> None:
+        keys = np.array([key_of(seed_of(new.request)) for new in admitted], np.int64)
+        heat = [new.request.sampling for new in admitted]
+        numbers = [(new.slot, new.computed) for new in admitted]
+        slot, computed = np.array(numbers, np.int32).T.copy()
+        temperature = np.array([0.0 if s.greedy else s.temperature for s in heat], np.float32)
+        rows = [new.tokens.astype(np.int32) for new in admitted]
+        tables = [np.array(new.blocks, np.int32) for new in admitted]
+        sent = self._staging.send(keys.view(np.int32), slot, computed, temperature, *rows, *tables)
+        self.key[sent[1]] = sent[0].view(torch.int64)
+        self.position[sent[1]] = sent[2]
+        self.temperature[sent[1]] = sent[3]
+        for new, tokens, table in zip(
+            admitted, sent[4 : 4 + len(rows)], sent[4 + len(rows) :], strict=True
+        ):
+            self.tokens[new.slot, : len(tokens)] = tokens
+            self.table[new.slot, : len(table)] = table
+
+    def _grow(self, grown: Grown) -> None:
+        columns = (grown.slot.astype(np.int32), grown.index.astype(np.int32), grown.block)
+        slot, index, block = self._staging.send(*columns)
+        self.table[slot, index] = block
+
+    def slots(self, slot: I32, rows: int) -> Tensor:
+        """A column of slots filled up to so many rows."""
+        filled = np.full(rows, self.nobody, np.int32)
+        filled[: len(slot)] = slot
+        return self._staging.send(filled)[0]
+
+    # -- a step of any rows -------------------------------------------------
+
+    def batch(self, plan: Plan) -> tuple[KnownBatch, Tensor, Tensor]:
+        """The tensors of a step, where in the store its positions go, and the slot of each row.
+
+        Without drafts in flight the host knows every position; tokens it need not know.
+        """
+        rows = plan.rows
+        count, slot, start = rows.count, rows.slot.astype(np.int32), plan.start
+        starts = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
+        position = np.repeat(start - starts[:-1], count) + np.arange(starts[-1])
+        contexts = (start + count).astype(np.int32)
+        columns = (
+            np.repeat(slot, count),
+            position.astype(np.int32),
+            starts,
+            contexts,
+            slot,
+            starts[1:][rows.samples] - 1,
+        )
+        owner, at, row_start, context, row_slot, sample_at = self._staging.send(*columns)
+        tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
+        most = -(-int(contexts.max()) // self._kv.block_size)
+        batch = KnownBatch(
+            tokens=tokens,
+            position=at,
+            row_start=row_start,
+            context=context,
+            block_table=self.table.index_select(0, row_slot)[:, :most].contiguous(),
+            write_cell=cells,
+            sample_at=sample_at,
+            starts=starts,
+            contexts=contexts,
+        )
+        return batch, cells, row_slot
+
+    def advance(self, slot: Tensor, context: Tensor) -> None:
+        self.position[slot] = context

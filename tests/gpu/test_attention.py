@@ -1,0 +1,123 @@
+"""Attention on a card against the slow truth in float32, at the head shapes of real models."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+import torch
+
+from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import load
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+from tests.runner.support import Blocks, Piece, batch_of, tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
+]
+
+DECODES = [(1, 1), (1, 40), (1, 3), (1, 17), (1, 16), (1, 700), (1, 33)]
+CHUNKS = [(40, 40), (9, 30), (133, 370)]
+DRAFTS = [(4, 20), (2, 20), (4, 21), (4, 4), (8, 290)]
+MIXED = [(1, 9), (20, 20), (1, 600), (3, 12), (170, 265), (1, 1), (4, 50)]
+HEADS = [(16, 8), (40, 8), (32, 8)]
+
+
+def known(name: str) -> bool:
+    try:
+        load(name)
+    except ConfigError:
+        return False
+    return True
+
+
+every_backend = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(not known(name), reason=f"no {name}"))
+        for name in ("triton", "flashinfer")
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+def on_card(batch: Batch) -> Batch:
+    return replace(
+        batch, **{name: getattr(batch, name).to("cuda", torch.int32) for name in Batch.__slots__}
+    )
+
+
+def rows_of(counts: list[tuple[int, int]], block_size: int) -> tuple[Batch, int]:
+    total = sum(-(-context // block_size) for _, context in counts) + 3
+    blocks = Blocks(total, block_size)
+    pieces = [
+        Piece([0] * count, context - count, blocks.take(context)) for count, context in counts
+    ]
+    return on_card(batch_of(pieces, block_size)), total
+
+
+def compare(
+    name: str,
+    counts: list[tuple[int, int]],
+    shape: Shape,
+    window: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    batch, blocks = rows_of(counts, shape.block_size)
+    config = tiny(
+        num_hidden_layers=3,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+    )
+    kv = KVStore(config, blocks, shape.block_size, dtype, "cuda")
+    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    heads = torch.randn(batch.positions, shape.heads + 2, shape.head_dim, device="cuda")
+    query = heads.to(dtype)[:, : shape.heads]  # a view into more, as a model has it
+    prepared, truth = load(name).prepare(batch, kv), load("sdpa").prepare(batch, kv)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for layer in (2, 0):
+        got = prepared.attend(query, layer, window, 0.09).float()
+        expected = truth.attend(query.float(), layer, window, 0.09)
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@every_backend
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("counts", [DECODES, CHUNKS, DRAFTS, MIXED], ids=str)
+def test_rows_of_every_kind(
+    name: str, counts: list[tuple[int, int]], heads: int, kv_heads: int, block_size: int
+) -> None:
+    compare(name, counts, Shape(heads, kv_heads, 128, block_size))
+
+
+@every_backend
+@pytest.mark.parametrize("window", [7, 64, 300])
+def test_windows(name: str, window: int) -> None:
+    compare(name, MIXED, Shape(16, 8, 128, 16), window)
+    compare(name, DECODES, Shape(16, 8, 128, 16), window)
+
+
+@every_backend
+@pytest.mark.parametrize("rows", [1, 5, 64, 256])
+def test_random_decodes(name: str, rows: int) -> None:
+    random = Random(rows)
+    compare(name, [(1, random.randint(1, 2000)) for _ in range(rows)], Shape(16, 8, 128, 16))
+
+
+@pytest.mark.parametrize("counts", [DECODES, CHUNKS, MIXED], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (9, 3, 64)])
+def test_triton_has_every_shape_and_float32(
+    counts: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int
+) -> None:
+    for block_size in (3, 16):
+        compare("triton", counts, Shape(heads, kv_heads, head_dim, block_size), 11, torch.float32)

@@ -1,0 +1,220 @@
+"""The runner on a card under the real scheduler: the CPU's tokens, however they are scheduled."""
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import Request, Scheduler, StepResult
+from paceline.core.errors import ConfigError, StepError
+from paceline.core.plan import Plan
+from paceline.core.sampling import Sampling
+from paceline.runner.attention.backend import load
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.model import Model
+from paceline.runner.runner import Runner
+from paceline.runner.weights.dummy import Dummy
+from tests.runner.support import tiny
+
+try:
+    from paceline.runner.cuda.model import CudaModel
+    from paceline.runner.cuda.runner import CudaRunner
+except ImportError:
+    pytest.skip("needs triton", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
+]
+
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 64,
+    "num_blocks": 64,
+    "block_size": 4,
+}
+TIGHT: dict[str, Any] = {"num_blocks": 17}
+FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
+WAYS: dict[str, dict[str, Any]] = {
+    "ahead": {"depth": 3},
+    "prefill first": {"discipline": "prefill_first", "depth": 2},
+    "in small pieces": {"max_num_batched_tokens": 8},
+    "without the prefix cache": {"enable_prefix_caching": False},
+    "recomputed": TIGHT,
+    "recomputed, ahead": {**TIGHT, "depth": 2, "discipline": "prefill_first"},
+    "swapped": {**TIGHT, "preemption_mode": "swap", "swap_space": 32},
+    "swapped, ahead": {**TIGHT, "preemption_mode": "swap", "swap_space": 32, "depth": 3},
+    "other blocks": {"block_size": 16, "num_blocks": 32},
+}
+
+
+def config_of(family: str) -> ModelConfig:
+    return tiny(architectures=[f"{family}ForCausalLM"], num_hidden_layers=3, sliding_window=9)
+
+
+def card_runner(model: CudaModel, scheduler: Scheduler, name: str = "triton") -> CudaRunner:
+    config = scheduler.config
+    blocks, size = config.cache.num_blocks + 1, config.cache.block_size
+    kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
+    step = config.step
+    runner = CudaRunner(model, kv, load(name), step.max_num_seqs, step.max_model_len)
+    runner.reserve_host(config.preemption.swap_space)
+    return runner
+
+
+def cpu_runner(model: Model, scheduler: Scheduler) -> Runner:
+    config = scheduler.config
+    kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
+    step = config.step
+    runner = Runner(model, kv, load("sdpa"), step.max_num_seqs, step.max_model_len)
+    runner.reserve_host(config.preemption.swap_space)
+    return runner
+
+
+def drive(
+    scheduler: Scheduler, runner: Any, asked: list[Request], depth: int = 1
+) -> dict[str, Any]:
+    """What each request, or child, got."""
+    for request in asked:
+        scheduler.submit(request, now=0.0)
+    got: dict[str, Any] = {}
+    flight: deque[Plan] = deque()
+    while not scheduler.idle:
+        plan = scheduler.plan(now=0.0)
+        runner.launch(plan)
+        if not plan.empty:
+            flight.append(plan)
+        if plan.empty and not flight:
+            told = scheduler.commit(plan, StepResult.of(plan, {}), now=0.0)
+        elif plan.empty or len(flight) == depth:
+            told = scheduler.commit(flight.popleft(), runner.wait(), now=0.0)
+        else:
+            continue
+        for label, new in told.to_dict().items():
+            got.setdefault(label, []).extend(new["tokens"])
+            if "choices" in new:
+                got[label] = new["choices"]
+    scheduler.check()
+    assert scheduler.usage == 0
+    return got
+
+
+def on_card(
+    model: CudaModel, asked: list[Request], depth: int = 1, name: str = "triton", **changes: Any
+) -> tuple[dict[str, Any], Scheduler]:
+    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    return drive(scheduler, card_runner(model, scheduler, name), asked, depth), scheduler
+
+
+def on_cpu(model: Model, asked: list[Request], **changes: Any) -> dict[str, Any]:
+    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    return drive(scheduler, cpu_runner(model, scheduler), asked)
+
+
+def requests(**fields: Any) -> list[Request]:
+    shared = [5, 9, 2, 7, 1, 1, 3]
+    prompts = [[4, 4, 8], [*shared, 6, 5], [*shared, 2], [33] * 14, [7, 8, 7, 8, 7, 8]]
+    return [
+        Request(id=f"r{i}", prompt=prompt, max_tokens=20 + i, **fields)  # pyright: ignore[reportArgumentType]
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def both(family: str) -> tuple[CudaModel, Model]:
+    source = Dummy(config_of(family), seed=3)
+    return CudaModel.load(source, 64, torch.float32), Model.load(source)
+
+
+@pytest.fixture(scope="module")
+def model() -> CudaModel:
+    return both("Qwen3")[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
+def test_tokens_are_those_of_the_cpu(family: str, sampling: Sampling) -> None:
+    card, cpu = both(family)
+    asked = requests(sampling=sampling, seed=11)
+    assert on_card(card, asked)[0] == on_cpu(cpu, asked)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.8, top_p=0.8),
+        Sampling(temperature=0.8, top_k=5, min_p=0.05),
+        Sampling(temperature=0.0, repetition_penalty=1.3, presence_penalty=0.4),
+        Sampling(temperature=0.7, frequency_penalty=0.5, logit_bias={3: 4.0}, logprobs=3),
+    ],
+)
+def test_every_way_of_sampling_is_that_of_the_cpu(sampling: Sampling) -> None:
+    card, cpu = both("Llama")
+    asked = requests(sampling=sampling, seed=11)
+    assert on_card(card, asked, depth=2)[0] == on_cpu(cpu, asked)
+
+
+def test_families_and_beams_are_those_of_the_cpu() -> None:
+    card, cpu = both("Llama")
+    fields: dict[str, Any] = {"prompt": [3, 1, 4, 1, 5, 9], "max_tokens": 9, "seed": 20}
+    drawn = {"sampling": Sampling(temperature=1.0)}
+    for kind in ({"n": 3, **drawn}, {"n": 2, "best_of": 4, **drawn}, {"n": 2, "beam_width": 3}):
+        asked = [Request(id="a", **fields, **kind)]
+        assert on_card(card, asked)[0] == on_cpu(cpu, asked)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
+def test_tokens_do_not_depend_on_the_schedule(
+    model: CudaModel, way: str, sampling: Sampling
+) -> None:
+    asked = requests(sampling=sampling, seed=11)
+    plainly, _ = on_card(model, asked)
+    got, scheduler = on_card(model, asked, **WAYS[way])
+    assert got == plainly
+    if "num_blocks" in WAYS[way] and WAYS[way]["num_blocks"] == TIGHT["num_blocks"]:
+        assert scheduler.stats.preemptions, "the pool was not tight"
+    if "swapped" in way:
+        assert scheduler.stats.swapped_in_blocks, "nothing was swapped"
+
+
+def test_a_request_does_not_depend_on_its_neighbours(model: CudaModel) -> None:
+    asked = requests(sampling=Sampling(temperature=0.7), seed=3)
+    together, _ = on_card(model, asked)
+    for request in asked:
+        assert on_card(model, [request])[0][request.id] == together[request.id]
+
+
+def test_the_backends_agree_under_the_scheduler() -> None:
+    """In bf16 near-ties fall either way, so most of the tokens are the same, not all."""
+    try:
+        load("flashinfer")
+    except ConfigError:
+        pytest.skip("no flashinfer")
+    config = tiny(
+        architectures=["Qwen3ForCausalLM"],
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        hidden_size=256,
+    )
+    card = CudaModel.load(Dummy(config, seed=3), 64)
+    changes = {"block_size": 16, "num_blocks": 32, "depth": 2}
+    got = [on_card(card, requests(), name=name, **changes)[0] for name in ("triton", "flashinfer")]
+    pairs = [pair for key in got[0] for pair in zip(got[0][key], got[1][key], strict=True)]
+    assert sum(one == other for one, other in pairs) > 0.7 * len(pairs)
+
+
+def test_logits_that_are_no_numbers_fail_the_step(model: CudaModel) -> None:
+    scheduler = Scheduler.create(**SETTINGS)
+    runner = card_runner(model, scheduler)
+    scheduler.submit(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=4), now=0.0)  # pyright: ignore[reportArgumentType]
+    plan = scheduler.plan(now=0.0)
+    runner.launch(plan)
+    scheduler.commit(plan, runner.wait(), now=0.0)
+    runner._kv.content.fill_(float("nan"))  # pyright: ignore[reportPrivateUsage]
+    runner.launch(scheduler.plan(now=0.0))
+    with pytest.raises(StepError, match="'a'"):
+        runner.wait()
