@@ -1,17 +1,9 @@
-"""The folder where fetched models stay, and who may write into it."""
+"""Files beside a target, so that a half-fetched one never looks complete."""
 
 import fcntl
-import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-
-
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    if own := environ.get("PACELINE_CACHE"):
-        return Path(own).expanduser()
-    shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(shared).expanduser() / "paceline"
 
 
 def beside(target: Path, suffix: str) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
-from paceline.hub.cache import cache_folder
+from paceline.core.folders import cache_folder
 from paceline.hub.catalogue import MODELS, NamedModel, find, nearest
 from paceline.hub.errors import FetchError
 from paceline.hub.http import Site

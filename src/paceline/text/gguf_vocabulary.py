@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from paceline.core.errors import ConfigError
-from paceline.text.gguf_metadata import Value, read_metadata
+from paceline.core.gguf import Value, read_metadata
 from paceline.text.pre_tokenizers import Cut, cut_named
 from paceline.text.vocabulary import Vocabulary, backend_of, frame
 

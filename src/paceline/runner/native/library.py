@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paceline.core.errors import ConfigError
+from paceline.core.folders import cache_folder
 
 SOURCES = [Path(__file__).with_name(name) for name in ("linear.c", "attention.c")]
 # Threads are those of torch: it has loaded its own OpenMP by then, and the linker finds that one.
@@ -66,7 +67,7 @@ def library() -> ctypes.CDLL:
     compiler = os.environ.get("CC") or "cc"
     if shutil.which(compiler) is None:
         raise ConfigError(f"the native kernels need a C compiler, and there is no {compiler!r}")
-    target = _folder() / f"{_digest(compiler)}.so"
+    target = cache_folder() / "native" / f"{_digest(compiler)}.so"
     if not target.exists():
         _compile(compiler, target)
     kernels = ctypes.CDLL(str(target))
@@ -82,11 +83,6 @@ def is_available() -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _folder() -> Path:
-    shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "paceline"
-    return Path(os.environ.get("PACELINE_CACHE") or shared).expanduser() / "native"
 
 
 def _digest(compiler: str) -> str:

@@ -1,21 +1,14 @@
 """The container format of llama.cpp: fields and tensors, without a look at their meaning."""
 
 import mmap
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.errors import ConfigError
-
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-STRING, ARRAY = 8, 9
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
-SCALARS |= {12: "d"}
+from paceline.core.gguf import U32, U64, Cursor, errors_naming, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,86 +48,47 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
 
 
-def read_gguf(path: Path) -> GGUFFile:
-    """Fields are read, tensors are mapped.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the list of tensors."""
 
-    The `gguf` package makes several arrays of every word of the vocabulary and takes seconds
-    for it, which is why the header is read here.
-    """
-    try:
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int  # bytes from where the first tensor begins
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Fields are read, tensors are mapped."""
+    with errors_naming(path):
         with path.open("rb") as file:
             # A private mapping is writable, as torch wants its memory, and never written to.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return _Header(content).file()
-    except (OSError, ValueError, struct.error, OverflowError) as error:
-        raise ConfigError(f"{path} cannot be read as GGUF: {error}") from None
+        header = read_header(content)
+        entries = [entry_at(header.cursor) for _ in range(header.tensors)]
+        alignment = cast("int", header.fields.get("general.alignment", 32))
+        start = -(-header.cursor.place // alignment) * alignment
+        return GGUFFile(
+            header.fields, {entry.name: mapped(content, start, entry) for entry in entries}
+        )
 
 
-class _Header:
-    """A place in the file that moves on with everything read."""
+def entry_at(cursor: Cursor) -> Entry:
+    """The file has the shortest stride first."""
+    name, dimensions = cursor.string(), int(cursor.number(U32))
+    shape = tuple(int(size) for size in cursor.numbers(U64, dimensions))[::-1]
+    return Entry(name, shape, int(cursor.number(U32)), int(cursor.number(U64)))
 
-    def __init__(self, content: mmap.mmap) -> None:
-        self.content = content
-        self.place = 0
 
-    def file(self) -> GGUFFile:
-        if self.content[:4] != MAGIC:
-            raise ValueError("it does not begin with the letters GGUF")
-        self.place = 4
-        version, tensors, fields = self.scalars("I", 1)[0], *self.scalars("Q", 2)
-        if version not in VERSIONS:
-            raise ValueError(f"its version is {version}")
-        named = {self.string(): self.value(self.scalar("I")) for _ in range(fields)}
-        listed = [self.tensor() for _ in range(tensors)]
-        alignment = named.get("general.alignment", 32)
-        start = -(-self.place // alignment) * alignment
-        return GGUFFile(named, {entry[0]: self.mapped(start, *entry) for entry in listed})
-
-    def scalars(self, kind: str, count: int) -> tuple[Any, ...]:
-        found = struct.unpack_from(f"<{count}{kind}", self.content, self.place)
-        self.place += struct.calcsize(f"<{count}{kind}")
-        return found
-
-    def scalar(self, kind: str) -> Any:
-        return self.scalars(kind, 1)[0]
-
-    def string(self) -> str:
-        length = self.scalar("Q")
-        text = self.content[self.place : self.place + length]
-        if len(text) < length:
-            raise ValueError("it ends in the middle of a text")
-        self.place += length
-        return text.decode("utf-8", errors="replace")
-
-    def value(self, kind: int) -> Any:
-        if kind == STRING:
-            return self.string()
-        if kind == ARRAY:
-            kind, count = self.scalar("I"), self.scalar("Q")
-            if kind in SCALARS:
-                return list(self.scalars(SCALARS[kind], count))
-            return [self.value(kind) for _ in range(count)]
-        if kind not in SCALARS:
-            raise ValueError(f"a field has the unknown type {kind}")
-        return self.scalar(SCALARS[kind])
-
-    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, type and offset; the file has the shortest stride first."""
-        name, dimensions = self.string(), self.scalar("I")
-        shape = self.scalars("Q", dimensions)[::-1]
-        return name, shape, self.scalar("I"), self.scalar("Q")
-
-    def mapped(
-        self, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int
-    ) -> GGUFTensor:
-        encoding = ENCODINGS.get(kind)
-        if encoding is None:
-            raise ValueError(f"tensor {name!r} has type {kind}, which is not supported")
-        if not shape or shape[-1] % encoding.elements:
-            raise ValueError(f"tensor {name!r} {list(shape)} is not made of whole blocks")
-        count = int(np.prod(shape)) // encoding.elements
-        size = count * encoding.block_bytes
-        if start + offset + size > len(self.content):
-            raise ValueError(f"it ends before tensor {name!r} does")
-        found = np.frombuffer(self.content, np.uint8, size, start + offset)
-        return GGUFTensor(shape, encoding, found.reshape(count, encoding.block_bytes))
+def mapped(content: mmap.mmap, start: int, entry: Entry) -> GGUFTensor:
+    name, shape, encoding = entry.name, entry.shape, ENCODINGS.get(entry.kind)
+    if encoding is None:
+        raise ValueError(f"tensor {name!r} has type {entry.kind}, which is not supported")
+    if not shape or shape[-1] % encoding.elements:
+        raise ValueError(f"tensor {name!r} {list(shape)} is not made of whole blocks")
+    count = int(np.prod(shape)) // encoding.elements
+    size, first = count * encoding.block_bytes, start + entry.offset
+    if first + size > len(content):
+        raise ValueError(f"it ends before tensor {name!r} does")
+    found = np.frombuffer(content, np.uint8, size, first)
+    return GGUFTensor(shape, encoding, found.reshape(count, encoding.block_bytes))

@@ -5,7 +5,7 @@ import gguf
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.text.gguf_metadata import read_metadata
+from paceline.core.gguf import read_metadata
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_file_cut_anywhere_is_an_error_that_names_it(file: Path) -> None:
     ("content", "complaint"),
     [
         (b"PK\x03\x04 something else", "begins with b'PK"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version is 1"),
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"a", 13), "kind 13"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 9, 1), "kind 9"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, 4, 2**61), "cannot be read"),
