@@ -51,9 +51,10 @@ class Ask:
             min_tokens=self.min_tokens,
             eos_token_ids=self.eos,
             stop_token_ids=self.stops,
+            sampling=self.sampling,
         )
         tokens = np.array(self.prompt + self.outputs, np.int32)
-        sampler.admit(slot, request, self.sampling, tokens)
+        sampler.admit(slot, request, tokens)
 
 
 def sampled(logits: Tensor, asks: Sequence[Ask]) -> Sampled:

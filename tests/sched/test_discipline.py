@@ -40,6 +40,13 @@ class NotOne:
     """Something else."""
 
 
+class Vague(Discipline):
+    """Leaves open what its residents take."""
+
+    def build(self, now: float, admitting: bool) -> Composition:
+        return self.rest(now)
+
+
 def loaded(name: str) -> Discipline:
     config = Config.of(**SMALL, discipline=name)
     return load(config, Residency(config), Fixed(config.speculation))
@@ -67,6 +74,7 @@ def test_a_discipline_is_found_by_name_or_by_path(name: str, kind: type[Discipli
         (f"{__name__}.Missing", "no discipline .*Missing"),
         (f"{__name__}.NotOne", "NotOne' is not a subclass of Discipline"),
         (f"{__name__}.SMALL", "SMALL' is not a subclass of Discipline"),
+        (f"{__name__}.Vague", "Vague' does not say everything: chunk, demand$"),
     ],
 )
 def test_what_is_no_discipline_is_refused_by_its_name(name: str, complaint: str) -> None:

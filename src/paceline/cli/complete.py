@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    build: Any = import_module("paceline.build")  # torch takes seconds, which others do not owe
+    build: Any = import_module("paceline.build.entry")  # torch takes seconds to import
     params: Any = import_module("paceline.engine.params")
     try:
         with ProgressBar(args.model) as bar:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    build: Any = import_module("paceline.build")  # torch takes seconds, which others do not owe
+    build: Any = import_module("paceline.build.entry")  # torch takes seconds to import
     try:
         with ProgressBar(args.model) as bar:
             build.serve(

@@ -68,7 +68,7 @@ class Runner:
                 self._sampler.release(slot)
         for new in plan.admitted:
             self._requests[new.slot] = new.request
-            self._sampler.admit(new.slot, new.request, new.request.sampling, new.tokens)
+            self._sampler.admit(new.slot, new.request, new.tokens)
         self._state.apply(plan)
         if plan.admitted or plan.released:
             self._rows = None

@@ -10,7 +10,6 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.core.errors import StepError
 from paceline.core.request import Request
-from paceline.core.sampling import Sampling
 from paceline.runner.draws import HALF, by_cells, key_of, relative_weights
 from paceline.runner.penalties import Tally
 from paceline.runner.sampling_controls import Controls, Group, Resident
@@ -142,10 +141,10 @@ class Sampler:
         self._tally = Tally(vocab, max_model_len, device)
         self._residents: dict[int, Resident] = {}
 
-    def admit(self, slot: int, request: Request, sampling: Sampling, tokens: I32) -> None:
+    def admit(self, slot: int, request: Request, tokens: I32) -> None:
         """A sequence takes up a slot; `tokens` are all it has so far, prompt included."""
         assert slot not in self._residents, f"slot {slot} is taken"
-        prompt = len(request.prompt)
+        prompt, sampling = len(request.prompt), request.sampling
         stops = request.eos_token_ids + request.stop_token_ids
         self._residents[slot] = Resident(
             sampling=sampling,

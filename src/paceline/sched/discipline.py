@@ -1,14 +1,14 @@
 """How a step is built: the parts that all disciplines share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 
+from paceline.core import plugins
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
-from paceline.core.errors import ConfigError
 from paceline.core.request import Sequence
 from paceline.sched.admission import Admission
 from paceline.sched.composition import NOTHING, Composition
@@ -18,7 +18,7 @@ from paceline.sched.residency import Residency
 from paceline.sched.speculation import Speculation
 
 
-class Discipline:
+class Discipline(ABC):
     """Builds the rows of one step. Everything it may change is in the Residency.
 
     A subclass says in `build` who computes how much; the parts it is made of are here.
@@ -33,17 +33,17 @@ class Discipline:
         self._lookahead = config.speculation.lookahead_slots
         self._given_way = 0  # residents that gave way in this step
 
+    @abstractmethod
     def build(self, now: float, admitting: bool) -> Composition:
         """Who computes how much now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def demand(self, slot: Index) -> I32:
         """Positions that residents take of a step in which somebody is admitted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chunk(self, rest: int, left: int, first: bool) -> int:
         """Positions of an arrival's first row; 0 if the budget does not let it in."""
-        raise NotImplementedError
 
     def compose(self, now: float, admitting: bool) -> Composition:
         """The rows of the next step."""
@@ -180,16 +180,6 @@ class Discipline:
 
 def load(config: Config, residency: Residency, speculation: Speculation) -> Discipline:
     """The discipline by module name in `disciplines`, or by dotted path to a class."""
-    wanted = config.step.discipline
-    module, _, name = wanted.rpartition(".")
-    try:
-        if not module:
-            found = import_module(f"paceline.sched.disciplines.{wanted}")
-            kind = getattr(found, wanted.title().replace("_", ""))
-        else:
-            kind = getattr(import_module(module), name)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"no discipline {wanted!r}: {error}") from None
-    if not (isinstance(kind, type) and issubclass(kind, Discipline)):
-        raise ConfigError(f"discipline {wanted!r} is not a subclass of Discipline")
+    package = "paceline.sched.disciplines"
+    kind = plugins.load("discipline", config.step.discipline, package, Discipline)
     return kind(config, residency, speculation)

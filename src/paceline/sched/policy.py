@@ -1,13 +1,12 @@
 """Who goes first, who gives way, how a step is shared: what a policy decides."""
 
 from collections.abc import Hashable, Iterable
-from importlib import import_module
 from math import inf
 from typing import Protocol
 
+from paceline.core import plugins
 from paceline.core.arrays import I32, Index
 from paceline.core.config import PolicyConfig
-from paceline.core.errors import ConfigError
 from paceline.core.request import Sequence
 from paceline.sched.limits import within_budget
 from paceline.sched.slots import SlotTable
@@ -116,15 +115,4 @@ class Policy:
 
 def load(config: PolicyConfig, view: View) -> Policy:
     """The policy by module name in `policies`, or by dotted path to a class."""
-    module, _, name = config.policy.rpartition(".")
-    try:
-        if not module:
-            found = import_module(f"paceline.sched.policies.{config.policy}")
-            kind = getattr(found, config.policy.capitalize())
-        else:
-            kind = getattr(import_module(module), name)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"no policy {config.policy!r}: {error}") from None
-    if not (isinstance(kind, type) and issubclass(kind, Policy)):
-        raise ConfigError(f"policy {config.policy!r} is not a subclass of Policy")
-    return kind(config, view)
+    return plugins.load("policy", config.policy, "paceline.sched.policies", Policy)(config, view)

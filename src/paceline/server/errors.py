@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 from typing import Any, cast
 
 import msgspec
@@ -10,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from paceline.engine.api import EngineFailed, QueueFull, RequestError
+from paceline.engine.params import SamplingParams
 from paceline.server.caller import sent_id
 
 BAD_REQUEST, UNAUTHORIZED, NOT_FOUND = 400, 401, 404
@@ -20,30 +22,7 @@ KINDS = {
     TOO_MANY: "rate_limit_error",
 }
 WORD = re.compile(r"[a-z_]+")
-NAMED_IN_ERRORS = frozenset(
-    [
-        "n",
-        "best_of",
-        "beam_width",
-        "length_penalty",
-        "early_stopping",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "seed",
-        "max_tokens",
-        "min_tokens",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "logprobs",
-        "logit_bias",
-    ]
-)
+NAMED_IN_ERRORS = frozenset(one.name for one in fields(SamplingParams))
 
 
 class Detail(msgspec.Struct, frozen=True):

@@ -119,7 +119,7 @@ class CudaRunner:
         vocab = self._model.config.vocab
         for new in plan.admitted:
             request = self._requests[new.slot] = new.request
-            self._sampler.admit(new.slot, request, request.sampling, new.tokens)
+            self._sampler.admit(new.slot, request, new.tokens)
             is_free = not request.min_tokens and not request.silent
             self._plain[new.slot] = is_free and is_plain(request.sampling, vocab)
         self.state.apply(plan)

@@ -11,8 +11,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.build import Hardware, block_bytes, resolve, sort_settings
-from paceline.runner.weights.files import open_checkpoint
 from tests.golden.support import SIZES, saved, their_greedy
 
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
@@ -72,36 +70,6 @@ def test_a_conversation_is_answered(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     (output,) = llm.chat([{"role": "user", "content": "fox"}], params, progress=False)
     assert output.usage.completion_tokens == 4
-
-
-def test_blocks_fill_the_memory_that_is_given(folder: Path) -> None:
-    config = open_checkpoint(folder).config
-    each = block_bytes(config, 16)
-    rest, own = sort_settings({"kv_cache_gib": 64 * each / 2**30, "max_num_seqs": 8})
-    assert resolve(rest, own, config, Hardware(0)).cache.num_blocks == 64
-    rest, own = sort_settings({"max_num_seqs": 2})
-    roomy = resolve(rest, own, config, Hardware(2**40))
-    assert roomy.cache.num_blocks == 2 * (256 // 16)  # more than all sequences can use is no use
-
-
-def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for(
-    folder: Path,
-) -> None:
-    config = open_checkpoint(folder).config
-    hardware = Hardware(4 * 5 * block_bytes(config, 16))
-    rest, own = sort_settings({})
-    assert resolve(rest, own, config, hardware).step.max_model_len == 5 * 16
-    rest, own = sort_settings({"max_model_len": 256})
-    with pytest.raises(ConfigError, match="256 needs 16 blocks of 16, and there is memory for 5"):
-        resolve(rest, own, config, hardware)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"), [("max_num_seq", "max_num_seqs"), ("kv_cache_gb", "kv_cache_gib")]
-)
-def test_an_unknown_setting_is_refused_with_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=hint):
-        sort_settings({name: 1})
 
 
 def test_the_command_completes_a_prompt(folder: Path) -> None:

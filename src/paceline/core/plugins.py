@@ -1,0 +1,26 @@
+"""Classes found by the name of their file, or by a dotted path to them."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from paceline.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load(what: str, name: str, package: str, base: type[T]) -> Callable[..., T]:
+    """A `what` of that name: `longest_first` is the class LongestFirst in its module."""
+    module, _, own = name.rpartition(".")
+    if not module:
+        module, own = f"{package}.{name}", name.title().replace("_", "")
+    try:
+        found: Any = getattr(import_module(module), own)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"no {what} {name!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{what} {name!r} is not a subclass of {base.__name__}")
+    missing: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
+    if missing:
+        raise ConfigError(f"{what} {name!r} does not say everything: {', '.join(sorted(missing))}")
+    return found
