@@ -362,7 +362,7 @@ def test_the_state_follows_from_where_a_sequence_is(fields: dict[str, Any], stat
 
 
 def test_every_way_to_finish_has_a_state_and_the_word_that_clients_know() -> None:
-    assert [finish.value for finish in Finish] == ["stop", "length", "abort", "error"]
+    assert [finish.value for finish in Finish] == ["stop", "length", "abort", "timeout", "error"]
     assert len({sequence(finish=finish).state for finish in Finish}) == len(Finish)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from paceline.core.plan import NOTHING_GROWN, Pairs
-from paceline.core.request import Item, Sequence
+from paceline.core.request import Item, Request, Sequence
 from paceline.kv.cache import MISS, Hit, KVCache
 from tests.kv.support import LENGTH, SIZE, SLOTS, TEXT, admit, cache, cached, extend, put, sequence
 
@@ -48,13 +48,6 @@ def test_a_sequence_finds_its_own_blocks_again() -> None:
     assert kv.lookup(made) == Hit(tuple(blocks[:4]), 16)
 
 
-def test_what_is_not_cached_is_counted() -> None:
-    kv = cache()
-    cached(kv, TEXT[:8])
-    assert kv.uncached(sequence(kv, TEXT[:10])) == 2
-    assert kv.uncached(sequence(kv, [1, 2, 3])) == 3
-
-
 @pytest.mark.parametrize(
     "fields",
     [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"items": (Item("cat", 1, 2),)}],
@@ -79,11 +72,9 @@ def test_with_prefix_caching_off_nothing_is_named_sealed_or_found() -> None:
     kv = cache(enable_prefix_caching=False, enable_kv_cache_events=True)
     made = put(kv, 0, TEXT[:12])
     assert made.keys == []
-    assert tails(kv) == {}
-    assert kv.continuing(made, MISS) == []
-    kv.release(0, made)
+    assert asked(kv, sequence(kv, TEXT[:16])) == []
+    kv.release(0, made, 12)
     assert kv.lookup(sequence(kv, TEXT[:12])) == MISS
-    assert kv.uncached(made) == 12
     assert kv.events == []
     kv.check()
 
@@ -380,65 +371,156 @@ def test_two_copies_of_one_content_are_found_while_one_is_left() -> None:
     assert kv.lookup(sequence(kv, TEXT[:9])) == Hit((0, 2), 8)
 
 
-# -- tails ------------------------------------------------------------------
+# -- blocks without a key ---------------------------------------------------
 
 
-def tails(kv: KVCache) -> dict[bytes, list[int]]:
-    return kv._tails  # pyright: ignore[reportPrivateUsage]
+def unnamed(kv: KVCache, tokens: list[int], slot: int = 0) -> Sequence:
+    """A resident that has filled its blocks, which nobody has looked for."""
+    request = Request(f"u{slot}{len(tokens)}", tokens)  # pyright: ignore[reportArgumentType]
+    made = Sequence(request, -1, LENGTH, 0.0, request.prompt)
+    kv.attach(slot, made, kv.lookup(made), len(tokens))
+    kv.check()
+    return made
 
 
-def test_slots_that_may_go_on_where_a_hit_ends_are_told() -> None:
+def asked(kv: KVCache, newcomer: Sequence) -> list[int]:
+    """The residents that a lookup asks for their keys."""
+    slots: list[int] = []
+
+    def ask(slot: int) -> bool:
+        slots.append(slot)
+        return False
+
+    kv.lookup(newcomer, ask)
+    return slots
+
+
+def test_a_lookup_asks_those_who_may_go_on_where_it_ends() -> None:
     kv = cache()
     put(kv, 0, TEXT[:6])
     put(kv, 1, TEXT[:10])
-    newcomer = sequence(kv, TEXT[:20])
-    assert kv.continuing(newcomer, kv.lookup(newcomer)) == [1]
-    shorter = sequence(kv, TEXT[:12])
-    assert kv.continuing(shorter, Hit((0,), 4)) == [0]
+    assert asked(kv, sequence(kv, TEXT[:20])) == [1]
+    assert asked(kv, sequence(kv, [*TEXT[:4], 1, 2, 3, 4, 5])) == [0]
 
 
-def test_slots_that_have_sealed_nothing_go_on_from_the_root() -> None:
+def test_of_those_whose_next_block_is_known_only_equal_ones_are_asked() -> None:
+    kv = cache()
+    unnamed(kv, TEXT[:9], slot=0)
+    unnamed(kv, [7, *TEXT[1:9]], slot=1)
+    assert asked(kv, sequence(kv, TEXT[:6])) == [0]
+    assert asked(kv, sequence(kv, [7, *TEXT[1:6]])) == [1]
+    assert asked(kv, sequence(kv, [8, *TEXT[1:6]])) == []
+
+
+def test_those_who_have_filled_nothing_are_asked_by_everyone_of_their_salt() -> None:
     kv = cache()
     put(kv, 0, TEXT[:3])
     put(kv, 1, TEXT[:2])
     put(kv, 2, TEXT[:2], cache_salt="pepper")
-    newcomer = sequence(kv, TEXT[:8])
-    assert kv.continuing(newcomer, MISS) == [0, 1]
-    assert kv.continuing(sequence(kv, TEXT[:8], cache_salt="pepper"), MISS) == [2]
+    assert asked(kv, sequence(kv, TEXT[:8])) == [0, 1]
+    assert asked(kv, sequence(kv, TEXT[:8], cache_salt="pepper")) == [2]
 
 
-def test_nobody_goes_on_behind_a_hit_that_could_not_be_longer() -> None:
+def test_nobody_is_asked_behind_a_hit_that_could_not_be_longer() -> None:
     kv = cache()
     put(kv, 0, TEXT[:10])
-    newcomer = sequence(kv, TEXT[:12])
-    hit = kv.lookup(newcomer)
-    assert (hit.tokens, kv.continuing(newcomer, hit)) == (8, [])
-    assert kv.continuing(sequence(kv, TEXT[:13]), hit) == [0]
+    assert asked(kv, sequence(kv, TEXT[:12])) == []
+    assert asked(kv, sequence(kv, TEXT[:13])) == [0]
     put(kv, 1, [7])
-    assert kv.continuing(sequence(kv, TEXT[:4]), MISS) == []
-    assert kv.continuing(sequence(kv, TEXT[:5]), MISS) == [1]
+    assert asked(kv, sequence(kv, [1, 2, 3, 4])) == []
+    assert asked(kv, sequence(kv, [1, 2, 3, 4, 5])) == [1]
 
 
-def test_a_tail_moves_as_blocks_are_sealed_and_goes_when_the_slot_is_released() -> None:
+def test_a_lookup_goes_on_in_what_it_made_somebody_name() -> None:
     kv = cache()
-    one, other = put(kv, 0, TEXT[:9]), put(kv, 1, TEXT[:9])
-    assert tails(kv) == {one.keys[1]: [0, 1]}
-    extend(kv, 0, one, TEXT[9:13])
-    assert tails(kv) == {one.keys[1]: [1], one.keys[2]: [0]}
-    assert kv.tail(0, one) == one.keys[2]
-    kv.release(1, other)
-    assert tails(kv) == {one.keys[2]: [0]}
-    kv.release(0, one)
-    assert tails(kv) == {}
+    made = unnamed(kv, TEXT[:11])
 
+    def name(slot: int) -> bool:
+        if kv.sealed[slot]:
+            return False
+        kv.name(made)
+        kv.seal(slot, made, 8, None)
+        return True
 
-def test_the_answer_is_a_copy_that_sealing_does_not_change() -> None:
-    kv = cache()
-    made = put(kv, 0, TEXT[:5])
     newcomer = sequence(kv, TEXT[:20])
-    slots = kv.continuing(newcomer, kv.lookup(newcomer))
-    extend(kv, 0, made, TEXT[5:9])
-    assert slots == [0]
+    assert kv.lookup(newcomer) == MISS
+    assert kv.lookup(newcomer, name).tokens == 8
+
+
+def test_what_was_left_behind_gets_keys_when_somebody_looks() -> None:
+    kv = cache()
+    made = unnamed(kv, TEXT[:11])
+    kv.release(0, made, 11)
+    (run,) = kv.unnamed.runs()
+    assert (made.keys[1:], run.blocks, kv.pool.cached) == ([], [0, 1], 2)
+    kv.check()
+    assert kv.lookup(sequence(kv, [*TEXT[:4], 9, 9, 9, 9, 9])) == Hit((0,), 4)
+    assert kv.unnamed.runs() == []
+    assert kv.lookup(sequence(kv, TEXT[:20])) == Hit((0, 1), 8)
+    kv.check()
+
+
+def test_only_what_was_computed_is_left_behind() -> None:
+    kv = cache()
+    kv.release(0, unnamed(kv, TEXT[:11]), 7)
+    assert kv.lookup(sequence(kv, TEXT[:20])) == Hit((0,), 4)
+    kv.release(0, unnamed(kv, [7] * 11), 3)
+    assert kv.unnamed.runs() == []
+    kv.check()
+
+
+def test_of_a_run_the_deepest_block_is_reused_first() -> None:
+    kv = cache(blocks=4)
+    kv.release(0, unnamed(kv, TEXT[:13]), 13)
+    (run,) = kv.unnamed.runs()
+    assert kv.pool.take(2) == [3, 2]  # the one without content, then the last one with it
+    assert run.blocks == [0, 1]
+    assert kv.lookup(sequence(kv, TEXT[:20])) == Hit((0, 1), 8)
+
+
+def test_a_run_that_is_used_up_is_forgotten() -> None:
+    kv = cache(blocks=3)
+    kv.release(0, unnamed(kv, TEXT[:9]), 9)
+    kv.pool.take(3)
+    assert kv.unnamed.runs() == []
+    assert kv.lookup(sequence(kv, TEXT[:9])) == MISS
+
+
+def test_a_run_whose_first_block_was_found_elsewhere_is_found_behind_it() -> None:
+    """Two computed the first block; only one of them was looked for before it left."""
+    kv = cache()
+    first, second = unnamed(kv, TEXT[:11], slot=0), unnamed(kv, TEXT[:5], slot=1)
+    assert kv.rivals == {0, 1}
+    kv.release(0, first, 11)
+    kv.name(second)
+    kv.seal(1, second, 4, None)
+    assert kv.lookup(sequence(kv, TEXT[:20])).tokens == 8
+    kv.check()
+
+
+def test_who_computes_what_has_a_key_already_is_a_rival() -> None:
+    kv = cache()
+    put(kv, 0, TEXT[:4])
+    unnamed(kv, TEXT[:4], slot=1)  # its last token is computed in any case
+    assert kv.rivals == {1}
+    kv.check()
+
+
+def test_with_somebody_listening_what_is_left_behind_gets_keys_at_once() -> None:
+    kv = cache(enable_kv_cache_events=True)
+    made = unnamed(kv, TEXT[:11])
+    kv.release(0, made, 11)
+    assert (len(kv.events or ()), kv.unnamed.runs()) == (2, [])
+    kv.check()
+
+
+def test_a_reset_forgets_runs() -> None:
+    kv = cache()
+    kv.release(0, unnamed(kv, TEXT[:11]), 11)
+    assert kv.reset()
+    assert kv.lookup(sequence(kv, TEXT[:20])) == MISS
+    assert (kv.unnamed.runs(), kv.pool.cached) == ([], 0)
+    kv.check()
 
 
 # -- resetting and telling --------------------------------------------------
@@ -589,12 +671,11 @@ def test_a_fork_goes_on_from_what_is_sealed() -> None:
 
 def test_what_a_fork_generates_is_looked_for_behind_what_it_shares() -> None:
     kv = cache()
-    parent, child, _ = forked(kv, 9)
-    assert sorted(kv.continuing(parent, Hit((0, 1), 8))) == []  # it has no further full block
+    _, child, _ = forked(kv, 9)
     longer = sequence(kv, TEXT[:16])
-    assert sorted(kv.continuing(longer, Hit((0, 1), 8))) == [0, 1]
+    assert sorted(asked(kv, longer)) == [0, 1]
     kv.release(1, child)
-    assert kv.continuing(longer, Hit((0, 1), 8)) == [0]
+    assert asked(kv, longer) == [0]
 
 
 def test_a_fork_without_a_prefix_cache_shares_too() -> None:
@@ -628,10 +709,9 @@ def rebased(kv: KVCache, tokens: int) -> tuple[Sequence, Pairs]:
     parent, child, _ = forked(kv, 9)
     extend(kv, 0, parent, list(range(50, 50 + tokens - 10)))
     extend(kv, 1, child, list(range(70, 70 + tokens - 10)))
-    kv.leave_tail(1, child)
-    child.keys = list(parent.keys)
+    kv.unlist(1)
+    child.keys, child.tokens = list(parent.keys), parent.tokens.copy()
     copies = kv.rebase(1, child, 0, tokens)
-    child.tokens = parent.tokens.copy()
     kv.check()
     return child, copies
 
@@ -660,7 +740,7 @@ def test_a_beam_within_the_first_block_copies_all_there_is() -> None:
     kv = cache()
     parent, child = put(kv, 0, TEXT[:3]), sequence(kv, TEXT[:3])
     assert kv.fork(0, 1, child, 2) == ((0, 1),)
-    kv.leave_tail(1, child)
+    kv.unlist(1)
     child.keys = list(parent.keys)
     assert kv.rebase(1, child, 0, 3) == ((0, 1),)
     assert (kv.blocks(0), kv.blocks(1)) == ([0], [1])

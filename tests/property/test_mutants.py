@@ -13,6 +13,7 @@ from paceline.kv import cache as kv_cache
 from paceline.kv.cache import Hit, KVCache
 from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool
+from paceline.kv.runs import Run
 from paceline.kv.tier import Fence, HostTier, Stored
 from paceline.sched.accounting import Accounting
 from paceline.sched.beams import BeamSearch
@@ -79,7 +80,8 @@ def new_blocks_are_taken_before_hits_are_held(_original: Any) -> Any:
 
 @mutant(KVCache, "lookup")
 def the_last_token_may_come_from_the_cache(_original: Any) -> Any:
-    def lookup(self: KVCache, sequence: Any) -> Hit:
+    def lookup(self: KVCache, sequence: Any, *more: Any) -> Hit:
+        self.name(sequence)
         blocks = self.pool.find(sequence.keys)
         return Hit(tuple(blocks), len(blocks) * self.block_size)
 
@@ -98,6 +100,24 @@ def one_block_too_many_is_sealed(original: Any) -> Any:
         original(self, slot, sequence, min(tokens + self.block_size, held), step)
 
     return seal
+
+
+@mutant(KVCache, "release")
+def blocks_are_left_behind_that_are_not_computed(original: Any) -> Any:
+    def release(self: KVCache, slot: int, sequence: Any, tokens: int = 0) -> None:
+        original(self, slot, sequence, len(sequence.tokens))
+
+    return release
+
+
+@mutant(Run, "lose")
+def a_run_keeps_blocks_that_are_reused(_original: Any) -> Any:
+    return lambda self, block: None
+
+
+@mutant(SlotTable, "take_back")
+def what_a_failed_step_was_to_fill_is_findable(_original: Any) -> Any:
+    return lambda self, slot: None
 
 
 @mutant(KVCache, "short")
@@ -156,9 +176,9 @@ def a_preempted_sequence_forgets_its_outputs(original: Any) -> Any:
     return preempt
 
 
-@mutant(Residency, "name_outputs")
+@mutant(Residency, "name_blocks")
 def a_block_is_named_before_its_last_position_is_handed_out(_original: Any) -> Any:
-    def name_outputs(self: Residency, slot: int) -> bool:
+    def name_blocks(self: Residency, slot: int) -> bool:
         known = int(self.table.known[slot])
         if known // self.cache.block_size <= self.cache.sealed[slot]:
             return False
@@ -168,7 +188,7 @@ def a_block_is_named_before_its_last_position_is_handed_out(_original: Any) -> A
         self.cache.seal(slot, sequence, known, self.step)
         return True
 
-    return name_outputs
+    return name_blocks
 
 
 @mutant(Steady, "_to_edge")

@@ -107,11 +107,10 @@ def sequence(scheduler: Scheduler, name: str) -> Sequence:
 
 
 def findable(scheduler: Scheduler, prompt: Iterable[int], **more: Any) -> int:
-    """Tokens that a request with this prompt would find in the cache. Changes nothing."""
+    """Tokens that a request with this prompt would find in the cache."""
     asked = ask("finder", [*prompt, 0], **more)
     finder = Sequence(asked, -1, 0, 0.0, asked.prompt)
-    scheduler.residency.cache.name(finder)
-    return scheduler.residency.cache.lookup(finder).tokens
+    return scheduler.residency.lookup(finder).tokens
 
 
 class Pipeline:

@@ -43,12 +43,6 @@ def test_an_intake_counts_down_the_budget() -> None:
     assert intake.entries == [Entry(3, 4, 6)]
 
 
-def test_nothing_is_no_row() -> None:
-    intake = Intake(10, whole, first=True)
-    intake.add(slot=3, start=4, count=0)
-    assert (intake.left, intake.first, intake.entries) == (10, True, [])
-
-
 def test_a_share_depends_on_what_is_left_and_on_who_was_before() -> None:
     seen: list[tuple[int, int, bool]] = []
 

@@ -22,6 +22,7 @@ class Finish(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIMEOUT = "timeout"
     ERROR = "error"
 
 
@@ -29,6 +30,7 @@ FINISHED_STATE = {
     Finish.STOP: "FINISHED_STOPPED",
     Finish.LENGTH: "FINISHED_LENGTH",
     Finish.ABORT: "FINISHED_ABORTED",
+    Finish.TIMEOUT: "FINISHED_TIMED_OUT",
     Finish.ERROR: "FINISHED_ERROR",
 }
 PARKED_STATE = {"grammar": "WAITING_FOR_GRAMMAR", "remote_kv": "WAITING_FOR_REMOTE_KV"}
@@ -99,6 +101,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "sampling": (Sampling,),
 }
 TYPED_FIELDS = attrgetter(*FIELD_TYPES)
+RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,10 +172,14 @@ class Request:
 
     def _wrong_type(self) -> str:
         values: tuple[Any, ...] = TYPED_FIELDS(self)
+        types = tuple(map(type, values))
+        if types in RIGHT_TYPES:
+            return ""
         for (name, kinds), value in zip(FIELD_TYPES.items(), values, strict=True):
             if type(value) not in kinds and type(plain(value)) not in kinds:
                 allowed = " or ".join(kind.__name__ for kind in kinds)
                 return f"{name} is {value!r}; it must be {allowed}"
+        RIGHT_TYPES.add(types)
         return ""
 
     def _wrong_number(self) -> str:

@@ -1,7 +1,8 @@
 """Logical KV cache: block tables of resident slots, and the prefix index."""
 
+import struct
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,9 @@ from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, BlockStored, CacheEvent
 from paceline.core.plan import NOTHING_GROWN, Grown, Pairs
 from paceline.core.request import Sequence
-from paceline.kv.keys import Keys
+from paceline.kv.keys import BYTES_PER_TOKEN, KEY_BYTES, Keys
 from paceline.kv.pool import BlockPool
+from paceline.kv.runs import Run, Unnamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +28,21 @@ class Hit:
 MISS = Hit((), 0)
 
 
+def nobody(slot: int) -> bool:
+    """No resident is asked."""
+    return False
+
+
 class KVCache:
     """Which blocks each slot reads and writes, in order.
 
         table[s]   b0 b1 b2 b3 b4  .  .         held[s] = 5: blocks of slot s
                    ------- ~~                   sealed[s] = 3: findable by key
 
-    A block may be sealed as soon as the step that fills it is planned, because the
-    device runs steps in order. Until that step is committed the seal is pending, and
-    `retract` takes pending seals back if the step fails.
+    Full blocks are sealed when somebody looks for what may be in them; `unnamed` says in whom.
+    That may be as soon as the step that fills them is planned, because the device runs
+    steps in order. Until that step is committed the seal is pending, and `retract` takes
+    pending seals back if the step fails.
     """
 
     def __init__(self, config: CacheConfig, slots: int, max_model_len: int) -> None:
@@ -46,7 +54,10 @@ class KVCache:
         self.table = sparse_zeros(slots, self.blocks_for(max_model_len))
         self.held = np.zeros(slots, np.int32)
         self.sealed = [0] * slots
-        self._tails: dict[bytes, list[int]] = {}  # slots by the key of their last sealed block
+        self._width = config.block_size * BYTES_PER_TOKEN
+        self.unnamed = Unnamed()
+        self._start = [b""] * slots  # under which each slot is listed there
+        self.rivals: set[int] = set()  # slots that compute the same as another, unseen
         self._pending: deque[tuple[int, list[int], list[bytes]]] = deque()  # by step
 
     def blocks_for(self, tokens: int) -> int:
@@ -55,19 +66,67 @@ class KVCache:
     # -- finding ------------------------------------------------------------
 
     def name(self, sequence: Sequence) -> None:
-        """Give every full block of a sequence outside its slot a key."""
+        """Give every full block of a sequence a key."""
         if self.enabled:
             self.keys.extend(sequence.keys, sequence.request, sequence.tokens)
 
-    def lookup(self, sequence: Sequence) -> Hit:
-        """Longest cached prefix, leaving at least the last known token to compute."""
-        usable = (len(sequence.tokens) - 1) // self.block_size
-        blocks = self.pool.find(sequence.keys[:usable])
-        return Hit(tuple(blocks), len(blocks) * self.block_size) if blocks else MISS
+    def lookup(self, sequence: Sequence, name_resident: Callable[[int], bool] = nobody) -> Hit:
+        """Longest cached prefix, leaving at least the last known token to compute.
 
-    def uncached(self, sequence: Sequence) -> int:
-        """Known tokens of a waiting sequence that would have to be computed."""
-        return len(sequence.tokens) - self.lookup(sequence).tokens
+        `name_resident` seals what a slot has filled; was there anything?
+        """
+        if not self.enabled:
+            return MISS
+        found, keys = list[int](), sequence.keys
+        usable = (len(sequence.tokens) - 1) // self.block_size
+        while len(found) < usable:
+            if len(found) == len(keys):
+                self.keys.further(keys, sequence.request, sequence.tokens)
+            end = min(len(keys), usable)
+            found += self.pool.find(keys[len(found) : end])
+            if len(found) < end:
+                start = self._start_of(sequence, len(found))
+                if not self._name_what_begins(start, name_resident):
+                    break
+        return Hit(tuple(found), len(found) * self.block_size) if found else MISS
+
+    def _start_of(self, sequence: Sequence, block: int) -> bytes:
+        """How a block of a sequence begins; see `Unnamed`."""
+        parent = sequence.keys[block - 1] if block else self.keys.root(sequence.request)
+        tokens = sequence.tokens[block * self.block_size : (block + 1) * self.block_size]
+        return parent + tokens.tobytes() if len(tokens) == self.block_size else parent
+
+    def _name_what_begins(self, start: bytes, name_resident: Callable[[int], bool]) -> bool:
+        """Give keys to blocks that may begin so; were there any?"""
+        named = False
+        for who in self.unnamed.at(start) + self.unnamed.at(start[:KEY_BYTES]):
+            named |= self._name_run(who) if isinstance(who, Run) else name_resident(who)
+        return named
+
+    def _name_run(self, run: Run) -> bool:
+        """Give keys to what was left behind, unless it has got them by now."""
+        if not run.blocks:
+            return False
+        content = run.content[: len(run.blocks) * self._width]
+        keys = self.keys.chain(run.parent, content)
+        self.unnamed.remove(run.start, run)
+        self.pool.name(run, keys)
+        self._name_equals(run.parent, keys, content)
+        return True
+
+    def _name_equals(self, parent: bytes, keys: list[bytes], content: bytes) -> None:
+        """Let those get keys too whose first block without one is equal to one of these.
+
+        A lookup goes past that block without a look at what it might begin.
+        """
+        parents = (parent, *keys)
+        for index in range(len(keys)):
+            start = parents[index] + content[index * self._width : (index + 1) * self._width]
+            for who in self.unnamed.at(start):
+                if isinstance(who, Run):
+                    self._name_run(who)
+                else:
+                    self.rivals.add(who)
 
     def missing(self, hit: Hit, tokens: int) -> int:
         """Free blocks used up by taking `hit` and growing it to `tokens`."""
@@ -86,11 +145,12 @@ class KVCache:
     def place(self, slot: int, sequence: Sequence, blocks: tuple[int, ...], sealed: int) -> None:
         """Map blocks that are held already into an empty slot; the first few are sealed."""
         assert self.held[slot] == 0, f"slot {slot} already holds blocks"
-        self.table[slot, : len(blocks)] = blocks
+        packed = struct.pack(f"{len(blocks)}i", *blocks)  # several times faster than numpy
+        self.table[slot, : len(blocks)] = np.frombuffer(packed, np.int32)
         self.held[slot] = len(blocks)
-        self.sealed[slot] = sealed if self.enabled else 0
         if self.enabled:
-            self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
+            self.sealed[slot] = sealed
+            self._list(slot, sequence)
 
     def short(self, slot: Index, tokens: I32) -> I32:
         """Blocks each slot lacks to hold `tokens[i]` positions."""
@@ -121,14 +181,40 @@ class KVCache:
         self.held[slot] = index + 1
         return Grown(slot, index, block)
 
-    def release(self, slot: int, sequence: Sequence) -> None:
-        """Drop all blocks, deepest first so that shared prefixes outlive tails."""
-        blocks = self.blocks(slot)
+    def release(self, slot: int, sequence: Sequence, tokens: int = 0) -> None:
+        """Drop all blocks, deepest first so that shared prefixes outlive tails.
+
+        The full ones of the first `tokens` positions stay findable.
+        """
         if self.enabled:
-            self._leave_tail(slot, sequence)
-        self.pool.drop(reversed(blocks))
+            self._leave(slot, sequence, tokens // self.block_size)
+            self.rivals.discard(slot)
+        self.pool.drop(reversed(self.blocks(slot)))
         self.held[slot] = 0
         self.sealed[slot] = 0
+
+    def _leave(self, slot: int, sequence: Sequence, full: int) -> None:
+        """Leave the blocks up to `full` that have no key behind as a run.
+
+        Not so if somebody listens to events, or if its keys need more than tokens.
+        """
+        if self.events is not None or sequence.request.items:
+            self.name(sequence)
+            self.seal(slot, sequence, full * self.block_size, step=None)
+        first, listed = self.sealed[slot], self._start[slot]
+        if full <= first:
+            self.unnamed.remove(listed, slot)
+            return
+        parent, start = self.tail(slot, sequence), self._start_of(sequence, first)
+        content = sequence.tokens[first * self.block_size : full * self.block_size].tobytes()
+        blocks: list[int] = self.table[slot, first:full].tolist()
+        run = Run(self.unnamed, start, parent, content, blocks)
+        if start == listed:
+            self.unnamed.succeed(start, slot, run)
+        else:
+            self.unnamed.remove(listed, slot)
+            self.unnamed.add(start, run)
+        self.pool.keep(run)
 
     # -- forking ------------------------------------------------------------
     #
@@ -155,15 +241,38 @@ class KVCache:
         self.pool.hold(shared)
         self.pool.drop(reversed(self.table[slot, :full].tolist()))
         self.table[slot, :full] = shared
-        self.sealed[slot] = self.sealed[parent]
         if self.enabled:
-            self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
+            self.sealed[slot] = self.sealed[parent]
+            self._list(slot, sequence)
         return ((int(self.table[parent, full]), int(self.table[slot, full])),) if rest else ()
 
-    def leave_tail(self, slot: int, sequence: Sequence) -> None:
-        """Nothing will be found behind the blocks of a slot, until it is placed anew."""
+    def unlist(self, slot: int) -> None:
+        """Nothing will be found in the unsealed blocks of a slot, until it is placed anew."""
         if self.enabled:
-            self._leave_tail(slot, sequence)
+            self.unnamed.remove(self._start[slot], slot)
+
+    def _list(self, slot: int, sequence: Sequence) -> None:
+        """Let the unsealed blocks of a slot be found.
+
+        Of equal blocks the one that was filled first is found. Where several may come to be,
+        keys cannot wait until somebody looks.
+        """
+        self._start[slot] = start = self._start_of(sequence, self.sealed[slot])
+        if len(start) > KEY_BYTES:
+            self._watch(slot, sequence, start)
+        self.unnamed.add(start, slot)
+
+    def _watch(self, slot: int, sequence: Sequence, start: bytes) -> None:
+        """Make a slot and others that begin alike rivals."""
+        for who in self.unnamed.at(start):
+            if isinstance(who, Run):
+                self._name_run(who)
+            else:
+                self.rivals |= {who, slot}
+        if len(sequence.keys) == self.sealed[slot]:
+            self.keys.further(sequence.keys, sequence.request, sequence.tokens)
+        if self.pool.has(sequence.keys[self.sealed[slot]]):
+            self.rivals.add(slot)
 
     # -- asking -------------------------------------------------------------
 
@@ -199,9 +308,12 @@ class KVCache:
         new = self.pool.seal(blocks, keys)
         if self.events is not None:
             self.events += [self._stored(sequence, sequence.keys.index(key)) for key in new]
-        self._leave_tail(slot, sequence)
+        parent = self.tail(slot, sequence)
+        content = sequence.tokens[first * self.block_size : end * self.block_size].tobytes()
+        self.unlist(slot)
         self.sealed[slot] = end
-        self._tails.setdefault(keys[-1], []).append(slot)
+        self._name_equals(parent, keys, content)
+        self._list(slot, sequence)
         if step is not None:
             self._pending.append((step, blocks, keys))
 
@@ -209,21 +321,6 @@ class KVCache:
         """The key that the first block not yet sealed chains to."""
         sealed = self.sealed[slot]
         return sequence.keys[sealed - 1] if sealed else self.keys.root(sequence.request)
-
-    def continuing(self, sequence: Sequence, hit: Hit) -> list[int]:
-        """Slots whose unsealed blocks, if any, would come right after `hit` of a sequence."""
-        found = len(hit.blocks)
-        if not self.enabled or found >= (len(sequence.tokens) - 1) // self.block_size:
-            return []
-        parent = sequence.keys[found - 1] if found else self.keys.root(sequence.request)
-        return list(self._tails.get(parent, ()))
-
-    def _leave_tail(self, slot: int, sequence: Sequence) -> None:
-        key = self.tail(slot, sequence)
-        slots = self._tails[key]
-        slots.remove(slot)
-        if not slots:
-            del self._tails[key]
 
     def _stored(self, sequence: Sequence, index: int) -> BlockStored:
         size = self.block_size
@@ -251,6 +348,7 @@ class KVCache:
         if self.pool.free < self.pool.size:
             return False
         self.pool.clear()
+        self.unnamed.clear()
         self._pending.clear()
         if self.events is not None:
             self.events.append(AllBlocksCleared())
@@ -263,3 +361,7 @@ class KVCache:
             assert self.sealed[slot] <= self.held[slot]
             held.update(self.blocks(slot))
         self.pool.check(held)
+        listed = np.flatnonzero(self.held).tolist() if self.enabled else []
+        assert sorted(self.unnamed.slots()) == listed, "somebody cannot be found"
+        for run in self.unnamed.runs():
+            assert run.blocks and not any(map(self.pool.holders, run.blocks)), "a run is held"

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from hashlib import blake2b
+from typing import NamedTuple
 
 from paceline.core.arrays import I32
 from paceline.core.request import Item, Request
@@ -32,13 +33,20 @@ def item_bytes(items: tuple[Item, ...], first: int, end: int) -> bytes:
     return b"".join(parts)
 
 
+class Chunk(NamedTuple):
+    """A few blocks in a row: their tokens, and their keys."""
+
+    content: bytes
+    keys: list[bytes]
+
+
 class Keys:
     """Names blocks by content. Each key commits to its whole prefix."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._plain = root_key(block_size, "", "")
-        self._memo: OrderedDict[bytes, list[bytes]] = OrderedDict()  # chunk to its keys
+        self._memo: OrderedDict[bytes, Chunk] = OrderedDict()  # by parent and first block
 
     def root(self, request: Request) -> bytes:
         if not request.adapter and not request.cache_salt:
@@ -47,35 +55,55 @@ class Keys:
 
     def extend(self, keys: list[bytes], request: Request, tokens: I32) -> None:
         """Append a key for every full block of `tokens` that has none yet."""
-        size, done = self.block_size, len(keys)
-        full = len(tokens) // size
-        if done >= full:
-            return
-        parent = keys[-1] if keys else self.root(request)
-        content = tokens[done * size : full * size].tobytes()
-        if request.items:
-            keys += self._with_items(parent, content, request.items, done * size)
-            return
-        chunk = CHUNK_BLOCKS * size * tokens.itemsize
-        for first in range(0, len(content), chunk):
-            found = self._chunk(
-                parent, content[first : first + chunk], len(content) - first >= chunk
-            )
-            keys += found
-            parent = found[-1]
+        full = len(tokens) // self.block_size
+        if request.items and len(keys) < full:
+            keys += self._with_items(keys, request, tokens, full)
+        while len(keys) < full:
+            if not self._recall(keys, request, tokens):
+                edge = (len(keys) // CHUNK_BLOCKS + 1) * CHUNK_BLOCKS
+                self._hash(keys, request, tokens, min(full, edge))
 
-    def _chunk(self, parent: bytes, content: bytes, whole: bool) -> list[bytes]:
-        """The keys of a few blocks. Whole chunks are remembered: prompts often begin alike."""
-        if not whole:
-            return self._chain(parent, content)
-        found = self._memo.get(parent + content)
-        if found is None:
-            found = self._memo[parent + content] = self._chain(parent, content)
+    def further(self, keys: list[bytes], request: Request, tokens: I32) -> None:
+        """Append all keys that need no hashing, or else the next one."""
+        if request.items:
+            keys += self._with_items(keys, request, tokens, len(keys) + 1)
+        elif not self._recall(keys, request, tokens):
+            self._hash(keys, request, tokens, len(keys) + 1)
+
+    def _recall(self, keys: list[bytes], request: Request, tokens: I32) -> bool:
+        """Append the keys of the chunks that come next and are remembered; were there any?"""
+        size, done = self.block_size, len(keys)
+        if done % CHUNK_BLOCKS or (done + CHUNK_BLOCKS) * size > len(tokens):
+            return False
+        parent = keys[-1] if keys else self.root(request)
+        content, width = tokens[done * size :].tobytes(), size * BYTES_PER_TOKEN
+        for first in range(0, len(content), CHUNK_BLOCKS * width):
+            chunk = self._memo.get(parent + content[first : first + width])
+            if chunk is None or not content.startswith(chunk.content, first):
+                break
+            keys += chunk.keys
+            parent = keys[-1]
+        return len(keys) > done
+
+    def _hash(self, keys: list[bytes], request: Request, tokens: I32, end: int) -> None:
+        """Append the keys up to block `end`, in one chunk.
+
+        Whole chunks are remembered, because prompts often begin alike.
+        """
+        size, done = self.block_size, len(keys)
+        first = done - done % CHUNK_BLOCKS
+        parent = keys[-1] if keys else self.root(request)
+        keys += self.chain(parent, tokens[done * size : end * size].tobytes())
+        if end == first + CHUNK_BLOCKS:
+            parent = keys[first - 1] if first else self.root(request)
+            content = tokens[first * size : end * size].tobytes()
+            start = parent + content[: size * BYTES_PER_TOKEN]
+            self._memo[start] = Chunk(content, keys[first:])
             if len(self._memo) > MEMO_CHUNKS:
                 self._memo.popitem(last=False)
-        return found
 
-    def _chain(self, parent: bytes, content: bytes) -> list[bytes]:
+    def chain(self, parent: bytes, content: bytes) -> list[bytes]:
+        """The keys of blocks without items that come after `parent`."""
         width = self.block_size * BYTES_PER_TOKEN
         keys: list[bytes] = []
         for first in range(0, len(content), width):
@@ -86,15 +114,15 @@ class Keys:
         return keys
 
     def _with_items(
-        self, parent: bytes, content: bytes, items: tuple[Item, ...], start: int
+        self, known: list[bytes], request: Request, tokens: I32, end: int
     ) -> list[bytes]:
-        width = self.block_size * BYTES_PER_TOKEN
-        keys: list[bytes] = []
-        for first in range(0, len(content), width):
-            position = start + first // BYTES_PER_TOKEN
+        size, keys = self.block_size, list[bytes]()
+        parent = known[-1] if known else self.root(request)
+        for block in range(len(known), end):
+            first, behind = block * size, (block + 1) * size
             digest = BLANK.copy()
-            digest.update(parent + content[first : first + width])
-            digest.update(item_bytes(items, position, position + self.block_size))
+            digest.update(parent + tokens[first:behind].tobytes())
+            digest.update(item_bytes(request.items, first, behind))
             parent = digest.digest()
             keys.append(parent)
         return keys

@@ -3,9 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import cast
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
+from paceline.kv.runs import Run
 
 
 class BlockPool:
@@ -14,11 +16,11 @@ class BlockPool:
     Every block is in exactly one of three places:
 
         held      holders > 0                                    in block tables
-        blank     no holder, no key; reused first, last in first out
-        idle      no holder, findable by key; reused oldest first
+        blank     no holder, no content; reused first, last in first out
+        idle      no holder, findable by key or in a run; reused oldest first
 
     so freeing is caching, and taking from `idle` is eviction. With `free_order="lru"`
-    keyless blocks queue up in `idle` too, once they have been used.
+    blocks without content queue up in `idle` too, once they have been used.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class BlockPool:
         self._blank_first = free_order == "unsealed_first"
         self._events = events
         self._holders = [0] * blocks
-        self._key: list[bytes | None] = [None] * blocks
+        self._content: list[bytes | Run | None] = [None] * blocks  # a key, or what will get one
         self._by_key: dict[bytes, int] = {}
         self._twins: dict[bytes, list[int]] = {}  # further blocks of the same content
         self._blank = list(range(blocks - 1, -1, -1))
@@ -44,7 +46,7 @@ class BlockPool:
     @property
     def cached(self) -> int:
         """Free blocks whose content can still be found."""
-        return sum(1 for block in self._idle if self._key[block] is not None)
+        return sum(1 for block in self._idle if self._content[block] is not None)
 
     def holders(self, block: int) -> int:
         return self._holders[block]
@@ -78,26 +80,41 @@ class BlockPool:
 
     def drop(self, blocks: Iterable[int]) -> None:
         """Remove one holder from each; those with content age in the order given."""
-        holders, keys, blank_first = self._holders, self._key, self._blank_first
+        holders, content, blank_first = self._holders, self._content, self._blank_first
         blank, idle = self._blank, self._idle
         for block in blocks:
             left = holders[block] - 1
             assert left >= 0, f"block {block} dropped twice"
             holders[block] = left
             if left == 0:
-                if blank_first and keys[block] is None:
+                if blank_first and content[block] is None:
                     blank.append(block)
                 else:
                     idle[block] = None
 
     def seal(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         """Record the full content of each block; returns the keys that nobody had before."""
-        holders, named, by_key = self._holders, self._key, self._by_key
+        content = self._content
+        assert all(map(self._holders.__getitem__, blocks)), f"one of {blocks} has no holder"
+        assert not any(content[block] for block in blocks), f"one of {blocks} is sealed twice"
+        return self._name(blocks, keys)
+
+    def keep(self, run: Run) -> None:
+        """What these blocks contain will be worth keeping, though it has no keys yet."""
+        content = self._content
+        for block in run.blocks:
+            content[block] = run
+
+    def name(self, run: Run, keys: Sequence[bytes]) -> None:
+        """Somebody looks for what a run contains: here are its keys."""
+        self._name(run.blocks, keys)
+        run.blocks = []
+
+    def _name(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+        content, by_key = self._content, self._by_key
         new: list[bytes] = []
         for block, key in zip(blocks, keys, strict=True):
-            assert holders[block], f"block {block} is sealed without a holder"
-            assert named[block] is None, f"block {block} is sealed twice"
-            named[block] = key
+            content[block] = key
             if by_key.setdefault(key, block) == block:
                 new.append(key)
             else:
@@ -106,7 +123,7 @@ class BlockPool:
 
     def unseal(self, block: int, key: bytes) -> None:
         """Take back a seal whose content never came to be."""
-        if self._key[block] != key:
+        if self._content[block] != key:
             return  # taken by someone else since; the seal went with it
         self._forget(block)
         if self._blank_first and block in self._idle:
@@ -115,12 +132,14 @@ class BlockPool:
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """Blocks with the given contents, as many as there are without a gap."""
-        found: list[int] = []
-        for block in map(self._by_key.get, keys):
-            if block is None:
-                break
-            found.append(block)
-        return found
+        found = list(map(self._by_key.get, keys))
+        if None in found:
+            del found[found.index(None) :]
+        return cast("list[int]", found)
+
+    def has(self, key: bytes) -> bool:
+        """Is there a block with this content?"""
+        return key in self._by_key
 
     def free_among(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` are on the free list, so that holding them uses it up."""
@@ -129,8 +148,7 @@ class BlockPool:
     def clear(self) -> None:
         """Forget every key. Only while nothing is held."""
         assert self.free == self.size, "blocks are held"
-        for block in range(self.size):
-            self._key[block] = None
+        self._content = [None] * self.size
         self._by_key.clear()
         self._twins.clear()
         if self._blank_first:
@@ -138,10 +156,12 @@ class BlockPool:
             self._idle.clear()
 
     def _forget(self, block: int) -> None:
-        key = self._key[block]
-        if key is None:
+        key = self._content[block]
+        self._content[block] = None
+        if not isinstance(key, bytes):
+            if key is not None:
+                key.lose(block)
             return
-        self._key[block] = None
         twins = self._twins.get(key)
         if self._by_key[key] != block:
             assert twins is not None
@@ -163,8 +183,8 @@ class BlockPool:
             assert self._holders[block] == held.get(block, 0), f"block {block} leaked"
             places = (self._holders[block] > 0) + (block in blank) + (block in self._idle)
             assert places == 1, f"block {block} is in {places} places"
-            assert block not in blank or self._key[block] is None, f"blank block {block} has a key"
-        named = {block: key for block, key in enumerate(self._key) if key is not None}
+            assert block not in blank or not self._content[block], f"{block} is not blank"
+        named = {block: key for block, key in enumerate(self._content) if isinstance(key, bytes)}
         listed = {block: key for key, block in self._by_key.items()}
         listed |= {block: key for key, twins in self._twins.items() for block in twins}
         assert named == listed, "keys and blocks disagree"

@@ -31,10 +31,9 @@ class Intake:
         return self.chunk(rest, self.left, self.first)
 
     def add(self, slot: int, start: int, count: int) -> None:
-        if count:
-            self.entries.append(Entry(slot, start, count))
-            self.left -= count
-            self.first = False
+        self.entries.append(Entry(slot, start, count))
+        self.left -= count
+        self.first = False
 
 
 class Admission:
@@ -64,11 +63,7 @@ class Admission:
                 gate = self._enter(head, intake, now)
             if gate is not None:
                 break
-        step = served.joined(intake.entries, intake.admitted)
-        if intake.entries:
-            new = slice(len(served.slot), None)
-            at.table.advance(step.slot[new], step.start[new] + step.count[new])
-        return replace(step, gate=gate)
+        return replace(served.joined(intake.entries, intake.admitted), gate=gate)
 
     # -- waiting ------------------------------------------------------------
 
@@ -81,9 +76,8 @@ class Admission:
         if gate is not None:
             return gate
         new = at.admit(head, hit, self.span(head, hit, tokens))
-        at.cache.seal(new.slot, head, hit.tokens + tokens, at.step)
         intake.admitted.append(new)
-        intake.add(new.slot, hit.tokens, tokens)
+        self._add(intake, new.slot, hit.tokens, tokens)
         family = at.family(head)
         if family is not None and self._forks.at_once(family, hit):
             self._forks.fork(family)
@@ -98,8 +92,15 @@ class Admission:
         start = int(table.planned[slot])
         room = int(cache.held[slot]) * cache.block_size - start
         count = min(intake.share(int(table.known[slot]) - start), room)
-        intake.add(slot, start, count)
-        cache.seal(slot, sequence, start + count, self._at.step)
+        self._add(intake, slot, start, count)
+
+    def _add(self, intake: Intake, slot: int, start: int, count: int) -> None:
+        """A row for somebody who has just come in, handed out so that those behind may share it."""
+        if count:
+            intake.add(slot, start, count)
+            self._at.table.advance(slot, start + count)
+            if self._at.cache.rivals:
+                self._at.name_rivals()
 
     def rest(self, head: Sequence, hit: Hit) -> int:
         """Positions to compute before it samples, or before its family forks."""

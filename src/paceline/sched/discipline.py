@@ -82,9 +82,9 @@ class Discipline(ABC):
             slot, count = slot[busy], count[busy]
         start = at.table.planned[slot]
         at.table.advance(slot, start + count)
-        served = Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
-        self._seal(served)
-        return served
+        if at.cache.rivals:
+            at.name_rivals()
+        return Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
 
     def _fit(self, share: Callable[[Index], I32]) -> tuple[Index, I32, I32]:
         """Residents with positions and new blocks for each; some give way if blocks are short."""
@@ -136,14 +136,6 @@ class Discipline(ABC):
         if self._lookahead:
             end = np.minimum(end + self._lookahead, self._config.max_model_len)
         return np.where(count > 0, self._at.cache.short(slot, end), 0)
-
-    def _seal(self, served: Composition) -> None:
-        """Let others find the blocks of known tokens that this step fills."""
-        at, slot = self._at, served.slot
-        for row in np.flatnonzero(served.start < at.table.given[slot]).tolist():
-            place = int(slot[row])
-            end = int(served.start[row] + served.count[row])
-            at.cache.seal(place, at.table.sequence(place), end, at.step)
 
     # -- displacement -------------------------------------------------------
 

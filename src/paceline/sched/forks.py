@@ -59,6 +59,7 @@ class Forks:
     def fork(self, family: Family) -> None:
         """Let all begin where the leader stands."""
         at, leader = self._at, family.leader
+        at.name_blocks(leader.slot)
         before = leader
         for one in family.members[1:]:
             self._begin(one, family)
@@ -73,9 +74,10 @@ class Forks:
     def _begin(self, sequence: Sequence, family: Family) -> None:
         """Let a member begin at the fork, or behind what it still finds of its own."""
         at, leader, hit = self._at, family.leader, self._own(sequence, family)
-        if not sequence.keys:
-            sequence.keys = leader.keys[: len(sequence.tokens) // at.cache.block_size]
         start = family.fork_point if hit is None else hit.tokens
+        full = start // at.cache.block_size
+        if len(sequence.keys) < full:
+            sequence.keys = leader.keys[:full]
         slot = at.table.admit(sequence, start, at.drafts(sequence), family.kept.pop())
         if hit is None:
             copies = at.cache.fork(leader.slot, slot, sequence, start)
@@ -115,15 +117,15 @@ class Forks:
     def _rebase(self, sequence: Sequence, parent: Sequence, known: int) -> None:
         """Let a beam go on from all that another one knows instead of its own."""
         at, slot = self._at, sequence.slot
-        at.name_outputs(parent.slot)
-        at.cache.leave_tail(slot, sequence)
+        at.name_blocks(parent.slot)
+        at.cache.unlist(slot)
         sequence.keys = list(parent.keys)
+        sequence.tokens = tokens = at.table.tokens[parent.slot, :known].copy()
         copies = at.cache.rebase(slot, sequence, parent.slot, known)
         at.table.rebase(slot, parent.slot)
         at.news.release(slot)
         at.news.copies.append((slot, copies))
-        tokens, blocks = at.table.tokens[slot, :known].copy(), tuple(at.cache.blocks(slot))
-        request = sequence.request.child(sequence.child)
+        request, blocks = sequence.request.child(sequence.child), tuple(at.cache.blocks(slot))
         at.news.admitted.append(Admitted(slot, request, tokens, known, blocks, resumed=True))
         at.stats.forks += 1
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import PacelineError
-from paceline.core.plan import Plan, Rows
+from paceline.core.plan import Pairs, Plan, Rows
 from paceline.sched.records import (
     CHECKSUM,
     FORMAT,
@@ -185,12 +185,12 @@ def listing(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def stand_in(step: int, rows: int) -> Plan:
+def stand_in(step: int, rows: int, copies: Pairs = ()) -> Plan:
     """A plan that is no longer in flight: of such, a scheduler reads only this much."""
     none, names = np.zeros(rows, np.int32), np.full(rows, "", object)
     slot, serial = none.astype(np.intp), none.astype(np.int64)
     told = none.astype(np.bool_)
-    return Plan(step, Rows(slot, none, serial, names, none, none, none, told), none)
+    return Plan(step, Rows(slot, none, serial, names, none, none, none, told), none, copies=copies)
 
 
 # -- the replay -------------------------------------------------------------
@@ -216,6 +216,7 @@ class Replay:
         self._refusal: str | None = None  # of the latest call, until it is compared
         self._scores: Scores | None = None  # of the commit to come
         self._flight: dict[int, Plan] = {}
+        self._moves: dict[int, Pairs] = {}  # of steps that had no rows
         self._verified = self._requests = self._refused = 0
         self._calls = self._call_table()
 
@@ -306,9 +307,13 @@ class Replay:
         self.scheduler.cache_events()  # nobody asks for them here, and they would pile up
         if not plan.empty:
             self._flight[plan.step] = plan
+            if not len(plan.rows):
+                self._moves[plan.step] = plan.copies + plan.swap_out + plan.swap_in
 
     def _commit(self, made: Commitment) -> None:
-        plan = self._flight.get(made.step) or stand_in(made.step, made.rows)
+        plan = self._flight.get(made.step)
+        if plan is None:
+            plan = stand_in(made.step, made.rows, self._moves.get(made.step, ()))
         scores, self._scores = self._scores, None
         result = made.result if scores is None else scores.added_to(made.result)
         self.scheduler.commit(plan, result, made.now)

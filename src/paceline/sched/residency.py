@@ -65,31 +65,48 @@ class Residency:
     # -- what policies see --------------------------------------------------
 
     def uncached(self, sequence: Sequence) -> int:
-        return self.cache.uncached(sequence)
+        return len(sequence.tokens) - self.lookup(sequence).tokens
 
     def lookup(self, sequence: Sequence) -> Hit:
-        """The longest prefix that has been computed, also by residents in their outputs.
+        """The longest prefix that has been computed, or is being computed by residents.
 
-        Blocks of outputs are named only when a resident leaves, or here, when a lookup
-        gets just as far as a resident has named: a steady step costs nothing for it.
+        Their blocks get keys only here, when a lookup gets to where they may be found:
+        a steady step costs nothing for it, and most prompts are never looked for.
         """
-        hit = self.cache.lookup(sequence)
-        while any(self.name_outputs(slot) for slot in self.cache.continuing(sequence, hit)):
-            hit = self.cache.lookup(sequence)
-        return hit
+        return self.cache.lookup(sequence, self.name_blocks)
 
-    def name_outputs(self, slot: int) -> bool:
+    def name_blocks(self, slot: int) -> bool:
         """Seal the full blocks of a resident that have been handed out; were there any?"""
-        table, sealed = self.table, self.cache.sealed[slot]
-        filled = int(min(table.planned[slot], table.known[slot]))
-        if filled // self.cache.block_size <= sealed:
+        known = int(self.table.known[slot])
+        done = self._name_up_to(slot, min(int(self.table.computed[slot]), known), None)
+        planned = min(int(self.table.planned[slot]), known)
+        return self._name_up_to(slot, planned, self.step) or done
+
+    def name_rivals(self) -> None:
+        """Seal what those have filled who compute the same as another, oldest first."""
+        table, cache = self.table, self.cache
+        for slot in [slot for slot in table.order.tolist() if slot in cache.rivals]:
+            self.name_blocks(slot)
+            if cache.sealed[slot] >= int(table.given[slot]) // cache.block_size:
+                cache.rivals.discard(slot)
+
+    def _name_up_to(self, slot: int, tokens: int, step: int | None) -> bool:
+        if tokens // self.cache.block_size <= self.cache.sealed[slot] or not self.cache.enabled:
             return False
-        sequence = table.sequence(slot)
-        sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
+        sequence = self.table.sequence(slot)
+        sequence.tokens = self.table.tokens[slot, : self.table.known[slot]].copy()
         self.cache.name(sequence)
-        self.cache.seal(slot, sequence, min(int(table.computed[slot]), filled), step=None)
-        self.cache.seal(slot, sequence, filled, self.step)
+        self.cache.seal(slot, sequence, tokens, step)
         return True
+
+    def confirm(self, step: int) -> None:
+        """The device has run `step`; if somebody listens, it is told what became findable."""
+        self.cache.confirm(step)
+        if self.cache.events is not None:
+            order, table = self.table.order, self.table
+            filled = np.minimum(table.computed[order], table.known[order])
+            for slot, tokens in zip(order.tolist(), filled.tolist(), strict=True):
+                self._name_up_to(slot, tokens, None)
 
     def loss(self, slot: int) -> int:
         kept = self.cache.shared(slot) * self.cache.block_size
@@ -99,7 +116,6 @@ class Residency:
 
     def enter(self, sequence: Sequence, parked: str = "") -> None:
         """A new sequence begins to wait, or is parked."""
-        self.cache.name(sequence)
         note(sequence, Happened.SUBMITTED, self.now, self.step, self.waiting)
         self.live[sequence.id] = sequence
         self.policy.joined(sequence)
@@ -225,7 +241,7 @@ class Residency:
         if not self.swapping.wanted(residents):
             return False
         for one in residents:
-            self.name_outputs(one.slot)
+            self.name_blocks(one.slot)
         moves = self.swapping.out(residents, self.step)
         if moves is None:
             self.stats.swaps_refused += 1
@@ -340,10 +356,10 @@ class Residency:
     def _release(self, slot: int) -> Sequence:
         """Empty a slot. What it computed stays findable until its blocks are reused."""
         computed = int(self.table.computed[slot])
+        if computed < self.table.given[slot]:
+            self.name_blocks(slot)  # the steps in flight will fill what they were to fill
         sequence = self.table.release(slot)
-        self.cache.name(sequence)
-        self.cache.seal(slot, sequence, min(computed, len(sequence.tokens)), step=None)
-        self.cache.release(slot, sequence)
+        self.cache.release(slot, sequence, min(computed, len(sequence.tokens)))
         self.stops.unwatch(sequence.request)
         self.news.release(slot)
         return sequence

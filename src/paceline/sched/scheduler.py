@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
@@ -229,7 +231,7 @@ class Scheduler:
         else:
             outputs = self._accounting.commit(plan, result)
         self._flight.popleft()
-        self.residency.cache.confirm(plan.step)
+        self.residency.confirm(plan.step)
         if self.residency.swapping.tier.confirm(plan.step):
             self._gate = None  # blocks came free
         if outputs.finished:
@@ -262,6 +264,7 @@ class Scheduler:
         self._steady = None
         at = self.residency
         touched = at.in_flight()
+        at.table.take_back(np.array(touched, np.intp))
         at.cache.retract()
         for serial in at.swapping.tier.retract():
             for sequence in [one for one in at.swapped if one.serial == serial]:

@@ -187,8 +187,12 @@ class SlotTable:
         rest = np.maximum(self.known[slot] - planned, 1)
         return np.minimum(rest, self.ceiling[slot] - planned)
 
-    def advance(self, slot: Index, position: I32) -> None:
+    def advance(self, slot: Index | int, position: I32 | int) -> None:
         self.planned[slot] = position
+
+    def take_back(self, slot: Index) -> None:
+        """What was handed out will not be computed."""
+        self.planned[slot] = self.computed[slot]
 
     def idle(self, slot: Index, step: int) -> None:
         self.idle_steps[slot] += 1
