@@ -73,6 +73,7 @@ def variants() -> Iterator[Variant]:
         for options in [{}, *OPTIONS.get(policy, [])]:
             for victim in ("newest", "cheapest"):
                 yield Variant(policy, {"victim": victim} | options)
+        yield Variant(policy, {"discipline": "prefill_first"})
 
 
 def patience_s(policy: str, **settings: Any) -> float:
