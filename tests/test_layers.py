@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
-LIGHT_LAYERS = ("core", "kv", "sched", "sim")
+LIGHT_LAYERS = ("core", "kv", "sched", "sim", "workloads")
 LAYERS = sorted({f.relative_to(SOURCE / "paceline").parts[0] for f in SOURCE.rglob("*/*/*.py")})
 LIGHT_FILES = sorted(f for name in LIGHT_LAYERS for f in (SOURCE / "paceline" / name).rglob("*.py"))
 ALLOWED = {"paceline", "numpy"}

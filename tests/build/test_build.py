@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from paceline import LLM, ConfigError, SamplingParams
+from paceline import LLM, SamplingParams
 from tests.golden.support import SIZES, saved, their_greedy
 
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
@@ -80,7 +80,7 @@ def test_the_command_completes_a_prompt(folder: Path) -> None:
 
 def test_a_model_that_is_not_there_is_a_clear_error() -> None:
     done = command("complete", "x", "--model", "smollm3")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "smollm2" in done.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.cli.app import app
 from paceline.cli.main import main
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED
 
@@ -128,6 +129,144 @@ def test_wrong_usage_ends_with_status_2(
         main(arguments)
     assert caught.value.code == 2
     assert "usage: paceline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serv"], "did you mean 'serve'?"),
+        (
+            ["serve", "--prot", "1"],
+            "paceline serve: error: no such option: --prot; did you mean --port?",
+        ),
+        (["serve", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
+        (["serve", "--port", "http"], "invalid value for '--port'"),
+        (["serve", "--free-order", "oldest"], "'oldest' is not one of 'unsealed_first', 'lru'"),
+        (["serve", "a", "--model", "b"], "two models are given: a and --model b"),
+        (["play", "--workload", "basic"], "no built-in workload 'basic': did you mean 'basics'?"),
+        (["bench", "serv"], "did you mean 'serve'?"),
+        (["bench", "serve", "--input-len", "9-3"], "'9-3' is not a range of positive lengths"),
+        (["bench", "serve", "--burstiness", "0"], "--burstiness must be positive"),
+        (["chat", "--url", "x", "--depth", "2"], "--depth is for a model of this process"),
+        (["run-batch", "-i", "nowhere", "-o", "x"], "--input nowhere is not a file"),
+    ],
+)
+def test_mistakes_are_told_with_the_nearest_name(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: paceline")
+    assert expected.lower() in error.lower()
+
+
+def test_a_wrong_setting_is_the_askers_fault(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["complete", "x", "--model", model, "--block-size", "0"]) == 2
+    assert main(["complete", "x", "--model", model, "--policy", "best"]) == 2
+    said = capsys.readouterr().err
+    assert "paceline complete: block_size is 0; it must be positive" in said
+    assert "no policy 'best'" in said
+
+
+# Runs commands where nothing is installed beyond the heart and the command line.
+LIGHTLY = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "msgspec", "zmq", "fastapi", "uvicorn", "starlette",
+                                      "tokenizers", "jinja2", "safetensors", "prometheus_client"}:
+            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
+
+sys.meta_path.insert(0, Refuse())
+from paceline.cli.main import main
+for line in sys.argv[1:]:
+    try:
+        print(line, "ends with", main(line.split()))
+    except SystemExit as end:
+        print(line, "ends with", end.code)
+"""
+
+
+def test_commands_that_need_no_model_need_little() -> None:
+    expected = {
+        "play --fast": 0,
+        "replay nowhere": 2,
+        "--help": 0,
+        "serve --help": 0,
+        "run-batch --help": 0,
+        "bench serve --url http://127.0.0.1:9": 1,
+        "explain x --url http://127.0.0.1:9": 1,
+        "chat --url http://127.0.0.1:9": 1,
+        "collect-env": 0,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHTLY, *expected],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ends = [line for line in done.stdout.splitlines() if " ends with " in line]
+    assert ends == [f"{words} ends with {status}" for words, status in expected.items()]
+    assert "not installed" not in done.stderr
+    assert done.stderr.count("does not answer") == 3
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"]])
+def test_summaries_are_the_first_lines_of_the_commands(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = app() if len(arguments) == 1 else app().get_command(None, "bench")
+    for name, placeholder in made.commands.items():
+        assert made.get_command(None, name).help.partition("\n")[0] == placeholder.help
+    with pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().out
+    assert all(f"\n  {name} " in said for name in made.commands)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom paceline.cli.main import main\n"
+        "try: main(['--help'])\nfinally: print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    imported = set(done.stdout.split())
+    assert "paceline.cli.app" in imported
+    assert not imported & {
+        "paceline.cli.play",
+        "torch",
+        "httpx",
+        "fastapi",
+        "rich",
+        "tokenizers",
+        "msgspec",
+        "zmq",
+    }
+
+
+def test_without_typer_the_way_out_is_told() -> None:
+    script = LIGHTLY.replace('"torch"', '"typer"')
+    done = subprocess.run(
+        [sys.executable, "-c", script, "play"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "play ends with 1\n"
+    assert done.stderr == "paceline: the command line needs typer: pip install 'paceline[cli]'\n"
 
 
 # -- as a process -----------------------------------------------------------

@@ -1,6 +1,5 @@
 """`paceline replay` says what it found, and exits accordingly."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 from paceline import Request, RequestError, Scheduler, StepResult
 from paceline.cli import replay
+from paceline.cli.main import main
 from paceline.sched.recording import Recorder
 from paceline.sim.loop import Loop
 from paceline.sim.oracle import OracleRunner
@@ -64,9 +64,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(*words: object) -> int:
-    parser = argparse.ArgumentParser()
-    replay.add_arguments(parser)
-    return replay.run(parser.parse_args([str(word) for word in words]))
+    return main(["replay", *map(str, words)])
 
 
 def test_an_identical_run_is_summed_up(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +136,7 @@ def test_a_reader_that_went_away_is_left_to_the_caller(
 
     monkeypatch.setattr("builtins.print", closed)
     with pytest.raises(BrokenPipeError):
-        run(path, "--json")
+        replay.run(replay.Options(path, json=True))
 
 
 def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,29 +1,18 @@
 """From a model's name to the parts of an engine."""
 
-import logging
 from collections.abc import Callable
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from paceline.build.settings import Hardware, resolve, sort_settings
+from paceline.build.model import Source, find_model
+from paceline.build.settings import Hardware, sort_settings
+from paceline.core.errors import ConfigError
 from paceline.engine.parts import Parts
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
-from paceline.hub.pull import pull
-from paceline.runner.attention.backend import load as load_attention
-from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.choose import choose
-from paceline.runner.models.model import Model
-from paceline.runner.runner import Runner
-from paceline.runner.weights.files import open_checkpoint
-from paceline.sched.scheduler import Scheduler
-from paceline.sched.swapping import Rates
 from paceline.text.chat import ChatTemplate
-from paceline.text.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 
 def build(
@@ -35,22 +24,19 @@ def build(
 ) -> Parts:
     """Fetch a model if need be, load it, and make everything that serves it."""
     rest, own = sort_settings(settings)
-    path = Path(pull(model, progress=progress))
-    checkpoint = open_checkpoint(path)
-    config = resolve(rest, own, checkpoint.config, hardware())
-    if own.threads:
-        torch.set_num_threads(own.threads)
-    chosen = choose(own.weights, checkpoint.config)
-    log.info("weights: %s", chosen)
-    loaded = Model.load(checkpoint, linear_kind=chosen.kind)
-    kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
-    attention = load_attention(own.attention)
-    step = config.step
-    runner = Runner(loaded, kv, attention, step.max_num_seqs, step.max_model_len)
-    scheduler = Scheduler(config)
-    if config.preemption.swap_space:
-        runner.reserve_host(config.preemption.swap_space)
-        scheduler.measure(Rates(*runner.measure()))
-    tokenizer = Tokenizer.load(path)
-    template = ChatTemplate.of(tokenizer)
-    return Parts(model, scheduler, runner, tokenizer, template, depth=own.depth)
+    device = device_of(own.device)
+    source: Source = find_model(model, own.load_format, device, progress)
+    # One module for each device: what a card needs is imported where there is one.
+    on = import_module(f"paceline.build.{device}")
+    scheduler, runner = on.assemble(rest, own, source.checkpoint, hardware())
+    template = ChatTemplate.of(source.tokenizer)
+    depth = own.steps_in_flight(on.DEPTH)
+    return Parts(model, scheduler, runner, source.tokenizer, template, depth=depth)
+
+
+def device_of(asked: str) -> str:
+    """Where the model runs."""
+    found = torch.cuda.is_available()
+    if asked == "cuda" and not found:
+        raise ConfigError("device is 'cuda', and torch finds no card here")
+    return ("cuda" if found else "cpu") if asked == "auto" else asked

@@ -1,43 +1,47 @@
 """`paceline complete`: continue a prompt, or answer a question, on this machine."""
 
-import argparse
 import sys
-from importlib import import_module
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from paceline.cli.options import add_model, settings_of
-from paceline.core.errors import PacelineError
+import typer
+
+from paceline.cli.options import EngineOptions
 from paceline.hub.progress import ProgressBar
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Load a model and continue a prompt; with --chat, answer a message."
-    parser.add_argument("prompt", help="the text to continue")
-    parser.add_argument("--chat", action="store_true", help="as a message to an assistant")
-    parser.add_argument("--max-tokens", type=int, default=64, help="%(default)s")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--n", type=int, default=1, help="how many answers")
-    add_model(parser)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to continue, and how."""
+
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")]
+    chat: Annotated[bool, typer.Option("--chat", help="As a message to an assistant.")] = False
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 64
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same samples.")] = None
+    n: Annotated[int, typer.Option("--n", help="How many answers.")] = 1
+    engine: EngineOptions = field(default_factory=EngineOptions)
 
 
-def run(args: argparse.Namespace) -> int:
-    build: Any = import_module("paceline.build.entry")  # torch takes seconds to import
-    params: Any = import_module("paceline.engine.params")
-    try:
-        with ProgressBar(args.model) as bar:
-            llm = build.LLM(args.model, progress=bar, **settings_of(args))
-        asked = params.SamplingParams(
-            max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed, n=args.n
-        )
-        if args.chat:
-            message = {"role": "user", "content": args.prompt}
-            (output,) = llm.chat([message], asked, progress=False)
-        else:
-            (output,) = llm.generate([args.prompt], asked, progress=False)
-    except PacelineError as error:
-        print(f"paceline complete: {error}", file=sys.stderr)
-        return 1
+def run(options: Options) -> int:
+    """Load a model and continue a prompt; with --chat, answer a message."""
+    from paceline.build.entry import LLM
+    from paceline.engine.params import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+        n=options.n,
+    )
+    model = options.engine.name()
+    with ProgressBar(model) as bar:
+        llm = LLM(model, progress=bar, **options.engine.settings)
+    if options.chat:
+        message = {"role": "user", "content": options.prompt}
+        (output,) = llm.chat([message], params, progress=False)
+    else:
+        (output,) = llm.generate([options.prompt], params, progress=False)
     for answer in output.outputs:
         print(answer.text)
     if output.error:

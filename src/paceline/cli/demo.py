@@ -1,6 +1,5 @@
 """`paceline demo`: start a server, ask it a question over HTTP, and leave it running."""
 
-import argparse
 import json
 import os
 import socket
@@ -9,30 +8,38 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
 from urllib.error import URLError
 from urllib.request import Request, urlopen
+
+import typer
 
 QUESTION = "What is the capital of France?"
 READY_S = 600  # for a download and a slow disk
 SHOWN = ("generation_tokens_total", "prompt_tokens_total", "time_to_first_token_seconds_sum")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Fetch the default model if need be, serve it, ask it a question over HTTP, and show the "
-        "streamed answer and some metrics. The server runs until Ctrl-C; with CI=1 it ends."
-    )
-    parser.add_argument("--question", default=QUESTION, help="%(default)s")
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to ask, and where."""
+
+    question: Annotated[str, typer.Option(help="What to ask.")] = QUESTION
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 0
 
 
-def run(args: argparse.Namespace) -> int:
-    port = args.port or free_port()
+def run(options: Options) -> int:
+    """Serve the default model and ask it a question, to see that it works.
+
+    It is fetched if need be. The streamed answer and some metrics are shown, and the server
+    runs until Ctrl-C; with CI=1 in the environment it ends.
+    """
+    port = options.port or free_port()
     command = [sys.executable, "-m", "paceline.cli.main", "serve", "--port", str(port)]
     print(f"$ paceline serve --port {port}", flush=True)
     with subprocess.Popen(command) as server:
         try:
-            return converse(server, f"http://127.0.0.1:{port}", args.question)
+            return converse(server, f"http://127.0.0.1:{port}", options.question)
         finally:
             server.terminate()
 

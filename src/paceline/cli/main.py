@@ -1,44 +1,36 @@
-"""The command `paceline` and its subcommands."""
+"""The command `paceline`: runs one of its commands, and ends as a shell expects."""
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-
-from paceline import __version__
-from paceline.cli import complete, demo, play, pull, replay, serve
+from typing import Any
 
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
 PIPE_CLOSED = 141  # and for one whose reader went away
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="paceline", description="An LLM inference engine built around its scheduler."
-    )
-    top.add_argument("--version", action="version", version=f"paceline {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command, summary in (
-        (demo, "serve the default model and ask it a question, to see that it works"),
-        (serve, "serve a model over HTTP, in the manner of OpenAI"),
-        (complete, "continue a prompt, or answer a question"),
-        (pull, "fetch a model into the cache"),
-        (play, "play a small workload on the real scheduler, as a picture"),
-        (replay, "replay a recorded journal and check that it plans the same"),
-    ):
-        name = command.__name__.rpartition(".")[2]
-        one = commands.add_parser(name, help=summary)
-        command.add_arguments(one)
-        one.set_defaults(run=command.run)
-    return top
+PREFIX = "Value error, "  # which says nothing that the rest does not
+WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    args = parser().parse_args(argv)
+    """Run one command; returns the exit status. Wrong usage raises SystemExit with status 2."""
     try:
-        status: int = args.run(args)
+        import typer
+    except ModuleNotFoundError:
+        print(WITHOUT_TYPER, file=sys.stderr)
+        return 1
+    from paceline.cli.app import app
+
+    command = app()
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        with command.make_context("paceline", list(arguments)) as context:
+            status: int = command.invoke(context)
         sys.stdout.flush()
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except typer.TyperException as error:
+        complain(error)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -46,6 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     return status
+
+
+def complain(error: Any) -> None:
+    """How the command is used, and what was wrong, with the nearest name where there is one."""
+    context, name = getattr(error, "ctx", None), "paceline"
+    if context is not None:
+        print(context.get_usage(), file=sys.stderr)
+        name = context.command_path
+    close = getattr(error, "possibilities", None)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    message = error.message if close else error.format_message()
+    print(f"{name}: error: {message.replace(PREFIX, '')}{hint}", file=sys.stderr)
 
 
 if __name__ == "__main__":

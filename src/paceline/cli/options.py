@@ -1,42 +1,65 @@
-"""The settings of an engine as flags, made from the settings themselves."""
+"""Options that several commands have in common."""
 
-import argparse
-from dataclasses import MISSING, fields
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from paceline.core.config import PARTS, LoadConfig
+import typer
+
+from paceline.cli.command import WrongOption
+from paceline.cli.settings import Settings
 from paceline.hub.catalogue import DEFAULT
 
-HIDDEN = ("num_blocks", "swap_space", "tenant_weights")  # of the scheduler: an engine has its own
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A name that `paceline pull` knows, a .gguf file, a folder, or owner/name.",
+        show_default=DEFAULT,
+    ),
+]
+ModelFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME", help="The same as MODEL, by flag.", show_default=DEFAULT
+    ),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="A server, such as http://127.0.0.1:8000."),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", envvar="PACELINE_API_KEY", metavar="KEY", help="What the server asks for."
+    ),
+]
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Which model, and every setting by its name."""
-    parser.add_argument(
-        "--model",
-        default=DEFAULT,
-        help="a name that `pull` knows, a .gguf file, a folder, or owner/name (%(default)s)",
-    )
-    group = parser.add_argument_group("settings", "named and meant as in the documentation")
-    for kind in (LoadConfig, *PARTS.values()):
-        for setting in fields(kind):
-            if setting.default is MISSING or (kind is not LoadConfig and setting.name in HIDDEN):
-                continue
-            add_setting(group, setting.name, setting.default)
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Which model, and every setting of its engine."""
+
+    model: ModelFlag = None
+    settings: Settings = field(default_factory=Settings)
+
+    def name(self, argument: str | None = None) -> str:
+        return model_of(argument, self.model)
 
 
-def add_setting(group: argparse._ArgumentGroup, name: str, default: Any) -> None:  # pyright: ignore[reportPrivateUsage]
-    flag = "--" + name.replace("_", "-")
-    if isinstance(default, bool):
-        group.add_argument(
-            flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
-        )
-        return
-    kind: type[Any] = cast("type[Any]", type(default))
-    group.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS, metavar=repr(default))
+def model_of(argument: str | None, flag: str | None) -> str:
+    """The model by argument, by flag, or the default one."""
+    if argument and flag and argument != flag:
+        raise WrongOption(f"two models are given: {argument} and --model {flag}")
+    return argument or flag or DEFAULT
 
 
-def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given."""
-    known = {one.name for kind in (LoadConfig, *PARTS.values()) for one in fields(kind)}
-    return {name: value for name, value in vars(args).items() if name in known}
+def root(url: str) -> str:
+    """The address of a server, with or without the /v1 that OpenAI's clients want."""
+    plain = url.rstrip("/").removesuffix("/v1")
+    return plain if "://" in plain else f"http://{plain}"
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header that carries a key, if there is one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,6 +1,5 @@
 """The command `paceline play`: the real scheduler on a small workload, as a picture."""
 
-import argparse
 import json
 import os
 import shutil
@@ -8,8 +7,13 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Annotated, Any, TextIO
 
+import typer
+
+from paceline.cli.command import WrongOption
 from paceline.cli.fields import ScriptError
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette
 from paceline.cli.picture import frame, picture
@@ -24,72 +28,149 @@ LETTERS = "".join(mark.symbol for mark in MARKS.values()) + "▓█░▒┤…"
 NO_TERMINAL = (100, 40)  # letters and lines, where there is none to ask
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Play a small workload on the real scheduler and draw what it decides."
-    parser.epilog = signs(Palette(colour=False, unicode=can_encode(sys.stdout)))
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    source = parser.add_argument_group("what to play").add_mutually_exclusive_group()
-    source.add_argument("file", nargs="?", help="a workload in JSON or YAML; - is standard input")
-    source.add_argument(
-        "--workload",
-        choices=built_in_names(),
-        help=f"a built-in workload instead of a file (default: {DEFAULT_WORKLOAD})",
-    )
-    how = parser.add_argument_group("how to schedule")
-    how.add_argument(
-        "--set",
-        metavar="NAME=VALUE",
-        dest="settings",
-        type=setting,
-        action="append",
-        default=[],
-        help="a setting that outranks the workload's, such as max_num_seqs=2; may be repeated",
-    )
-    how.add_argument("--policy", help="who goes first: fcfs, priority, shortest, deadline, fair")
-    how.add_argument(
-        "--depth",
-        type=whole_number(1, DEEPEST),
-        default=1,
-        metavar="N",
-        help="plan up to N steps ahead of their results (default: 1)",
-    )
-    how.add_argument(
-        "--max-steps",
-        type=whole_number(1, 1_000_000),
-        default=1_000,
-        metavar="N",
-        help="stop after N steps (default: 1000)",
-    )
-    add_display_arguments(parser.add_argument_group("how to show it"))
+# -- arguments --------------------------------------------------------------
 
 
-def add_display_arguments(group: Any) -> None:
-    group.add_argument(
-        "--delay",
-        type=seconds,
-        default=0.3,
-        metavar="S",
-        help="seconds between two steps in a terminal (default: 0.3)",
-    )
-    group.add_argument("--step", action="store_true", help="wait for Enter after each step")
-    group.add_argument("--fast", action="store_true", help="only the whole picture, at once")
-    group.add_argument("--no-color", action="store_true", help="symbols only; so does NO_COLOR")
-    group.add_argument("--ascii", action="store_true", help="draw with ASCII letters only")
-    group.add_argument(
-        "--width", type=whole_number(40, 10_000), metavar="N", help="letters in a line"
-    )
-    group.add_argument(
-        "--explain",
-        metavar="ID",
-        action="append",
-        default=[],
-        help="also tell the life of a request in sentences; may be repeated",
-    )
-    group.add_argument("--json", action="store_true", help="one line of JSON per step, no picture")
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON where the setting is not a text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+    if isinstance(Config().to_dict().get(name), str):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value  # of the wrong type, as the script will say
 
 
-def signs(palette: Palette) -> str:
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 60:  # noqa: PLR2004  a minute between two steps is a mistake
+        raise typer.BadParameter(f"{text!r} is not a number of seconds from 0 to 60")
+    return value
+
+
+WHAT, HOW, SHOWN = "what to play", "how to schedule", "how to show it"
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How a run is shown: delay, step, fast, no_color, ascii, width, explain, json."""
+
+    delay: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            parser=seconds,
+            help="Seconds between two steps in a terminal.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = 0.3
+    step: Annotated[
+        bool,
+        typer.Option("--step", help="Wait for Enter after each step.", rich_help_panel=SHOWN),
+    ] = False
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Only the whole picture, at once.", rich_help_panel=SHOWN),
+    ] = False
+    no_color: Annotated[
+        bool,
+        typer.Option("--no-color", help="Symbols only; so does NO_COLOR.", rich_help_panel=SHOWN),
+    ] = False
+    ascii: Annotated[
+        bool,
+        typer.Option("--ascii", help="Draw with ASCII letters only.", rich_help_panel=SHOWN),
+    ] = False
+    width: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=40, max=10_000, help="Letters in a line.", rich_help_panel=SHOWN
+        ),
+    ] = None
+    explain: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ID",
+            help="Also tell the life of a request in sentences; may be repeated.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = field(default_factory=list[str])
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="One line of JSON per step, no picture.", rich_help_panel=SHOWN
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to play and how; a file and a built-in workload exclude each other."""
+
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="A workload in JSON or YAML; - is standard input."),
+    ] = None
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"A built-in one instead of a file: {', '.join(built_in_names())}.",
+            show_default=DEFAULT_WORKLOAD,
+            rich_help_panel=WHAT,
+        ),
+    ] = None
+    settings: Annotated[
+        list[Any],
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            parser=setting,
+            help="A setting that outranks the workload's, such as max_num_seqs=2; may repeat.",
+            rich_help_panel=HOW,
+        ),
+    ] = field(default_factory=list[Any])
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who goes first: fcfs, priority, shortest, deadline, fair.", rich_help_panel=HOW
+        ),
+    ] = None
+    depth: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=DEEPEST,
+            help="Plan up to N steps ahead of their results.",
+            rich_help_panel=HOW,
+        ),
+    ] = 1
+    max_steps: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, max=1_000_000, help="Stop after N steps.", rich_help_panel=HOW
+        ),
+    ] = 1_000
+    display: Display = field(default_factory=Display)
+
+    def __post_init__(self) -> None:
+        if self.file and self.workload:
+            raise WrongOption(f"{self.file} and --workload {self.workload} exclude each other")
+        if self.workload and self.workload not in built_in_names():
+            close = get_close_matches(self.workload, built_in_names(), 1)
+            hint = f"did you mean {close[0]!r}?" if close else ", ".join(built_in_names())
+            raise WrongOption(f"no built-in workload {self.workload!r}: {hint}")
+
+
+def closing() -> str:
     """What every sign of the picture means."""
+    palette = Palette(colour=False, unicode=can_encode(sys.stdout))
     named = {
         "signs of what a request does in a step, before the number of tokens it computes": MARKS,
         "steps of the discipline prefill_first": STEPS,
@@ -105,71 +186,35 @@ def signs(palette: Palette) -> str:
     )
 
 
-# -- arguments --------------------------------------------------------------
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON where the setting is not a text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    if isinstance(Config().to_dict().get(name), str):
-        return name, value
-    try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
-        return name, value  # of the wrong type, as the script will say
-
-
-def whole_number(low: int, high: int) -> Any:
-    """A checker for argparse."""
-
-    def check(text: str) -> int:
-        if not text.isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
-        return int(text)
-
-    return check
-
-
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 60:  # noqa: PLR2004  a minute between two steps is a mistake
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 60")
-    return value
-
-
 # -- the command ------------------------------------------------------------
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: Options) -> int:
+    """Play a small workload on the real scheduler and draw what it decides."""
     try:
-        title, script = chosen(args)
+        title, script = chosen(options)
     except ScriptError as error:
         print(f"paceline play: error: {error}", file=sys.stderr)
         return 2
-    stage = Stage(script, args.depth)
-    turns = stage.turns(args.max_steps)
-    if args.json:
-        print_json(stage, turns, args.explain)
+    stage = Stage(script, options.depth)
+    turns = stage.turns(options.max_steps)
+    if options.display.json:
+        print_json(stage, turns, options.display.explain)
     else:
-        show(stage, turns, Heading(title, script.about), args)
+        show(stage, turns, Heading(title, script.about), options)
     return 0
 
 
-def chosen(args: argparse.Namespace) -> tuple[str, Script]:
+def chosen(options: Options) -> tuple[str, Script]:
     """The workload that the arguments name, and its title."""
-    overrides = dict(args.settings)
-    if args.policy is not None:
-        overrides["policy"] = args.policy
-    title: str = args.file or args.workload or DEFAULT_WORKLOAD
-    content = load(title) if args.file else parse_json(built_in(title), title)
+    overrides = dict(options.settings)
+    if options.policy is not None:
+        overrides["policy"] = options.policy
+    title: str = options.file or options.workload or DEFAULT_WORKLOAD
+    content = load(title) if options.file else parse_json(built_in(title), title)
     script = build(content, title, overrides)
     names = [ask.request.id for ask in script.asks]
-    for name in args.explain:
+    for name in options.display.explain:
         if name not in names:
             raise ScriptError("--explain", f"no request {name!r} in {title}: {', '.join(names)}")
     return title, script
@@ -197,25 +242,25 @@ def blocked_text(stage: Stage) -> str | None:
     return blocked.text if blocked else None
 
 
-def show(stage: Stage, turns: Iterator[Turn], title: Heading, args: argparse.Namespace) -> None:
+def show(stage: Stage, turns: Iterator[Turn], title: Heading, options: Options) -> None:
     out = sys.stdout
     capable = out.isatty() and os.environ.get("TERM") != "dumb"
     palette = Palette(
-        colour=capable and not args.no_color and not os.environ.get("NO_COLOR"),
-        unicode=not args.ascii and can_encode(out),
+        colour=capable and not options.display.no_color and not os.environ.get("NO_COLOR"),
+        unicode=not options.display.ascii and can_encode(out),
     )
     history = stage.history
-    if capable and not args.fast:
+    if capable and not options.display.fast:
         with screen(out):
             for _ in turns:
-                width, height = size(args)
+                width, height = size(options)
                 above = heading(title, history, palette, width)
                 draw(out, frame(history, palette, width, height, above))
-                pause(args)
+                pause(options)
     else:
         for _ in turns:
             pass
-    width, _ = size(args)
+    width, _ = size(options)
     lines = heading(title, history, palette, width)
     lines += [*picture(history, palette, width), ""]
     lines += [palette.paint("what happened, and why nobody else was admitted", STRONG)]
@@ -223,14 +268,14 @@ def show(stage: Stage, turns: Iterator[Turn], title: Heading, args: argparse.Nam
     lines += summary(history, stage.scheduler.stats, palette)
     if not stage.over:
         lines += ["", f"stopped after {len(history.columns)} steps; --max-steps plays more"]
-    for name in args.explain:
+    for name in options.display.explain:
         lines += ["", *life(stage.scheduler.explain(name), width)]
     print("\n".join(lines))
 
 
-def size(args: argparse.Namespace) -> tuple[int, int]:
+def size(options: Options) -> tuple[int, int]:
     columns, height = shutil.get_terminal_size(NO_TERMINAL)
-    return args.width or columns, height
+    return options.display.width or columns, height
 
 
 def can_encode(out: TextIO) -> bool:
@@ -262,9 +307,9 @@ def draw(out: TextIO, lines: list[str]) -> None:
     out.flush()
 
 
-def pause(args: argparse.Namespace) -> None:
+def pause(options: Options) -> None:
     """Let people look: until Enter, or for a while."""
-    if args.step and sys.stdin.isatty():
+    if options.display.step and sys.stdin.isatty():
         sys.stdin.readline()
     else:
-        time.sleep(args.delay)
+        time.sleep(options.display.delay)

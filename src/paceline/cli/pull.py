@@ -1,27 +1,24 @@
 """`paceline pull`: fetch a model into the cache."""
 
-import argparse
-import sys
+from dataclasses import dataclass
 
-from paceline.core.errors import PacelineError
+from paceline.cli.options import ModelArgument
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import ProgressBar
 from paceline.hub.pull import pull
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Fetch a model, unless it is there, check it, and print where it is."
-    parser.add_argument(
-        "model", nargs="?", default=DEFAULT, help="a name, a path, or owner/name (%(default)s)"
-    )
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to fetch."""
+
+    model: ModelArgument = None
 
 
-def run(args: argparse.Namespace) -> int:
-    try:
-        with ProgressBar(args.model) as bar:
-            path = pull(args.model, progress=bar)
-    except PacelineError as error:
-        print(f"paceline pull: {error}", file=sys.stderr)
-        return 1
+def run(options: Options) -> int:
+    """Fetch a model, unless it is there, check it, and print where it is."""
+    model = options.model or DEFAULT
+    with ProgressBar(model) as bar:
+        path = pull(model, progress=bar)
     print(path)
     return 0

@@ -1,9 +1,12 @@
 """The command `paceline replay`: make a recorded run again and check that it plans the same."""
 
-import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from paceline.core.errors import RequestError
 from paceline.sched.explain import plural
@@ -15,37 +18,44 @@ IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
 UNTOUCHED = (Ending.CLOSED, Ending.UNREAD)  # nothing to say about how the file ends
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Make the calls of a recording again and compare every plan with the recorded one. "
-        "Exit status: 0 if all are identical, 1 if one differs, 2 if the file cannot be read."
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="what a Recorder wrote")
-    parser.add_argument("--explain", metavar="ID", help="tell the life of this request at the end")
-    parser.add_argument("--until", type=int, metavar="STEP", help="stop after planning this step")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print each plan as a line of JSON; everything else goes to standard error",
-    )
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to replay, and what to tell of it."""
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What a Recorder wrote.")]
+    explain: Annotated[
+        str | None, typer.Option(metavar="ID", help="Tell the life of this request at the end.")
+    ] = None
+    until: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Stop after planning this step.")
+    ] = None
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print each plan as a line of JSON; all else goes to standard error."
+        ),
+    ] = False
 
 
-def run(args: argparse.Namespace) -> int:
-    """Replay a file; returns the exit status."""
+def run(options: Options) -> int:
+    """Make the calls of a recording again and check that it plans the same.
+
+    Exit status: 0 if all plans are identical, 1 if one differs, 2 if the file cannot be read.
+    """
     try:
-        replay = Replay(args.file)
-        for plan in replay.plans(args.until):
-            if args.json:
+        replay = Replay(options.file)
+        for plan in replay.plans(options.until):
+            if options.json:
                 print(json.dumps(plan.to_dict()))
     except BrokenPipeError:  # whoever reads the plans has seen enough
         raise
     except (RecordingError, OSError) as error:
         return complain(error)
-    told = sys.stderr if args.json else sys.stdout
-    print(*report(replay, args.until), sep="\n", file=told)
-    if args.explain is not None:
+    told = sys.stderr if options.json else sys.stdout
+    print(*report(replay, options.until), sep="\n", file=told)
+    if options.explain is not None:
         try:
-            print(replay.scheduler.explain(args.explain), file=told)
+            print(replay.scheduler.explain(options.explain), file=told)
         except RequestError as error:
             return complain(error)
     if replay.divergence is not None:

@@ -1,38 +1,37 @@
 """`paceline serve`: an OpenAI-compatible server for one model."""
 
-import argparse
-import sys
-from importlib import import_module
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from paceline.cli.options import add_model, settings_of
-from paceline.core.errors import PacelineError
+import typer
+
+from paceline.cli.options import ModelArgument, ModelFlag, model_of
+from paceline.cli.settings import ServingSettings
 from paceline.hub.progress import ProgressBar
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Load a model and serve it over HTTP, in the manner of OpenAI."
-    parser.add_argument("--host", default="127.0.0.1", help="%(default)s")
-    parser.add_argument("--port", type=int, default=8000, help="%(default)s")
-    parser.add_argument("--api-key", action="append", default=[], help="ask for it; may repeat")
-    parser.add_argument("--served-model-name", action="append", default=[], metavar="NAME")
-    add_model(parser)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to serve, and where."""
+
+    argument: ModelArgument = None
+    model: ModelFlag = None
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets others in.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000
+    settings: ServingSettings = field(default_factory=ServingSettings)
 
 
-def run(args: argparse.Namespace) -> int:
-    build: Any = import_module("paceline.build.entry")  # torch takes seconds to import
-    try:
-        with ProgressBar(args.model) as bar:
-            build.serve(
-                args.model,
-                host=args.host,
-                port=args.port,
-                api_keys=tuple(args.api_key),
-                aliases=tuple(args.served_model_name),
-                progress=bar,
-                **settings_of(args),
-            )
-    except PacelineError as error:
-        print(f"paceline serve: {error}", file=sys.stderr)
-        return 1
+def run(options: Options) -> int:
+    """Load a model and serve it over HTTP, in the manner of OpenAI.
+
+    It listens for /v1/chat/completions, /v1/completions, /metrics, /health and more until it is
+    told to end; then those who are here are answered first.
+    """
+    from paceline.build.entry import serve
+
+    model = model_of(options.argument, options.model)
+    with ProgressBar(model) as bar:
+        serve(model, host=options.host, port=options.port, progress=bar, **options.settings)
     return 0

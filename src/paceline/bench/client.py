@@ -1,0 +1,123 @@
+"""One streaming request to an OpenAI-compatible server, timed by its client."""
+
+import json
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from paceline.bench.samples import Sample
+from paceline.workloads.call import Call
+from paceline.workloads.prompts import token_ids, words
+
+EVENT = "data: "
+DONE = "[DONE]"
+FINE = 200
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go, and how their bodies are made."""
+
+    model: str
+    endpoint: str  # completions: prompts are token ids, of exact lengths; chat: they are words
+    vocab_size: int
+    seed: int
+    ignore_eos: bool
+
+    @property
+    def path(self) -> str:
+        return PATHS[self.endpoint]
+
+    def body(self, call: Call) -> dict[str, Any]:
+        common: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": call.output_len,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.ignore_eos:
+            common["ignore_eos"] = True
+        if self.endpoint == "chat":
+            return common | {"messages": [{"role": "user", "content": words(call, self.seed)}]}
+        return common | {"prompt": token_ids(call, self.vocab_size, self.seed)}
+
+
+class Failure(Exception):
+    """A request that went wrong; its text is the kind, which failures are counted by."""
+
+
+class Reading:
+    """What came of one stream so far."""
+
+    def __init__(self, call: Call) -> None:
+        self.pieces: list[float] = []
+        self.prompt_tokens, self.output_tokens = call.input_len, 0
+        self.whole = False
+
+    def take(self, line: str) -> None:
+        if not line.startswith(EVENT):
+            return
+        if line == EVENT + DONE:
+            self.whole = True
+            return
+        event = json.loads(line.removeprefix(EVENT))
+        if "error" in event:
+            raise Failure("error in the stream")
+        if usage := event.get("usage"):
+            self.prompt_tokens = usage["prompt_tokens"]
+            self.output_tokens = usage["completion_tokens"]
+        if any(has_text(choice) for choice in event.get("choices", ())):
+            self.pieces.append(perf_counter())
+
+    def check(self) -> None:
+        if not self.whole:
+            raise Failure("cut off")
+        if not self.pieces:
+            raise Failure("no text")
+        # A server that does not count for us sends one token a piece.
+        self.output_tokens = self.output_tokens or len(self.pieces)
+
+
+def has_text(choice: dict[str, Any]) -> bool:
+    delta: dict[str, Any] = choice.get("delta") or {}
+    return bool(choice.get("text") or delta.get("content"))
+
+
+async def timed(
+    http: httpx.AsyncClient, target: Target, call: Call, begun: float, planned_s: float
+) -> Sample:
+    """Send it and read all of it; `begun` is what times are counted from."""
+    body = json.dumps(target.body(call)).encode()
+    headers = {"Content-Type": "application/json"}
+    reading, error = Reading(call), ""
+    sent = perf_counter()
+    try:
+        async with http.stream("POST", target.path, content=body, headers=headers) as response:
+            if response.status_code != FINE:
+                raise Failure(f"status {response.status_code}")
+            async for line in response.aiter_lines():
+                reading.take(line)
+        reading.check()
+    except Failure as failure:
+        error = str(failure)
+    except httpx.TimeoutException:
+        error = "timeout"
+    except httpx.ConnectError:
+        error = "no connection"
+    except httpx.HTTPError:
+        error = "hung up"
+    except (ValueError, KeyError, TypeError):
+        error = "malformed answer"
+    return Sample(
+        planned_s,
+        sent - begun,
+        tuple(at - begun for at in reading.pieces),
+        perf_counter() - begun,
+        reading.prompt_tokens,
+        reading.output_tokens,
+        error,
+    )

@@ -1,0 +1,53 @@
+"""Measures an engine in this process: many prompts at once, or one batch again and again."""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+from paceline.bench.runs import Repeats, Run
+from paceline.core.errors import PacelineError
+from paceline.engine.api import RequestOutput, SamplingParams
+from paceline.workloads.call import Call
+from paceline.workloads.prompts import token_ids
+
+
+class RunFailed(PacelineError):
+    """A prompt of the load ended with an error, so that its time says nothing."""
+
+
+class Model(Protocol):
+    """What is measured; see `engine.llm.LLM`."""
+
+    def generate(
+        self, prompts: Any, params: Any = None, *, progress: bool = True
+    ) -> list[RequestOutput]: ...
+
+
+def throughput(
+    llm: Model, calls: Sequence[Call], vocab_size: int, seed: int, progress: bool = False
+) -> Run:
+    """All calls at once; each writes as much as it wants."""
+    prompts = [token_ids(call, vocab_size, seed) for call in calls]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=call.output_len, ignore_eos=True)
+        for call in calls
+    ]
+    begun = perf_counter()
+    outputs = llm.generate(prompts, params, progress=progress)
+    seconds = perf_counter() - begun
+    if failed := [output.error for output in outputs if output.error]:
+        raise RunFailed(f"{len(failed)} of {len(outputs)} prompts failed: {failed[0]}")
+    return Run(
+        seconds,
+        len(outputs),
+        sum(output.usage.prompt_tokens for output in outputs),
+        sum(output.usage.completion_tokens for output in outputs),
+    )
+
+
+def latency(
+    llm: Model, calls: Sequence[Call], vocab_size: int, repeats: int, warmup: int
+) -> Repeats:
+    """How long one batch takes from beginning to end; the seed differs from time to time."""
+    runs = [throughput(llm, calls, vocab_size, seed) for seed in range(warmup + repeats)]
+    return Repeats(runs[warmup:])

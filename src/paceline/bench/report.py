@@ -1,0 +1,131 @@
+"""Tells a run: in lines for people, and as plain values for JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from paceline.bench.runs import Repeats, Run
+from paceline.bench.samples import MS, Outcome, Sample, Spread
+
+COLUMNS = ("mean", "median", "p90", "p99", "max")
+LABEL, CELL = 24, 11  # letters
+LATE_MS = 50.0  # sent that much too late, a load is no longer the one that was asked for
+
+
+def lines_of(outcome: Outcome, targets_ms: Mapping[str, float]) -> list[str]:
+    """A table of times, below what was done and how fast."""
+    failed = sum(outcome.errors.values())
+    lines = [
+        row("requests", f"{outcome.completed} ended well, {failed} failed"),
+        row("duration", f"{outcome.duration_s:.2f} s"),
+        row("tokens", f"{outcome.prompt_tokens:,} read, {outcome.output_tokens:,} written"),
+        row("throughput", rates(outcome)),
+    ]
+    if outcome.goodput is not None:
+        within = ", ".join(f"{name} {limit:g} ms" for name, limit in targets_ms.items())
+        lines.append(row("goodput", f"{outcome.goodput:.2f} requests/s within {within}"))
+    lines += [row(f"  {kind}", f"{count}") for kind, count in sorted(outcome.errors.items())]
+    lines += ["", row("milliseconds", "".join(name.rjust(CELL) for name in COLUMNS))]
+    lines += table(outcome)
+    behind = outcome.behind_ms
+    if behind is not None and behind.p99 > LATE_MS:
+        late = f"requests were sent up to {behind.most:.0f} ms late: for want of concurrency, or"
+        lines += ["", f"{late} of a faster client"]
+    return lines
+
+
+def table(outcome: Outcome) -> list[str]:
+    spreads = {
+        "time to first token": outcome.ttft_ms,
+        "time per output token": outcome.tpot_ms,
+        "inter-token latency": outcome.itl_ms,
+        "end to end": outcome.e2e_ms,
+    }
+    return [row(name, numbers(spread)) for name, spread in spreads.items()]
+
+
+def lines_of_throughput(run: Run) -> list[str]:
+    return [
+        row("requests", f"{run.requests} in {run.seconds:.2f} s"),
+        row("tokens", f"{run.prompt_tokens:,} read, {run.output_tokens:,} written"),
+        row("throughput", rates(run)),
+    ]
+
+
+def lines_of_latency(repeats: Repeats) -> list[str]:
+    spread, run = repeats.seconds, repeats.runs[0]
+    return [
+        row("batch", f"{run.requests} requests, {len(repeats.runs)} times"),
+        row("tokens", f"{run.prompt_tokens:,} read, {run.output_tokens:,} written"),
+        "",
+        row("seconds", "".join(name.rjust(CELL) for name in COLUMNS)),
+        row("one batch", numbers(spread, digits=3)),
+    ]
+
+
+def row(name: str, text: str) -> str:
+    return f"{name.ljust(LABEL)}{text}"
+
+
+def numbers(spread: Spread | None, digits: int = 1) -> str:
+    if spread is None:
+        return "-".rjust(CELL) * len(COLUMNS)
+    values = (spread.mean, spread.median, spread.p90, spread.p99, spread.most)
+    return "".join(f"{value:{CELL}.{digits}f}" for value in values)
+
+
+def rates(done: Outcome | Run) -> str:
+    return (
+        f"{done.requests_per_s:.2f} requests/s, {done.output_tokens_per_s:.1f} output tokens/s, "
+        f"{done.total_tokens_per_s:.1f} tokens/s"
+    )
+
+
+# -- for programs -----------------------------------------------------------
+
+
+def record(outcome: Outcome, samples: Sequence[Sample], settings: Mapping[str, Any]) -> Any:
+    """Everything about a run of a server."""
+    return {
+        "kind": "serve",
+        "settings": dict(settings),
+        **asdict(outcome),
+        **rates_of(outcome),
+        "requests": [of_sample(sample) for sample in samples],
+    }
+
+
+def record_of_throughput(run: Run, settings: Mapping[str, Any]) -> Any:
+    return {
+        "kind": "throughput",
+        "settings": dict(settings),
+        **asdict(run),
+        **rates_of(run),
+    }
+
+
+def record_of_latency(repeats: Repeats, settings: Mapping[str, Any]) -> Any:
+    return {
+        "kind": "latency",
+        "settings": dict(settings),
+        "seconds": asdict(repeats.seconds),
+        "runs": [asdict(run) for run in repeats.runs],
+    }
+
+
+def rates_of(done: Outcome | Run) -> dict[str, float]:
+    names = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+    return {name: getattr(done, name) for name in names}
+
+
+def of_sample(sample: Sample) -> dict[str, Any]:
+    tpot, well = sample.tpot_s, not sample.error
+    return {
+        "sent_s": sample.sent_s,
+        "ttft_ms": sample.ttft_s * MS if sample.pieces_s else None,
+        "tpot_ms": tpot * MS if well and tpot is not None else None,
+        "e2e_ms": sample.e2e_s * MS,
+        "prompt_tokens": sample.prompt_tokens,
+        "output_tokens": sample.output_tokens,
+        "error": sample.error or None,
+    }

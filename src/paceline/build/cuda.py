@@ -1,0 +1,90 @@
+"""A scheduler and a runner for a model on a card."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paceline.build.settings import CUDA_DEFAULTS, GIB, Hardware, resolve, suggested
+from paceline.core.config import LoadConfig, StepConfig
+from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.cuda.graphs import Capturable
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.kv_store import KVStore
+from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.sched.scheduler import Scheduler
+from paceline.sched.swapping import Rates
+
+DEPTH = 2
+ATTENTION = "triton"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+COPIES_OF_LOGITS = 4  # in float32, while somebody filters them
+SPARE_BYTES = 256 << 20  # what libraries take for themselves
+
+log = logging.getLogger(__name__)
+
+
+def assemble(
+    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint, hardware: Hardware
+) -> tuple[Scheduler, CudaRunner]:
+    """Load, run the largest step once, give the memory that is left to KV, and capture graphs."""
+    dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
+    kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
+    model_config = checkpoint.config
+    chosen = suggested(settings, model_config, CUDA_DEFAULTS)
+    step = StepConfig(
+        **{name: value for name, value in chosen.items() if name in StepConfig.__slots__}
+    )
+    model = CudaModel.load(checkpoint, step.max_model_len, dtype)
+    free = free_bytes(own.gpu_memory_utilization) - rehearsed_bytes(model, step, kv_dtype)
+    log.info("weights are loaded; %.1f GiB are left for KV", free / GIB)
+    if free <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:
+        raise ConfigError(
+            f"after weights and the largest step nothing is left for KV: raise "
+            f"gpu_memory_utilization ({own.gpu_memory_utilization}) or lower "
+            f"max_num_batched_tokens ({step.max_num_batched_tokens})"
+        )
+    card = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, CUDA_DEFAULTS)
+    config = resolve(settings, own, model_config, card)
+    # The store has one block more, for rows that fill up a batch.
+    size = config.cache.num_blocks + 1, config.cache.block_size
+    kv = KVStore(model_config, *size, kv_dtype, "cuda")
+    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
+    runner = runner_of(model, kv, attention, config.step)
+    runner.warm()
+    scheduler = Scheduler(config)
+    if config.preemption.swap_space:
+        runner.reserve_host(config.preemption.swap_space)
+        scheduler.measure(Rates(*runner.measure()))
+    return scheduler, runner
+
+
+def runner_of(model: CudaModel, kv: KVStore, attention: Any, step: StepConfig) -> CudaRunner:
+    if not hasattr(attention, "hold"):
+        raise ConfigError(f"{type(attention).__name__} cannot be part of a graph; choose another")
+    capturable: Capturable = attention
+    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
+    return CudaRunner(model, kv, capturable, *sizes)
+
+
+def free_bytes(utilization: float) -> int:
+    """Of the share of the card that may be used, what nothing uses now."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return int(free - total * (1.0 - utilization))
+
+
+def rehearsed_bytes(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> int:
+    """What the largest step takes, measured by running it over a store of no size."""
+    kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
+    runner = runner_of(model, kv, load_attention(ATTENTION), replace(step))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    runner.rehearse()
+    peak = torch.cuda.max_memory_allocated() - before
+    logits = step.max_num_seqs * model.config.vocab * 4
+    return peak + COPIES_OF_LOGITS * logits + SPARE_BYTES

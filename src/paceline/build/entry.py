@@ -1,0 +1,95 @@
+"""How a program gets an engine: in a script, in an event loop, over HTTP."""
+
+import asyncio
+from dataclasses import fields, replace
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from paceline.engine import async_llm, llm
+from paceline.engine.frontend import Frontend
+from paceline.engine.parts import factory_named
+from paceline.engine.ports import Core
+from paceline.engine.process import ProcessCore
+from paceline.engine.restarting import RestartingCore
+from paceline.engine.settings import CoreSettings, EngineSettings
+from paceline.engine.thread import ThreadCore
+from paceline.hub.catalogue import DEFAULT
+from paceline.hub.progress import Progress, silent
+from paceline.hub.pull import pull
+from paceline.server import serve as http
+from paceline.server.app import create_app
+from paceline.server.settings import ServerSettings
+from paceline.text.chat import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+
+# By name, since importing it takes seconds and memory that a front end does not need.
+FACTORY = "paceline.build.assembly:build"
+
+
+class LLM(llm.LLM):
+    """A model to call from a script: `LLM("smollm2").generate(["Hello"])`."""
+
+    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
+        super().__init__(model, factory_named(FACTORY), **settings)
+
+
+class AsyncLLM(async_llm.AsyncLLM):
+    """A model for an event loop, with the step loop on a thread of its own."""
+
+    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
+        parts = factory_named(FACTORY)(model, **settings)
+        engine = parts.engine()
+        super().__init__(ThreadCore(engine), parts.frontend(engine))
+
+
+def serve(
+    model: str = DEFAULT,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    progress: Progress = silent,
+    **settings: Any,
+) -> None:
+    """Serve a model over HTTP until the process is told to end.
+
+    Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
+    engine itself. EngineFailed if the engine has died and is not begun again.
+    """
+    chosen: ServerSettings = taken(ServerSettings, settings)
+    http.log_to_stderr(as_json=chosen.log_format == "json")
+    path = str(pull(model, progress=progress))
+    core = core_of(path, settings)
+    try:
+        length = core.ready().max_model_len
+        tokenizer = Tokenizer.load(path)
+    except BaseException:
+        core.close()
+        raise
+
+    async def main() -> None:
+        frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic)
+        engine = async_llm.AsyncLLM(core, frontend)
+        try:
+            app = create_app(engine, model, tokenizer, chosen, length)
+            await http.serve(app, host, port)
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(main())
+
+
+def core_of(path: str, settings: dict[str, Any]) -> Core:
+    """The step loop of a model, on a thread or in a process of its own."""
+    chosen: CoreSettings = taken(CoreSettings, settings)
+    engine: EngineSettings = taken(EngineSettings, settings)
+    if chosen.core == "thread":
+        parts = factory_named(FACTORY)(path, **settings)
+        return ThreadCore(replace(parts, settings=engine).engine())
+    return RestartingCore(partial(ProcessCore, FACTORY, path, settings, engine), chosen)
+
+
+def taken(kind: Any, settings: dict[str, Any]) -> Any:
+    """The settings of one kind, out of those that were given."""
+    names = {one.name for one in fields(kind)} & settings.keys()
+    return kind(**{name: settings.pop(name) for name in names})

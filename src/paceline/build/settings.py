@@ -1,0 +1,86 @@
+"""All settings of an engine, from what was given, what the model is and what the machine has."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from os import sysconf
+from typing import Any
+
+from paceline.core.config import Config, LoadConfig
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config import ModelConfig
+
+GIB = 1 << 30
+CPU_DEFAULTS: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
+# A little room at each admission costs a card less than the prompts that it computes again when
+# there is none.
+CUDA_DEFAULTS: dict[str, Any] = {
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 256,
+    "watermark": 0.01,
+}
+OWN = [setting.name for setting in fields(LoadConfig)]
+SHARE_OF_MEMORY = 0.25  # of what is free, for KV, where nobody says how much
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What there is to run on, and what suits it where nobody says otherwise."""
+
+    free_bytes: int
+    share: float = SHARE_OF_MEMORY  # of these, for KV
+    value_bytes: int = 4  # of one number in KV
+    defaults: Mapping[str, Any] = field(default_factory=lambda: CPU_DEFAULTS)
+
+    @staticmethod
+    def found() -> "Hardware":
+        return Hardware(sysconf("SC_AVPHYS_PAGES") * sysconf("SC_PAGE_SIZE"))
+
+
+def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> int:
+    """Memory of one block, keys and values of all layers."""
+    return model.layers * block_size * 2 * model.kv_heads * model.head_dim * value_bytes
+
+
+def suggested(
+    settings: Mapping[str, Any], model: ModelConfig, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings with those filled in that do not depend on memory."""
+    chosen = {**defaults, "max_model_len": model.max_position, **settings}
+    if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
+        chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
+    return chosen
+
+
+def resolve(
+    settings: dict[str, Any], own: LoadConfig, model: ModelConfig, hardware: Hardware
+) -> Config:
+    """All settings of the scheduler, with what the model and the machine suggest filled in."""
+    chosen = suggested(settings, model, hardware.defaults)
+    draft = Config.of(**chosen)
+    size = draft.cache.block_size
+    each = block_bytes(model, size, hardware.value_bytes)
+    most = draft.step.max_num_seqs * -(-draft.step.max_model_len // size)
+    given = own.kv_cache_gib * GIB or hardware.free_bytes * hardware.share
+    blocks = own.num_gpu_blocks_override or min(int(given) // each, most)
+    least = -(-draft.step.max_model_len // size)
+    if blocks < least and "max_model_len" in settings:
+        raise ConfigError(
+            f"max_model_len {draft.step.max_model_len} needs {least} blocks of {size}, and there "
+            f"is memory for {blocks}: lower it, or raise kv_cache_gib"
+        )
+    chosen["max_model_len"] = min(draft.step.max_model_len, blocks * size)
+    return Config.of(**chosen, num_blocks=blocks, swap_space=int(own.swap_space * GIB) // each)
+
+
+def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]:
+    """The scheduler's settings and ours; an unknown name is an error with the nearest one."""
+    ours = {name: settings[name] for name in OWN if name in settings}
+    rest = {name: value for name, value in settings.items() if name not in ours}
+    known = [*Config.names(), *OWN]
+    for name in rest:
+        if name not in Config.names() or name == "num_blocks":
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"unknown setting {name!r}{hint}")
+    return rest, LoadConfig(**ours)

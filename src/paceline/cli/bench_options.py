@@ -1,0 +1,102 @@
+"""What the three benchmarks have in common: the shape of their load, and where results go."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from paceline.workloads.call import Call
+from paceline.workloads.prompts import Shape, Span
+
+SHAPE = "what the load looks like"
+INPUT, OUTPUT = Span(128, 128), Span(64, 64)
+
+
+def span(given: str | Span) -> Span:
+    """Of a text; a default is one already."""
+    try:
+        return given if isinstance(given, Span) else Span.parse(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeOptions:
+    """Lengths of prompts and answers, in tokens."""
+
+    input_len: Annotated[
+        Span,
+        typer.Option(
+            metavar="N|N-M",
+            parser=span,
+            help="Tokens of a prompt, or a range to draw from.",
+            show_default="128",
+            rich_help_panel=SHAPE,
+        ),
+    ] = INPUT
+    output_len: Annotated[
+        Span,
+        typer.Option(
+            metavar="N|N-M",
+            parser=span,
+            help="Tokens of an answer, or a range to draw from.",
+            show_default="64",
+            rich_help_panel=SHAPE,
+        ),
+    ] = OUTPUT
+    prefix_len: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Of the prompt: tokens shared with others.", rich_help_panel=SHAPE
+        ),
+    ] = 0
+    num_prefixes: Annotated[
+        int,
+        typer.Option(min=1, help="How many shared prefixes there are.", rich_help_panel=SHAPE),
+    ] = 1
+    vocab_size: Annotated[
+        int,
+        typer.Option(
+            min=16,
+            help="Prompts are random token ids below this; no more than the model has.",
+            rich_help_panel=SHAPE,
+        ),
+    ] = 8192
+    seed: Annotated[
+        int, typer.Option(min=0, help="The same seed gives the same load.", rich_help_panel=SHAPE)
+    ] = 0
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.input_len, self.output_len, self.prefix_len, self.num_prefixes)
+
+    def calls(self, times: Sequence[float]) -> list[Call]:
+        return self.shape.calls(times, np.random.default_rng(self.seed))
+
+    def told(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "input_len": [self.input_len.low, self.input_len.high],
+            "output_len": [self.output_len.low, self.output_len.high],
+            "prefix_len": self.prefix_len,
+            "num_prefixes": self.num_prefixes,
+            "vocab_size": self.vocab_size,
+            "seed": self.seed,
+        }
+
+
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the results as JSON."),
+]
+
+
+def deliver(lines: Sequence[str], record: Any, output: Path | None) -> None:
+    """Print the report, and write the record where one is wanted."""
+    print("\n".join(lines))
+    if output is not None:
+        output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

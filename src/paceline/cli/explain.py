@@ -1,0 +1,66 @@
+"""`paceline explain`: the life of a request, in sentences."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from paceline.cli.command import WrongOption
+from paceline.cli.options import KeyOption, UrlOption
+from paceline.core.errors import PacelineError
+from paceline.sched.replay import Replay
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class Unread(PacelineError):
+    """A recording that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which request, and who knows of it."""
+
+    request_id: Annotated[
+        str,
+        typer.Argument(metavar="REQUEST_ID", help="As in the response's id or X-Request-Id."),
+    ]
+    url: UrlOption = None
+    recording: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A recorded run instead of a server."),
+    ] = None
+    api_key: KeyOption = None
+
+    def __post_init__(self) -> None:
+        if self.url and self.recording:
+            raise WrongOption("--url and --recording exclude each other")
+
+
+def run(options: Options) -> int:
+    """Tell the life of a request: what it waited for, and why.
+
+    A server remembers those that run and the last that ended (--journal-requests). Without
+    --url and --recording, the server on port 8000 of this machine is asked.
+    """
+    if options.recording is not None:
+        print(from_recording(options.recording, options.request_id))
+        return 0
+    from paceline.cli.remote import fetched
+
+    path = f"/requests/{quote(options.request_id)}/explain"
+    print(fetched(options.url or DEFAULT_URL, path, options.api_key))
+    return 0
+
+
+def from_recording(path: Path, request_id: str) -> str:
+    """As it stood at the end of the recorded run."""
+    try:
+        replay = Replay(path)
+        for _ in replay.plans(None):
+            pass
+    except OSError as error:
+        raise Unread(f"{path}: {error}") from None
+    return replay.scheduler.explain(request_id)

@@ -1,0 +1,93 @@
+"""`paceline run-batch`: answer a file of requests, as OpenAI's batches do."""
+
+import asyncio
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.command import WrongOption
+from paceline.cli.options import EngineOptions
+from paceline.hub.progress import ProgressBar
+
+BESIDE = 2  # requests open for each that can run, so that one is always ready to begin
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which file, to where, with which model."""
+
+    input: Annotated[
+        Path,
+        typer.Option("--input", "-i", metavar="FILE", help="Requests, one JSON object a line."),
+    ]
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Answers; one that is there is continued."
+        ),
+    ]
+    max_concurrency: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Requests open at once; 0: twice max_num_seqs."),
+    ] = 0
+    served_model_name: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="A further name of the model, as in the file."),
+    ] = field(default_factory=list[str])
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        if not self.input.is_file():
+            raise WrongOption(f"--input {self.input} is not a file")
+        if self.input.absolute() == self.output.absolute():
+            raise WrongOption("--input and --output are the same file")
+
+
+def run(options: Options) -> int:
+    """Answer a file of requests, as OpenAI's batches do.
+
+    Each line of the input has custom_id, method (POST), url (/v1/chat/completions or
+    /v1/completions) and body; each line of the output has the answer to one of them, in the
+    order in which they end. A line that is wrong gets an error and stops nobody. Run it again
+    after it was interrupted: what is in the output is not asked again.
+    """
+    return asyncio.run(answered(options))
+
+
+async def answered(options: Options) -> int:
+    import httpx
+
+    from paceline.build.assembly import build
+    from paceline.cli.batch import Batch, Results, entries
+    from paceline.engine.async_llm import AsyncLLM
+    from paceline.server.app import create_app
+    from paceline.server.settings import ServerSettings
+
+    model = options.engine.name()
+    with Results(options.output) as results:
+        with ProgressBar(model) as bar:
+            parts = build(model, progress=bar, **options.engine.settings)
+        step = parts.scheduler.config.step
+        choices = ServerSettings(aliases=tuple(options.served_model_name))
+        engine = AsyncLLM.of(parts)
+        app = create_app(engine, model, parts.tokenizer, choices, step.max_model_len)
+        # The server's own code decides about every body; nothing goes over a network.
+        within = httpx.ASGITransport(app, raise_app_exceptions=False)
+        width = options.max_concurrency or BESIDE * step.max_num_seqs
+        width = min(width, step.max_num_queued_reqs)
+        try:
+            async with httpx.AsyncClient(
+                transport=within, base_url="http://batch", timeout=None
+            ) as http:
+                counts = await Batch(http, results, width).run(entries(options.input))
+        finally:
+            await engine.shutdown()
+    print(
+        f"{counts.answered} answered, {counts.refused} refused, {counts.bad} bad lines, "
+        f"{counts.skipped} were there already",
+        file=sys.stderr,
+    )
+    return 0

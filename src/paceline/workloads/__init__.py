@@ -1,0 +1,1 @@
+"""Loads to put on an engine: traces, arrivals, prompts."""

@@ -1,0 +1,34 @@
+"""One request of a load: when it comes, what its prompt is made of, how much it wants."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a prompt; equal segments are equal tokens."""
+
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Prompts that begin with the same segments share a prefix."""
+
+    at_s: float  # since the load began
+    segments: tuple[Segment, ...]
+    output_len: int  # tokens
+
+    @property
+    def input_len(self) -> int:
+        return sum(segment.tokens for segment in self.segments)
+
+    def cut(self, most_input: int, most_output: int) -> "Call":
+        """No longer than this, in tokens; what is cut off is the end of the prompt."""
+        room, kept = most_input, list[Segment]()
+        for segment in self.segments:
+            if room <= 0:
+                break
+            kept.append(Segment(segment.key, min(segment.tokens, room)))
+            room -= segment.tokens
+        return Call(self.at_s, tuple(kept), min(self.output_len, most_output))

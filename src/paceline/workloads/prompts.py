@@ -1,0 +1,93 @@
+"""Prompts of a given length: as token ids, and as words; equal segments give equal tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from paceline.core.errors import ConfigError
+from paceline.workloads.call import Call, Segment
+
+SPECIAL_SHARE = 8  # the first eighth of a vocabulary has special tokens and single bytes
+# Short and common, so that most vocabularies have one token for each.
+COMMON = """
+the of and to in is that it was for on are as with they be at one
+have this from by hot but some what there we can out other were all your when up
+use how said an each she which do time if will way about many then them would write
+like so these her long make thing see
+"""
+WORDS = COMMON.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A length in tokens, drawn evenly from `low` to `high`."""
+
+    low: int
+    high: int
+
+    @staticmethod
+    def parse(text: str) -> "Span":
+        """Of "128" or "64-256"."""
+        low, dash, high = text.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise ValueError(f"{text!r} is no length like 128 and no range like 64-256")
+        span = Span(int(low), int(high) if dash else int(low))
+        if not 0 < span.low <= span.high:
+            raise ValueError(f"{text!r} is not a range of positive lengths")
+        return span
+
+    def draw(self, random: np.random.Generator) -> int:
+        return int(random.integers(self.low, self.high, endpoint=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Prompts of `input_len` tokens, the first `prefix_len` of them from one of a few prefixes."""
+
+    input_len: Span
+    output_len: Span
+    prefix_len: int = 0
+    prefixes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.prefix_len >= self.input_len.low and self.prefix_len:
+            raise ConfigError(
+                f"a shared prefix of {self.prefix_len} tokens leaves nothing of a prompt of "
+                f"{self.input_len.low}"
+            )
+
+    def calls(self, times: Sequence[float], random: np.random.Generator) -> list[Call]:
+        """One for each time."""
+        found: list[Call] = []
+        for number, at_s in enumerate(times):
+            length = self.input_len.draw(random)
+            own = Segment(f"prompt {number}", length - self.prefix_len)
+            shared = Segment(f"prefix {random.integers(self.prefixes)}", self.prefix_len)
+            segments = (shared, own) if self.prefix_len else (own,)
+            found.append(Call(float(at_s), segments, self.output_len.draw(random)))
+        return found
+
+
+def token_ids(call: Call, vocab_size: int, seed: int) -> list[int]:
+    """Exactly `input_len` ids, none of them from the beginning of the vocabulary."""
+    low = vocab_size // SPECIAL_SHARE
+    ids: list[int] = []
+    for segment in call.segments:
+        ids += drawing(segment, seed).integers(low, vocab_size, segment.tokens).tolist()
+    return ids
+
+
+def words(call: Call, seed: int) -> str:
+    """`input_len` words, which are about as many tokens."""
+    places: list[int] = []
+    for segment in call.segments:
+        places += drawing(segment, seed).integers(0, len(WORDS), segment.tokens).tolist()
+    return " ".join(WORDS[place] for place in places)
+
+
+def drawing(segment: Segment, seed: int) -> np.random.Generator:
+    """Depends on the segment's key and the seed alone; a shorter one is a prefix of a longer."""
+    digest = blake2b(f"{seed}/{segment.key}".encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))

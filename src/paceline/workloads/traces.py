@@ -1,0 +1,90 @@
+"""Reads logs of real requests: Azure's CSV, Mooncake's JSON lines, and lines with token ids."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.workloads.call import Call, Segment
+
+HASHED_TOKENS = 512  # that one id of Mooncake's stands for
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+NS, MS = 1e-9, 1e-3
+
+Row = dict[str, Any]
+
+
+def read(path: Path, count: int | None = None) -> list[Call]:
+    """The first calls of a trace, in order, the first of them at 0 seconds."""
+    found = list(islice(calls(path), count))
+    if not found:
+        raise ConfigError(f"{path}: no requests in it")
+    begun = min(call.at_s for call in found)
+    moved = [Call(call.at_s - begun, call.segments, call.output_len) for call in found]
+    return sorted(moved, key=lambda call: call.at_s)
+
+
+def calls(path: Path) -> Iterator[Call]:
+    """One after the other, with the times of the file."""
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            for number, row in rows(lines, path):
+                try:
+                    yield reader_of(row)(number, row)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise ConfigError(f"{path}: request {number}: {error!r}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, Row]]:
+    """The rows of a table or of lines of JSON, numbered from 1."""
+    first = next(lines, "")
+    if first.startswith(AZURE[0]):
+        yield from enumerate(csv.DictReader(lines, first.strip().split(",")), 1)
+        return
+    for number, line in enumerate(chain([first], lines), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}: line {number}: not JSON: {error}") from None
+
+
+def reader_of(row: Row) -> Callable[[int, Row], Call]:
+    if AZURE[0] in row:
+        return azure
+    if "hash_ids" in row:
+        return mooncake
+    if "input_toks" in row:
+        return tokens
+    raise ValueError(f"no known kind of trace has the fields {', '.join(row)}")
+
+
+def azure(number: int, row: Row) -> Call:
+    """Lengths only: no two prompts have anything in common."""
+    at, read, written = (row[name] for name in AZURE)
+    time = datetime.fromisoformat(at).timestamp()
+    return Call(time, (Segment(f"{number}", int(read)),), int(written))
+
+
+def mooncake(number: int, row: Row) -> Call:
+    """One id per 512 tokens of the prompt, the last one for fewer."""
+    left = int(row["input_length"])
+    segments: list[Segment] = []
+    for name in row["hash_ids"]:
+        segments.append(Segment(f"{name}", min(left, HASHED_TOKENS)))
+        left -= segments[-1].tokens
+    if left > 0:
+        segments.append(Segment(f"rest of {number}", left))
+    return Call(row["timestamp"] * MS, tuple(segments), int(row["output_length"]))
+
+
+def tokens(number: int, row: Row) -> Call:
+    """The ids are those of another model, so only their number is taken."""
+    prompt = Segment(f"{number}", int(row["input_toks"]))
+    return Call(row["arrival_time_ns"] * NS, (prompt,), int(row["output_toks"]))

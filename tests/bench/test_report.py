@@ -1,0 +1,63 @@
+"""What is told of a run, to people and to programs."""
+
+import json
+from dataclasses import replace
+
+from paceline.bench.report import (
+    lines_of,
+    lines_of_latency,
+    lines_of_throughput,
+    record,
+    record_of_latency,
+    record_of_throughput,
+)
+from paceline.bench.runs import Repeats, Run
+from paceline.bench.samples import Outcome
+from tests.bench.support import made_up
+
+TARGETS = {"ttft": 60.0}
+RUN = Run(2.0, 4, 30, 10)
+
+
+def test_lines_for_people() -> None:
+    outcome = Outcome.of(made_up(), TARGETS)
+    text = "\n".join(lines_of(outcome, TARGETS))
+    assert "requests                9 ended well, 1 failed" in text
+    assert "  timeout               1" in text
+    assert "6.00 requests/s, 12.0 output tokens/s, 60.0 tokens/s" in text
+    assert "goodput                 6.00 requests/s within ttft 60 ms" in text
+    assert "time to first token            50.0       50.0       50.0       50.0       50.0" in text
+    assert "ms late" in text, "the last ones were sent long after they should have been"
+
+
+def test_lines_without_targets_or_delays() -> None:
+    samples = [replace(one, planned_s=one.sent_s) for one in made_up()[:3]]
+    text = "\n".join(lines_of(Outcome.of(samples, {}), {}))
+    assert "goodput" not in text
+    assert "ms late" not in text
+
+
+def test_lines_of_a_run_that_failed() -> None:
+    text = "\n".join(lines_of(Outcome.of(made_up()[-1:], {}), {}))
+    assert "0 ended well, 1 failed" in text
+    assert text.count(" -") == 20
+
+
+def test_records_are_plain_and_whole() -> None:
+    outcome = Outcome.of(made_up(), TARGETS)
+    found = json.loads(json.dumps(record(outcome, made_up(), {"model": "m"})))
+    assert found["settings"] == {"model": "m"}
+    assert (found["completed"], found["errors"]) == (9, {"timeout": 1})
+    assert found["ttft_ms"].keys() == {"mean", "median", "p90", "p99", "most"}
+    assert found["requests_per_s"] == outcome.requests_per_s
+    assert len(found["requests"]) == 10
+    assert found["requests"][-1]["ttft_ms"] is None
+    assert found["requests"][-1]["error"] == "timeout"
+
+
+def test_runs_in_this_process() -> None:
+    assert "2.00 requests/s, 5.0 output tokens/s" in lines_of_throughput(RUN)[-1]
+    assert record_of_throughput(RUN, {})["output_tokens_per_s"] == 5.0
+    repeats = Repeats([RUN, replace(RUN, seconds=4.0)])
+    assert lines_of_latency(repeats)[-1].split()[2:4] == ["3.000", "3.000"]
+    assert [run["seconds"] for run in record_of_latency(repeats, {})["runs"]] == [2.0, 4.0]

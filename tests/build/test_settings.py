@@ -1,0 +1,84 @@
+"""What is filled in where nobody says it."""
+
+import pytest
+
+from paceline import ConfigError
+from paceline.build.settings import (
+    CUDA_DEFAULTS,
+    Hardware,
+    block_bytes,
+    resolve,
+    sort_settings,
+)
+from paceline.core.config import LoadConfig
+from tests.runner.support import tiny
+
+MODEL = tiny(max_position_embeddings=1024)
+
+
+def test_blocks_fill_the_memory_that_is_given() -> None:
+    each = block_bytes(MODEL, 16)
+    rest, own = sort_settings({"kv_cache_gib": 64 * each / 2**30, "max_num_seqs": 8})
+    assert resolve(rest, own, MODEL, Hardware(0)).cache.num_blocks == 64
+    rest, own = sort_settings({"max_num_seqs": 2})
+    roomy = resolve(rest, own, MODEL, Hardware(2**40))
+    assert roomy.cache.num_blocks == 2 * (1024 // 16)  # more than all sequences can use is no use
+
+
+def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for() -> None:
+    hardware = Hardware(4 * 5 * block_bytes(MODEL, 16))
+    rest, own = sort_settings({})
+    assert resolve(rest, own, MODEL, hardware).step.max_model_len == 5 * 16
+    rest, own = sort_settings({"max_model_len": 256})
+    with pytest.raises(ConfigError, match="256 needs 16 blocks of 16, and there is memory for 5"):
+        resolve(rest, own, MODEL, hardware)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("max_num_seq", "max_num_seqs"), ("kv_cache_gb", "kv_cache_gib")]
+)
+def test_an_unknown_setting_is_refused_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        sort_settings({name: 1})
+
+
+def test_without_chunks_a_step_takes_the_longest_prompt() -> None:
+    rest, own = sort_settings({"enable_chunked_prefill": False, "max_model_len": 768})
+    assert resolve(rest, own, MODEL, Hardware(2**40)).step.max_num_batched_tokens == 768
+    rest, own = sort_settings({"enable_chunked_prefill": False, "max_num_batched_tokens": 64})
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        resolve(rest, own, MODEL, Hardware(2**40))
+
+
+def test_a_card_has_defaults_of_its_own_and_numbers_of_its_own_size() -> None:
+    each = block_bytes(MODEL, 16, value_bytes=2)
+    assert 2 * each == block_bytes(MODEL, 16)
+    card = Hardware(64 * each, share=1.0, value_bytes=2, defaults=CUDA_DEFAULTS)
+    config = resolve({"max_model_len": 512}, LoadConfig(), MODEL, card)
+    assert config.cache.num_blocks == 64
+    assert config.step.max_num_seqs == CUDA_DEFAULTS["max_num_seqs"]
+    assert config.step.watermark == CUDA_DEFAULTS["watermark"]
+
+
+def test_steps_in_flight_are_those_of_the_device_unless_somebody_says_otherwise() -> None:
+    assert LoadConfig().steps_in_flight(by_device=2) == 2
+    assert LoadConfig(async_scheduling=False).steps_in_flight(by_device=2) == 1
+    assert LoadConfig(depth=3).steps_in_flight(by_device=2) == 3
+    with pytest.raises(ConfigError, match="async_scheduling"):
+        LoadConfig(async_scheduling=False, depth=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "tpu"),
+        ("load_format", "pickle"),
+        ("dtype", "int8"),
+        ("kv_cache_dtype", "int4"),
+        ("gpu_memory_utilization", 0.0),
+        ("gpu_memory_utilization", 1.5),
+    ],
+)
+def test_a_wrong_choice_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        sort_settings({name: value})

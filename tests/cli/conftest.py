@@ -1,0 +1,20 @@
+"""One tiny model and one server for all commands that leave no trace on them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import serving, tiny_model
+from tests.server.support import Site
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(Path(tmp_path_factory.mktemp("tiny"))))
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving() as site:
+        yield site

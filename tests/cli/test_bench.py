@@ -1,0 +1,114 @@
+"""The three benchmarks as commands, on a real server and on a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import main
+from tests.cli.support import SMALL
+from tests.server.support import Site
+
+SHAPE = ("--input-len", "8-12", "--output-len", "3-5", "--vocab-size", "300")
+
+
+def serve(site: Site, *words: str) -> int:
+    return main(["bench", "serve", "--url", site.url, *SHAPE, *words])
+
+
+def test_a_server_is_measured(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, plot = tmp_path / "run.json", tmp_path / "run.html"
+    words = ["--num-prompts", "6", "--request-rate", "200", "--max-concurrency", "3"]
+    words += ["--goodput", "ttft:60000", "tpot:60000", "-o", str(output), "--plot", str(plot)]
+    assert serve(site, *words) == 0
+    said = capsys.readouterr().out
+    assert "6 ended well, 0 failed" in said
+    assert "requests/s within ttft 60000 ms, tpot 60000 ms" in said
+    found = json.loads(output.read_text())
+    assert found["goodput"] == found["requests_per_s"] > 0
+    assert found["settings"]["model"] == "oracle"
+    assert found["settings"]["goodput_ms"] == {"ttft": 60000.0, "tpot": 60000.0}
+    assert {one["prompt_tokens"] for one in found["requests"]} <= set(range(8, 13))
+    assert {one["output_tokens"] for one in found["requests"]} <= {3, 4, 5}
+    assert "6 ended well" in plot.read_text()
+
+
+def test_prefixes_are_shared(site: Site) -> None:
+    before = site.scheduler.stats.prefix_hits
+    assert serve(site, "--num-prompts", "3", "--prefix-len", "4", "--max-concurrency", "1") == 0
+    assert site.scheduler.stats.prefix_hits == before + 2 * 4
+
+
+def test_chat(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(site, "--num-prompts", "2", "--endpoint", "chat", "--warmup", "0") == 0
+    assert "2 ended well, 0 failed" in capsys.readouterr().out
+
+
+def test_a_trace_is_replayed(site: Site, tmp_path: Path) -> None:
+    trace, output = tmp_path / "trace.jsonl", tmp_path / "run.json"
+    rows = [
+        {"timestamp": 400 * at, "input_length": 700, "output_length": 90, "hash_ids": [0, at]}
+        for at in range(5)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    words = ["--trace", str(trace), "--trace-speed", "8", "--num-prompts", "3"]
+    words += ["--max-input-len", "20", "--max-output-len", "4", "--output", str(output)]
+    assert serve(site, *words) == 0
+    found = json.loads(output.read_text())["requests"]
+    assert [(one["prompt_tokens"], one["output_tokens"]) for one in found] == [(20, 4)] * 3
+    assert all(one["sent_s"] >= at for one, at in zip(found, (0, 0.05, 0.1), strict=True))
+
+
+def test_failures_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(site, "--num-prompts", "2", "--model", "nobody") == 1
+    said = capsys.readouterr().out
+    assert "0 ended well, 2 failed" in said
+    assert "  status 404            2" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--goodput", "speed:3"], "no target 'speed'"),
+        (["--plot", "x.png"], ".svg and .html"),
+        (["--trace", "nowhere"], "nowhere: cannot be read"),
+        (["--prefix-len", "50"], "leaves nothing"),
+    ],
+)
+def test_wrong_values(
+    words: list[str], expected: str, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(site, *words) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_targets_need_their_flag(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        serve(site, "ttft:3")
+    assert caught.value.code == 2
+    assert "'ttft:3' is not expected here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["throughput", "--num-prompts", "5"], "requests                5 in"),
+        (["latency", "--num-iters", "2", "--batch-size", "3"], "3 requests, 2 times"),
+    ],
+)
+def test_an_engine_of_this_process_is_measured(
+    command: list[str],
+    told: str,
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shape = ("--input-len", "8", "--output-len", "4", "--vocab-size", "70")
+    output = tmp_path / "run.json"
+    assert main(["bench", *command, model, *SMALL, *shape, "-o", str(output)]) == 0
+    assert told in capsys.readouterr().out
+    found = json.loads(output.read_text())
+    assert found["kind"] == command[0]
+    assert found["settings"]["engine"] == {"kv_cache_gib": 0.01, "max_num_seqs": 4}

@@ -1,0 +1,96 @@
+"""Traces in the three formats, and what is told about those that are none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.workloads.call import Call, Segment
+from paceline.workloads.traces import read
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "trace"
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_azure(tmp_path: Path) -> None:
+    """CRLF line ends, seven digits of a second, no newline at the end."""
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+        "2023-11-16 18:15:46.6805900,374,44\r\n"
+        "2023-11-16 18:15:50.9951690,396,109"
+    )
+    first, second = read(write(tmp_path, text))
+    assert first == Call(0.0, (Segment("1", 374),), 44)
+    assert second.at_s == pytest.approx(4.314579, abs=1e-5)
+    assert (second.input_len, second.output_len) == (396, 109)
+    assert first.segments[0].key != second.segments[0].key
+
+
+def test_azure_with_a_time_zone(tmp_path: Path) -> None:
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.009930+00:00,2162,5\n"
+        "2024-05-10 00:00:01.009930+00:00,2399,6\n"
+    )
+    assert [call.at_s for call in read(write(tmp_path, text))] == pytest.approx([0.0, 1.0])
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
+        {"timestamp": 4500, "input_length": 600, "output_length": 7, "hash_ids": [0, 9]},
+    ]
+    first, second = read(write(tmp_path, "\n".join(map(json.dumps, rows)) + "\n"))
+    assert first == Call(0.0, (Segment("0", 512), Segment("1", 512), Segment("2", 76)), 5)
+    assert second == Call(1.5, (Segment("0", 512), Segment("9", 88)), 7)
+
+
+def test_mooncake_with_too_few_ids(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [4]}
+    (call,) = read(write(tmp_path, json.dumps(row)))
+    assert call.input_len == 1100
+
+
+def test_token_ids(tmp_path: Path) -> None:
+    rows = [
+        {"input_toks": 3, "output_toks": 9, "arrival_time_ns": at, "input_tok_ids": [5, 6, 7]}
+        for at in (2_500_000_000, 500_000_000)
+    ]
+    early, late = read(write(tmp_path, "\n".join(map(json.dumps, rows))))
+    assert (early.at_s, late.at_s) == (0.0, 2.0)
+    assert (early.input_len, early.output_len) == (3, 9)
+
+
+def test_only_the_first(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [4]}
+    path = write(tmp_path, f"{json.dumps(row)}\n" * 3 + "nonsense")
+    assert len(read(path, 3)) == 3
+    with pytest.raises(ConfigError, match="line 4: not JSON"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "no requests in it"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests in it"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "request 1: ValueError"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n", "request 1: KeyError"),
+        ('{"a": 1}', "no known kind of trace has the fields a"),
+        ('{"hash_ids": [1]}', "request 1: KeyError"),
+        ("[1]", "request 1: "),
+    ],
+)
+def test_what_is_no_trace(text: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trace: ") as caught:
+        read(write(tmp_path, text))
+    assert expected in str(caught.value)
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path / "nowhere")
