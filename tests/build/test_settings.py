@@ -82,3 +82,10 @@ def test_steps_in_flight_are_those_of_the_device_unless_somebody_says_otherwise(
 def test_a_wrong_choice_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         sort_settings({name: value})
+
+
+def test_swapping_is_asked_for_in_gibibytes() -> None:
+    each = block_bytes(MODEL, 16)
+    rest, own = sort_settings({"preemption_mode": "swap", "swap_space": 8 * each / 2**30})
+    config = resolve(rest, own, MODEL, Hardware(2**40))
+    assert config.preemption.swap_space == 8

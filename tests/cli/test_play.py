@@ -311,7 +311,7 @@ def test_a_deadline_that_passed_in_the_queue_refuses(depth: int) -> None:
     }
     history = played(content, depth)[0].history
     assert looks(history, "b").endswith("·!")
-    assert history.ends["b"].how == "error"
+    assert history.ends["b"].how == "timeout"
     notes = [note.text for note in history.column(history.ends["b"].step).notes]
     assert "b is refused: its deadline passed in the queue" in notes
 

@@ -216,7 +216,7 @@ class Course:
             tokens, finish = reference(request, VOCAB, length)
             got, ends = self.got[name], self.ends[name]
             whole = ends == [finish] and got == tokens
-            cut = ends in (["abort"], ["error"]) and got == tokens[: len(got)]
+            cut = ends in (["abort"], ["error"], ["timeout"]) and got == tokens[: len(got)]
             if not (whole or cut):
                 wrong[name] = f"{got} {ends}, not {tokens} {finish}"
         return wrong

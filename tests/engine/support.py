@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cache
 from threading import Event
 from typing import Any
@@ -15,6 +16,7 @@ from paceline.core.plan import Candidates, Plan, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import Ask, Piece, RequestOutput, SamplingParams
 from paceline.engine.parts import Parts
+from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.reference import likeliest, logprobs, reference
@@ -111,8 +113,9 @@ def never(_plan: Plan, _where: str) -> bool:
 
 def parts(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> Parts:
     """An engine's parts; settings of the scheduler and of the parts by name."""
-    own = {"depth", "inbox_requests", "on_failure", "stall_s"} & settings.keys()
-    rest = {name: settings.pop(name) for name in own}
+    depth = settings.pop("depth", 1)
+    own = {one.name for one in fields(EngineSettings)} & settings.keys()
+    chosen = EngineSettings(**{name: settings.pop(name) for name in own})
     settings = {
         "num_blocks": 96,
         "block_size": 4,
@@ -126,9 +129,8 @@ def parts(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> Parts
     oracle = OracleRunner(
         blocks, settings["block_size"], text.vocab_size, host_blocks=settings.get("swap_space", 0)
     )
-    return Parts(
-        "oracle", scheduler, OraclePort(oracle, breaks), text, ChatTemplate.of(text), **rest
-    )
+    port, template = OraclePort(oracle, breaks), ChatTemplate.of(text)
+    return Parts("oracle", scheduler, port, text, template, depth, chosen)
 
 
 def build(_model: str, **settings: Any) -> Parts:
@@ -164,6 +166,12 @@ def build_stuck(_model: str, step: int, **settings: Any) -> Parts:
 
     port.wait = waiting  # type: ignore[method-assign]
     return made
+
+
+def build_for_ever(_model: str, **_settings: Any) -> Parts:
+    """One that is never ready."""
+    Event().wait()
+    raise AssertionError
 
 
 def expected(

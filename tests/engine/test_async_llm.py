@@ -4,11 +4,13 @@ import asyncio
 import gc
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from time import sleep
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import QueueFull, RequestError
+from paceline.core.plan import Plan
 from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.delivery import EngineFailed
@@ -202,7 +204,9 @@ def test_a_mistake_of_ours_fails_everybody_and_is_red() -> None:
         with pytest.raises(EngineFailed, match="ours"):
             engine.generate(ask("hello"))
         with pytest.raises(EngineFailed, match="ours"):
-            await engine.stats()
+            await engine.snapshot()
+        assert (await engine.stats()).crashes == 1
+        assert "ours" in await engine.gone()
 
     broken = build_breaking("oracle", step=30, mistake=True, num_blocks=200)
     with_engine(use, leaves_nothing=False, made=broken)
@@ -289,3 +293,51 @@ def test_two_hundred_clients_that_come_and_go() -> None:
         assert len(set(names)) == 200
 
     with_engine(use, depth=2, num_blocks=40)
+
+
+def test_a_request_whose_time_is_over_ends_at_once() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.pause("all")  # so that the engine says nothing by itself
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        late = engine.generate(Ask(prompt="hello", params=params, request_id="a", timeout=0.05))
+        kept = engine.generate(Ask(prompt="hello", params=params, timeout=60.0))
+        output = await late.whole()
+        assert output.outputs[0].finish_reason == "timeout"
+        assert output.error == "it did not end within 0.05 s"
+        assert output.timings.total_s >= 0.05
+        await engine.resume()
+        assert (await kept.whole()).outputs[0].finish_reason == "length"
+        again = engine.generate(Ask(prompt="hello", params=params, request_id="a"))
+        assert (await again.whole()).usage.completion_tokens == 100
+        report = await engine.stats()
+        assert report.request_success == {"timeout": 1, "length": 2}
+        assert report.histograms["e2e_request_latency_seconds"].count == 3
+
+    with_engine(use)
+
+
+def test_what_came_before_the_timeout_is_told_and_the_engine_learns_of_it() -> None:
+    def slow(_plan: Plan, where: str) -> bool:
+        sleep(0.005 if where == "launch" else 0)
+        return False
+
+    async def use(engine: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=200, ignore_eos=True, n=2)
+        stream = engine.generate(Ask(prompt="hello", params=params, request_id="a", timeout=0.2))
+        pieces = await pieces_of(stream)
+        assert stream.output is not None
+        for answer in stream.output.outputs:
+            assert answer.finish_reason == "timeout"
+            assert 0 < len(answer.token_ids) < 200
+            told = [piece.text for piece in pieces if piece.index == answer.index]
+            assert "".join(told) == answer.text
+        while (await engine.snapshot())["requests"]:
+            await asyncio.sleep(0.001)
+        assert "abort" in await engine.explain("a")
+
+    with_engine(use, breaks=slow, num_blocks=120)
+
+
+def test_a_timeout_is_positive() -> None:
+    with pytest.raises(RequestError, match="timeout is 0"):
+        Ask(prompt="hello", timeout=0)

@@ -13,6 +13,7 @@ from paceline.core.request import Finish, Request
 from paceline.engine.delivery import Asked, Delivery, EngineFailed, Question
 from paceline.engine.engine import Engine
 from paceline.engine.parts import Parts
+from paceline.engine.settings import EngineSettings
 from paceline.sim.reference import reference
 from tests.engine.support import MAX_MODEL_LEN, OraclePort, assert_nothing_left, parts, tokenizer
 
@@ -28,7 +29,14 @@ class Teller:
     """Turns an engine and takes down what it tells."""
 
     def __init__(self, made: Parts, **settings: Any) -> None:
-        self.engine = Engine(made.scheduler, made.runner, depth=made.depth, **settings)
+        clock = {"clock": settings.pop("clock")} if "clock" in settings else {}
+        self.engine = Engine(
+            made.scheduler,
+            made.runner,
+            depth=made.depth,
+            settings=EngineSettings(**settings),
+            **clock,
+        )
         self.port = made.runner
         assert isinstance(self.port, OraclePort)
         self.tokens: dict[str, list[int]] = {}
@@ -366,14 +374,55 @@ def test_a_deadline_that_passed_in_the_queue_is_told() -> None:
     while not teller.engine.idle or not teller.engine.resting:
         teller.turn()
         now[0] += 1.0
-    assert teller.ends["b"][0] is Finish.ERROR
+    assert teller.ends["b"][0] is Finish.TIMEOUT
     assert "deadline" in teller.ends["b"][1]
 
 
+def test_prompts_that_wait_are_bounded_in_tokens() -> None:
+    teller = Teller(parts(max_num_seqs=1), max_queued_tokens=20)
+    for name in "abcd":
+        teller.engine.submit(request(name, 9))
+    teller.turn()
+    assert sorted(teller.refused) == ["c", "d"]
+    assert isinstance(teller.refused["c"], QueueFull)
+    teller.engine.submit(request("e", 9))  # the place of the one that was begun
+    teller.engine.abort("b")
+    teller.engine.submit(request("f", 9))
+    teller.run()
+    assert sorted(teller.ends) == ["a", "b", "e", "f"]
+    assert teller.engine._room.tokens == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> None:
+    now = [0.0]
+    teller = Teller(parts(max_num_seqs=2), clock=lambda: now[0], queue_timeout_s=5.0)
+    teller.engine.submit(request("a", 9, 30, n=2))
+    teller.turn()
+    teller.engine.submit(request("b", 9, 30, n=n))
+    while not teller.engine.idle or not teller.engine.resting:
+        teller.turn()
+        now[0] += 1.0
+    assert teller.ends["a"][0] is Finish.LENGTH
+    assert teller.ends["b"] == (Finish.TIMEOUT, "it was not begun within 5 s")
+    late = [one for told in teller.deliveries for one in told.departures]
+    (waited,) = [one.timings.queue_s for one in late if one.ended.request_id == "b"]
+    assert 5.0 < waited < 8.0
+    assert_nothing_left(teller.engine.scheduler)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"depth": 0}, {"inbox_requests": 0}, {"stall_s": 0.0}, {"on_failure": "pray"}]
+    "wrong",
+    [
+        {"depth": 0},
+        {"inbox_requests": 0},
+        {"stall_s": 0.0},
+        {"on_failure": "pray"},
+        {"max_queued_tokens": -1},
+        {"queue_timeout_s": -1.0},
+        {"queue_timeout_s": "soon"},
+    ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    made = parts()
     with pytest.raises(ConfigError):
-        Engine(made.scheduler, made.runner, **wrong)
+        parts(**wrong).engine()

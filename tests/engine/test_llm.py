@@ -167,3 +167,15 @@ def test_a_broken_engine_answers_everybody() -> None:
     (later,) = model.generate("hello", progress=False)
     assert "stopped" in later.error
     model.close()
+
+
+def test_a_timeout_ends_a_prompt_and_not_the_others() -> None:
+    model = llm(inbox_requests=1)
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    late = [Ask(prompt="a", params=params, timeout=1e-6, request_id=name) for name in "xy"]
+    *cut, whole = model.generate([*late, Ask(prompt="b", params=params)], progress=False)
+    assert [one.outputs[0].finish_reason for one in cut] == ["timeout", "timeout"]
+    assert whole.usage.completion_tokens == 200
+    again = [Ask(prompt="a", request_id=name) for name in "xy"]
+    assert not any(one.error for one in model.generate(again, progress=False))
+    left_nothing(model)

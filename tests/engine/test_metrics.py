@@ -1,11 +1,10 @@
 """Metrics: a fold that counts each thing once."""
 
-from paceline.engine.delivery import Timings
-from paceline.engine.metrics import Histogram, Metrics
+from paceline.engine.delivery import Capacity, Timings
+from paceline.engine.histogram import Histogram
+from paceline.engine.metrics import Metrics, first_figures
 
-NOW = dict.fromkeys(
-    ("running", "waiting", "parked", "kv_usage", "total_blocks", "block_size", "preemptions"), 0.0
-) | dict.fromkeys(("prefix_queries", "prefix_hits", "drafted", "accepted"), 0.0)
+NOW = first_figures(Capacity(max_model_len=256, block_size=4, num_blocks=96))
 
 
 def test_a_bound_belongs_to_the_bucket_below_it() -> None:
@@ -50,6 +49,7 @@ def test_gauges_are_those_of_the_scheduler() -> None:
     assert report.gauges == {
         "num_requests_running": 3.0,
         "num_requests_waiting": 3,
+        "num_requests_swapped": 0.0,
         "kv_cache_usage_perc": 0.5,
     }
     assert report.waiting_by_reason == {"capacity": 2, "deferred": 1}

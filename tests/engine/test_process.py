@@ -14,18 +14,27 @@ import pytest
 from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.engine.api import Ask, AsyncEngine, SamplingParams
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.core_process import factory_named
 from paceline.engine.delivery import EngineFailed
 from paceline.engine.frontend import Frontend
+from paceline.engine.parts import factory_named
 from paceline.engine.process import ProcessCore
+from paceline.engine.settings import EngineSettings, OnFailure
 from paceline.text.chat import ChatTemplate
 from tests.engine.support import ask, build, expected, expected_text, tokenizer
 
 Use = Callable[[AsyncLLM, ProcessCore], Awaitable[None]]
 
 
-def with_process(use: Use, build: str = "build", stall_s: float = 60.0, **settings: Any) -> None:
-    core = ProcessCore(f"tests.engine.support:{build}", "oracle", settings, stall_s)
+def with_process(
+    use: Use,
+    build: str = "build",
+    stall_s: float = 60.0,
+    on_failure: OnFailure = "continue",
+    **settings: Any,
+) -> None:
+    engine = EngineSettings(stall_s=stall_s, on_failure=on_failure)
+    core = ProcessCore(f"tests.engine.support:{build}", "oracle", settings, engine)
+    assert core.ready().block_size == 4
     frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
 
     async def run() -> None:
@@ -137,6 +146,16 @@ def test_a_failed_step_or_a_full_queue_ends_requests_and_not_the_engine() -> Non
     with_process(use, "build_breaking", step=4, max_num_queued_reqs=5)
 
 
+def test_an_engine_that_stops_after_a_failed_step_takes_its_process_with_it() -> None:
+    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+        output = await engine.generate(ask("hello", max_tokens=200)).whole()
+        assert "step 4 failed" in output.error
+        assert "step 4 failed" in await engine.gone()
+        assert "step 4 failed" in (engine.healthy() or "")
+
+    with_process(use, "build_breaking", on_failure="stop", step=4)
+
+
 def test_a_stuck_device_is_seen_from_outside() -> None:
     async def use(engine: AsyncLLM, core: ProcessCore) -> None:
         stream = engine.generate(ask("hello", max_tokens=200))
@@ -151,7 +170,7 @@ def test_a_stuck_device_is_seen_from_outside() -> None:
 
 def test_a_process_that_cannot_be_built_says_why() -> None:
     with pytest.raises(ConfigError, match="blocksize"):
-        ProcessCore("tests.engine.support:build", "oracle", {"blocksize": 4})
+        ProcessCore("tests.engine.support:build", "oracle", {"blocksize": 4}).ready()
 
 
 @pytest.mark.parametrize("name", ["tests.nowhere:build", "tests.engine.support:nothing", "build"])

@@ -381,7 +381,7 @@ class Drive:
     def _judge_one(self, request: Request, label: str, length: int) -> None:
         tokens, finish = reference(request, self.vocab, length)
         got, end = self.got[label], self.ends[label]
-        if end in ("abort", "error"):
+        if end in ("abort", "error", "timeout"):
             assert got == tokens[: len(got)], f"{label}: {got} is not {tokens}"
         else:
             assert (got, end) == (tokens, finish), f"{label}: {got} {end}, not {tokens} {finish}"
@@ -397,7 +397,7 @@ class Drive:
                 self._judge_one(replace(request, seed=seed), label, length)
             return
         assert not any(self.got[label] for label in labels), "told before the end"
-        if end in ("abort", "error"):
+        if end in ("abort", "error", "timeout"):
             return
         self.seen["beams" if request.beam_width else "best_of"] += 1
         if request.beam_width:

@@ -27,7 +27,7 @@ from tests.engine.support import (
 )
 
 MODEL = "oracle"
-DEFAULTS = ServerSettings(max_model_len=MAX_MODEL_LEN)
+DEFAULTS = ServerSettings()
 PATIENCE_S = 20.0
 
 
@@ -82,7 +82,7 @@ async def served(
     """At the end every request has to be gone and every block free."""
     built = parts(breaks, **engine_settings)
     engine = AsyncLLM.of(built)
-    app = create_app(engine, MODEL, tokenizer(), settings)
+    app = create_app(engine, MODEL, tokenizer(), settings, MAX_MODEL_LEN)
     server = draining_server(app, "127.0.0.1", 0)
     running = asyncio.create_task(server.serve())
     while not server.started:

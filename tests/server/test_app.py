@@ -22,6 +22,7 @@ LEFT_OUT = {"/pause"}  # whoever pauses the engine waits for ever
 ROUTES = {
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
     "/v1/models",
     "/v1/models/{name}",
     "/tokenize",

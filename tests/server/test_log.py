@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from paceline.server.log import JsonLines
 from tests.server.support import Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
@@ -38,8 +39,8 @@ def test_every_request_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None
         await asyncio.sleep(0)
 
     on_its_own_server(scenario, breaks=paced)
-    written = [r.getMessage() for r in caplog.records if r.name == "paceline.requests"]
-    lines: list[dict[str, Any]] = [json.loads(line) for line in written]
+    records = [record for record in caplog.records if record.name == "paceline.requests"]
+    lines: list[dict[str, Any]] = [json.loads(JsonLines().format(record)) for record in records]
     by_id = {line["request_id"]: line for line in lines}
     assert len(by_id) == len(lines) == 5
     whole = by_id["whole"]
@@ -55,3 +56,12 @@ def test_every_request_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None
     assert "vocabulary" in by_id["refused"]["reason"]
     assert by_id["gone"]["outcome"] == "aborted"
     assert by_id["gone"]["completion_tokens"] >= 1
+    (told,) = [r.getMessage() for r in records if r.getMessage().startswith("whole ")]
+    assert "/v1/completions: finished; 2 tokens in, 0 of them cached, 3 out" in told
+
+
+def test_other_records_are_objects_too() -> None:
+    record = logging.LogRecord("paceline.x", logging.WARNING, "", 0, "%d left", (3,), None)
+    told = json.loads(JsonLines().format(record))
+    assert told.pop("time")
+    assert told == {"level": "WARNING", "logger": "paceline.x", "message": "3 left"}

@@ -1,12 +1,11 @@
 """A scheduler and a runner for a model on a card."""
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from paceline.build.settings import CUDA_DEFAULTS, GIB, Hardware, resolve, suggested
+from paceline.build.settings import CUDA_DEFAULTS, GIB, Hardware, part_of, resolve, suggested
 from paceline.core.config import LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load as load_attention
@@ -36,9 +35,7 @@ def assemble(
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = checkpoint.config
     chosen = suggested(settings, model_config, CUDA_DEFAULTS)
-    step = StepConfig(
-        **{name: value for name, value in chosen.items() if name in StepConfig.__slots__}
-    )
+    step = part_of(StepConfig, chosen)
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
     free = free_bytes(own.gpu_memory_utilization) - rehearsed_bytes(model, step, kv_dtype)
     log.info("weights are loaded; %.1f GiB are left for KV", free / GIB)
@@ -81,7 +78,7 @@ def free_bytes(utilization: float) -> int:
 def rehearsed_bytes(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> int:
     """What the largest step takes, measured by running it over a store of no size."""
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
-    runner = runner_of(model, kv, load_attention(ATTENTION), replace(step))
+    runner = runner_of(model, kv, load_attention(ATTENTION), step)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     runner.rehearse()

@@ -45,14 +45,17 @@ def dummy(name: str, device: str) -> Source:
     """Random weights in a shape that comes with the package, or that a folder describes."""
     folder = Path(name).expanduser()
     has_words = (folder / "tokenizer.json").is_file()
-    tokenizer = Tokenizer.load(folder) if has_words else Tokenizer(bytes_as_tokens())
-    return Source(Dummy(config_in(name), device=device), tokenizer)
+    config = config_in(name)
+    tokenizer = Tokenizer.load(folder) if has_words else Tokenizer(bytes_as_tokens(config.vocab))
+    return Source(Dummy(config, device=device), tokenizer)
 
 
-def bytes_as_tokens() -> Vocabulary:
-    """A token for each byte, and none besides, for models that say nothing anyway."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE({letter: id for id, letter in enumerate(alphabet)}, []))
+def bytes_as_tokens(size: int) -> Vocabulary:
+    """A token for each byte, for models that say nothing anyway. The others stand for their
+    number, and no text has them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:size]
+    words = [*alphabet, *(f"<{id}>" for id in range(len(alphabet), size))]
+    backend = Backend(models.BPE({word: id for id, word in enumerate(words)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return Vocabulary(backend, bos=None, eos=(), chat_template=None)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from os import sysconf
-from typing import Any
+from typing import Any, TypeVar
 
-from paceline.core.config import Config, LoadConfig
+from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 
@@ -20,6 +20,7 @@ CUDA_DEFAULTS: dict[str, Any] = {
     "watermark": 0.01,
 }
 OWN = [setting.name for setting in fields(LoadConfig)]
+C = TypeVar("C")
 SHARE_OF_MEMORY = 0.25  # of what is free, for KV, where nobody says how much
 
 
@@ -52,24 +53,29 @@ def suggested(
     return chosen
 
 
+def part_of(kind: type[C], settings: Mapping[str, Any]) -> C:
+    """One component of the settings, where the others are not known yet."""
+    names = {setting.name for setting in fields(kind)}  # pyright: ignore[reportArgumentType]
+    return kind(**{name: value for name, value in settings.items() if name in names})
+
+
 def resolve(
     settings: dict[str, Any], own: LoadConfig, model: ModelConfig, hardware: Hardware
 ) -> Config:
     """All settings of the scheduler, with what the model and the machine suggest filled in."""
     chosen = suggested(settings, model, hardware.defaults)
-    draft = Config.of(**chosen)
-    size = draft.cache.block_size
+    step, size = part_of(StepConfig, chosen), part_of(CacheConfig, chosen).block_size
     each = block_bytes(model, size, hardware.value_bytes)
-    most = draft.step.max_num_seqs * -(-draft.step.max_model_len // size)
+    most = step.max_num_seqs * -(-step.max_model_len // size)
     given = own.kv_cache_gib * GIB or hardware.free_bytes * hardware.share
     blocks = own.num_gpu_blocks_override or min(int(given) // each, most)
-    least = -(-draft.step.max_model_len // size)
+    least = -(-step.max_model_len // size)
     if blocks < least and "max_model_len" in settings:
         raise ConfigError(
-            f"max_model_len {draft.step.max_model_len} needs {least} blocks of {size}, and there "
+            f"max_model_len {step.max_model_len} needs {least} blocks of {size}, and there "
             f"is memory for {blocks}: lower it, or raise kv_cache_gib"
         )
-    chosen["max_model_len"] = min(draft.step.max_model_len, blocks * size)
+    chosen["max_model_len"] = min(step.max_model_len, blocks * size)
     return Config.of(**chosen, num_blocks=blocks, swap_space=int(own.swap_space * GIB) // each)
 
 

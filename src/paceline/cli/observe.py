@@ -148,7 +148,7 @@ class Observer:
         ends, gone = self._history.ends, dict(ended)
         for name in plan.finished:
             if name not in ends:
-                ends[name] = End("error", plan.step)
+                ends[name] = End("timeout", plan.step)
                 gone[name] = Kind.REFUSED
         return {
             line: Cell(kind)

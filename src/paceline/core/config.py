@@ -11,6 +11,16 @@ from paceline.core.errors import ConfigError
 FreeOrder = Literal["unsealed_first", "lru"]
 Victim = Literal["newest", "cheapest"]
 PreemptionMode = Literal["recompute", "swap", "auto"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+CacheDType = Literal["auto", "bf16", "fp8"]
+CHOICES: dict[str, Any] = {
+    "device": Device,
+    "load_format": LoadFormat,
+    "dtype": DType,
+    "kv_cache_dtype": CacheDType,
+}
 
 
 def require(truth: bool, complaint: str) -> None:
@@ -190,19 +200,35 @@ class JournalConfig:
 class LoadConfig:
     """A model on a device; not the scheduler's affair, so not a part of `Config`."""
 
+    device: Device = "auto"  # where the model runs; "auto": on a card if there is one
+    load_format: LoadFormat = "auto"  # "auto": by what is found; "dummy": random weights
+    dtype: DType = "auto"  # of weights on a card; "auto": bfloat16
+    kv_cache_dtype: CacheDType = "auto"  # of KV on a card; "auto": as the weights
+    gpu_memory_utilization: float = 0.9  # share of a card's memory for weights, steps and KV
     kv_cache_gib: float = 0.0  # memory for KV; 0: a share of what is free
     swap_space: float = 0.0  # host memory for swapped sequences, in GiB
     num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
-    attention: str = "native"  # a module in runner/attention, or a dotted path to a class
+    attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
     weights: str = "float32"  # as products use them: float32, int8, or auto, the faster one here
-    depth: int = 1  # steps in flight
+    async_scheduling: bool = True  # plan a step while one runs, where the device is another
+    depth: int = 0  # steps in flight; 0: by device, 2 on a card and 1 elsewhere
     threads: int = 0  # cores that a forward may use; 0: as many as torch takes
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("kv_cache_gib", "swap_space", "num_gpu_blocks_override", "threads"):
+        for name in ("kv_cache_gib", "swap_space", "num_gpu_blocks_override", "depth", "threads"):
             require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it is negative")
-        require(self.depth > 0, f"depth is {self.depth}; at least one step is in flight")
+        for name, kind in CHOICES.items():
+            one_of(name, getattr(self, name), get_args(kind))
+        share = self.gpu_memory_utilization
+        require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it lies in (0, 1]")
+        require(
+            self.async_scheduling or self.depth <= 1,
+            f"depth is {self.depth}; without async_scheduling one step is in flight",
+        )
+
+    def steps_in_flight(self, by_device: int) -> int:
+        return self.depth or (by_device if self.async_scheduling else 1)
 
 
 PARTS: dict[str, type[Any]] = {

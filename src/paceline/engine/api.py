@@ -28,7 +28,7 @@ __all__ = [
     "Usage",
 ]
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 Message = Mapping[str, Any]
 
 
@@ -37,7 +37,9 @@ class Ask:
     """One request: exactly one of `prompt`, `prompt_token_ids` and `messages` is given.
 
     `arrival` is in seconds on the engine's clock, the time of asking where it is None;
-    `deadline` in seconds from arrival to the first token; an empty `request_id` gets a new one.
+    `deadline` in seconds from arrival to the first token, by which a policy may order requests;
+    `timeout` in seconds from arrival to the end, at which the request is cut with "timeout";
+    an empty `request_id` gets a new one.
     `variables` are the chat template's own, with `messages` only, as `tools` and
     `add_generation_prompt` are.
     """
@@ -51,6 +53,7 @@ class Ask:
     tenant: str = ""
     cache_salt: str = ""
     deadline: float | None = None
+    timeout: float | None = None
     arrival: float | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] | None = None
@@ -60,6 +63,8 @@ class Ask:
         given = [self.prompt, self.prompt_token_ids, self.messages]
         if sum(one is not None for one in given) != 1:
             raise RequestError("give one of prompt, prompt_token_ids and messages")
+        if self.timeout is not None and not self.timeout > 0:
+            raise RequestError(f"timeout is {self.timeout}; it must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +135,8 @@ class Usage:
 class RequestOutput:
     """A whole request: `outputs` by index, complete where `finished`.
 
-    A request that ended with an error says in `error` what went wrong, and has what was told
-    before.
+    A request that ended with "error" or "timeout" says in `error` what went wrong, and has what
+    was told before.
     """
 
     request_id: str
@@ -210,6 +215,10 @@ class AsyncEngine(Protocol):
 
     def healthy(self) -> str | None:
         """None, or the reason why it is not."""
+        ...
+
+    async def gone(self) -> str:
+        """Returns when it has died and nothing comes after it, with the reason."""
         ...
 
     async def shutdown(self) -> None:

@@ -1,6 +1,6 @@
 """An engine for an event loop: streams of text while the step loop runs elsewhere."""
 
-from asyncio import AbstractEventLoop, Event, get_running_loop, to_thread, wrap_future
+from asyncio import AbstractEventLoop, Event, get_running_loop, timeout, to_thread, wrap_future
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,12 +10,16 @@ from typing import Any, Literal
 from paceline.core.errors import PacelineError
 from paceline.core.request import Finish
 from paceline.engine.api import Ask, Report
-from paceline.engine.delivery import Delivery, Question, Verb
+from paceline.engine.delivery import Delivery, EngineFailed, Question, Verb
 from paceline.engine.frontend import Frontend
+from paceline.engine.metrics import NOBODY, first_figures
 from paceline.engine.parts import Parts
 from paceline.engine.ports import Core
 from paceline.engine.stream import Mailbox, PieceStream
 from paceline.engine.thread import ThreadCore
+
+TICK_S = 0.001  # a loop's clock may be coarser than ours
+STATS_S = 2.0  # after which figures of a while ago have to do
 
 
 class AsyncLLM:
@@ -32,6 +36,9 @@ class AsyncLLM:
         self._rung = False
         self._lock = Lock()
         self._quiet = Event()  # is no request open?
+        self._gone = Event()
+        self._end = ""  # why it is gone for good
+        self._figures = first_figures(core.ready())  # the latest answer to "gauges"
 
     @classmethod
     def of(cls, parts: Parts) -> "AsyncLLM":
@@ -51,6 +58,8 @@ class AsyncLLM:
             self._frontend.forget(request.id, error)
             raise
         self._quiet.clear()
+        if ask.timeout is not None:
+            get_running_loop().call_later(ask.timeout + TICK_S, self._expire)
         ids = tuple(request.prompt.tolist())
         return PieceStream(request.id, ids, mailbox, self._core.abort)
 
@@ -69,7 +78,15 @@ class AsyncLLM:
         return await self._ask("snapshot")
 
     async def stats(self) -> Report:
-        return self._frontend.metrics.report(await self._ask("gauges"))
+        """Also when the core does not answer: its latest totals, and nobody in one that died."""
+        try:
+            async with timeout(STATS_S):
+                self._figures = await self._ask("gauges")
+        except TimeoutError:
+            pass
+        except EngineFailed:
+            self._figures = self._figures | NOBODY
+        return self._frontend.metrics.report(self._figures)
 
     async def pause(self, mode: Literal["new", "all"] = "new") -> None:
         await self._ask("pause", mode)
@@ -88,6 +105,11 @@ class AsyncLLM:
 
     def healthy(self) -> str | None:
         return self._core.healthy()
+
+    async def gone(self) -> str:
+        self._attach()
+        await self._gone.wait()
+        return self._end
 
     async def shutdown(self) -> None:
         await to_thread(self._core.close)
@@ -108,10 +130,10 @@ class AsyncLLM:
         if rings:
             self._call(self._pump)
 
-    def died(self, reason: str) -> None:
-        self._call(self._mourn, reason)
+    def died(self, reason: str, for_good: bool) -> None:
+        self._call(self._mourn, reason, for_good)
 
-    def _call(self, function: Callable[..., None], *arguments: str) -> None:
+    def _call(self, function: Callable[..., None], *arguments: str | bool) -> None:
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop was closed, and nobody listens any more
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -134,7 +156,20 @@ class AsyncLLM:
         if not self._frontend.open:
             self._quiet.set()
 
-    def _mourn(self, reason: str) -> None:
+    def _expire(self) -> None:
+        self._pump()  # what came in time counts
+        for name in self._frontend.expire():
+            self._core.abort(name)
+        if not self._frontend.open:
+            self._quiet.set()
+
+    def _mourn(self, reason: str, for_good: bool) -> None:
+        """All who are here end, also one that came so late that the next core has it."""
         self._pump()
-        self._frontend.end_all(Finish.ERROR, reason)
+        self._frontend.metrics.crashed()
+        for name in self._frontend.end_all(Finish.ERROR, reason):
+            self._core.abort(name)
         self._quiet.set()
+        if for_good:
+            self._end = reason
+            self._gone.set()

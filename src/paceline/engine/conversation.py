@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from paceline.core.plan import Choice, Ended
 from paceline.core.request import Request
@@ -104,12 +105,18 @@ class Conversation:
     sink: Sink
     tokenizer: Tokenizer
     arrival: float
+    timeout: float | None = None  # seconds from arrival to its end
     begun: bool = False  # has it got a token?
     choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
 
     def __post_init__(self) -> None:
         for index in range(self.params.n):
             self.choices.append(OpenChoice(index, self.request, self.params, self.tokenizer))
+
+    @property
+    def due(self) -> float:
+        """When its time is over."""
+        return self.arrival + (inf if self.timeout is None else self.timeout)
 
     @property
     def told(self) -> bool:

@@ -5,17 +5,18 @@ import signal
 import sys
 import traceback
 from concurrent.futures import Future
-from importlib import import_module
+from dataclasses import replace
 from threading import Thread
 from typing import Any
 
 import zmq
 
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import PacelineError
 from paceline.engine import wire
 from paceline.engine.delivery import Asked
 from paceline.engine.engine import REST_S, Engine
-from paceline.engine.parts import Factory
+from paceline.engine.parts import factory_named
+from paceline.engine.settings import EngineSettings
 
 
 def main(address: str) -> None:
@@ -31,12 +32,15 @@ def main(address: str) -> None:
     status = 1
     try:
         engine = built(wire.to_core.decode(commands.recv()))
-        outbox.send(wire.encoder.encode(wire.Ready()))
-        CoreLoop(engine, commands, outbox).run()
+        outbox.send(wire.encoder.encode(wire.Ready(engine.capacity)))
+        broken = CoreLoop(engine, commands, outbox).run()
         engine.close()
-        status = 0
+        if broken:
+            outbox.send(wire.encoder.encode(wire.Died(broken)))
+        else:
+            status = 0
     except PacelineError as error:
-        outbox.send(wire.encoder.encode(wire.Ready(wire.Fault.of(error))))
+        outbox.send(wire.encoder.encode(wire.Ready(fault=wire.Fault.of(error))))
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent is to be told
         reason = f"the engine has died: {type(error).__name__}: {error}"
         outbox.send(wire.encoder.encode(wire.Died(reason)))
@@ -56,15 +60,8 @@ def die_with_parent() -> None:
 
 def built(message: wire.ToCore) -> Engine:
     assert isinstance(message, wire.Build)
-    return factory_named(message.factory)(message.model, **message.settings).engine()
-
-
-def factory_named(name: str) -> Factory:
-    module, _, function = name.partition(":")
-    try:
-        return getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name!r} does not name a factory of engine parts: {error}") from None
+    parts = factory_named(message.factory)(message.model, **message.settings)
+    return replace(parts, settings=EngineSettings(**message.engine)).engine()
 
 
 class CoreLoop:
@@ -77,14 +74,16 @@ class CoreLoop:
         self._asked: dict[int, Future[Any]] = {}
         self._closing = False
 
-    def run(self) -> None:
-        while not self._closing:
+    def run(self) -> str:
+        """Until it is told to end, or the engine has stopped for good; returns why it has."""
+        while not self._closing and not (self._engine.broken and self._engine.idle):
             self._listen()
             delivery = self._engine.turn()
             if delivery is not None:
                 self._send(wire.delivered(delivery))
             for number in [number for number, answer in self._asked.items() if answer.done()]:
                 self._answer(number, self._asked.pop(number))
+        return "" if self._closing else self._engine.broken
 
     def _listen(self) -> None:
         """Take everything that came; wait for something if there is nothing else to do."""

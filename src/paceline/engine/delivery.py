@@ -16,6 +16,15 @@ class EngineFailed(PacelineError):
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much an engine holds, as it was settled when it was built."""
+
+    max_model_len: int  # tokens of a sequence, prompt and output together
+    block_size: int  # positions in one block
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where the time of a request went; a stage that was not reached took none."""
 

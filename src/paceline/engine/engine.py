@@ -2,23 +2,32 @@
 
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 from paceline.core.errors import ConfigError, PacelineError, RequestError, StepError
 from paceline.core.plan import NO_OUTPUTS, Candidates, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
-from paceline.engine.delivery import Abort, Asked, Delivery, EngineFailed, Question, Refused
+from paceline.engine.delivery import (
+    Abort,
+    Asked,
+    Capacity,
+    Delivery,
+    EngineFailed,
+    Question,
+    Refused,
+)
 from paceline.engine.inbox import Inbox
 from paceline.engine.pipeline import Pipeline
 from paceline.engine.ports import Clock, Runner
 from paceline.engine.questions import answer
+from paceline.engine.settings import EngineSettings
+from paceline.engine.step_counts import StepCounts
 from paceline.engine.timeline import departure
+from paceline.engine.waiting_room import WaitingRoom
 from paceline.sched.scheduler import Scheduler
 
-OnFailure = Literal["continue", "stop"]
-
 REST_S = 0.002  # between two looks at work that cannot go on yet
-INBOX_REQUESTS = 65536
+DEFAULTS = EngineSettings()
 
 
 class Engine:
@@ -35,21 +44,18 @@ class Engine:
         runner: Runner,
         clock: Clock = monotonic,
         depth: int = 1,
-        inbox_requests: int = INBOX_REQUESTS,
-        on_failure: OnFailure = "continue",
-        stall_s: float = 60.0,
+        settings: EngineSettings = DEFAULTS,
     ) -> None:
-        if depth < 1 or inbox_requests < 1 or not stall_s > 0:
-            raise ConfigError("depth, inbox_requests and stall_s are positive")
-        if on_failure not in ("continue", "stop"):
-            raise ConfigError(f'on_failure is {on_failure!r}; "continue" or "stop"')
+        if depth < 1:
+            raise ConfigError(f"depth is {depth}; at least one step is in flight")
         self.scheduler, self.clock = scheduler, clock
         self.broken = ""  # why it stopped for good
         self.resting = True  # did the latest turn find nothing that can go on?
-        self._runner, self._depth = runner, depth
-        self._on_failure, self._stall_s = on_failure, stall_s
+        self._runner, self._depth, self._settings = runner, depth, settings
         self._pipeline = Pipeline(runner)
-        self._inbox = Inbox(inbox_requests)
+        self._inbox = Inbox(settings.inbox_requests)
+        self._room = WaitingRoom(settings.max_queued_tokens, settings.queue_timeout_s)
+        self._counts = StepCounts()
         self._refused: list[Refused] = []
         self._ended: list[Ended] = []  # outside a commit
         self._waiting_since: float | None = None  # the latest progress; None: nothing to do
@@ -79,7 +85,7 @@ class Engine:
         if self.broken:
             return self.broken
         since = self._waiting_since
-        if since is None or self.clock() - since <= self._stall_s:
+        if since is None or self.clock() - since <= self._settings.stall_s:
             return None
         return f"no step has ended for {self.clock() - since:.0f} s, and requests are waiting"
 
@@ -96,6 +102,11 @@ class Engine:
         at, step = self.scheduler.residency, self.scheduler.config.step
         queued = at.waiting + len(at.queue.parked)
         return min(self._inbox.room, step.max_num_queued_reqs - queued)
+
+    @property
+    def capacity(self) -> Capacity:
+        config = self.scheduler.config
+        return Capacity(config.step.max_model_len, config.cache.block_size, config.cache.num_blocks)
 
     def turn(self) -> Delivery | None:
         """Hear what came, launch until the pipeline is full, wait for the oldest step."""
@@ -130,17 +141,28 @@ class Engine:
                 case Request():
                     self._submit(message)
                 case Abort(request_id):
-                    if self.scheduler.abort(request_id, self.clock()):
-                        self._ended.append(Ended(request_id, Finish.ABORT))
+                    self._end(request_id, Finish.ABORT)
                 case Asked():
                     self._answer(message)
-        return bool(messages)
+        for request_id in self._room.overdue(self.clock()):
+            late = f"it was not begun within {self._settings.queue_timeout_s:g} s"
+            self._end(request_id, Finish.TIMEOUT, late)
+        return bool(messages or self._ended)
+
+    def _end(self, request_id: str, finish: Finish, message: str = "") -> None:
+        """From outside; the scheduler learns of it as an abort, whatever the reason."""
+        if self.scheduler.abort(request_id, self.clock()):
+            self._room.left(request_id)
+            self._ended.append(Ended(request_id, finish, message=message))
 
     def _submit(self, request: Request) -> None:
         try:
             if self.broken:
                 raise EngineFailed(self.broken)
-            self.scheduler.submit(request, self.clock())
+            self._room.check(request)
+            now = self.clock()
+            self.scheduler.submit(request, now)
+            self._room.enter(request, now)
         except (RequestError, EngineFailed) as error:
             self._refused.append(Refused(request.id, error))
 
@@ -156,7 +178,7 @@ class Engine:
         told = answer(self.scheduler, question, self.clock())
         if question.verb in ("pause", "resume"):
             self._paused = question.verb == "pause"
-        return told
+        return told | self._counts.to_dict() if question.verb == "gauges" else told
 
     # -- a step -------------------------------------------------------------
 
@@ -170,6 +192,7 @@ class Engine:
                 nothing = StepResult.of(latest, {})
                 return self.scheduler.commit(latest, nothing, self.clock()), None
             plan, result = self._pipeline.land()
+            self._counts.landed(plan, result)
             return self.scheduler.commit(plan, result, self.clock()), result
         except StepError as error:
             return self._fail(str(error)), None
@@ -179,6 +202,8 @@ class Engine:
         plan = None
         while len(self._pipeline) < self._depth:
             plan = self.scheduler.plan(self.clock())
+            for new in plan.admitted:
+                self._room.admitted(new.request.id)
             self._pipeline.launch(plan)
             if plan.empty:
                 break
@@ -191,7 +216,7 @@ class Engine:
         self.resting = True
         if not suspect.empty:
             outputs = self.scheduler.fail(suspect, self.clock(), message)
-        if self._on_failure == "stop":
+        if self._settings.on_failure == "stop":
             self._stop(message)
         return outputs
 
@@ -199,13 +224,14 @@ class Engine:
         """End everyone who is left with an error, and take nobody any more."""
         self.broken = f"the engine has stopped: {reason}"
         for request_id in list(self.scheduler.residency.live):
-            self.scheduler.abort(request_id, self.clock())
-            self._ended.append(Ended(request_id, Finish.ERROR, message=self.broken))
+            self._end(request_id, Finish.ERROR, self.broken)
 
     # -- outbox -------------------------------------------------------------
 
     def _delivery(self, outputs: Outputs, result: StepResult | None, now: float) -> Delivery | None:
         ended = (*self._ended, *outputs.finished)
+        for end in outputs.finished:
+            self._room.left(end.request_id)
         refused = tuple(self._refused)
         self._ended, self._refused = [], []
         if not (ended or refused or len(outputs.count)):

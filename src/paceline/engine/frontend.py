@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from uuid import uuid4
 
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Request
-from paceline.engine.api import Alternative, Ask, TokenLogprob
+from paceline.engine.api import Alternative, Ask, RequestOutput, TokenLogprob
 from paceline.engine.conversation import Conversation
-from paceline.engine.delivery import Delivery, Departure
+from paceline.engine.delivery import Delivery, Departure, Timings
 from paceline.engine.metrics import Metrics
 from paceline.engine.ports import Clock, Sink
 from paceline.text.chat import ChatTemplate
@@ -17,10 +18,11 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class Frontend:
-    """Each request that was opened is closed exactly once, when the engine tells of its end.
+    """Each request that was opened is closed exactly once: when the engine tells of its end, or
+    when its time is over, whatever the engine does.
 
-    A text that ends earlier, at a stop string, is told at once; its request stays open until the
-    engine has let go of it, so that its name cannot be taken meanwhile.
+    A text that ends earlier, at a stop string, is told at once. A name cannot be taken again
+    until the engine has let go of it: its request stays open, or is one of `_leaving`.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, clock: Clock) -> None:
@@ -28,13 +30,15 @@ class Frontend:
         self.metrics = Metrics()
         self.open: dict[str, Conversation] = {}
         self._clock = clock
+        self._due: list[tuple[float, str]] = []  # a heap; some of these have ended
+        self._leaving: set[str] = set()  # closed here, and not yet by the engine
 
     # -- in -----------------------------------------------------------------
 
     def begin(self, ask: Ask, sink: Sink) -> Request:
         """What the engine is to run; its words will go to the sink. RequestError if malformed."""
         name = ask.request_id or uuid4().hex
-        if name in self.open:
+        if name in self.open or name in self._leaving:
             raise RequestError(f"request {name!r} is already here")
         if ask.params.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs cannot be told")
@@ -44,7 +48,10 @@ class Frontend:
         largest, words = int(request.prompt.max()), self.tokenizer.vocab_size
         if largest >= words:
             raise RequestError(f"the prompt has token {largest}; the vocabulary has {words} words")
-        self.open[name] = Conversation(request, ask.params, text, sink, self.tokenizer, arrival)
+        one = Conversation(request, ask.params, text, sink, self.tokenizer, arrival, ask.timeout)
+        self.open[name] = one
+        if one.timeout is not None:
+            heappush(self._due, (one.due, name))
         self.metrics.asked(ask.params.n, ask.params.max_tokens)
         return request
 
@@ -113,19 +120,51 @@ class Frontend:
 
     def forget(self, request_id: str, error: PacelineError) -> None:
         """It never began."""
+        self._leaving.discard(request_id)
         if conversation := self.open.pop(request_id, None):
             conversation.sink.refuse(error)
 
     def end(self, request_id: str, finish: Finish, message: str = "") -> None:
-        """The engine does not have it, or is gone and cannot tell."""
-        self._depart(Departure(Ended(request_id, finish, message=message)))
+        """The engine does not have it, or is gone and cannot tell where the time went."""
+        conversation = self.open.pop(request_id)
+        took = Timings(total_s=self._clock() - conversation.arrival)
+        output = conversation.close(Departure(Ended(request_id, finish, message=message), took))
+        self.metrics.cut(took.total_s)
+        self._count_ends(output)
 
-    def end_all(self, finish: Finish, message: str = "") -> None:
-        for name in list(self.open):
+    def end_all(self, finish: Finish, message: str = "") -> list[str]:
+        """There is no engine any more; returns who was here."""
+        names = list(self.open)
+        for name in names:
             self.end(name, finish, message)
+        self._leaving.clear()
+        return names
+
+    def expire(self) -> list[str]:
+        """End those whose time is over; returns the requests that the engine should let go of."""
+        now, late = self._clock(), list[str]()
+        while self._due and self._due[0][0] <= now:
+            due, name = heappop(self._due)
+            conversation = self.open.get(name)
+            if conversation is None or conversation.due != due:
+                continue  # it has ended, and the name may be another's
+            self.end(name, Finish.TIMEOUT, f"it did not end within {conversation.timeout:g} s")
+            self._leaving.add(name)
+            late.append(name)
+        return late
+
+    def let_go(self, request_id: str) -> None:
+        """The engine never had it, so it will not tell of its end."""
+        self._leaving.discard(request_id)
+
+    def _count_ends(self, output: RequestOutput) -> None:
+        for one in output.outputs:
+            self.metrics.finished(one.finish_reason or "error")
 
     def _depart(self, departure: Departure) -> None:
         ended = departure.ended
+        if ended.child < 0:
+            self._leaving.discard(ended.request_id)
         if (conversation := self.open.get(ended.request_id)) is None:
             return
         if ended.child >= 0:
@@ -138,8 +177,7 @@ class Frontend:
             self._first(conversation, took.queue_s + took.prefill_s)
         lengths = [len(one.token_ids) for one in output.outputs]
         self.metrics.ended(output.usage.prompt_tokens, departure.cached, lengths, took)
-        for one in output.outputs:
-            self.metrics.finished(one.finish_reason or ended.finish.value)
+        self._count_ends(output)
 
     def _measure(self, conversation: Conversation, child: int, count: int, time: float) -> None:
         choice = conversation.choices[max(child, 0)]

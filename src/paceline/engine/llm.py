@@ -176,6 +176,11 @@ class LLM:
         self._engine.close()
 
     def _turn(self) -> None:
+        for name in self._frontend.expire():
+            if self._backlog.pop(name, None) is None:
+                self._engine.abort(name)
+            else:
+                self._frontend.let_go(name)
         self._feed()
         delivery = self._engine.turn()
         if delivery is None:

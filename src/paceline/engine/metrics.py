@@ -1,11 +1,13 @@
 """Counts and histograms, as a fold over what the engine tells."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from paceline.engine.delivery import Timings
+from paceline.engine.delivery import Capacity, Timings
+from paceline.engine.histogram import Histogram
+from paceline.engine.step_counts import TOKENS_PER_STEP, StepCounts
 
 LATENCY_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -36,32 +38,17 @@ TOTALS = {
     "num_preemptions": "preemptions",
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
+    "spec_decode_num_drafts": "drafts",
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",
 }
+NOBODY: dict[str, Any] = dict.fromkeys(("running", "waiting", "parked", "swapped", "kv_usage"), 0)
 
 
-@dataclass(slots=True)
-class Histogram:
-    """`counts[i]` values lie in (bounds[i - 1], bounds[i]]; the last count has no upper bound."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list[int])
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = self.counts or [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def copy(self) -> "Histogram":
-        return Histogram(self.bounds, list(self.counts), self.total)
+def first_figures(capacity: Capacity) -> dict[str, Any]:
+    """What an engine answers to "gauges" before it has done anything."""
+    size = {"total_blocks": capacity.num_blocks, "block_size": capacity.block_size}
+    return NOBODY | dict.fromkeys(TOTALS.values(), 0) | StepCounts().to_dict() | size
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,10 @@ class Report:
     histograms: Mapping[str, Histogram]
     request_success: Mapping[str, int]  # by finish reason
     waiting_by_reason: Mapping[str, int]  # capacity, deferred
+    prompt_by_source: Mapping[str, int]  # prompt tokens, computed or found in the cache
+    accepted_at: Sequence[int]  # drafts that were right, by place
     cache_config: Mapping[str, int]  # num_gpu_blocks, block_size
+    crashes: int  # of the step loop
 
 
 class Metrics:
@@ -85,6 +75,7 @@ class Metrics:
         self._params_n = Histogram(SEQUENCES)
         self._totals: Counter[str] = Counter()
         self._success: Counter[str] = Counter()
+        self._crashes = 0
 
     def asked(self, n: int, max_tokens: int | None) -> None:
         self._params_n.observe(n)
@@ -105,6 +96,7 @@ class Metrics:
         """A request is over; `outputs` are the tokens of each choice."""
         seconds, counts = self._seconds, self._counts
         self._totals["prompt_tokens_cached"] += cached
+        self._totals["prompt_tokens_computed"] += prompt - cached
         seconds["e2e_request_latency_seconds"].observe(took.total_s)
         seconds["request_queue_time_seconds"].observe(took.queue_s)
         seconds["request_prefill_time_seconds"].observe(took.prefill_s)
@@ -119,26 +111,43 @@ class Metrics:
         counts["request_max_num_generation_tokens"].observe(longest)
         counts["request_prefill_kv_computed_tokens"].observe(prompt - cached)
 
+    def cut(self, total_s: float) -> None:
+        """A request is over, and nobody knows where its time went."""
+        self._seconds["e2e_request_latency_seconds"].observe(total_s)
+
+    def crashed(self) -> None:
+        self._crashes += 1
+
     def finished(self, reason: str) -> None:
         """One choice is over."""
         self._success[reason] += 1
 
-    def report(self, now: Mapping[str, float]) -> Report:
+    def report(self, now: Mapping[str, Any]) -> Report:
         """With what the engine answers to "gauges"."""
+        *sizes, total = now["step_tokens"]
         measured = self._seconds | self._counts | {"request_params_n": self._params_n}
+        measured["iteration_tokens_total"] = Histogram(TOKENS_PER_STEP, sizes, total)
         waiting, parked = int(now["waiting"]), int(now["parked"])
         own = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached")
+        totals = self._totals
         return Report(
             gauges={
                 "num_requests_running": now["running"],
                 "num_requests_waiting": waiting + parked,
+                "num_requests_swapped": now["swapped"],
                 "kv_cache_usage_perc": now["kv_usage"],
             },
-            counters={name: self._totals[name] for name in own}
+            counters={name: totals[name] for name in own}
             | {name: now[total] for name, total in TOTALS.items()},
             histograms={name: histogram.copy() for name, histogram in measured.items()},
             request_success=dict(self._success),
             waiting_by_reason={"capacity": waiting, "deferred": parked},
+            prompt_by_source={
+                "local_compute": totals["prompt_tokens_computed"],
+                "local_cache_hit": totals["prompt_tokens_cached"],
+            },
+            accepted_at=list(now["accepted_at"]),
+            crashes=self._crashes,
             cache_config={
                 "num_gpu_blocks": int(now["total_blocks"]),
                 "block_size": int(now["block_size"]),

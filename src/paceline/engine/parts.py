@@ -1,11 +1,14 @@
-"""What an engine is put together from."""
+"""What an engine is put together from, and how that is found."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
-from paceline.engine.engine import INBOX_REQUESTS, Engine, OnFailure
+from paceline.core.errors import ConfigError
+from paceline.engine.engine import DEFAULTS, Engine
 from paceline.engine.frontend import Frontend
 from paceline.engine.ports import Runner
+from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -21,22 +24,22 @@ class Parts:
     tokenizer: Tokenizer
     template: ChatTemplate
     depth: int = 1  # steps in flight
-    inbox_requests: int = INBOX_REQUESTS  # that wait for the engine's next turn
-    on_failure: OnFailure = "continue"  # after a step that failed
-    stall_s: float = 60.0  # without a step while requests wait: unhealthy
+    settings: EngineSettings = DEFAULTS
 
     def engine(self) -> Engine:
-        return Engine(
-            self.scheduler,
-            self.runner,
-            depth=self.depth,
-            inbox_requests=self.inbox_requests,
-            on_failure=self.on_failure,
-            stall_s=self.stall_s,
-        )
+        return Engine(self.scheduler, self.runner, depth=self.depth, settings=self.settings)
 
     def frontend(self, engine: Engine) -> Frontend:
         return Frontend(self.tokenizer, self.template, engine.clock)
 
 
 Factory = Callable[..., Parts]  # of a model's name and settings by name
+
+
+def factory_named(name: str) -> Factory:
+    """The function behind `module:function`, imported when it is asked for."""
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name!r} does not name a factory of engine parts: {error}") from None

@@ -8,7 +8,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import Piece, RequestOutput
-from paceline.engine.delivery import Delivery, Question
+from paceline.engine.delivery import Capacity, Delivery, Question
 
 Clock = Callable[[], float]  # seconds, never backwards
 
@@ -43,11 +43,17 @@ class Receiver(Protocol):
 
     def deliver(self, delivery: Delivery) -> None: ...
 
-    def died(self, reason: str) -> None: ...
+    def died(self, reason: str, for_good: bool) -> None:
+        """Its requests are lost; unless it is for good, it will take others later."""
+        ...
 
 
 class Core(Protocol):
     """A step loop that runs by itself, on a thread or in a process; any thread may call."""
+
+    def ready(self) -> Capacity:
+        """Wait until it is built. Raises what went wrong if it cannot be."""
+        ...
 
     def start(self, receiver: Receiver) -> None: ...
 

@@ -18,21 +18,24 @@ import zmq
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine import wire
-from paceline.engine.delivery import Delivery, EngineFailed, Question
+from paceline.engine.delivery import Capacity, Delivery, EngineFailed, Question
 from paceline.engine.ports import Receiver
+from paceline.engine.settings import EngineSettings
 
 POLL_MS = 50  # between two looks at whether the process is alive
 CLOSE_S = 10.0  # that it gets to end by itself
+DEFAULTS = EngineSettings()
 
 
 class ProcessCore:
     """See `ports.Core`. When the process is gone, by whatever cause, nobody waits for it.
 
-    Requests and questions go out through one socket under a lock; a thread reads the other one.
+    It builds its engine while others go on here; `ready` waits for that. Requests and questions
+    go out through one socket under a lock; a thread reads the other one.
     """
 
     def __init__(
-        self, factory: str, model: str, settings: dict[str, Any], stall_s: float = 60.0
+        self, factory: str, model: str, settings: dict[str, Any], engine: EngineSettings = DEFAULTS
     ) -> None:
         self._folder = Path(mkdtemp(prefix="paceline-"))  # for this user's eyes only
         self._context: zmq.Context[Any] = zmq.Context()
@@ -42,15 +45,17 @@ class ProcessCore:
         self._death = ""  # what ended it
         self._numbers = count()
         self._questions: dict[int, Future[Any]] = {}
-        self._watch = Watch(stall_s)
-        self._reader: Thread | None = None
+        self._watch = Watch(engine.stall_s)
+        self._receiver: Receiver | None = None
+        self._capacity: Future[Capacity] = Future()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.engine.core_process", f"ipc://{self._folder}"],
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        self._send(wire.Build(factory, model, settings))
-        self._await_ready()
+        self._send(wire.Build.of(factory, model, settings, engine))
+        self._reader = Thread(target=self._read, name="core", daemon=True)
+        self._reader.start()
 
     def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
         """An end that connects takes messages whether or not the other one is there."""
@@ -59,14 +64,10 @@ class ProcessCore:
         socket.connect(f"ipc://{self._folder}/{end}")
         return socket
 
-    def _await_ready(self) -> None:
+    def ready(self) -> Capacity:
+        """Wait until it is built. Raises what went wrong if it cannot be, and is closed then."""
         try:
-            message = self._next()
-            if message is None or isinstance(message, wire.Died):
-                raise EngineFailed(message.reason if message else self._obituary())
-            assert isinstance(message, wire.Ready)
-            if message.fault is not None:
-                raise message.fault.error()
+            return self._capacity.result()
         except PacelineError:
             self.close()
             raise
@@ -74,8 +75,10 @@ class ProcessCore:
     # -- for any thread -----------------------------------------------------
 
     def start(self, receiver: Receiver) -> None:
-        self._reader = Thread(target=self._read, args=(receiver,), name="core", daemon=True)
-        self._reader.start()
+        with self._lock:
+            self._receiver, dead = receiver, self._death
+        if dead:
+            receiver.died(dead, for_good=True)
 
     def submit(self, request: Request) -> None:
         self._watch.begun(request.id)
@@ -97,18 +100,21 @@ class ProcessCore:
         return answer
 
     def healthy(self) -> str | None:
+        if not self._capacity.done():
+            return "the engine is being built"
         return self._death or self._watch.stalled()
 
     def close(self) -> None:
         with suppress(EngineFailed):
             self._send(wire.Close())
+        if not self._capacity.done():
+            self._process.kill()  # it hears nothing while it is being built
         try:
             self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._reader is not None:
-            self._reader.join()
+        self._reader.join()
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._die("the engine is shut down")
@@ -128,22 +134,23 @@ class ProcessCore:
 
     # -- the reader ---------------------------------------------------------
 
-    def _read(self, receiver: Receiver) -> None:
+    def _read(self) -> None:
         while (message := self._next()) is not None:
             match message:
                 case wire.Delivered():
                     delivery = wire.delivery_of(message)
                     self._watch.heard(delivery)
-                    receiver.deliver(delivery)
+                    assert self._receiver is not None, "nobody submits before the start"
+                    self._receiver.deliver(delivery)
                 case wire.Answered(number, value, fault):
                     settle(self._questions.pop(number), value, fault and fault.error())
                 case wire.Died(reason):
                     self._die(reason)
-                case wire.Ready():
-                    raise AssertionError("a core is ready once")
-        self._die(self._obituary())
-        if self._process.returncode:
-            receiver.died(self._death)
+                case wire.Ready(capacity, fault):
+                    settle(self._capacity, capacity, fault and fault.error())
+        receiver = self._die(self._obituary())
+        if receiver is not None and self._process.returncode:
+            receiver.died(self._death, for_good=True)
 
     def _next(self) -> wire.FromCore | None:
         """What it says next; None: it is gone and has said everything."""
@@ -160,15 +167,18 @@ class ProcessCore:
             f"the engine's process has died with code {code}" if code else "the engine is shut down"
         )
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str) -> Receiver | None:
+        """Returns who is to be told; whoever starts it later is told then."""
         with self._lock:
-            self._death = self._death or reason
+            self._death, receiver = self._death or reason, self._receiver
+        settle(self._capacity, None, EngineFailed(self._death))
         while self._questions:
             settle(self._questions.popitem()[1], None, EngineFailed(self._death))
+        return receiver
 
 
 def settle(answer: Future[Any], value: Any, error: PacelineError | None) -> None:
-    with suppress(InvalidStateError):  # nobody waits for it any more
+    with suppress(InvalidStateError):  # it is settled, or nobody waits for it any more
         if error is None:
             answer.set_result(value)
         else:

@@ -23,8 +23,9 @@ def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, float
     at, totals = scheduler.residency, scheduler.stats.to_dict()
     return {
         **totals,
-        "running": len(at.table.order),
+        "running": len({at.table.sequence(slot).id for slot in at.table.order.tolist()}),
         "waiting": at.waiting,
+        "swapped": len(at.swapped),
         "parked": len(at.queue.parked),
         "kv_usage": scheduler.usage,
         "total_blocks": at.cache.pool.size,

@@ -6,7 +6,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from paceline.core.request import Request
-from paceline.engine.delivery import Asked, EngineFailed, Question
+from paceline.engine.delivery import Asked, Capacity, EngineFailed, Question
 from paceline.engine.engine import Engine
 from paceline.engine.ports import Receiver
 
@@ -23,6 +23,9 @@ class ThreadCore:
         self._lock = Lock()  # a question is either answered or refused
         self._questions: set[Future[Any]] = set()
         self._thread: Thread | None = None
+
+    def ready(self) -> Capacity:
+        return self._engine.capacity
 
     def start(self, receiver: Receiver) -> None:
         self._thread = Thread(target=self._run, args=(receiver,), name="engine", daemon=True)
@@ -68,7 +71,7 @@ class ThreadCore:
                 self._engine.rest()
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for it
             self._die(f"the engine has died: {type(error).__name__}: {error}")
-            receiver.died(self._death)
+            receiver.died(self._death, for_good=True)
         finally:
             self._engine.close()
 

@@ -15,7 +15,9 @@ def departure(scheduler: Scheduler, ended: Ended) -> Departure:
     sequence = at.news.finished.get(ended.request_id) or at.journal.recall(ended.request_id)
     if ended.child >= 0 or sequence is None:
         return Departure(ended)
-    return Departure(ended, timings(sequence), sequence.cached)
+    # Whoever is left of a family knows the life of all, and its own hits alone.
+    cached = next((one.amount for one in sequence.life if one.happened is Happened.ADMITTED), 0)
+    return Departure(ended, timings(sequence), cached)
 
 
 def timings(sequence: Sequence) -> Timings:

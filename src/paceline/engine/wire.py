@@ -1,6 +1,6 @@
 """Messages as bytes, for the border between processes: ids and arrays, nothing executable."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
@@ -12,12 +12,14 @@ from paceline.core.plan import Candidates
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.engine.delivery import (
+    Capacity,
     Delivery,
     Departure,
     EngineFailed,
     Question,
     Refused,
 )
+from paceline.engine.settings import EngineSettings
 
 ERRORS: dict[str, type[PacelineError]] = {
     kind.__name__: kind for kind in (ConfigError, EngineFailed, QueueFull, RequestError)
@@ -47,6 +49,11 @@ class Build(msgspec.Struct, tag=True, array_like=True, frozen=True):
     factory: str
     model: str
     settings: dict[str, Any]
+    engine: dict[str, Any]  # settings of the step loop
+
+    @staticmethod
+    def of(factory: str, model: str, settings: dict[str, Any], engine: EngineSettings) -> "Build":
+        return Build(factory, model, settings, asdict(engine))
 
 
 class Submitted(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -71,8 +78,9 @@ class Close(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The first message of a core: it is built, or cannot be."""
+    """The first message of a core: it is built and so large, or cannot be built."""
 
+    capacity: Capacity | None = None
     fault: Fault | None = None
 
 

@@ -144,7 +144,7 @@ class Scheduler:
         at.stats.steps += 1
         for sequence in at.policy.late(at.now):
             self._untold += self._dismiss(
-                sequence, Finish.ERROR, "its deadline passed in the queue"
+                sequence, Finish.TIMEOUT, "its deadline passed in the queue"
             )
         if at.policy.refresh:
             at.queue.refresh()

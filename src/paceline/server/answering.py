@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Protocol
 
 from fastapi import Response
@@ -13,12 +14,14 @@ from paceline.core.errors import PacelineError
 from paceline.engine.api import Ask, EngineFailed, Piece, RequestOutput, Stream
 from paceline.server.caller import Caller
 from paceline.server.desk import Desk
-from paceline.server.errors import refusal_of
+from paceline.server.errors import GATEWAY_TIMEOUT, Refusal, refusal_of
 from paceline.server.log import Line
 from paceline.server.shapes import event
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+
+Told = tuple[int, Piece]  # the number of a stream, and what it says
 
 
 class Form(Protocol):
@@ -65,10 +68,11 @@ class Answering(Response):
         work, streams = self._work, self._streams
         line = Line(work.name, path, stream=work.stream, trace_id=work.caller.trace_id)
         line.tenant = work.asks[0].tenant
+        begun = monotonic()
         try:
             with self._desk.visit(work.name, len(work.asks)) as ids:
                 for ask, part in zip(work.asks, ids, strict=True):
-                    streams.append(self._desk.engine.generate(replace(ask, request_id=part)))
+                    streams.append(self._desk.begin(ask, part))
                 await (self._send_stream(send, line) if work.stream else self._send_whole(send))
             line.account(self._outputs())
             self._desk.pace.ended()
@@ -78,7 +82,10 @@ class Answering(Response):
         finally:
             for stream in streams:
                 await stream.aclose()
+            line.total_s = line.total_s or round(monotonic() - begun, 6)
             line.write()
+            if self._desk.tracing is not None:
+                self._desk.tracing.ended(work.caller, work.asks[0].params, line)
 
     # -- whole --------------------------------------------------------------
 
@@ -94,12 +101,11 @@ class Answering(Response):
     async def _send_stream(self, send: Send, line: Line) -> None:
         form = self._work.form
         async with aclosing(merged(self._streams)) as pieces:
-            part, piece = await anext(pieces)
-            if piece.finish_reason == "error":
-                check(await asyncio.gather(*(stream.whole() for stream in self._streams)))
+            first = await self._first(pieces)
             await self._start(send, EVENTS, (b"cache-control", b"no-cache"))
-            await self._send_event(send, form.opening(self._streams) + form.piece(part, piece))
-            line.completion_tokens += len(piece.token_ids)
+            told = [form.opening(self._streams), *(form.piece(*one) for one in first)]
+            await self._send_event(send, b"".join(told))
+            line.completion_tokens += sum(len(piece.token_ids) for _, piece in first)
             try:
                 async for part, piece in pieces:
                     line.completion_tokens += len(piece.token_ids)
@@ -112,6 +118,16 @@ class Answering(Response):
                 last = event(refusal_of(error).body)
         await self._send_event(send, last)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _first(self, pieces: AsyncGenerator[Told, None]) -> list[Told]:
+        """Up to the first piece that says something; if none does, the status tells why."""
+        silent: list[Told] = []
+        async for part, piece in pieces:
+            silent.append((part, piece))
+            if piece.token_ids or piece.finish_reason not in ("error", "timeout"):
+                return silent
+        check(self._outputs())
+        return silent
 
     async def _send_event(self, send: Send, body: bytes) -> None:
         self._begun += 1
@@ -126,7 +142,7 @@ class Answering(Response):
         seen = -1
         while self._begun == self._done or self._begun != seen:
             seen = self._begun
-            await asyncio.sleep(self._desk.settings.stall_s)
+            await asyncio.sleep(self._desk.settings.unread_s)
 
     async def _start(self, send: Send, kind: bytes, header: tuple[bytes, bytes]) -> None:
         own = (b"x-request-id", self._work.caller.request_id.encode())
@@ -140,13 +156,16 @@ class Answering(Response):
 
 
 def check(outputs: Sequence[RequestOutput]) -> None:
-    """A part that failed fails the whole."""
-    for output in outputs:
-        if output.error:
-            raise EngineFailed(output.error)
+    """A part that failed fails the whole; no time is left only for those that said nothing."""
+    answers = [answer for output in outputs for answer in output.outputs]
+    why = next((output.error for output in outputs if output.error), "")
+    if any(answer.finish_reason == "error" for answer in answers):
+        raise EngineFailed(why)
+    if why and not any(answer.token_ids for answer in answers):
+        raise Refusal(GATEWAY_TIMEOUT, why, code="timeout")
 
 
-async def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Piece], None]:
+async def merged(streams: Sequence[Stream]) -> AsyncGenerator[Told, None]:
     """The pieces of all streams, each with the number of its stream, as they come."""
     if len(streams) == 1:
         async for piece in streams[0]:

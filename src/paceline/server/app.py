@@ -11,6 +11,7 @@ from paceline.server.completions import completion_routes
 from paceline.server.desk import Desk
 from paceline.server.errors import answer_errors
 from paceline.server.operation import control_routes, probe_routes
+from paceline.server.responses import response_routes
 from paceline.server.settings import ServerSettings
 from paceline.server.tokens import model_routes, token_routes
 from paceline.text.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from paceline.text.tokenizer import Tokenizer
 ROUTES = (
     chat_routes,
     completion_routes,
+    response_routes,
     model_routes,
     token_routes,
     probe_routes,
@@ -31,10 +33,11 @@ def create_app(
     model_name: str,
     tokenizer: Tokenizer,
     settings: ServerSettings = DEFAULTS,
+    max_model_len: int = 0,
 ) -> FastAPI:
     """An application over an engine that stays the caller's; `app.state.desk` is its `Desk`."""
     app = FastAPI(title="paceline", version=__version__, docs_url=None, redoc_url=None)
-    desk = app.state.desk = Desk(engine, model_name, tokenizer, settings)
+    desk = app.state.desk = Desk(engine, model_name, tokenizer, settings, max_model_len)
     for routes in ROUTES:
         app.include_router(routes(desk))
     answer_errors(app, desk.retry_after)

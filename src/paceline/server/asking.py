@@ -65,6 +65,7 @@ def common(body: Generation) -> dict[str, Any]:
         "tenant": body.user or "",
         "cache_salt": body.cache_salt or "",
         "deadline": body.deadline,
+        "timeout": body.timeout,
     }
 
 

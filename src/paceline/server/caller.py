@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 REQUEST_ID = re.compile(r"[!-~]{1,200}")
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +14,17 @@ class Caller:
     """`request_id` is the client's own where it sent one that can be sent back."""
 
     request_id: str
-    trace_id: str  # of a W3C traceparent; empty without one
+    traceparent: str = ""  # W3C's, as it was sent; empty without one that is well-formed
 
     @classmethod
     def of(cls, headers: Mapping[str, str], prefix: str) -> "Caller":
-        trace = TRACEPARENT.match(headers.get("traceparent", ""))
+        trace = headers.get("traceparent", "")
         request_id = sent_id(headers) or f"{prefix}-{uuid4().hex}"
-        return cls(request_id, trace[1] if trace else "")
+        return cls(request_id, trace if TRACEPARENT.match(trace) else "")
+
+    @property
+    def trace_id(self) -> str:
+        return self.traceparent.partition("-")[2].partition("-")[0]
 
 
 def sent_id(headers: Mapping[str, str]) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from uuid import uuid4
 
-from paceline.engine.api import AsyncEngine
+from paceline.engine.api import Ask, AsyncEngine, Stream
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, Refusal
 from paceline.server.pace import Pace
 from paceline.server.settings import ServerSettings
+from paceline.server.tracing import tracing_to
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
@@ -27,9 +29,12 @@ class Desk:
         model_name: str,
         tokenizer: Tokenizer,
         settings: ServerSettings,
+        max_model_len: int,
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.models = (model_name, *settings.aliases)
+        self.max_model_len = max_model_len  # 0: unknown
+        self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.template = ChatTemplate.of(tokenizer)
         self.pace = Pace()
         self.open_requests: dict[str, Sequence[str]] = {}
@@ -72,6 +77,11 @@ class Desk:
             yield ids
         finally:
             del self.open_requests[name]
+
+    def begin(self, ask: Ask, part: str) -> Stream:
+        """Have the engine begin a part of a request, which has as much time as it may have."""
+        timeout = ask.timeout or self.settings.timeout_s or None
+        return self.engine.generate(replace(ask, request_id=part, timeout=timeout))
 
     def retry_after(self) -> int:
         """Seconds after which those who are here now have left, at the pace of late."""

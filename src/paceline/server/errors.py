@@ -15,14 +15,15 @@ from paceline.engine.params import SamplingParams
 from paceline.server.caller import sent_id
 
 BAD_REQUEST, UNAUTHORIZED, NOT_FOUND = 400, 401, 404
-TOO_MANY, BROKEN, UNAVAILABLE = 429, 500, 503
+TOO_MANY, BROKEN, UNAVAILABLE, GATEWAY_TIMEOUT = 429, 500, 503, 504
 KINDS = {
     UNAUTHORIZED: "authentication_error",
     NOT_FOUND: "not_found_error",
     TOO_MANY: "rate_limit_error",
+    GATEWAY_TIMEOUT: "timeout_error",
 }
 WORD = re.compile(r"[a-z_]+")
-NAMED_IN_ERRORS = frozenset(one.name for one in fields(SamplingParams))
+NAMED_IN_ERRORS = frozenset({"timeout", *(one.name for one in fields(SamplingParams))})
 
 
 class Detail(msgspec.Struct, frozen=True):

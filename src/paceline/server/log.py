@@ -1,26 +1,31 @@
-"""One line of JSON for each request that came to its end, whatever the end."""
+"""One line of the log for each request that came to its end, whatever the end."""
 
 import logging
 from asyncio import CancelledError
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
 
 from paceline.engine.api import RequestError, RequestOutput
-from paceline.server.errors import readable
+from paceline.server.errors import GATEWAY_TIMEOUT, readable
 
 log = logging.getLogger("paceline.requests")
 
 UNREAD = "the client did not read its stream"
 
-Outcome = Literal["finished", "aborted", "refused", "failed"]
+Outcome = Literal["finished", "aborted", "timeout", "refused", "failed"]
 
 
 class Line(msgspec.Struct):
-    """What is known about a request when it has left; an aborted one has no timings."""
+    """What is known about a request when it has left; one that was cut short has no stages.
+
+    Its fields: request_id, path, time, outcome, reason, finish_reasons, prompt_tokens,
+    completion_tokens, cached_tokens, preemptions, queue_s, prefill_s, decode_s, total_s, tenant,
+    trace_id, stream.
+    """
 
     request_id: str
     path: str
@@ -33,6 +38,8 @@ class Line(msgspec.Struct):
     cached_tokens: int = 0
     preemptions: int = 0
     queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
     total_s: float = 0.0
     tenant: str = ""
     trace_id: str = ""
@@ -44,13 +51,16 @@ class Line(msgspec.Struct):
         self.completion_tokens = sum(each.usage.completion_tokens for each in outputs)
         self.cached_tokens = sum(each.usage.cached_tokens for each in outputs)
         self.preemptions = sum(each.timings.preemptions for each in outputs)
-        self.queue_s = round(max(each.timings.queue_s for each in outputs), 6)
-        self.total_s = round(max(each.timings.total_s for each in outputs), 6)
+        for stage in ("queue_s", "prefill_s", "decode_s", "total_s"):
+            longest: float = max(getattr(each.timings, stage) for each in outputs)
+            setattr(self, stage, round(longest, 6))
         answers = [answer for each in outputs for answer in each.outputs]
         self.finish_reasons = [answer.finish_reason or "" for answer in answers]
-        if any(each.error for each in outputs):
+        self.reason = next((each.error for each in outputs if each.error), "")
+        if "error" in self.finish_reasons:
             self.outcome = "failed"
-            self.reason = next(each.error for each in outputs if each.error)
+        elif "timeout" in self.finish_reasons:
+            self.outcome = "timeout"
         elif "abort" in self.finish_reasons:
             self.outcome = "aborted"
 
@@ -60,6 +70,8 @@ class Line(msgspec.Struct):
             case CancelledError():
                 self.outcome = "aborted"
                 self.reason = UNREAD if unread else "the client has hung up"
+            case HTTPException(status_code=status) if status == GATEWAY_TIMEOUT:
+                self.outcome, self.reason = "timeout", readable(str(error.detail))
             case RequestError() | HTTPException():
                 self.outcome, self.reason = "refused", readable(str(error))
             case _:
@@ -67,5 +79,33 @@ class Line(msgspec.Struct):
 
     def write(self) -> None:
         if log.isEnabledFor(logging.INFO):
-            self.time = datetime.now(UTC).isoformat(timespec="milliseconds")
-            log.info(msgspec.json.encode(self).decode())
+            self.time = now()
+            log.info("%s", self)
+
+    def __str__(self) -> str:
+        """For people: who, how it ended, how much, how long."""
+        why = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{self.request_id} {self.path}: {self.outcome}{why}; {self.prompt_tokens} tokens in, "
+            f"{self.cached_tokens} of them cached, {self.completion_tokens} out; "
+            f"{self.queue_s:.3f} s in the queue, {self.total_s:.3f} s in all"
+        )
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class JsonLines(logging.Formatter):
+    """Every record is one line with one JSON object; that of a request has all its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        arguments: Any = record.args
+        match arguments:
+            case (Line() as line,):
+                body: Any = line
+            case _:
+                message = super().format(record)
+                where = {"level": record.levelname, "logger": record.name}
+                body = {"time": now(), **where, "message": readable(message)}
+        return msgspec.json.encode(body).decode()

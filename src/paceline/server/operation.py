@@ -35,7 +35,8 @@ def probe_routes(desk: Desk) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
     async def metrics() -> Response:
         """For Prometheus."""
-        body = exposition(await desk.engine.stats(), desk.models[0])
+        report = await desk.engine.stats()
+        body = exposition(report, desk.models[0], desk.engine.healthy() is None)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @router.get("/version")

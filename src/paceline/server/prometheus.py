@@ -12,9 +12,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from paceline.engine.metrics import Histogram, Report
+from paceline.core.request import Finish
+from paceline.engine.histogram import Histogram
+from paceline.engine.metrics import Report
 
 LABELS = ("model_name", "engine")
+WAITING = ("num_requests_waiting_by_reason", "reason")
+ACCEPTED = ("spec_decode_num_accepted_tokens_per_pos", "position")
 # Names that routers still look for, beside those that took their place.
 OLD_GAUGES = {"gpu_cache_usage_perc": "kv_cache_usage_perc"}
 OLD_COUNTERS = {
@@ -26,8 +30,8 @@ OLD_COUNTERS = {
 class Exposition(Collector):
     """One report; every family has the labels of the model and of the engine."""
 
-    def __init__(self, report: Report, model: str) -> None:
-        self._report, self._values = report, (model, "0")
+    def __init__(self, report: Report, model: str, healthy: bool) -> None:
+        self._report, self._values, self._healthy = report, (model, "0"), healthy
 
     def collect(self) -> Iterator[Metric]:
         report = self._report
@@ -44,26 +48,42 @@ class Exposition(Collector):
             family.add_metric(self._values, buckets(histogram), histogram.total)
             yield family
         yield from self._labelled()
+        yield from self._own()
 
     def _labelled(self) -> Iterator[Metric]:
+        """Families with a label of their own."""
         report = self._report
-        name = "request_success"
-        labels = (*LABELS, "finished_reason")
-        success = CounterMetricFamily(f"vllm:{name}", "choices that ended", labels=labels)
-        for reason, count in report.request_success.items():
-            success.add_metric((*self._values, reason), count)
-        yield success
-        name = "num_requests_waiting_by_reason"
-        waiting = GaugeMetricFamily(f"vllm:{name}", words(name), labels=(*LABELS, "reason"))
-        for reason, count in report.waiting_by_reason.items():
-            waiting.add_metric((*self._values, reason), count)
-        yield waiting
+        ends = {reason.value: 0 for reason in Finish} | dict(report.request_success)
+        places = {str(place): count for place, count in enumerate(report.accepted_at)}
+        for kind, name, label, counts in (
+            (CounterMetricFamily, "request_success", "finished_reason", ends),
+            (GaugeMetricFamily, *WAITING, report.waiting_by_reason),
+            (CounterMetricFamily, "prompt_tokens_by_source", "source", report.prompt_by_source),
+            (CounterMetricFamily, *ACCEPTED, places),
+        ):
+            family = kind(f"vllm:{name}", words(name), labels=(*LABELS, label))
+            for value, count in counts.items():
+                family.add_metric((*self._values, value), count)
+            yield family
         config = {name: str(value) for name, value in report.cache_config.items()}
         cache = GaugeMetricFamily(
             "vllm:cache_config_info", "settings of the KV cache", labels=("engine", *config)
         )
         cache.add_metric(("0", *config.values()), 1)
         yield cache
+
+    def _own(self) -> Iterator[Metric]:
+        """What others have no name for."""
+        healthy = GaugeMetricFamily(
+            "paceline:engine_healthy", "1, or 0 where /health is red", labels=LABELS
+        )
+        healthy.add_metric(self._values, float(self._healthy))
+        yield healthy
+        crashes = CounterMetricFamily(
+            "paceline:engine_crashes", "times that the step loop died", labels=LABELS
+        )
+        crashes.add_metric(self._values, self._report.crashes)
+        yield crashes
 
 
 def words(name: str) -> str:
@@ -81,7 +101,7 @@ def buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
 
 
-def exposition(report: Report, model: str) -> bytes:
+def exposition(report: Report, model: str, healthy: bool = True) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Exposition(report, model))
+    registry.register(Exposition(report, model, healthy))
     return generate_latest(registry)

@@ -29,7 +29,7 @@ class Generation(Body):
     length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
     frequency_penalty, repetition_penalty, seed, min_tokens, stop, stop_token_ids, ignore_eos,
     logit_bias, include_stop_str_in_output, skip_special_tokens, user, priority, cache_salt,
-    deadline, timings. None stands for what OpenAI does without them.
+    deadline, timeout, timings. None stands for what OpenAI does without them.
     """
 
     model: str | None = Field(None, description="a name from /v1/models")
@@ -60,7 +60,8 @@ class Generation(Body):
     user: str | None = Field(None, description="on whose account it runs")
     priority: int | None = Field(None, description="smaller goes first")
     cache_salt: str | None = Field(None, description="share cached prefixes with this salt only")
-    deadline: float | None = Field(None, description="seconds to the first token")
+    deadline: float | None = Field(None, description="seconds to the first token, to be ranked by")
+    timeout: float | None = Field(None, description="seconds to the end, where it is cut")
     timings: bool | None = Field(None, description="tell where the time went")
 
 
@@ -95,6 +96,23 @@ class CompletionRequest(Generation):
     echo: bool | None = Field(None, description="begin the text with the prompt")
     logprobs: int | None = None
     suffix: str | None = None
+
+
+class ResponseRequest(Generation):
+    """A conversation to be continued, in the form of OpenAI's responses."""
+
+    input: str | list[dict[str, Any]] = Field(description="a text, or messages")
+    instructions: str | None = Field(None, description="the system's message")
+    max_output_tokens: int | None = Field(None, description="the name of max_tokens here")
+    metadata: dict[str, Any] | None = None
+    previous_response_id: str | None = Field(None, description="refused: nothing is kept")
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
 
 
 class TokenizeRequest(Body):

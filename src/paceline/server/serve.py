@@ -9,7 +9,9 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from paceline.engine.api import EngineFailed
 from paceline.server.desk import Desk
+from paceline.server.log import JsonLines
 
 log = logging.getLogger("paceline.server")
 
@@ -27,6 +29,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._desk, self._loop = desk, loop
         self._draining: asyncio.Task[None] | None = None
+        self.failure = ""  # of the engine, if that is what ends the server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self.begin_drain)
@@ -45,11 +48,19 @@ class DrainingServer(uvicorn.Server):
         try:
             async with asyncio.timeout(limit_s):
                 await desk.engine.drain()
+        except EngineFailed as error:
+            log.warning("nobody is left: %s", error)
         except TimeoutError:
             log.warning("%d requests are cut after %g s", len(desk.open_requests), limit_s)
             for parts in [*desk.open_requests.values()]:
                 for part in parts:
                     await desk.engine.abort(part)
+        self.should_exit = True
+
+    async def end_with_engine(self) -> None:
+        """When the engine is gone for good, there is nothing to serve."""
+        self.failure = await self._desk.engine.gone()
+        log.error("the server ends: %s", self.failure)
         self.should_exit = True
 
 
@@ -71,16 +82,23 @@ def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
 
 
 async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Returns when the server has ended; the engine is the caller's to shut down."""
-    await draining_server(app, host, port).serve()
+    """Returns when the server has ended; the engine is the caller's to shut down.
+
+    EngineFailed if the engine is gone, so that there was nothing left to serve.
+    """
+    server = draining_server(app, host, port)
+    watching = asyncio.create_task(server.end_with_engine())
+    try:
+        await server.serve()
+    finally:
+        watching.cancel()
+    if server.failure:
+        raise EngineFailed(server.failure)
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Lines of requests as they are, everything else with its level."""
+def log_to_stderr(level: int = logging.INFO, as_json: bool = False) -> None:
+    """What the server and its engine have to say, in lines of text or of JSON."""
+    text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(logging.Formatter("%(message)s"))
-    requests = logging.getLogger("paceline.requests")
-    requests.propagate = False
-    requests.addHandler(lines)
-    requests.setLevel(level)
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    lines.setFormatter(JsonLines() if as_json else text)
+    logging.basicConfig(level=level, handlers=[lines])

@@ -1,10 +1,11 @@
 """What an operator may choose about the server itself."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.core.errors import ConfigError
 
-POSITIVE = ("body_bytes", "header_bytes", "body_s", "stall_s", "drain_s")
+POSITIVE = ("body_bytes", "header_bytes", "body_s", "unread_s", "drain_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,12 @@ class ServerSettings:
     body_bytes       largest body of a request
     header_bytes     largest head of a request, names and values together
     body_s           seconds within which each part of a body must come
-    stall_s          seconds to leave a stream unread; after twice as many a client is dropped
+    unread_s         seconds to leave a stream unread; after twice as many a client is dropped
     drain_s          seconds that running requests get when the server is told to end
+    timeout_s        seconds that a request gets where it names no timeout; 0: no limit
     timings          are timings part of every response, or only of those that ask for them?
-    max_model_len    tokens that prompt and output may have together; 0: unknown
+    log_format       lines of the log: text, or json, one object each
+    otlp_endpoint    where spans go, one for each request; empty: nowhere
     """
 
     api_keys: tuple[str, ...] = ()
@@ -29,14 +32,20 @@ class ServerSettings:
     body_bytes: int = 16 * 2**20
     header_bytes: int = 32 * 2**10
     body_s: float = 30.0
-    stall_s: float = 60.0
+    unread_s: float = 60.0
     drain_s: float = 30.0
+    timeout_s: float = 0.0
     timings: bool = False
-    max_model_len: int = 0
+    log_format: Literal["text", "json"] = "text"
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
+        if not self.timeout_s >= 0:
+            raise ConfigError(f"timeout_s is {self.timeout_s}; it cannot be negative")
+        if self.log_format not in ("text", "json"):
+            raise ConfigError(f"log_format is {self.log_format!r}; choose one of text, json")
         if not all(self.api_keys):
             raise ConfigError("an API key is empty")

@@ -23,7 +23,7 @@ def token_routes(desk: Desk) -> APIRouter:
         strings = [desk.tokenizer.token(id) for id in ids] if body.return_token_strs else None
         return {
             "count": len(ids),
-            "max_model_len": desk.settings.max_model_len,
+            "max_model_len": desk.max_model_len,
             "tokens": ids,
             "token_strs": strings,
         }
@@ -61,7 +61,7 @@ def model_routes(desk: Desk) -> APIRouter:
             "created": since,
             "owned_by": "paceline",
             "root": desk.models[0],
-            "max_model_len": desk.settings.max_model_len or None,
+            "max_model_len": desk.max_model_len or None,
         }
 
     @router.get("/v1/models")

@@ -140,9 +140,9 @@ def test_one_whose_deadline_passed_in_the_queue_is_refused_and_told_with_the_nex
     assert state(scheduler, "running")["state"] == "RUNNING"
     outputs = scheduler.commit(plan, answer(plan), now=5.2)
     (end,) = outputs.finished
-    assert (end.request_id, end.finish, end.stop_token) == ("late", Finish.ERROR, None)
+    assert (end.request_id, end.finish, end.stop_token) == ("late", Finish.TIMEOUT, None)
     assert end.message == "its deadline passed in the queue"
-    assert outputs.to_dict()["late"] == {"tokens": [], "finish": "error"}
+    assert outputs.to_dict()["late"] == {"tokens": [], "finish": "timeout"}
     assert commit(scheduler, scheduler.plan(now=5.3), now=5.4).keys() == {"running"}  # told once
     assert not scheduler.abort("late", now=5.5)
 
@@ -153,7 +153,7 @@ def test_explain_tells_why_it_was_refused() -> None:
     step(scheduler, now=6.0)
     told = scheduler.explain("late")
     assert "its deadline passed in the queue" in told
-    assert "FINISHED_ERROR" in told
+    assert "FINISHED_TIMED_OUT" in told
 
 
 def test_refusals_are_told_even_if_nobody_else_is_here() -> None:
@@ -162,7 +162,7 @@ def test_refusals_are_told_even_if_nobody_else_is_here() -> None:
     plan = scheduler.plan(now=6.0)
     assert len(plan.rows) == 0
     outputs = scheduler.commit(plan, StepResult.of(plan, {}), now=6.0)
-    assert outputs.to_dict() == {"late": {"tokens": [], "finish": "error"}}
+    assert outputs.to_dict() == {"late": {"tokens": [], "finish": "timeout"}}
     assert scheduler.idle
 
 
@@ -178,7 +178,7 @@ def test_a_parked_one_is_refused_too() -> None:
     plan = scheduler.plan(now=6.0)
     assert plan.finished == ("late",)
     assert not scheduler.wake("late", now=6.0)
-    assert commit(scheduler, plan, now=6.0)["late"]["finish"] == "error"
+    assert commit(scheduler, plan, now=6.0)["late"]["finish"] == "timeout"
 
 
 def test_a_parked_one_keeps_its_due_time() -> None:

@@ -1,0 +1,56 @@
+"""What an operator may choose about the step loop and the process it runs in."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.core.config import check_types, one_of, require
+
+OnFailure = Literal["continue", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Limits of the step loop; 0 in the queue's limits stands for no limit."""
+
+    inbox_requests: int = 65536  # that wait for the engine's next turn
+    on_failure: OnFailure = "continue"  # after a step that failed; "stop": its process ends
+    stall_s: float = 60.0  # seconds without a step, while requests wait, that make it unhealthy
+    max_queued_tokens: int = 0  # of prompts that wait to be begun; more are refused
+    queue_timeout_s: float = 0.0  # seconds that a request may wait to be begun
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        one_of("on_failure", self.on_failure, ("continue", "stop"))
+        for name in ("inbox_requests", "stall_s"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; it must be positive")
+        for name in ("max_queued_tokens", "queue_timeout_s"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name} is {value}; it cannot be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """Where the step loop runs, and what becomes of a server whose loop has died.
+
+    A loop on a thread cannot be begun anew, so a server that has one ends with it.
+    """
+
+    core: Literal["process", "thread"] = "process"  # a crash of a process leaves the server alive
+    on_core_crash: Literal["restart", "exit"] = "restart"  # "exit": end the server with status 1
+    core_restarts: int = 3  # most restarts within core_restart_span_s; then the server ends
+    core_restart_span_s: float = 600.0  # seconds in which restarts are counted
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        one_of("core", self.core, ("process", "thread"))
+        one_of("on_core_crash", self.on_core_crash, ("restart", "exit"))
+        require(
+            self.core_restarts > 0, f"core_restarts is {self.core_restarts}; it must be positive"
+        )
+        require(self.core_restart_span_s > 0, "core_restart_span_s must be positive")
+
+    @property
+    def restarts(self) -> int:
+        """Most restarts within the span."""
+        return self.core_restarts if self.on_core_crash == "restart" else 0

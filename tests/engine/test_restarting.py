@@ -1,0 +1,114 @@
+"""A core that dies is followed by another, so often and no more."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.delivery import EngineFailed
+from paceline.engine.frontend import Frontend
+from paceline.engine.process import ProcessCore
+from paceline.engine.restarting import RestartingCore
+from paceline.engine.settings import CoreSettings
+from paceline.text.chat import ChatTemplate
+from tests.engine.support import ask, tokenizer
+
+Use = Callable[[AsyncLLM, RestartingCore], Awaitable[None]]
+SOUND = "tests.engine.support:build"
+
+
+def with_core(use: Use, factories: list[str], **settings: Any) -> None:
+    """The first core is built by the first factory, and so on; the last one goes on."""
+
+    def make() -> ProcessCore:
+        return ProcessCore(factories.pop(0) if len(factories) > 1 else factories[0], "oracle", {})
+
+    core = RestartingCore(make, CoreSettings(**settings))
+    core.ready()
+    frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
+
+    async def run() -> None:
+        engine = AsyncLLM(core, frontend)
+        try:
+            await use(engine, core)
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(run(), 50))
+
+
+async def killed(engine: AsyncLLM, core: RestartingCore) -> str:
+    """Kill the process under a request; what the request is told."""
+    await engine.pause("all")
+    stream = engine.generate(ask("hello", max_tokens=200))
+    await engine.snapshot()
+    os.kill(core.pid, signal.SIGKILL)
+    output = await stream.whole()
+    assert output.outputs[0].finish_reason == "error"
+    return output.error
+
+
+async def until_healthy(engine: AsyncLLM) -> None:
+    while engine.healthy() is not None:
+        await asyncio.sleep(0.005)
+
+
+def test_another_takes_its_place_and_the_third_crash_is_the_end() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        for crash in (1, 2):
+            assert "process has died with code -9" in await killed(engine, core)
+            assert "is being restarted" in (engine.healthy() or "")
+            with pytest.raises(EngineFailed, match="being restarted"):
+                engine.generate(ask("hello"))
+            await until_healthy(engine)
+            short = ask("hello", max_tokens=3, ignore_eos=True)
+            assert (await engine.generate(short).whole()).usage.completion_tokens == 3
+            assert (await engine.stats()).crashes == crash
+        assert "code -9" in await killed(engine, core)
+        assert "code -9" in await engine.gone()
+        assert "restarted" not in (engine.healthy() or "restarted")
+        report = await engine.stats()  # of what was known before
+        assert report.crashes == 3
+        assert report.cache_config["block_size"] == 4
+
+    with_core(use, [SOUND], core_restarts=2)
+
+
+def test_without_restarts_the_first_crash_is_the_end() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        assert "code -9" in await killed(engine, core)
+        assert "code -9" in await engine.gone()
+
+    with_core(use, [SOUND], on_core_crash="exit")
+
+
+def test_one_that_cannot_be_built_again_counts_as_well() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        assert "nothing" in await engine.gone()
+        assert "nothing" in (engine.healthy() or "")
+
+    with_core(use, [SOUND, "tests.engine.support:nothing"], core_restarts=2)
+
+
+def test_closing_does_not_wait_for_one_that_is_being_built() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        assert "being" in (engine.healthy() or "")
+
+    with_core(use, [SOUND, "tests.engine.support:build_for_ever"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"core": "card"}, {"on_core_crash": "cry"}, {"core_restarts": 0}, {"core_restart_span_s": 0}],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        CoreSettings(**wrong)

@@ -1,0 +1,97 @@
+"""`serve` as a process of its own, with a small model that has real, random weights."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tests.golden.support import SIZES, saved
+
+TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
+PATIENCE_S = 60.0
+ENGINE = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
+PROGRAM = """
+import json, sys
+from paceline.build.entry import serve
+from paceline.core.errors import PacelineError
+status = 0
+try:
+    serve(sys.argv[1], port=int(sys.argv[2]), **json.loads(sys.argv[3]))
+except PacelineError as error:
+    print(error)
+    status = 3
+print("torch" in sys.modules)
+sys.exit(status)
+"""
+
+
+def save_model(folder: Path) -> Path:
+    """A llama with random weights, and a tokenizer trained on one sentence."""
+    saved("llama", folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=SIZES["vocab_size"], special_tokens=["<s>", "</s>"])
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    return folder
+
+
+@dataclass
+class Running:
+    """A server's process, and a way into it."""
+
+    process: "subprocess.Popen[str]"
+    http: httpx.Client
+
+    @property
+    def core(self) -> int:
+        """The process of the step loop."""
+        listing = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
+        found = subprocess.run(listing, capture_output=True, text=True, check=True)
+        return int(found.stdout)
+
+    def until(self, path: str, status: int) -> httpx.Response:
+        give_up = monotonic() + PATIENCE_S
+        while monotonic() < give_up and self.process.poll() is None:
+            with suppress(httpx.TransportError):
+                if (response := self.http.get(path)).status_code == status:
+                    return response
+            sleep(0.02)
+        raise AssertionError(f"{path} never had {status}; the server: {self.process.poll()}")
+
+    def ended(self) -> tuple[int, str]:
+        """Its status, and what it had to say."""
+        said, _ = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, said
+
+
+@contextmanager
+def running(folder: Path, port: int, **settings: Any) -> Iterator[Running]:
+    arguments = [str(folder), str(port), json.dumps(ENGINE | settings)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
+            server = Running(process, http)
+            server.until("/ready", 200)
+            yield server
+    finally:
+        process.kill()
+        process.communicate()

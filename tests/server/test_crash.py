@@ -1,0 +1,85 @@
+"""The real server with a small real model, when its engine's process stalls or is killed."""
+
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.real import Running, running, save_model
+
+PATH = "/v1/completions"
+LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("tiny"))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+@contextmanager
+def stopped_in_a_stream(server: Running) -> Iterator[Iterator[str]]:
+    """The engine's process stands still while a stream is open; the lines that follow."""
+    with server.http.stream("POST", PATH, json={**LONG, "stream": True}) as response:
+        assert response.status_code == 200
+        lines = (line for line in response.iter_lines() if line)
+        first = json.loads(next(lines).removeprefix("data: "))
+        os.kill(server.core, signal.SIGSTOP)
+        assert first["choices"][0]["finish_reason"] is None
+        yield lines
+
+
+def answered(server: Running) -> None:
+    response = server.http.post(PATH, json={**LONG, "max_tokens": 3})
+    assert response.json()["usage"]["completion_tokens"] == 3
+
+
+def test_an_engine_that_stalls_or_dies_comes_back_and_is_given_up_in_the_end(folder: Path) -> None:
+    with running(folder, free_port(), stall_s=0.3, core_restarts=1) as server:
+        assert server.http.get("/v1/models").json()["data"][0]["max_model_len"] == 256
+        with stopped_in_a_stream(server) as lines:
+            assert "no step has ended" in server.until("/health", 503).text
+            os.kill(server.core, signal.SIGCONT)
+            server.until("/health", 200)
+            assert [*lines][-1] == "data: [DONE]"
+        with stopped_in_a_stream(server) as lines:
+            os.kill(server.core, signal.SIGKILL)
+            *_, last = lines
+            error = json.loads(last.removeprefix("data: "))["error"]
+            assert error["code"] == "engine_failed"
+            assert "process has died with code -9" in error["message"]
+        assert "is being restarted" in server.until("/health", 503).text
+        refused = server.http.post(PATH, json=LONG)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        figures = server.http.get("/metrics").text
+        assert re.search(r"paceline:engine_healthy{.*} 0.0", figures)
+        assert re.search(r"paceline:engine_crashes_total{.*} 1.0", figures)
+        server.until("/health", 200)
+        answered(server)
+        with stopped_in_a_stream(server) as lines:
+            os.kill(server.core, signal.SIGKILL)
+            assert "engine_failed" in [*lines][-1]
+        status, said = server.ended()
+        assert status == 3
+        assert "process has died with code -9" in said
+        assert said.endswith("False\n"), "the front end imports torch"
+
+
+def test_the_engine_may_run_on_a_thread(folder: Path) -> None:
+    with running(folder, free_port(), core="thread") as server:
+        answered(server)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == (0, "True\n")

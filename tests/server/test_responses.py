@@ -1,0 +1,167 @@
+"""/v1/responses as the real client reads it."""
+
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from paceline.core.plan import Plan
+from paceline.engine.api import SamplingParams
+from tests.engine.support import expected, expected_text, tokenizer
+from tests.server.conftest import Play
+from tests.server.support import MODEL, Site, on_its_own_server, paced
+
+ALL = {"ignore_eos": True, "seed": 3}
+
+
+def told(site: Site, messages: list[dict[str, str]], most: int) -> str:
+    """What any correct engine answers."""
+    prompt = tokenizer().encode(site.desk.template.render(messages), special=False)
+    params = SamplingParams(max_tokens=most, ignore_eos=True, seed=3)
+    return expected_text(*expected(prompt, params))
+
+
+def test_a_text_is_answered(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.openai.responses.create(
+            model=MODEL, input="hello", max_output_tokens=9, extra_body=ALL, metadata={"a": "b"}
+        )
+        assert response.output_text == told(site, [{"role": "user", "content": "hello"}], 9)
+        assert (response.status, response.object) == ("incomplete", "response")
+        assert response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+        assert response.usage is not None
+        assert response.usage.output_tokens == 9
+        assert response.usage.input_tokens_details.cached_tokens >= 0
+        assert response.metadata == {"a": "b"}
+        assert response.max_output_tokens == 9
+        ended = await site.openai.responses.create(
+            model=MODEL, input="hello", extra_body={"stop_token_ids": list(range(400))}
+        )
+        assert (ended.status, ended.incomplete_details) == ("completed", None)
+
+    on(scenario)
+
+
+def test_messages_and_instructions_are_a_conversation(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        given: list[Any] = [
+            {"role": "user", "content": [{"type": "input_text", "text": "the quick"}]},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [
+                    {"type": "output_text", "text": "brown "},
+                    {"type": "text", "text": "fox"},
+                ],
+            },
+            {"role": "developer", "content": "jumps"},
+        ]
+        response = await site.openai.responses.create(
+            model=MODEL, input=given, instructions="over", max_output_tokens=5, extra_body=ALL
+        )
+        conversation = [
+            {"role": "system", "content": "over"},
+            {"role": "user", "content": "the quick"},
+            {"role": "assistant", "content": "brown fox"},
+            {"role": "system", "content": "jumps"},
+        ]
+        assert response.output_text == told(site, conversation, 5)
+        assert response.instructions == "over"
+
+    on(scenario)
+
+
+def test_a_stream_has_the_events_that_the_client_knows(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        async with site.openai.responses.stream(
+            model=MODEL, input="hello", max_output_tokens=30, extra_body=ALL
+        ) as stream:
+            events = [event async for event in stream]
+        assert events[-1].type == "response.incomplete"
+        final = events[-1].response
+        kinds = [event.type for event in events]
+        assert kinds[:4] == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+        ]
+        assert kinds[-4:] == [
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.incomplete",
+        ]
+        assert set(kinds[4:-4]) == {"response.output_text.delta"}
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        text = told(site, [{"role": "user", "content": "hello"}], 30)
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == final.output_text == text
+        assert len(deltas) > 1
+        assert final.usage is not None
+        assert final.usage.output_tokens == 30
+        async with site.openai.responses.stream(
+            model=MODEL, input="hello", extra_body={"stop_token_ids": list(range(400))}
+        ) as stream:
+            assert (await stream.get_final_response()).status == "completed"
+
+    on(scenario)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"previous_response_id": "resp-1"}, "previous_response_id"),
+        ({"conversation": "conv-1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "top_logprobs"),
+        ({"n": 2}, "n"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"role": "user"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": ["hello"]}]}, "input"),
+        ({"temperature": -1.0}, "temperature"),
+    ],
+)
+def test_what_there_is_not_is_refused_by_name(on: Play, wrong: dict[str, Any], param: str) -> None:
+    async def scenario(site: Site) -> None:
+        given = wrong.get("input", "hello")
+        with pytest.raises(BadRequestError) as refused:
+            await site.openai.responses.create(model=MODEL, input=given, extra_body=wrong)
+        assert refused.value.param == param
+
+    on(scenario)
+
+
+def test_cuts_and_failures_are_told() -> None:
+    failing = {"now": False}
+
+    def breaks(plan: Plan, where: str) -> bool:
+        paced(plan, where)
+        return failing["now"] and where == "wait"
+
+    async def scenario(site: Site) -> None:
+        body = {"input": "hello", "ignore_eos": True, "timings": True}
+        cut = (await site.post("/v1/responses", **body, timeout=0.15)).json()
+        assert cut["status"] == "incomplete"
+        assert cut["incomplete_details"] == {"reason": "timeout"}
+        assert cut["timings"]["total_s"] >= 0.15
+        failing["now"] = True
+        assert (await site.post("/v1/responses", **body)).status_code == 500
+        failing["now"] = False
+        headers = {"X-Request-Id": "mine"}
+        async with site.http.stream(
+            "POST", "/v1/responses", json={**body, "stream": True}, headers=headers
+        ) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            await site.post("/abort_requests", request_ids=["mine"])
+            said = "".join([line async for line in lines])
+        assert '"status":"cancelled"' in said
+
+    on_its_own_server(scenario, breaks=breaks)
