@@ -1,23 +1,18 @@
-"""Decode steps and nano-vLLM's script on a card, under the real scheduler; prints JSON lines.
-
-    python -m benchmarks.gpu step qwen3-0.6b flashinfer 1 64 256
-    python -m benchmarks.gpu script,tight,shared qwen3-0.6b triton
-    python -m benchmarks.gpu profile qwen3-0.6b triton 0 256          0: a step of prompts
-
-Weights are random, in the shapes of the named models: the speed is the same.
-"""
+"""A model with random weights on a card under the real scheduler: the ground of `gpu_*.py`."""
 
 import json
-import random
-import sys
+import subprocess
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.resources import files
+from math import prod
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan
@@ -27,21 +22,61 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.manifest import manifest
 from paceline.runner.weights.dummy import Dummy
 
 DEPTH = 2
-CONTEXT = 512  # tokens of a prompt of the steps
-STEPS = 256
-MAX_MODEL_LEN = 2048
+ROWS, BUDGET, MAX_MODEL_LEN = 256, 16384, 2048
+BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
+BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a step cannot avoid: every weight once, every context, every operation."""
+
+    weight_bytes: int
+    token_bytes: int  # of KV
+    token_flops: int  # of products, without the head
+    head_flops: int
+
+    @staticmethod
+    def of(config: ModelConfig) -> "Floor":
+        shapes = manifest(config)
+        layers = sum(prod(shape) for name, shape in shapes.items() if ".layers." in name)
+        head = config.vocab * config.width
+        token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BF16_BYTES
+        return Floor(BF16_BYTES * (layers + head), token_bytes, 2 * layers, 2 * head)
+
+    def seconds(self, plan: Plan) -> float:
+        contexts = int(plan.start.sum()) + plan.total
+        read = self.weight_bytes + contexts * self.token_bytes
+        computed = plan.total * self.token_flops + int(plan.rows.samples.sum()) * self.head_flops
+        return max(read / BYTES_PER_S, computed / FLOPS)
 
 
 @dataclass
 class Times:
-    """Where the host was, in seconds."""
+    """Where the time went, in seconds."""
 
     host: float = 0.0  # planning, launching, committing
     waiting: float = 0.0
+    floor: float = 0.0
     steps: int = 0
+    mixed: int = 0  # steps with rows of more than one position
+    positions: int = 0  # of those steps
+    wall: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})  # by mixed
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "host_s": round(self.host, 3),
+            "waiting_s": round(self.waiting, 3),
+            "steps": self.steps,
+            "mixed_steps": self.mixed,
+            "mixed_positions": self.positions,
+            "mixed_s": round(self.wall[True], 3),
+            "decode_s": round(self.wall[False], 3),
+        }
 
 
 class Bench:
@@ -52,31 +87,35 @@ class Bench:
         begin = perf_counter()
         self.name, self.attention = name, attention
         self.config = ModelConfig.of_hf(raw)
+        self.floor = Floor.of(self.config)
         self.model = CudaModel.load(Dummy(self.config, device="cuda"), MAX_MODEL_LEN)
         torch.cuda.synchronize()
         self.load_s = perf_counter() - begin
-        self.blocks, self.block_size = 256 * 1152 // block_size, block_size
+        self.blocks, self.block_size = ROWS * 1152 // block_size, block_size
         kv = KVStore(self.config, self.blocks + 1, block_size, torch.bfloat16, "cuda")
         kv.content.normal_()
-        self.runner = CudaRunner(self.model, kv, load(attention), 256, MAX_MODEL_LEN)
+        self.runner = CudaRunner(self.model, kv, load(attention), ROWS, MAX_MODEL_LEN, BUDGET)
         begin = perf_counter()
         self.runner.warm()
         torch.cuda.synchronize()
         self.capture_s = perf_counter() - begin
 
     def scheduler(self, **settings: Any) -> Scheduler:
+        if settings.get("swap_space"):
+            self.runner.reserve_host(settings["swap_space"])
         return Scheduler.create(
-            max_num_seqs=256,
-            max_num_batched_tokens=settings.pop("budget", 16384),
+            max_num_seqs=ROWS,
+            max_num_batched_tokens=settings.pop("budget", BUDGET),
             max_model_len=MAX_MODEL_LEN,
             num_blocks=settings.pop("blocks", self.blocks),
             block_size=self.block_size,
             **settings,
         )
 
-    def drive(self, scheduler: Scheduler, until: Any = None) -> Times:
+    def drive(self, scheduler: Scheduler, until: Callable[[Plan], bool] | None = None) -> Times:
         """Turn the loop until all is done, or `until` a plan says so."""
         times, flight = Times(), deque[Plan]()
+        before = perf_counter()
         while not scheduler.idle:
             begin = perf_counter()
             plan = scheduler.plan(begin)
@@ -92,6 +131,8 @@ class Bench:
                 result = self.runner.wait()
                 landed = perf_counter()
                 times.waiting += landed - launched
+                self._account(times, flight[0], landed - before)
+                before = landed
                 scheduler.commit(flight.popleft(), result, landed)
                 times.host += perf_counter() - landed
             if until is not None and until(plan):
@@ -103,16 +144,33 @@ class Bench:
         torch.cuda.synchronize()
         return times
 
+    def _account(self, times: Times, plan: Plan, taken: float) -> None:
+        is_mixed = plan.total > len(plan.rows)
+        times.wall[is_mixed] += taken
+        times.floor += self.floor.seconds(plan)
+        times.mixed += is_mixed
+        times.positions += plan.total if is_mixed else 0
+
     def say(self, **figures: Any) -> None:
         about = {
             "model": self.name,
             "attention": self.attention,
             "block_size": self.block_size,
             "torch": torch.__version__,
+            "triton": triton.__version__,
+            "card": torch.cuda.get_device_name(),
+            "commit": commit(),
             "load_s": round(self.load_s, 1),
             "capture_s": round(self.capture_s, 1),
         }
         print(json.dumps(about | figures), flush=True)
+
+
+def commit() -> str:
+    told = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip() or "unknown"
 
 
 def submit(scheduler: Scheduler, prompts: list[list[int]], outs: list[int], heat: float) -> None:
@@ -123,124 +181,6 @@ def submit(scheduler: Scheduler, prompts: list[list[int]], outs: list[int], heat
         scheduler.submit(request, now=perf_counter())
 
 
-def decoding(bench: Bench, rows: int, steps: int = STEPS) -> Scheduler:
-    """A scheduler whose requests have their prompts behind them."""
-    scheduler = bench.scheduler(enable_prefix_caching=False)
+def drawn(rows: int, length: int) -> list[list[int]]:
     draw = np.random.default_rng(0)
-    prompts = [draw.integers(0, 10_000, CONTEXT).tolist() for _ in range(rows)]
-    submit(scheduler, prompts, [steps + 8] * rows, heat=0.0)
-    bench.drive(scheduler, lambda plan: len(plan.rows) == rows == plan.total)
-    return scheduler
-
-
-def prefilling(bench: Bench) -> Scheduler:
-    """A scheduler with a full step of prompts to begin with."""
-    scheduler = bench.scheduler(enable_prefix_caching=False)
-    submit(scheduler, [list(range(1024))] * 16, [4] * 16, heat=0.6)
-    return scheduler
-
-
-def step(bench: Bench, rows: int) -> None:
-    scheduler = decoding(bench, rows)
-    begin = perf_counter()
-    times = bench.drive(scheduler)
-    wall = perf_counter() - begin
-    bench.say(
-        case=f"step:{rows}",
-        ms=round(1e3 * wall / times.steps, 3),
-        host_ms=round(1e3 * times.host / times.steps, 3),
-        waiting_ms=round(1e3 * times.waiting / times.steps, 3),
-        steps=times.steps,
-    )
-
-
-def script(bench: Bench, **settings: Any) -> None:
-    random.seed(0)
-    prompts = [
-        [random.randint(0, 10_000) for _ in range(random.randint(100, 1024))] for _ in range(256)
-    ]
-    outs = [random.randint(100, 1024) for _ in range(256)]
-    scheduler = bench.scheduler(**settings)
-    submit(scheduler, prompts, outs, heat=0.6)
-    begin = perf_counter()
-    times = bench.drive(scheduler)
-    wall = perf_counter() - begin
-    bench.say(
-        case="script",
-        settings=settings,
-        tokens_in=sum(map(len, prompts)),
-        tokens_out=sum(outs),
-        seconds=round(wall, 3),
-        tokens_per_s=round(sum(outs) / wall),
-        host_s=round(times.host, 3),
-        waiting_s=round(times.waiting, 3),
-        steps=times.steps,
-        preemptions=scheduler.stats.preemptions,
-    )
-
-
-def shared(bench: Bench) -> None:
-    """64 groups of 16 requests, each with a prefix of its own, in a mixed order."""
-    draw = random.Random(1)
-    ids = lambda count: [draw.randint(0, 10_000) for _ in range(count)]
-    prompts = [prefix + ids(256) for prefix in (ids(1024) for _ in range(64)) for _ in range(16)]
-    draw.shuffle(prompts)
-    scheduler = bench.scheduler()
-    submit(scheduler, prompts, [128] * len(prompts), heat=0.6)
-    begin = perf_counter()
-    times = bench.drive(scheduler)
-    wall = perf_counter() - begin
-    bench.say(
-        case="shared",
-        tokens_per_s=round(128 * len(prompts) / wall),
-        seconds=round(wall, 3),
-        host_s=round(times.host, 3),
-        waiting_s=round(times.waiting, 3),
-        steps=times.steps,
-    )
-
-
-def profile(bench: Bench, rows: int, steps: int = 20) -> None:
-    """The kernels of a decode step, by the time that they take."""
-    scheduler = decoding(bench, rows) if rows else prefilling(bench)
-    steps = steps if rows else 1
-    left = [steps]
-
-    def enough(_: Plan) -> bool:
-        left[0] -= 1
-        return left[0] == 0
-
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        bench.drive(scheduler, enough)
-    table = [
-        (event.key, event.self_device_time_total / steps, event.count / steps)
-        for event in found.key_averages()
-        if event.self_device_time_total
-    ]
-    total = sum(each for _, each, _ in table)
-    print(f"{bench.name} {bench.attention}, {rows} rows: {total:.0f} us of kernels in a step")
-    for key, each, count in sorted(table, key=lambda line: -line[1])[:22]:
-        print(f"{each:9.1f} us {count:6.1f} x {each / count:7.2f}  {key[:110]}", flush=True)
-    bench.drive(scheduler)
-
-
-def main() -> None:
-    kind, name, attention, *rest = sys.argv[1:]
-    bench = Bench(name, attention)
-    for each in kind.split(","):
-        if each == "script":
-            script(bench)
-            script(bench)
-        if each == "tight":
-            script(bench, blocks=4140)
-        if each == "shared":
-            shared(bench)
-        for rows in map(int, rest):
-            if each == "step" and rows:
-                step(bench, rows)
-            if each == "profile":
-                profile(bench, rows)
-
-
-if __name__ == "__main__":
-    main()
+    return [draw.integers(0, 10_000, length).tolist() for _ in range(rows)]

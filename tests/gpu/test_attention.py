@@ -12,6 +12,11 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from tests.runner.support import Blocks, Piece, batch_of, tiny
 
+try:
+    from paceline.runner.attention.triton import Triton
+except ImportError:
+    pytest.skip("needs triton", allow_module_level=True)
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
@@ -121,3 +126,26 @@ def test_triton_has_every_shape_and_float32(
 ) -> None:
     for block_size in (3, 16):
         compare("triton", counts, Shape(heads, kv_heads, head_dim, block_size), 11, torch.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 12, 17, 40, 95, 200])
+@pytest.mark.parametrize("window", [None, 50])
+def test_triton_holds_decodes_whose_contexts_change(rows: int, window: int | None) -> None:
+    """The same held batch twice, as a graph has it: longer contexts in the same memory."""
+    random, shape = Random(rows), Shape(16, 8, 128, 16)
+    contexts = [random.randint(1, 1800) for _ in range(rows)]
+    batch, blocks = rows_of([(1, context) for context in contexts], shape.block_size)
+    config = tiny(num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
+    kv = KVStore(config, blocks, shape.block_size, torch.bfloat16, "cuda")
+    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    held = Triton().hold(batch, kv, shape.heads)
+    for longest in (1800, 300, 1):
+        batch.context.copy_(torch.tensor([min(one, longest) for one in contexts]))
+        batch.position.copy_(batch.context - 1)
+        held.lay_out()
+        query = torch.randn(rows, 16, 128, device="cuda", dtype=torch.bfloat16)
+        truth = load("sdpa").prepare(batch, kv)
+        for layer in (1, 0):
+            got = held.attend(query, layer, window, 0.09).float()
+            expected = truth.attend(query.float(), layer, window, 0.09)
+            torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)

@@ -48,6 +48,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "swapped": {**TIGHT, "preemption_mode": "swap", "swap_space": 32},
     "swapped, ahead": {**TIGHT, "preemption_mode": "swap", "swap_space": 32, "depth": 3},
     "other blocks": {"block_size": 16, "num_blocks": 32},
+    "drafted": {"num_speculative_tokens": 3},
+    "drafted, ahead": {"num_speculative_tokens": 2, "depth": 3},
 }
 
 
@@ -60,7 +62,8 @@ def card_runner(model: CudaModel, scheduler: Scheduler, name: str = "triton") ->
     blocks, size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
     step = config.step
-    runner = CudaRunner(model, kv, load(name), step.max_num_seqs, step.max_model_len)
+    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
+    runner = CudaRunner(model, kv, load(name), *sizes)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 

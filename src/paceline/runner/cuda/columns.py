@@ -33,6 +33,7 @@ def place(
         kv.content.stride(2),
         BLOCK=kv.block_size,
         PLACES=128,
+        launch_pdl=True,
     )
     return found, cells
 
@@ -50,6 +51,7 @@ def settle(tokens: Tensor, position: Tensor, slot: Tensor, context: Tensor, ids:
         len(tokens) - 1,
         tokens.stride(0),
         PLACES=128,
+        launch_pdl=True,
     )
 
 
@@ -66,6 +68,62 @@ def flatten_table(
     _flatten_table[(rows,)](
         table, context, ends, blocks, last, table.stride(0), BLOCK=kv.block_size, PLACES=128
     )
+
+
+def spread(
+    columns: tuple[Tensor, Tensor, Tensor],
+    rows: tuple[Tensor, Tensor, Tensor],
+    block_table: Tensor,
+    positions: int,
+    kv: KVStore,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of rows of any length: tokens, positions, and where they go, [positions] each.
+
+    Columns are tokens, tables and positions by slot; rows are their slots, starts [rows + 1] and
+    contexts. Positions behind the last row are of nobody, which is the last slot. `block_table`
+    [rows, blocks] is filled in, and slots stand behind what is computed now.
+    """
+    tokens, table, position = columns
+    slot, row_start, context = rows
+    count = len(slot)
+    token = torch.empty(positions, dtype=torch.int32, device=slot.device)
+    at = torch.empty_like(token)
+    cells = torch.empty(positions, dtype=torch.int64, device=slot.device)
+    _spread[(triton.cdiv(positions, 128),)](
+        tokens,
+        table,
+        slot,
+        row_start,
+        context,
+        token,
+        at,
+        cells,
+        positions,
+        len(tokens) - 1,
+        tokens.stride(0),
+        table.stride(0),
+        kv.content.stride(0),
+        kv.content.stride(2),
+        ROWS=count,
+        HALVINGS=count.bit_length(),
+        BLOCK=kv.block_size,
+        PLACES=128,
+        launch_pdl=True,
+    )
+    _lay_out[(count,)](
+        table,
+        position,
+        slot,
+        context,
+        block_table,
+        len(tokens) - 1,
+        table.stride(0),
+        block_table.stride(0),
+        BLOCK=kv.block_size,
+        PLACES=128,
+        launch_pdl=True,
+    )
+    return token, at, cells
 
 
 def begin(
@@ -100,6 +158,7 @@ def begin(
         kv.content.stride(2),
         BLOCK=kv.block_size,
         PLACES=128,
+        launch_pdl=True,
     )
     return token, at, cells
 
@@ -122,6 +181,8 @@ def _begin(
     BLOCK: tl.constexpr,
     PLACES: tl.constexpr,
 ):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     own = tl.load(slot + row).to(tl.int64)
     here = tl.load(position + own)
@@ -135,6 +196,75 @@ def _begin(
         entry = first + tl.arange(0, PLACES)
         blocks = tl.load(table + own * table_stride + entry, mask=entry < used, other=0)
         tl.store(block_table + row.to(tl.int64) * table_stride + entry, blocks, mask=entry < used)
+
+
+@triton.jit
+def _spread(
+    tokens,
+    table,
+    slot,
+    row_start,
+    context,
+    token,
+    at,
+    cells,
+    positions,
+    nobody,
+    tokens_stride,
+    table_stride,
+    block_stride,
+    cell_stride,
+    ROWS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    low, high = tl.zeros([PLACES], tl.int32), tl.full([PLACES], ROWS, tl.int32)
+    for _ in tl.static_range(HALVINGS):  # the row of each is the last that begins before it
+        middle = (low + high) // 2
+        is_before = (middle == low) | (tl.load(row_start + middle) <= index)
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    end = tl.load(row_start + low + 1)
+    mask = index < positions
+    is_real = mask & (index < end)
+    own = tl.where(is_real, tl.load(slot + low), nobody).to(tl.int64)
+    here = tl.where(is_real, tl.load(context + low) - (end - index), 0)
+    found = tl.load(tokens + own * tokens_stride + here, mask=is_real, other=0)
+    block = tl.load(table + own * table_stride + here // BLOCK).to(tl.int64)
+    tl.store(token + index, found, mask=mask)
+    tl.store(at + index, here, mask=mask)
+    tl.store(cells + index, block * block_stride + here % BLOCK * cell_stride, mask=mask)
+
+
+@triton.jit
+def _lay_out(
+    table,
+    position,
+    slot,
+    context,
+    block_table,
+    nobody,
+    table_stride,
+    block_stride,
+    BLOCK: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    own = tl.load(slot + row).to(tl.int64)
+    reads = tl.load(context + row)
+    if own < nobody:
+        tl.store(position + own, reads)
+    used = tl.cdiv(reads, BLOCK)
+    for first in range(0, used, PLACES):
+        entry = first + tl.arange(0, PLACES)
+        blocks = tl.load(table + own * table_stride + entry, mask=entry < used, other=0)
+        tl.store(block_table + row * block_stride + entry, blocks, mask=entry < used)
 
 
 @triton.jit
@@ -153,6 +283,8 @@ def _place(
     BLOCK: tl.constexpr,
     PLACES: tl.constexpr,
 ):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     mask = index < n
     slot = tl.load(owner + index, mask=mask, other=0).to(tl.int64)
@@ -180,6 +312,8 @@ def _flatten_table(
 
 @triton.jit
 def _settle(tokens, position, slot, context, ids, rows, nobody, stride, PLACES: tl.constexpr):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     own = tl.load(slot + row, mask=row < rows, other=0).to(tl.int64)
     mask = (row < rows) & (own < nobody)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Attention, Prepared
 from paceline.runner.batch import Batch
+from paceline.runner.cuda.capture import Captured, Memory
 from paceline.runner.cuda.columns import begin, settle
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.sampling import choose
@@ -48,10 +50,15 @@ class Graphs:
     """
 
     def __init__(
-        self, model: CudaModel, kv: KVStore, attention: Capturable, state: CardState, rows: int
+        self,
+        model: CudaModel,
+        kv: KVStore,
+        attention: Capturable,
+        state: CardState,
+        memory: Memory,
     ) -> None:
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
-        device = kv.content.device
+        rows, device = state.nobody, kv.content.device
         column: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self.slot = torch.full((rows,), state.nobody, **column)
         self.ids = torch.zeros(rows, **column)
@@ -60,8 +67,10 @@ class Graphs:
         self._row_start = torch.arange(rows + 1, **column)
         self._sizes = sizes(rows)
         self._held: dict[int, Held] = {}
-        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._steps = {
+            samples: Captured(partial(self._step, samples=samples), memory)
+            for samples in (False, True)
+        }
 
     def size(self, rows: int) -> int:
         return self._sizes[bisect_left(self._sizes, rows)]
@@ -69,32 +78,22 @@ class Graphs:
     def capture(self, samples: bool) -> Iterator[int]:
         """Capture every size, largest first, so that the smaller ones fit into its memory."""
         for rows in reversed(self._sizes):
-            self._graph(rows, samples)
+            self._capture(rows, samples)
             yield rows
 
     def replay(self, rows: int, contexts: I32, samples: bool) -> Tensor:
         """Run the step of `slot[:rows]`; the logits, which the next replay overwrites."""
-        graph, logits = self._graph(rows, samples)
+        if rows not in self._steps[samples]:
+            self._capture(rows, samples)
         self._held[rows].refresh(contexts)
-        graph.replay()
-        return logits
+        return self._steps[samples].replay(rows)
 
-    def _graph(self, rows: int, samples: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        found = self._graphs.get((rows, samples))
-        if found is None:
-            kept = self.slot.clone()
-            self.slot.fill_(self._state.nobody)
-            found = self._graphs[rows, samples] = self._captured(rows, samples)
-            self.slot.copy_(kept)
-        return found
-
-    def _captured(self, rows: int, samples: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        self._step(rows, samples)  # compiles what is not yet, which a capture cannot hold
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._step(rows, samples)
-        return graph, logits
+    def _capture(self, rows: int, samples: bool) -> None:
+        """For nobody: a step that is done twice would go on twice."""
+        kept = self.slot.clone()
+        self.slot.fill_(self._state.nobody)
+        self._steps[samples].graph(rows)
+        self.slot.copy_(kept)
 
     def _step(self, rows: int, samples: bool) -> Tensor:
         state, slot, context = self._state, self.slot[:rows], self.context[:rows]

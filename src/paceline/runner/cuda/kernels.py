@@ -1,4 +1,8 @@
-"""Fused kernels of a decoder layer: norms, rotation, activation, and the write to the store."""
+"""Fused kernels of a decoder layer: norms, rotation, activation, and the write to the store.
+
+Every kernel of a step may start before the one in front of it has ended, and lets the next do so:
+it reads nothing but weights until `gdc_wait` returns.
+"""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -23,15 +27,16 @@ def direction(x: Tensor, floor: float) -> Tensor:
     out = torch.empty_like(x)
     width = x.shape[1]
     warps = 8 if width > WIDE else 4
-    _direction[(len(x),)](x, out, floor, WIDTH=width, PLACES=_power(width), num_warps=warps)
+    sizes = {"WIDTH": width, "PLACES": _power(width)}
+    _direction[(len(x),)](x, out, floor, **sizes, num_warps=warps, launch_pdl=True)
     return out
 
 
 def add_direction(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> None:
     """total += x / |x| * factor, each [n, width]."""
     width = x.shape[1]
-    places = _power(width)
-    _add_direction[(len(x),)](total, x, factor, floor, WIDTH=width, PLACES=places, num_warps=4)
+    sizes = {"WIDTH": width, "PLACES": _power(width)}
+    _add_direction[(len(x),)](total, x, factor, floor, **sizes, num_warps=4, launch_pdl=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +72,7 @@ def gated(gate_up: Tensor, is_silu: bool, late: Late) -> Tensor:
         STREAM=late.width,
         STREAM_PLACES=late.places,
         num_warps=4,
+        launch_pdl=True,
     )
     return out
 
@@ -117,6 +123,7 @@ def turn_and_put(
         STREAM=late.width,
         STREAM_PLACES=late.places,
         num_warps=2 if late.width <= WIDE else 4,
+        launch_pdl=True,
     )
 
 
@@ -126,6 +133,8 @@ def _power(width: int) -> int:
 
 @triton.jit
 def _direction(x, out, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
     places = tl.arange(0, PLACES)
     values = tl.load(x + row + places, mask=places < WIDTH, other=0.0).to(tl.float32)
@@ -135,6 +144,8 @@ def _direction(x, out, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
 
 @triton.jit
 def _add_direction(total, x, factor, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
     places = tl.arange(0, PLACES)
     mask = places < WIDTH
@@ -165,6 +176,8 @@ def _gated(
     STREAM: tl.constexpr,
     STREAM_PLACES: tl.constexpr,
 ):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * PLACES + tl.arange(0, PLACES)
     mask = places < WIDTH
@@ -203,6 +216,8 @@ def _turn_and_put(
     STREAM: tl.constexpr,
     STREAM_PLACES: tl.constexpr,
 ):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     index, chunk = tl.program_id(0), tl.program_id(1)
     first = chunk * CHUNK
     lines, places = tl.arange(0, CHUNK), tl.arange(0, PLACES)

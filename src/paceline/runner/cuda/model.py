@@ -23,7 +23,9 @@ from paceline.runner.layers.parts import Parts
 from paceline.runner.models.rope import Frequencies
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
-LATE_ROWS = 512  # up to which a norm after the product is cheaper than a kernel before it
+# Rows up to which a norm after the product is cheaper than a kernel before it; beyond so many
+# inputs, every program that needs a row's length has too much to read.
+LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +90,8 @@ class Normed:
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Late]:
         if len(hidden) <= MOST_ROWS:
             return normed(hidden, self._product, self._floor), Late(hidden, 0.0, 0)
-        if len(hidden) > LATE_ROWS or self._product.bias is not None:
+        most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
+        if len(hidden) > most or self._product.bias is not None:
             return self._product(direction(hidden, self._floor)), Late(hidden, 0.0, 0)
         return self._product(hidden), Late(hidden, self._floor, hidden.shape[1])
 

@@ -55,7 +55,8 @@ def choose(
     places = torch.empty((rows, chunks), dtype=torch.int32, **on)
     sums = torch.empty((rows, cells), dtype=torch.float32, **on)
     sizes = {"VOCAB": vocab, "CHUNKS": triton.next_power_of_2(chunks), "CELL": cell}
-    _peaks[(rows, chunks)](logits, peaks, places, VOCAB=vocab, CHUNK=CHUNK, num_warps=4)
+    sizes["launch_pdl"] = True
+    _peaks[(rows, chunks)](logits, peaks, places, VOCAB=vocab, CHUNK=CHUNK, launch_pdl=True)
     _sums[(rows, chunks)](logits, peaks, temperature, slot, sums, chunks, CHUNK=CHUNK, **sizes)
     _draw[(rows,)](
         logits,
@@ -76,6 +77,8 @@ def choose(
 
 @triton.jit
 def _peaks(logits, peaks, places, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row, chunk = tl.program_id(0), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     mask = at < VOCAB
@@ -112,6 +115,8 @@ def _sums(
     CHUNKS: tl.constexpr,
     CELL: tl.constexpr,
 ):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row, chunk = tl.program_id(0), tl.program_id(1)
     own = tl.load(slot + row)
     heat = tl.load(temperature + own)
@@ -164,6 +169,8 @@ def _draw(
     CELLS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     peak, chunk, is_number = _peak_of(peaks, row, chunks, CHUNKS)
     own = tl.load(slot + row)

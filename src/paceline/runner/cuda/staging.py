@@ -16,6 +16,13 @@ class Staging:
         self._device = device
         self._free: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
+    def send_into(self, target: Tensor, content: np.ndarray) -> None:
+        """Content of 32 bits each, over what the target holds."""
+        pinned, size = self._room(content.size), content.size
+        np.copyto(pinned.numpy()[:size], content.reshape(-1))
+        target.view(-1).copy_(pinned[:size], non_blocking=True)
+        self._keep(pinned)
+
     def send(self, *columns: np.ndarray) -> list[Tensor]:
         """Columns of 32 bits each, as they are, on the card."""
         sizes = [len(column) for column in columns]
@@ -23,14 +30,17 @@ class Staging:
         pinned = self._room(total)
         np.concatenate([c.view(np.int32) for c in columns], out=pinned.numpy()[:total])
         there = pinned[:total].to(self._device, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._free.append((event, pinned))
+        self._keep(pinned)
         parts = there.split(sizes)
         return [
             part.view(torch.float32) if column.dtype == np.float32 else part
             for part, column in zip(parts, columns, strict=True)
         ]
+
+    def _keep(self, pinned: Tensor) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        self._free.append((event, pinned))
 
     def _room(self, size: int) -> Tensor:
         if self._free and self._free[0][0].query() and len(self._free[0][1]) >= size:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.arrays import I32
+from paceline.core.arrays import I32, Index
 from paceline.core.plan import Admitted, Grown, Plan
 from paceline.runner.cuda.batch import KnownBatch
 from paceline.runner.cuda.columns import place
@@ -67,6 +67,10 @@ class CardState:
         slot, index, block = self._staging.send(*columns)
         self.table[slot, index] = block
 
+    def send_into(self, target: Tensor, content: np.ndarray) -> None:
+        """Numbers for a step, over those of the step before."""
+        self._staging.send_into(target, content)
+
     def slots(self, slot: I32, rows: int) -> Tensor:
         """A column of slots filled up to so many rows."""
         filled = np.full(rows, self.nobody, np.int32)
@@ -111,3 +115,21 @@ class CardState:
 
     def advance(self, slot: Tensor, context: Tensor) -> None:
         self.position[slot] = context
+
+    # -- steps with drafts --------------------------------------------------
+
+    def stands(self, slot: Index) -> I32:
+        """Where slots stand, known when all that was launched has ended."""
+        return self.position[torch.from_numpy(slot).to(self.position.device)].cpu().numpy()
+
+    def write(self, slot: Index, first: Tensor, ids: Tensor) -> None:
+        """Tokens [rows, width] from `first` on; negative ones are none."""
+        own = torch.from_numpy(slot).to(ids.device)
+        for column in range(ids.shape[1]):
+            given = ids[:, column] >= 0
+            self.tokens[own[given], first[given] + column] = ids[given, column].int()
+
+    def settle(self, slot: Index, first: Tensor, ids: Tensor, count: Tensor) -> None:
+        """Slots stand at their last right token."""
+        self.write(slot, first, ids)
+        self.position[torch.from_numpy(slot).to(ids.device)] = (first + count - 1).int()

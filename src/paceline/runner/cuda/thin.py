@@ -1,7 +1,7 @@
 """Products of few rows: weights are read once, and what surrounds a product is part of it."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: PLR0913, PLR0917
+# ruff: noqa: PLR0913, PLR0917, RUF005
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
@@ -14,23 +14,29 @@ from torch import Tensor
 from paceline.runner.layers.linear import Dense
 
 LONG, SHORT = 4096, 1024  # inputs of an output
+MOST_EARLY = 3
 MOST_ROWS = 4  # beyond these, the library's products on tensor cores are faster
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a product is cut: outputs of a program, inputs read at a time, reads under way."""
+    """How a product is cut."""
 
-    lines: int
-    chunk: int
-    stages: int
+    lines: int  # outputs of a program
+    chunk: int  # inputs read at a time
+    stages: int  # reads under way
+    early: int  # chunks of weights that registers hold while the step before ends
 
 
-def tuning(width: int) -> Tuning:
-    """What was fastest on an H200: 4.2 TB/s for a large matrix, 4 to 7 us for a small one."""
+def tuning(width: int, outputs: int) -> Tuning:
+    """What was fastest on an H200: 4.2 TB/s for a large matrix, 4 to 7 us for a small one.
+
+    Where a large one fills the card, programs that wait for it would only be in its way.
+    """
     if width > LONG:
-        return Tuning(8, 512, 3)
-    return Tuning(4, SHORT, 3 if width > SHORT else 1)
+        return Tuning(8, 512, 3, 0)
+    lines = 8 if outputs > SHORT else 4
+    return Tuning(lines, SHORT, 1, min(-(-width // SHORT), MOST_EARLY))
 
 
 def normed(x: Tensor, product: Dense, floor: float, is_silu: bool | None = None) -> Tensor:
@@ -53,7 +59,7 @@ def add(total: Tensor, x: Tensor, product: Dense) -> None:
 def _run(x: Tensor, product: Dense, out: Tensor, floor: float | None, is_silu: bool | None) -> None:
     (rows, width), outputs = x.shape, out.shape[1]
     assert product.weight.stride(0) == 1, "the weights of an output lie together"
-    cut = tuning(width)
+    cut = tuning(width, outputs)
     _thin[(triton.cdiv(outputs, cut.lines),)](
         x,
         product.weight,
@@ -71,7 +77,9 @@ def _run(x: Tensor, product: Dense, out: Tensor, floor: float | None, is_silu: b
         BIASED=product.bias is not None,
         GATED=is_silu is not None,
         SILU=is_silu is True,
+        EARLY=cut.early,
         num_warps=4,
+        launch_pdl=cut.early > 0,
     )
 
 
@@ -111,6 +119,22 @@ def _finish(
 
 
 @triton.jit
+def _factors(weight, line, at, outputs, INPUTS: tl.constexpr, CHUNK: tl.constexpr):
+    """Weights of some outputs for a chunk of the inputs, as they are."""
+    place = at + tl.arange(0, CHUNK)
+    there = (line < outputs)[:, None] & (place < INPUTS)[None, :]
+    spot = weight + line.to(tl.int64)[:, None] * INPUTS + place[None, :]
+    return tl.load(spot, mask=there, other=0.0)
+
+
+@triton.jit
+def _values(x, row, at, rows, INPUTS: tl.constexpr, CHUNK: tl.constexpr):
+    place = at + tl.arange(0, CHUNK)
+    given = (row < rows)[:, None] & (place < INPUTS)[None, :]
+    return tl.load(x + row[:, None] * INPUTS + place[None, :], mask=given, other=0.0)
+
+
+@triton.jit
 def _thin(
     x,
     weight,
@@ -128,26 +152,39 @@ def _thin(
     BIASED: tl.constexpr,
     GATED: tl.constexpr,
     SILU: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    """Weights of the first chunks, `EARLY` of them, are read before there is anything to
+    multiply them with."""
+    if EARLY > 0:
+        tl.extra.cuda.gdc_launch_dependents()
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
-    row, chunk = tl.arange(0, PLACES), tl.arange(0, CHUNK)
+    row = tl.arange(0, PLACES)
+    second = weight + outputs.to(tl.int64) * INPUTS  # of pairs of outputs
+    ready, paired = (), ()
+    for step in tl.static_range(EARLY):
+        ready = ready + (_factors(weight, line, step * CHUNK, outputs, INPUTS, CHUNK),)
+        if GATED:
+            paired = paired + (_factors(second, line, step * CHUNK, outputs, INPUTS, CHUNK),)
+    tl.extra.cuda.gdc_wait()
     found = tl.zeros([PLACES, LINES, CHUNK], tl.float32)
     other = tl.zeros([PLACES, LINES, CHUNK], tl.float32)
     squares = tl.zeros([PLACES, CHUNK], tl.float32)
-    own = weight + line.to(tl.int64)[:, None] * INPUTS
-    for at in tl.range(0, INPUTS, CHUNK, num_stages=STAGES):
-        place = at + chunk
-        there = (line < outputs)[:, None] & (place < INPUTS)[None, :]
-        given = (row < rows)[:, None] & (place < INPUTS)[None, :]
-        factors = tl.load(own + place[None, :], mask=there, other=0.0).to(tl.float32)
-        values = tl.load(x + row[:, None] * INPUTS + place[None, :], mask=given, other=0.0)
-        values = values.to(tl.float32)
+    for step in tl.static_range(EARLY):
+        values = _values(x, row, step * CHUNK, rows, INPUTS, CHUNK).to(tl.float32)
+        found += values[:, None, :] * ready[step].to(tl.float32)[None, :, :]
+        if NORMED:
+            squares += values * values
+        if GATED:
+            other += values[:, None, :] * paired[step].to(tl.float32)[None, :, :]
+    for at in tl.range(EARLY * CHUNK, INPUTS, CHUNK, num_stages=STAGES):
+        factors = _factors(weight, line, at, outputs, INPUTS, CHUNK).to(tl.float32)
+        values = _values(x, row, at, rows, INPUTS, CHUNK).to(tl.float32)
         found += values[:, None, :] * factors[None, :, :]
         if NORMED:
             squares += values * values
         if GATED:
-            beyond = own + outputs.to(tl.int64) * INPUTS + place[None, :]
-            factors = tl.load(beyond, mask=there, other=0.0).to(tl.float32)
+            factors = _factors(second, line, at, outputs, INPUTS, CHUNK).to(tl.float32)
             other += values[:, None, :] * factors[None, :, :]
     mask = (row < rows)[:, None] & (line < outputs)[None, :]
     sums = tl.sum(found, 2), tl.sum(other, 2), tl.sum(squares, 1)

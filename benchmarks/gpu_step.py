@@ -1,0 +1,87 @@
+"""The time of a decode step on a card, and of what it is made; prints JSON lines.
+
+    python -m benchmarks.gpu_step qwen3-0.6b triton 1 64 256
+    python -m benchmarks.gpu_step --profile qwen3-0.6b triton 0 256        0: a step of prompts
+
+Weights are random, in the shapes of the named models: the speed is the same.
+"""
+
+import sys
+from time import perf_counter
+
+import torch
+
+from benchmarks.gpu import Bench, drawn, submit
+from paceline import Scheduler
+from paceline.core.plan import Plan
+
+CONTEXT, STEPS = 512, 256
+
+
+def decoding(bench: Bench, rows: int, steps: int = STEPS) -> Scheduler:
+    """A scheduler whose requests have their prompts behind them."""
+    scheduler = bench.scheduler(enable_prefix_caching=False)
+    submit(scheduler, drawn(rows, CONTEXT), [steps + 8] * rows, heat=0.0)
+    bench.drive(scheduler, lambda plan: len(plan.rows) == rows == plan.total)
+    return scheduler
+
+
+def prefilling(bench: Bench) -> Scheduler:
+    """A scheduler with a full step of prompts to begin with."""
+    scheduler = bench.scheduler(enable_prefix_caching=False)
+    submit(scheduler, [list(range(1024))] * 16, [4] * 16, heat=0.6)
+    return scheduler
+
+
+def step(bench: Bench, rows: int) -> None:
+    scheduler = decoding(bench, rows)
+    begin = perf_counter()
+    times = bench.drive(scheduler)
+    wall = perf_counter() - begin
+    bench.say(
+        case=f"step:{rows}",
+        ms=round(1e3 * wall / times.steps, 3),
+        roofline=round(times.floor / wall, 3),
+        host_ms=round(1e3 * times.host / times.steps, 3),
+        waiting_ms=round(1e3 * times.waiting / times.steps, 3),
+        steps=times.steps,
+    )
+
+
+def profile(bench: Bench, rows: int, steps: int = 20) -> None:
+    """The kernels of a decode step, by the time that they take."""
+    scheduler = decoding(bench, rows) if rows else prefilling(bench)
+    steps = steps if rows else 1
+    left = [steps]
+
+    def enough(_: Plan) -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        bench.drive(scheduler, enough)
+    table = [
+        (event.key, event.self_device_time_total / steps, event.count / steps)
+        for event in found.key_averages()
+        if event.self_device_time_total
+    ]
+    total = sum(each for _, each, _ in table)
+    print(f"{bench.name} {bench.attention}, {rows} rows: {total:.0f} us of kernels in a step")
+    for key, each, count in sorted(table, key=lambda line: -line[1])[:22]:
+        print(f"{each:9.1f} us {count:6.1f} x {each / count:7.2f}  {key[:110]}", flush=True)
+    bench.drive(scheduler)
+
+
+def main() -> None:
+    words = [word for word in sys.argv[1:] if word != "--profile"]
+    name, attention, *rows = words
+    bench = Bench(name, attention)
+    for number in map(int, rows):
+        if number:
+            step(bench, number)
+        if "--profile" in sys.argv:
+            profile(bench, number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""The kernels of our own attention: paged, over rows of one position and over tiles of others."""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0915, PLR0917, SIM102
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decode(
+    query,
+    content,
+    table,
+    context,
+    out,
+    parts,
+    peaks,
+    ended,
+    bounds,
+    scale,
+    window,
+    query_stride,
+    table_stride,
+    block_stride,
+    layer_at,
+    cell_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PORTION: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows of one position each; if bounded, only the first `bounds[0]` of them."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if BOUNDED:
+        if row >= tl.load(bounds):
+            return
+    end = tl.load(context + row).to(tl.int32)
+    first = 0
+    if window > 0:
+        first = tl.maximum(end - window, 0)
+    begin = first // CELLS * CELLS
+    stop, busy = end, 1
+    if SPLITS > 1:
+        count = tl.cdiv(end - begin, CELLS)
+        share = tl.cdiv(count, tl.minimum(tl.cdiv(count, PORTION), SPLITS)) * CELLS
+        busy = tl.cdiv(end - begin, share)
+        begin += split * share
+        stop = tl.minimum(begin + share, end)  # before `begin` where nothing is left to read
+
+    group: tl.constexpr = HEADS // KV_HEADS
+    places = tl.arange(0, GROUP)
+    head = kv_head * group + places
+    dims = tl.arange(0, WIDTH)
+    real = (places < group)[:, None] & (dims < DIM)[None, :]
+    asked = query + row.to(tl.int64) * query_stride + head[:, None] * DIM + dims[None, :]
+    q = tl.load(asked, mask=real, other=0.0)
+
+    peak = tl.full([GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    found = tl.zeros([GROUP, WIDTH], tl.float32)
+    turn = scale * 1.4426950408889634  # powers of two are cheaper than those of e
+    keys = content + layer_at + kv_head * DIM
+    own = table + row.to(tl.int64) * table_stride
+    for at in range(begin, stop, CELLS):
+        cell = at + tl.arange(0, CELLS)
+        there = cell < stop
+        block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
+        place = block * block_stride + (cell % BLOCK) * cell_stride
+        mask = there[:, None] & (dims < DIM)[None, :]
+        k = tl.load(keys + place[:, None] + dims[None, :], mask=mask, other=0.0)
+        v = tl.load(keys + KV_HEADS * DIM + place[:, None] + dims[None, :], mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+        scores = tl.where((there & (cell >= first))[None, :], scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        # A tile of which nothing is seen leaves no peak, and infinities have no difference.
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weights, 1)
+        found = found * shrink[:, None]
+        found += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+        peak = highest
+
+    found = found / total[:, None]
+    last = row.to(tl.int64) * HEADS + head
+    spot = out + last[:, None] * DIM + dims[None, :]
+    if busy == 1:
+        tl.store(spot, found.to(out.dtype.element_ty), mask=real & (split == 0))
+    elif begin < end:
+        line = last * SPLITS + split
+        tl.store(parts + line[:, None] * DIM + dims[None, :], found, mask=real)
+        tl.store(peaks + line, peak + tl.log2(total), mask=places < group)
+        tl.debug_barrier()  # all of it is written before it is counted
+        before = tl.atomic_add(ended + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+        if before == busy - 1:
+            tl.store(ended + row * KV_HEADS + kv_head, 0)
+            for place in tl.static_range(group):
+                line_of_head = row.to(tl.int64) * HEADS + kv_head * group + place
+                _join(parts, peaks, out, line_of_head, busy, DIM, WIDTH, SPLITS, PARTS)
+
+
+@triton.jit
+def _join(
+    parts,
+    peaks,
+    out,
+    line,
+    busy,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The mean of what programs have found for a head, weighted by what they have seen."""
+    part, dims = tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    at = line * SPLITS + part
+    there = part < busy
+    mass = tl.load(peaks + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    weights = tl.exp2(mass - tl.max(mass, 0))
+    mask = there[:, None] & (dims < DIM)[None, :]
+    place = parts + at[:, None] * DIM + dims[None, :]
+    mean = tl.load(place, mask=mask, other=0.0, cache_modifier=".cg")
+    joined = tl.sum(mean * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out + line * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit
+def _row_of(row_start, rows, tile, TILE: tl.constexpr):
+    """The last row whose first tile is not after this one."""
+    low, high = 0, rows
+    first = tl.load(row_start).to(tl.int32)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (tl.load(row_start + middle).to(tl.int32) - first) // TILE + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _look(
+    q,
+    keys,
+    own,
+    begin,
+    stop,
+    position,
+    window,
+    turn,
+    state,
+    block_stride,
+    cell_stride,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Attend to cells from `begin` to `stop`; where every query sees all of them, unmasked."""
+    peak, total, found = state
+    dims = tl.arange(0, WIDTH)
+    for at in range(begin, stop, CELLS):
+        cell = at + tl.arange(0, CELLS)
+        if MASKED:
+            there = cell < stop
+            block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
+            mask = there[:, None] & (dims < DIM)[None, :]
+        else:
+            block = tl.load(own + cell // BLOCK).to(tl.int64)
+            mask = (cell >= 0)[:, None] & (dims < DIM)[None, :]
+        spot = keys + (block * block_stride + (cell % BLOCK) * cell_stride)[:, None] + dims[None, :]
+        if MASKED or DIM < WIDTH:
+            k = tl.load(spot, mask=mask, other=0.0)
+            v = tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
+        else:
+            k = tl.load(spot)
+            v = tl.load(spot + KV_HEADS * DIM)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+        if MASKED:
+            seen = (cell < stop)[None, :] & (cell[None, :] <= position[:, None])
+            if window > 0:
+                seen = seen & (cell[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        # A tile of which nothing is seen leaves no peak, and infinities have no difference.
+        base = tl.where(highest == float("-inf"), 0.0, highest) if MASKED else highest
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weights, 1)
+        found = found * shrink[:, None]
+        found += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+        peak = highest
+    return peak, total, found
+
+
+@triton.jit
+def tiles(
+    query,
+    content,
+    table,
+    context,
+    row_start,
+    out,
+    bounds,
+    scale,
+    window,
+    query_stride,
+    table_stride,
+    block_stride,
+    layer_at,
+    cell_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
+):
+    """Rows from `bounds[0]` up to `bounds[1]`, of any length."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    skip = tl.load(bounds)
+    row = skip + _row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)
+    first = tl.load(row_start + skip).to(tl.int32)
+    start = tl.load(row_start + row).to(tl.int32)
+    count = tl.load(row_start + row + 1).to(tl.int32) - start
+    skipped = (tile - (start - first) // TILE - (row - skip)) * TILE
+    if (skipped >= count) | (row >= tl.load(bounds + 1)):
+        return
+    end = tl.load(context + row).to(tl.int32)
+
+    group: tl.constexpr = HEADS // KV_HEADS
+    pair, dims = tl.arange(0, PAIRS), tl.arange(0, WIDTH)
+    local = skipped + pair // group
+    head = kv_head * group + pair % group
+    asks = (pair // group < TILE) & (local < count)
+    real = asks[:, None] & (dims < DIM)[None, :]
+    index = (start + local).to(tl.int64)
+    asked = query + index[:, None] * query_stride + head[:, None] * DIM + dims[None, :]
+    q = tl.load(asked, mask=real, other=0.0)
+    position = end - count + local
+    lowest = end - count + skipped
+    stop = end - count + tl.minimum(skipped + TILE, count)  # the last of the tile sees up to here
+    begin = 0
+    clear = (lowest + 1) // CELLS * CELLS  # up to here everybody sees everything
+    if window > 0:
+        begin = tl.maximum(lowest - window + 1, 0) // CELLS * CELLS
+        clear = begin
+
+    peak = tl.full([PAIRS], float("-inf"), tl.float32)
+    total = tl.zeros([PAIRS], tl.float32)
+    found = tl.zeros([PAIRS, WIDTH], tl.float32)
+    turn = scale * 1.4426950408889634
+    keys = content + layer_at + kv_head * DIM
+    own = table + row.to(tl.int64) * table_stride
+    state = peak, total, found
+    state = _look(
+        q, keys, own, begin, clear, position, window, turn, state, block_stride, cell_stride,
+        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, False,
+    )  # fmt: skip
+    peak, total, found = _look(
+        q, keys, own, clear, stop, position, window, turn, state, block_stride, cell_stride,
+        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, True,
+    )  # fmt: skip
+
+    found = found / tl.where(total == 0.0, 1.0, total)[:, None]
+    spot = out + (index * HEADS + head)[:, None] * DIM + dims[None, :]
+    tl.store(spot, found.to(out.dtype.element_ty), mask=real)

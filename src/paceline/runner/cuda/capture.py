@@ -1,0 +1,62 @@
+"""Work of several sizes as graphs, captured when a size is first asked for."""
+
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+Work = Callable[[Any], Any]
+
+
+class Memory:
+    """What the graphs of a runner share: what one leaves, the next may overwrite."""
+
+    def __init__(self) -> None:
+        self.pool: Any = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+
+
+@contextmanager
+def recording(memory: Memory) -> Iterator[torch.cuda.CUDAGraph]:
+    """What is launched inside becomes a graph and does not run."""
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    torch.cuda.synchronize()
+    gc.disable()  # a graph that is thrown away meanwhile would break this one
+    try:
+        with torch.cuda.stream(memory.stream):
+            graph.capture_begin(pool=memory.pool, capture_error_mode="thread_local")
+            try:
+                yield graph
+            finally:
+                graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
+    torch.cuda.synchronize()
+
+
+class Captured:
+    """A graph for each size of some work."""
+
+    def __init__(self, work: Work, memory: Memory) -> None:
+        self._work, self._memory = work, memory
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+
+    def __contains__(self, size: Hashable) -> bool:
+        return size in self._graphs
+
+    def replay(self, size: Hashable) -> Any:
+        """Do the work of this size; what it returned when it was captured holds the outcome."""
+        graph, found = self.graph(size)
+        graph.replay()
+        return found
+
+    def graph(self, size: Hashable) -> tuple[torch.cuda.CUDAGraph, Any]:
+        if size not in self._graphs:
+            self._work(size)  # compiles what is not yet, which a capture cannot hold
+            with recording(self._memory) as graph:
+                found = self._work(size)
+            self._graphs[size] = graph, found
+        return self._graphs[size]

@@ -1,0 +1,44 @@
+"""What a runner on a card remembers of those who are in slots, and in which order it takes them."""
+
+import numpy as np
+
+from paceline.core.arrays import Index
+from paceline.core.plan import Plan
+from paceline.core.request import Request
+from paceline.runner.cuda.sampling import is_plain
+from paceline.runner.sampler import Sampler
+
+
+class Residents:
+    """The requests in slots, as plans have told so far; the sampler knows the same ones."""
+
+    def __init__(self, slots: int, sampler: Sampler) -> None:
+        self.requests: dict[int, Request] = {}  # by slot
+        self._sampler = sampler
+        self._plain = np.zeros(slots, np.bool_)  # asks for nothing but a temperature
+        self._first_block = np.zeros(slots, np.int32)  # equal where a prefix is shared
+
+    def apply(self, plan: Plan) -> None:
+        for slot in plan.released:
+            if self.requests.pop(slot, None) is not None:
+                self._sampler.release(slot)
+        for new in plan.admitted:
+            request = self.requests[new.slot] = new.request
+            self._sampler.admit(new.slot, request, new.tokens)
+            is_free = not request.min_tokens and not request.silent
+            self._plain[new.slot] = is_free and is_plain(request.sampling, self._sampler.vocab)
+            self._first_block[new.slot] = new.blocks[0]
+
+    def are_plain(self, slot: Index) -> bool:
+        return bool(self._plain[slot].all())
+
+    def order(self, plan: Plan) -> Index:
+        """Rows of one position first, for whom another kernel reads. Of them, those that share
+        a prefix stand together, so that it is read from memory once and then from the cache;
+        and who reads most goes first, because programs that start last should be short.
+        """
+        rows = plan.rows
+        _, family = np.unique(self._first_block[rows.slot], return_inverse=True)
+        most = np.zeros(len(rows), np.int32)
+        np.maximum.at(most, family, plan.start)
+        return np.lexsort((-plan.start, family, -most[family], rows.count > 1))

@@ -1,0 +1,42 @@
+"""A real model's greedy tokens, on a card as on the CPU.
+
+`PACELINE_GPU_MODEL` is the path of a .gguf file: the embedded one, or its first layers where the
+whole does not travel.
+"""
+
+import os
+
+import pytest
+import torch
+
+from paceline.build.assembly import build
+from paceline.engine.api import SamplingParams
+from paceline.engine.llm import LLM
+
+MODEL = os.environ.get("PACELINE_GPU_MODEL", "")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
+    pytest.mark.skipif(not MODEL, reason="PACELINE_GPU_MODEL names no model"),
+]
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea, there lived",
+    "def fibonacci(n):",
+    "1, 2, 3, 4,",
+]
+
+
+def test_greedy_tokens_are_those_of_the_cpu() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+    settings = {"max_model_len": 512, "max_num_seqs": 4, "num_gpu_blocks_override": 128}
+    got = {}
+    for device, dtype in (("cpu", "auto"), ("cuda", "float32"), ("cuda", "bfloat16")):
+        llm = LLM(MODEL, build, device=device, dtype=dtype, **settings)
+        told = llm.generate(PROMPTS, params, progress=False)
+        got[device, dtype] = [one.outputs[0].token_ids for one in told]
+    assert got["cuda", "float32"] == got["cpu", "auto"]
+    pairs = zip(got["cuda", "bfloat16"], got["cpu", "auto"], strict=True)
+    assert all(one[:2] == other[:2] for one, other in pairs)
