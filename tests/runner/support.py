@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.runner.batch import Batch
 from paceline.runner.models.config import ModelConfig
@@ -29,6 +30,16 @@ TINY: dict[str, Any] = {
 
 def tiny(**changes: Any) -> ModelConfig:
     return ModelConfig.of_hf({**TINY, **changes})
+
+
+def stepped(weight: Tensor) -> Tensor:
+    """Weights that 4 bits hold: in each group of 32 inputs, sixteen steps from the least one."""
+    parts = []
+    for group in weight.split(32, dim=1):
+        low, high = group.aminmax(dim=1, keepdim=True)
+        low, step = low.half().float(), ((high - low) / 15).half().float()
+        parts.append(low + step * ((group - low) / step.clamp(min=1e-9)).round().clamp(0, 15))
+    return torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ READERS = {"weights/safetensors.py": {"safetensors"}}
 KERNELS = {
     "attention/flashinfer.py": {"flashinfer"},
     "attention/triton.py": {"triton"},
+    "cuda/attention_kernels.py": {"triton"},
     "cuda/columns.py": {"triton"},
     "cuda/kernels.py": {"triton"},
     "cuda/sampling.py": {"triton"},

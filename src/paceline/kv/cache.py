@@ -84,10 +84,9 @@ class KVCache:
                 self.keys.further(keys, sequence.request, sequence.tokens)
             end = min(len(keys), usable)
             found += self.pool.find(keys[len(found) : end])
-            if len(found) < end:
-                start = self._start_of(sequence, len(found))
-                if not self._name_what_begins(start, name_resident):
-                    break
+            short = len(found) < end
+            if short and not self._name_what_follows(sequence, len(found), name_resident):
+                break
         return Hit(tuple(found), len(found) * self.block_size) if found else MISS
 
     def _start_of(self, sequence: Sequence, block: int) -> bytes:
@@ -96,23 +95,32 @@ class KVCache:
         tokens = sequence.tokens[block * self.block_size : (block + 1) * self.block_size]
         return parent + tokens.tobytes() if len(tokens) == self.block_size else parent
 
-    def _name_what_begins(self, start: bytes, name_resident: Callable[[int], bool]) -> bool:
-        """Give keys to blocks that may begin so; were there any?"""
-        named = False
+    def _name_what_follows(
+        self, sequence: Sequence, found: int, name_resident: Callable[[int], bool]
+    ) -> bool:
+        """Give keys to blocks that may hold what a sequence has behind `found` blocks; were there
+        any?"""
+        named, start = False, self._start_of(sequence, found)
         for who in self.unnamed.at(start) + self.unnamed.at(start[:KEY_BYTES]):
-            named |= self._name_run(who) if isinstance(who, Run) else name_resident(who)
+            if not isinstance(who, Run):
+                named |= name_resident(who)
+            elif keys := self._name_run(who):
+                named = True
+                rest = sequence.tokens[found * self.block_size :].tobytes()
+                if rest.startswith(who.content[: len(keys) * self._width]):
+                    sequence.keys[found:] = keys  # they need not be hashed again
         return named
 
-    def _name_run(self, run: Run) -> bool:
+    def _name_run(self, run: Run) -> list[bytes]:
         """Give keys to what was left behind, unless it has got them by now."""
         if not run.blocks:
-            return False
+            return []
         content = run.content[: len(run.blocks) * self._width]
         keys = self.keys.chain(run.parent, content)
         self.unnamed.remove(run.start, run)
         self.pool.name(run, keys)
         self._name_equals(run.parent, keys, content)
-        return True
+        return keys
 
     def _name_equals(self, parent: bytes, keys: list[bytes], content: bytes) -> None:
         """Let those get keys too whose first block without one is equal to one of these.

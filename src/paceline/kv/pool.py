@@ -2,12 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import cast
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv.runs import Run
+
+LONG, REMEMBERED = 16, 1024  # keys that are worth remembering what they led to, and how often
 
 
 class BlockPool:
@@ -36,6 +37,7 @@ class BlockPool:
         self._content: list[bytes | Run | None] = [None] * blocks  # a key, or what will get one
         self._by_key: dict[bytes, int] = {}
         self._twins: dict[bytes, list[int]] = {}  # further blocks of the same content
+        self._found: dict[bytes, list[int]] = {}  # what `find` found last, by its deepest key
         self._blank = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -59,9 +61,9 @@ class BlockPool:
         del self._blank[keep:]
         taken.reverse()
         if len(taken) < count:
-            evicted = list(islice(self._idle, count - len(taken)))
+            oldest = self._idle.popitem
+            evicted = [oldest(last=False)[0] for _ in range(count - len(taken))]
             for block in evicted:
-                del self._idle[block]
                 self._forget(block)
             taken += evicted
         holders = self._holders
@@ -130,11 +132,18 @@ class BlockPool:
             del self._idle[block]
             self._blank.append(block)
 
-    def find(self, keys: Iterable[bytes]) -> list[int]:
+    def find(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks with the given contents, as many as there are without a gap."""
+        known = self._found.get(keys[-1]) if len(keys) >= LONG else None
+        if known is not None and len(known) >= len(keys):
+            return known[len(known) - len(keys) :]
         found = list(map(self._by_key.get, keys))
         if None in found:
             del found[found.index(None) :]
+        elif len(keys) >= LONG:
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
+            self._found[keys[-1]] = cast("list[int]", found[:])
         return cast("list[int]", found)
 
     def has(self, key: bytes) -> bool:
@@ -150,6 +159,7 @@ class BlockPool:
         assert self.free == self.size, "blocks are held"
         self._content = [None] * self.size
         self._by_key.clear()
+        self._found.clear()
         self._twins.clear()
         if self._blank_first:
             self._blank += reversed(self._idle)
@@ -162,6 +172,7 @@ class BlockPool:
             if key is not None:
                 key.lose(block)
             return
+        self._found.clear()
         twins = self._twins.get(key)
         if self._by_key[key] != block:
             assert twins is not None

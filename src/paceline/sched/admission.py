@@ -1,7 +1,7 @@
 """Who is let in: swapped sequences, then waiting ones by rank, until one does not fit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from paceline.core.config import Config
 from paceline.core.plan import Admitted
@@ -63,7 +63,7 @@ class Admission:
                 gate = self._enter(head, intake, now)
             if gate is not None:
                 break
-        return replace(served.joined(intake.entries, intake.admitted), gate=gate)
+        return served.joined(intake.entries, intake.admitted, gate)
 
     # -- waiting ------------------------------------------------------------
 
@@ -176,5 +176,4 @@ class Admission:
     def closed(self, served: Composition, reason: str, now: float, short: int = 0) -> Composition:
         """Nobody is admitted in this step."""
         head = self._at.head(now)
-        gate = self.gate_at(head, reason, short, now) if head else None
-        return replace(served, gate=gate)
+        return served.closed(self.gate_at(head, reason, short, now) if head else None)

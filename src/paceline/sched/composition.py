@@ -1,6 +1,7 @@
 """The rows of a step before they are handed out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,8 +10,7 @@ from paceline.core.plan import NOTHING_GROWN, Admitted, Grown, Kind
 from paceline.sched.journal import Gate
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A row of somebody who has just come in."""
 
     slot: int
@@ -31,20 +31,23 @@ class Composition:
     gate: Gate | None = None  # why nobody else was admitted; None: nobody waits
     kind: Kind = "mixed"
 
-    def joined(self, entries: list[Entry], admitted: list[Admitted]) -> "Composition":
-        """With the rows of newcomers behind those that were here."""
-        if not entries:
-            return replace(self, admitted=tuple(admitted))
-        slot = np.array([entry.slot for entry in entries], np.intp)
-        start = np.array([entry.start for entry in entries], np.int32)
-        count = np.array([entry.count for entry in entries], np.int32)
-        return replace(
-            self,
-            slot=np.concatenate([self.slot, slot]),
-            start=np.concatenate([self.start, start]),
-            count=np.concatenate([self.count, count]),
-            drafts=np.concatenate([self.drafts, np.zeros(len(entries), np.int32)]),
-            admitted=tuple(admitted),
+    def joined(
+        self, entries: list[Entry], admitted: list[Admitted], gate: Gate | None = None
+    ) -> "Composition":
+        """With the rows of newcomers behind those that were here, until `gate`."""
+        slot, start, count, drafts = self.slot, self.start, self.count, self.drafts
+        if entries:
+            own = np.array(entries, np.int64).T  # [slot | start | count, entries]
+            slot = np.concatenate([slot, own[0].astype(np.intp)])
+            start = np.concatenate([start, own[1].astype(np.int32)])
+            count = np.concatenate([count, own[2].astype(np.int32)])
+            drafts = np.concatenate([drafts, np.zeros(len(entries), np.int32)])
+        return Composition(slot, start, count, drafts, self.grown, tuple(admitted), gate, self.kind)
+
+    def closed(self, gate: Gate | None) -> "Composition":
+        """Without newcomers, because of `gate`."""
+        return Composition(
+            self.slot, self.start, self.count, self.drafts, self.grown, (), gate, self.kind
         )
 
 

@@ -20,3 +20,9 @@ def test_dense(has_bias: bool) -> None:
 def test_the_type_is_that_of_the_activations() -> None:
     product = Dense(torch.randn(5, 7), torch.randn(5), torch.bfloat16)
     assert product(torch.randn(3, 7).bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_factor_of_the_inputs() -> None:
+    weight, x, factor = torch.randn(5, 7), torch.randn(3, 7), torch.rand(7)
+    product = Dense(weight, None, torch.float32, factor)
+    torch.testing.assert_close(product(x), torch.nn.functional.linear(x * factor, weight))

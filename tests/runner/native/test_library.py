@@ -27,7 +27,7 @@ def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.skipif(not is_available(), reason="needs a C compiler")
 class TestCompiled:
     def test_once(self, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert library().linear_panel() > 0
+        assert library().bytes_panel() > 0
         (built,) = fresh.iterdir()
         library.cache_clear()
         monkeypatch.setattr(module, "_compile", None)  # would fail if it were called
@@ -40,7 +40,7 @@ class TestCompiled:
         before = module._digest("cc")
         changed = tmp_path / "linear.c"
         changed.write_text(module.SOURCES[0].read_text(encoding="utf-8") + "\n")
-        monkeypatch.setattr(module, "SOURCES", [changed, module.SOURCES[1]])
+        monkeypatch.setattr(module, "SOURCES", [changed, *module.SOURCES[1:]])
         assert module._digest("cc") != before
 
     def test_what_does_not_compile_is_told(

@@ -38,12 +38,14 @@ class NativeStep:
         self._read = (
             torch.tensor(tiles),  # [tiles, 3]
             batch.position.long().contiguous(),
+            batch.write_cell.long().contiguous(),
             batch.block_table.long().contiguous(),
             kv.content,
         )
-        self._step = byref(
+        self.step = byref(
             AttentionStep(
                 *(tensor.data_ptr() for tensor in self._read),
+                batch.positions,
                 len(tiles),
                 batch.block_table.shape[1],
                 kv.layers,
@@ -59,7 +61,7 @@ class NativeStep:
             plain = plain.contiguous()
         out = torch.empty(query.shape)
         self._kernels.attend(
-            self._step,
+            self.step,
             layer,
             window or 0,
             scale,

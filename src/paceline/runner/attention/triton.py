@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared
-from paceline.runner.attention.triton_kernels import decode, tiles
+from paceline.runner.cuda.attention_kernels import decode, tiles
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 

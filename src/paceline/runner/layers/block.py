@@ -19,17 +19,17 @@ class Block:
         attention_factor = parts.factor(f"{name}.input_layernorm")
         mlp_factor = parts.factor(f"{name}.{before_mlp}_layernorm")
         self._direction = parts.direction(parts.config.width)
-        self._attention = SelfAttention(parts, layer, attention_factor)
-        self._mlp = MLP(parts, f"{name}.mlp", mlp_factor)
-        self._attention_norm = self._mlp_norm = None
+        self.attention = SelfAttention(parts, layer, attention_factor)
+        self.mlp = MLP(parts, f"{name}.mlp", mlp_factor)
+        self.attention_norm = self.mlp_norm = None
         if has_post_norms:
-            self._attention_norm = parts.norm(f"{name}.post_attention_layernorm")
-            self._mlp_norm = parts.norm(f"{name}.post_feedforward_layernorm")
+            self.attention_norm = parts.norm(f"{name}.post_attention_layernorm")
+            self.mlp_norm = parts.norm(f"{name}.post_feedforward_layernorm")
 
     def __call__(self, hidden: Tensor, step: Step) -> None:
-        found = self._attention(self._direction(hidden), step)
-        _add(hidden, found, self._attention.out, self._attention_norm)
-        _add(hidden, self._mlp(self._direction(hidden)), self._mlp.down, self._mlp_norm)
+        found = self.attention(self._direction(hidden), step)
+        _add(hidden, found, self.attention.out, self.attention_norm)
+        _add(hidden, self.mlp(self._direction(hidden)), self.mlp.down, self.mlp_norm)
 
 
 def _add(hidden: Tensor, x: Tensor, product: Linear, norm: Norm | None) -> None:

@@ -19,8 +19,9 @@ class Linear(Protocol):
         ...
 
 
-# Weight [outputs, inputs] and bias [outputs] in float32, and the type of what goes in and out.
-LinearKind = Callable[[Tensor, Tensor | None, torch.dtype], Linear]
+# Weight [outputs, inputs] and bias [outputs] in float32, the type of what goes in and out, and a
+# factor of the inputs [inputs], which a norm that precedes leaves to the product.
+LinearKind = Callable[[Tensor, Tensor | None, torch.dtype, Tensor | None], Linear]
 
 
 class Dense:
@@ -30,8 +31,15 @@ class Dense:
     of the layout in which they come, and with one row or hundreds it is no slower.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        turned = weight.to(dtype).t()
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        factor: Tensor | None = None,
+    ) -> None:
+        whole = weight if factor is None else weight * factor
+        turned = whole.to(dtype).t()
         self.weight = turned.contiguous() if weight.device.type == "cpu" else turned
         self.bias = None if bias is None else bias.to(dtype)
 

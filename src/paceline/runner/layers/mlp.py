@@ -17,11 +17,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 class MLP:
     def __init__(self, parts: Parts, name: str, before: Tensor) -> None:
-        self._gate_up = parts.linear([f"{name}.gate_proj", f"{name}.up_proj"], before)
+        self.gate_up = parts.linear([f"{name}.gate_proj", f"{name}.up_proj"], before)
         self._activation = ACTIVATIONS[parts.config.traits.activation]
         self.down = parts.linear([f"{name}.down_proj"])
 
     def __call__(self, x: Tensor) -> Tensor:
         """All but the product with `down`, which the block joins to its addition."""
-        gate, up = self._gate_up(x).chunk(2, dim=-1)  # [positions, mlp_width] each
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [positions, mlp_width] each
         return self._activation(gate).mul_(up)

@@ -26,11 +26,11 @@ class Norm:
     """A norm with its factor."""
 
     def __init__(self, direction: Direction, factor: Tensor) -> None:
-        self._direction, self._factor = direction, factor  # [..., width]
+        self._direction, self.factor = direction, factor  # [..., width]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._direction(x).mul_(self._factor)
+        return self._direction(x).mul_(self.factor)
 
     def apply_to(self, x: Tensor) -> None:
         """The same in place."""
-        x.div_(self._direction.length(x)).mul_(self._factor)
+        x.div_(self._direction.length(x)).mul_(self.factor)

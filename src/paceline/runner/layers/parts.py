@@ -53,8 +53,6 @@ class Parts:
         """One product for several matrices, with the factor `before` of a norm that precedes."""
         weights = [self.read(f"{name}.weight") for name in names]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # [outputs, inputs]
-        if before is not None:
-            weight = weight * before
         has_bias = f"{names[0]}.bias" in self.checkpoint.shapes
         bias = torch.cat([self.read(f"{name}.bias") for name in names]) if has_bias else None
-        return self.linear_kind(weight, bias, self.dtype)
+        return self.linear_kind(weight, bias, self.dtype, before)

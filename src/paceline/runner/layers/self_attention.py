@@ -34,23 +34,23 @@ class SelfAttention:
         config, name = parts.config, f"model.layers.{layer}.self_attn"
         self._layer, self._heads, self._head_dim = layer, config.heads, config.head_dim
         self._rotated = config.heads + config.kv_heads
-        self._window, self._scale = config.windows[layer], config.query_scale
-        self._frequencies = config.rope_of(layer)
-        self._qkv = parts.linear([f"{name}.{part}_proj" for part in "qkv"], before)
-        self._norm = None
+        self.window, self._scale = config.windows[layer], config.query_scale
+        self.frequencies = config.rope_of(layer)
+        self.qkv = parts.linear([f"{name}.{part}_proj" for part in "qkv"], before)
+        self.norm = None
         if config.traits.qk_norm:
             kinds = [(f"{name}.q_norm", config.heads), (f"{name}.k_norm", config.kv_heads)]
-            self._norm = parts.head_norm(kinds)
+            self.norm = parts.head_norm(kinds)
         self.out = parts.linear([f"{name}.o_proj"])
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """All but the product with `out`, which the block joins to its addition."""
-        qkv = self._qkv(x).view(len(x), -1, self._head_dim)
+        qkv = self.qkv(x).view(len(x), -1, self._head_dim)
         turning = qkv[:, : self._rotated]
-        if self._norm is not None:
-            self._norm.apply_to(turning)
-        step.rotations[self._frequencies].turn(turning)
+        if self.norm is not None:
+            self.norm.apply_to(turning)
+        step.rotations[self.frequencies].turn(turning)
         step.kv.put(step.cells[self._layer], qkv[:, self._heads :])
         query = qkv[:, : self._heads]
-        found = step.attention.attend(query, self._layer, self._window, self._scale)
+        found = step.attention.attend(query, self._layer, self.window, self._scale)
         return found.view(len(x), -1)  # [positions, heads * head_dim]

@@ -7,11 +7,9 @@ from torch import Tensor
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.block import Block
 from paceline.runner.layers.linear import Dense, LinearKind
 from paceline.runner.layers.parts import Parts
-from paceline.runner.layers.rotary import Rotation
-from paceline.runner.layers.self_attention import Step
+from paceline.runner.layers.stack import stack_of
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 
@@ -24,11 +22,7 @@ class Model:
         self._embedding = parts.read("model.embed_tokens.weight").to(parts.dtype)  # [vocab, width]
         scale = config.width**0.5 if config.traits.scaled_embedding else 1.0
         self._embedding_scale = torch.tensor(scale, dtype=parts.dtype, device=parts.device)
-        self._frequencies = {
-            rope: torch.tensor(rope, device=parts.device)
-            for rope in dict.fromkeys(map(config.rope_of, range(config.layers)))
-        }
-        self._blocks = [Block(parts, layer) for layer in range(config.layers)]
+        self._layers = stack_of(parts)
         self._norm = parts.norm("model.norm")
         head = "model.embed_tokens" if config.tied_embedding else "lm_head"
         self._head = parts.linear([head])
@@ -49,14 +43,7 @@ class Model:
         """Hidden states of every position, [positions, width]; their k and v are in the store."""
         hidden = F.embedding(batch.tokens, self._embedding)
         hidden.mul_(self._embedding_scale)
-        rotations = {
-            rope: Rotation.of(batch.position, frequencies, self.dtype)
-            for rope, frequencies in self._frequencies.items()
-        }
-        cells = kv.cells(batch.write_cell).unbind()
-        step = Step(rotations, kv, cells, attention.prepare(batch, kv))
-        for block in self._blocks:
-            block(hidden, step)
+        self._layers(hidden, batch, kv, attention.prepare(batch, kv))
         return hidden
 
     @torch.inference_mode()

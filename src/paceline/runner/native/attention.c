@@ -5,25 +5,9 @@
  * each with its own three. So the result of a query is the same bits alone, beside others, and in
  * a step that computes any number of positions.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "attention.h"
 
-enum { FLOATS = 16, VECTORS = 4, CHUNK = FLOATS * VECTORS, TILE = 4, WIDE = 4 * FLOATS };
-#define VECTOR_OF(type, count) type __attribute__((vector_size(4 * (count)), aligned(4)))
-typedef VECTOR_OF(float, FLOATS) floats;
-typedef VECTOR_OF(int32_t, FLOATS) ints;
-typedef VECTOR_OF(float, 8) eight;
-typedef VECTOR_OF(float, 4) four;
-
-/* What the layers of a step share. */
-struct step {
-    const int64_t *tiles;     /* [tile_count, 3]: row, first position in the batch, positions */
-    const int64_t *position;  /* [positions]; place in its sequence */
-    const int64_t *table;     /* [rows, table_width]; block of each run of block_size positions */
-    const float *content;     /* [blocks, layers, block_size, 2 * kv_heads, head_dim] */
-    int64_t tile_count, table_width, layers, block_size, kv_heads, head_dim;
-};
+enum { VECTORS = 4, CHUNK = FLOATS * VECTORS, TILE = 16, TOGETHER = 4 };
 
 struct query {
     const float *at; /* [head_dim] */
@@ -33,103 +17,160 @@ struct query {
     floats total; /* to be added up at the end */
 };
 
+/* Keys and values of CHUNK positions. Past the end it is the last one again: read, not weighed. */
+struct chunk {
+    const float *keys[CHUNK];
+    const float *turned; /* [head_dim, CHUNK]; the keys, for products with many at once */
+    int64_t from, to_values, head_dim;
+    float scale;
+};
+
 int attention_tile(void) { return TILE; }
 
-static inline floats chosen(ints where, floats yes, floats no) {
-    return (floats)(((ints)yes & where) | ((ints)no & ~where));
+#if defined(__AVX512F__)
+/* Swap, for all pairs of rows that are `by` apart, the parts that lie on each other's side. */
+#define SIDE(i, by, a, b) ((i) & (by) ? (b) : (a))
+#define UPPER(i, by) SIDE(i, by, i, FLOATS + (i) - (by))
+#define LOWER(i, by) SIDE(i, by, (i) + (by), FLOATS + (i))
+#define SIXTEEN(f, by) \
+    f(0, by), f(1, by), f(2, by), f(3, by), f(4, by), f(5, by), f(6, by), f(7, by), \
+    f(8, by), f(9, by), f(10, by), f(11, by), f(12, by), f(13, by), f(14, by), f(15, by)
+#define SWAP(rows, by) \
+    for (int i = 0; i < FLOATS; i++) \
+        if (!(i & (by))) { \
+            floats a = rows[i], b = rows[i + (by)]; \
+            rows[i] = __builtin_shufflevector(a, b, SIXTEEN(UPPER, by)); \
+            rows[i + (by)] = __builtin_shufflevector(a, b, SIXTEEN(LOWER, by)); \
+        }
+
+/* Keys [FLOATS][FLOATS of head_dim] to [FLOATS of head_dim][FLOATS]. */
+static inline void turn_square(const float *const keys[FLOATS], int64_t d, float *to) {
+    floats rows[FLOATS];
+    for (int i = 0; i < FLOATS; i++) rows[i] = *(const floats *)(keys[i] + d);
+    SWAP(rows, 1)
+    SWAP(rows, 2)
+    SWAP(rows, 4)
+    SWAP(rows, 8)
+    for (int i = 0; i < FLOATS; i++) *(floats *)(to + (d + i) * CHUNK) = rows[i];
+}
+#else
+static inline void turn_square(const float *const keys[FLOATS], int64_t d, float *to) {
+    for (int i = 0; i < FLOATS; i++)
+        for (int c = 0; c < FLOATS; c++) to[(d + i) * CHUNK + c] = keys[c][d + i];
+}
+#endif
+
+static void turn_keys(const float *const keys[CHUNK], int64_t head_dim, int64_t count, float *to) {
+    for (int v = 0; v * FLOATS < count; v++) {
+        int64_t d = 0;
+        for (; d + FLOATS <= head_dim; d += FLOATS)
+            turn_square(keys + v * FLOATS, d, to + v * FLOATS);
+        for (; d < head_dim; d++)
+            for (int c = v * FLOATS; c < (v + 1) * FLOATS; c++) to[d * CHUNK + c] = keys[c][d];
+    }
 }
 
-static inline float largest(floats x) {
-    float part[FLOATS];
-    memcpy(part, &x, sizeof part);
-    for (int half = FLOATS / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
-    return part[0];
-}
-
-static inline four folded(floats x) {
-    eight half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7)
-        + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-    return __builtin_shufflevector(half, half, 0, 1, 2, 3)
-        + __builtin_shufflevector(half, half, 4, 5, 6, 7);
-}
-
-/* Products of one vector with four: together, their sums across a vector are cheap. */
-static inline four dots(const float *q, const float *const k[4], int64_t n) {
-    floats sum[4] = {{0}};
-    int64_t d = 0;
-    for (; d + FLOATS <= n; d += FLOATS)
-        for (int i = 0; i < 4; i++) sum[i] += *(const floats *)(q + d) * *(const floats *)(k[i] + d);
-    four a = folded(sum[0]), b = folded(sum[1]), c = folded(sum[2]), e = folded(sum[3]);
-    four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    four ce = __builtin_shufflevector(c, e, 0, 4, 1, 5) + __builtin_shufflevector(c, e, 2, 6, 3, 7);
-    four all = __builtin_shufflevector(ab, ce, 0, 1, 4, 5) + __builtin_shufflevector(ab, ce, 2, 3, 6, 7);
-#pragma GCC unroll 1
-    for (; d < n; d++) all += q[d] * (four){k[0][d], k[1][d], k[2][d], k[3][d]};
-    return all;
-}
-
-/* exp of numbers up to zero: 2^whole * 2^part, the second by its series. */
-static inline floats exp_of(floats x) {
-    const float rounding = 3 << 22; /* a float this large has no digits after the point */
-    floats turns = x * 1.44269504f, least = (floats){0} - 126.0f;
-    turns = chosen(turns < least, least, turns);
-    floats whole = (turns + rounding) - rounding, part = (turns - whole) * 0.693147181f;
-    floats power = part * (1.0f / 720) + 1.0f / 120;
-    power = power * part + 1.0f / 24;
-    power = power * part + 1.0f / 6;
-    power = power * part + 0.5f;
-    power = power * part + 1.0f;
-    power = power * part + 1.0f;
-    return power * (floats)((__builtin_convertvector(whole, ints) + 127) << 23);
-}
-
-/* Let a query take in the positions from `from` on whose keys are given. */
-static inline void take(
-    struct query *query, int64_t from, const float *const keys[CHUNK], int64_t to_values,
-    int64_t head_dim, float scale) {
+/* The weights of a chunk's positions from their scores, in place; what was summed is rescaled. */
+static inline void weigh(struct query *query, const struct chunk *chunk, floats weight[VECTORS]) {
     const ints order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const floats least = (floats){0} - INFINITY;
-    int begin = query->first > from ? (int)(query->first - from) : 0;
-    int end = query->end - from < CHUNK ? (int)(query->end - from) : CHUNK;
-    if (begin >= end) return;
-    floats weight[VECTORS], tops = least;
+    int64_t first = query->first - chunk->from, last = query->end - chunk->from;
+    int begin = first > 0 ? (int)(first < CHUNK ? first : CHUNK) : 0;
+    int end = last < CHUNK ? (int)last : CHUNK;
+    if (begin >= end) { /* It sees nothing here. */
+        for (int v = 0; v < VECTORS; v++) weight[v] = (floats){0};
+        return;
+    }
+    floats tops = least;
     for (int v = 0; v < VECTORS; v++) {
-        four score[FLOATS / 4] = {{0}};
-        for (int c = 0; c < FLOATS / 4 && v * FLOATS + c * 4 < end; c++)
-            score[c] = dots(query->at, keys + v * FLOATS + c * 4, head_dim) * scale;
         ints at = order + v * FLOATS;
-        memcpy(&weight[v], score, sizeof score);
-        weight[v] = chosen((at >= begin) & (at < end), weight[v], least);
-        tops = chosen(weight[v] > tops, weight[v], tops);
+        weight[v] = chosen((at >= begin) & (at < end), weight[v] * chunk->scale, least);
+        tops = larger(weight[v], tops);
     }
     float top = largest(tops);
     if (top > query->top) {
         float shrunk = query->top == -INFINITY ? 0.0f : exp_of((floats){query->top - top})[0];
         query->total *= shrunk;
-        for (int64_t d = 0; d < head_dim; d++) query->out[d] *= shrunk;
+        for (int64_t d = 0; d < chunk->head_dim; d++) query->out[d] *= shrunk;
         query->top = top;
     }
     for (int v = 0; v < VECTORS; v++) {
         ints at = order + v * FLOATS;
-        weight[v] = exp_of(weight[v] - query->top);
-        weight[v] = chosen((at >= begin) & (at < end), weight[v], (floats){0});
+        floats power = exp_of(weight[v] - query->top);
+        weight[v] = chosen((at >= begin) & (at < end), power, (floats){0});
         query->total += weight[v];
     }
-    float each[CHUNK];
-    memcpy(each, weight, sizeof each);
-    int64_t d = 0;
-    for (; d + WIDE <= head_dim; d += WIDE) {
-        floats *to = (floats *)(query->out + d), sum[4] = {to[0], to[1], to[2], to[3]};
-        for (int c = begin; c < end; c++) {
-            const floats *value = (const floats *)(keys[c] + to_values + d);
-            for (int i = 0; i < 4; i++) sum[i] += each[c] * value[i];
-        }
-        for (int i = 0; i < 4; i++) to[i] = sum[i];
+}
+
+/* Scores of `count` queries with `vectors` of keys; both are constants wherever this is called. */
+static inline __attribute__((always_inline)) void score(
+    const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
+    floats found[][VECTORS]) {
+    floats sum[TOGETHER][VECTORS] = {{{0}}};
+    for (int64_t d = 0; d < chunk->head_dim; d++) {
+        const floats *keys = (const floats *)(chunk->turned + d * CHUNK);
+#pragma GCC unroll 4
+        for (int q = 0; q < count; q++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[q][v] += queries[q].at[d] * keys[v];
     }
-#pragma GCC unroll 1
-    for (; d < head_dim; d++)
-        for (int c = begin; c < end; c++) query->out[d] += each[c] * keys[c][to_values + d];
+    memcpy(found, sum, sizeof sum);
+}
+
+/* Add the weighed values of `count` queries, `vectors` of head_dim from d on; both constants. */
+static inline __attribute__((always_inline)) void add_values(
+    const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
+    const float each[][CHUNK], int64_t d, int begin, int end) {
+    floats sum[TOGETHER][VECTORS];
+#pragma GCC unroll 4
+    for (int q = 0; q < count; q++)
+        for (int v = 0; v < vectors; v++) sum[q][v] = ((const floats *)(queries[q].out + d))[v];
+    for (int c = begin; c < end; c++) {
+        const floats *value = (const floats *)(chunk->keys[c] + chunk->to_values + d);
+#pragma GCC unroll 4
+        for (int q = 0; q < count; q++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[q][v] += each[q][c] * value[v];
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < count; q++)
+        for (int v = 0; v < vectors; v++) ((floats *)(queries[q].out + d))[v] = sum[q][v];
+}
+
+/* Let `count` queries take in a chunk; a constant wherever this is called. */
+static inline __attribute__((always_inline)) void take(
+    const int count, struct query *queries, const struct chunk *chunk) {
+    int64_t head_dim = chunk->head_dim, first = INT64_MAX, last = 0, d = 0;
+    for (int q = 0; q < count; q++) {
+        first = queries[q].first < first ? queries[q].first : first;
+        last = queries[q].end > last ? queries[q].end : last;
+    }
+    int begin = first > chunk->from ? (int)(first - chunk->from) : 0;
+    int end = last - chunk->from < CHUNK ? (int)(last - chunk->from) : CHUNK;
+    if (begin >= end) return;
+    floats weight[TOGETHER][VECTORS] = {{{0}}};
+    if (end > 2 * FLOATS) score(count, 4, queries, chunk, weight);
+    else if (end > FLOATS) score(count, 2, queries, chunk, weight);
+    else score(count, 1, queries, chunk, weight);
+    for (int q = 0; q < count; q++) weigh(&queries[q], chunk, weight[q]);
+    float each[TOGETHER][CHUNK];
+    memcpy(each, weight, sizeof each);
+    for (; d + CHUNK <= head_dim; d += CHUNK)
+        add_values(count, VECTORS, queries, chunk, each, d, begin, end);
+    for (; d + FLOATS <= head_dim; d += FLOATS)
+        add_values(count, 1, queries, chunk, each, d, begin, end);
+    for (int q = 0; q < count; q++)
+        for (int64_t rest = d; rest < head_dim; rest++)
+            for (int c = begin; c < end; c++)
+                queries[q].out[rest] += each[q][c] * chunk->keys[c][chunk->to_values + rest];
+}
+
+static void take_all(struct query *queries, int64_t count, const struct chunk *chunk) {
+    int64_t q = 0;
+    for (; q + TOGETHER <= count; q += TOGETHER) take(TOGETHER, queries + q, chunk);
+    if (count - q == 3) take(3, queries + q, chunk);
+    else if (count - q == 2) take(2, queries + q, chunk);
+    else if (count - q == 1) take(1, queries + q, chunk);
 }
 
 /* The queries of some positions of a row that share one head of keys. */
@@ -141,7 +182,10 @@ static void attend_tile(
     int64_t first = step->position[at], end = first + count;
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
     const int64_t *table = step->table + tile[0] * step->table_width;
-    struct query queries[TILE * group];
+    struct query queries[count * group];
+    float turned[head_dim * CHUNK];
+    struct chunk chunk = {
+        .turned = turned, .to_values = cell / 2, .head_dim = head_dim, .scale = scale};
     for (int64_t q = 0; q < count * group; q++) {
         int64_t place = q / group, head = kv_head * group + q % group, until = first + place + 1;
         queries[q] = (struct query){
@@ -153,30 +197,39 @@ static void attend_tile(
         memset(queries[q].out, 0, (size_t)head_dim * sizeof(float));
     }
     for (int64_t from = seen / CHUNK * CHUNK; from < end; from += CHUNK) {
-        const float *keys[CHUNK]; /* past the end, the last one again: read, and not weighed */
         int64_t entry = from / size, place = from % size;
+        chunk.from = from;
         for (int64_t c = 0; c < CHUNK; c++) {
             int64_t run = (table[entry] * step->layers + layer) * size;
-            keys[c] = step->content + (run + place) * cell + kv_head * head_dim;
+            chunk.keys[c] = step->content + (run + place) * cell + kv_head * head_dim;
+            for (int64_t d = 0; d < head_dim; d += FLOATS) { /* cells are too far apart to guess */
+                __builtin_prefetch(chunk.keys[c] + d);
+                __builtin_prefetch(chunk.keys[c] + chunk.to_values + d);
+            }
             if (from + c + 1 < end && ++place == size) entry++, place = 0;
         }
-        for (int64_t q = 0; q < count * group; q++)
-            take(&queries[q], from, keys, cell / 2, head_dim, scale);
+        turn_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, turned);
+        take_all(queries, count * group, &chunk);
     }
     for (int64_t q = 0; q < count * group; q++) {
-        four total = folded(queries[q].total);
-        float share = 1.0f / ((total[0] + total[1]) + (total[2] + total[3]));
+        float share = 1.0f / sum_of(queries[q].total);
         for (int64_t d = 0; d < head_dim; d++) queries[q].out[d] *= share;
     }
 }
 
-/* A window of 0 is none. `out` is [positions, heads, head_dim]. */
-void attend(
+void attend_together(
     const struct step *step, int64_t layer, int64_t window, float scale, const float *query,
-    int64_t query_stride, int64_t heads, float *out, int threads) {
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
+    int64_t query_stride, int64_t heads, float *out) {
+#pragma omp for collapse(2) schedule(guided)
     for (int64_t t = 0; t < step->tile_count; t++)
         for (int64_t h = 0; h < step->kv_heads; h++)
             attend_tile(step, step->tiles + 3 * t, h, layer, window, scale, query, query_stride,
                         heads, out);
+}
+
+void attend(
+    const struct step *step, int64_t layer, int64_t window, float scale, const float *query,
+    int64_t query_stride, int64_t heads, float *out, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    attend_together(step, layer, window, scale, query, query_stride, heads, out);
 }

@@ -9,38 +9,66 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder
 
-SOURCES = [Path(__file__).with_name(name) for name in ("linear.c", "attention.c")]
+NAMES = ("linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
+SOURCES = [Path(__file__).with_name(name) for name in NAMES]
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 # Threads are those of torch: it has loaded its own OpenMP by then, and the linker finds that one.
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 
 
 class Matrix(Structure):
-    """`struct matrix` of linear.c."""
+    """`struct matrix` of linear.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("packed", "scale", "bias")),
-        *((name, c_int64) for name in ("inputs", "width", "outputs")),
+        *((name, c_void_p) for name in ("packed", "scale", "bias", "factor")),
+        *((name, c_int64) for name in ("inputs", "width", "outputs", "bits")),
     ]
 
 
 class AttentionStep(Structure):
-    """`struct step` of attention.c."""
+    """`struct step` of attention.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("tiles", "position", "table", "content")),
-        *((name, c_int64) for name in ("tile_count", "table_width", "layers", "block_size")),
-        *((name, c_int64) for name in ("kv_heads", "head_dim")),
+        *((name, c_void_p) for name in ("tiles", "position", "cell", "table", "content")),
+        *((name, c_int64) for name in ("positions", "tile_count", "table_width", "layers")),
+        *((name, c_int64) for name in ("block_size", "kv_heads", "head_dim")),
     ]
 
 
-SIGNATURES = {
-    "linear_panel": (c_int, []),
-    "linear_depth": (c_int, []),
-    "linear_scratch_bytes": (c_int64, [c_int64, c_int64]),
+class Layer(Structure):
+    """`struct layer` of decoder.c."""
+
+    _fields_ = [
+        *((name, POINTER(Matrix)) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("heads", "after_attention", "after_mlp", "frequencies")),
+        ("window", c_int64),
+    ]
+
+
+class Decoder(Structure):
+    """`struct decoder` of decoder.c."""
+
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        *((name, c_int64) for name in ("count", "width", "mlp_width", "heads", "kv_heads")),
+        *((name, c_int64) for name in ("head_dim", "is_gelu")),
+        *((name, c_float) for name in ("norm_eps", "query_scale")),
+    ]
+
+
+# By name: what comes back, and what goes in.
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "bytes_panel": (c_int, []),
+    "bytes_depth": (c_int, []),
+    "nibbles_lanes": (c_int, []),
+    "nibbles_pairs": (c_int, []),
+    "nibbles_group": (c_int, []),
+    "linear_scratch_bytes": (c_int64, [POINTER(Matrix), c_int64]),
     "linear": (
         None,
         [POINTER(Matrix), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int, c_void_p, c_int],
@@ -58,6 +86,8 @@ SIGNATURES = {
             c_int,
         ],
     ),
+    "decoder_scratch_bytes": (c_int64, [POINTER(Decoder), c_int64]),
+    "decode": (None, [POINTER(Decoder), POINTER(AttentionStep), c_void_p, c_void_p, c_int]),
 }
 
 
@@ -88,7 +118,7 @@ def is_available() -> bool:
 def _digest(compiler: str) -> str:
     """Names the sources, the compiler and the instructions it may use on this processor."""
     macros = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
-    texts = [source.read_text(encoding="utf-8") for source in SOURCES]
+    texts = [source.read_text(encoding="utf-8") for source in [*SOURCES, *HEADERS]]
     return sha256("\n".join([*texts, *FLAGS, macros]).encode()).hexdigest()[:16]
 
 

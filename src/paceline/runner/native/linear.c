@@ -1,177 +1,30 @@
-/* Products of float rows with weights of 8 bits.
- *
- * A row is rounded to whole numbers by a scale of its own and multiplied in whole numbers, which
- * is exact. So a row's result is the same bits alone, beside others, and in any order. Where its
- * whole numbers are of 8 bits too, a row has a scale for every GROUP inputs, so that a large one
- * takes precision from few others, and the sums of groups are added in their order.
- *
- *     packed weights   | panel 0                     | panel 1 …      LANES * VECS outputs each
- *                      | inputs 0 … DEPTH-1 | next … |                DEPTH inputs together
- *                      | output 0 | output 1 | …     |                DEPTH bytes each
- *
- * A vector of weights meets DEPTH inputs that are repeated for every output of it, and the sums
- * of a vector belong to its outputs: nothing is ever summed across a vector.
- */
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+/* Products of any width of weights, by the threads there are. */
+#include "linear.h"
 
-#if defined(__AVX512BW__)
-#include <immintrin.h>
-enum { LANES = 16, VECS = 2, ROWS = 8, DEPTH = 2, GROUP = 1 << 14 };
-typedef int16_t whole;
-typedef __m512i sums, weights, inputs;
-#define ZERO() _mm512_setzero_si512()
-#define WEIGHTS(at) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)(at)))
-#define INPUTS(at) _mm512_set1_epi32(four_bytes(at))
-#if defined(__AVX512VNNI__)
-#define ADD(sum, w, x) _mm512_dpwssd_epi32(sum, w, x)
-#else
-#define ADD(sum, w, x) _mm512_add_epi32(sum, _mm512_madd_epi16(w, x))
-#endif
-#elif defined(__AVX2__)
-#include <immintrin.h>
-enum { LANES = 8, VECS = 2, ROWS = 4, DEPTH = 2, GROUP = 1 << 14 };
-typedef int16_t whole;
-typedef __m256i sums, weights, inputs;
-#define ZERO() _mm256_setzero_si256()
-#define WEIGHTS(at) _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(at)))
-#define INPUTS(at) _mm256_set1_epi32(four_bytes(at))
-#define ADD(sum, w, x) _mm256_add_epi32(sum, _mm256_madd_epi16(w, x))
-#elif defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-enum { LANES = 4, VECS = 4, ROWS = 4, DEPTH = 4, GROUP = 64 };
-typedef int8_t whole;
-typedef int32x4_t sums;
-typedef int8x16_t weights, inputs;
-#define ZERO() vdupq_n_s32(0)
-#define WEIGHTS(at) vld1q_s8(at)
-#define INPUTS(at) vreinterpretq_s8_s32(vdupq_n_s32(four_bytes(at)))
-#define ADD(sum, w, x) vdotq_s32(sum, w, x)
-#else
-#error "no instructions for products of whole numbers are known for this processor"
-#endif
-
-enum { PANEL = LANES * VECS };
-typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
-typedef float lanes __attribute__((vector_size(4 * LANES)));
-
-static inline int32_t four_bytes(const void *at) {
-    int32_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
+int64_t linear_scratch_bytes(const struct matrix *m, int64_t rows) {
+    return way_of(m)->bytes(m, rows);
 }
 
-int linear_panel(void) { return PANEL; }
-int linear_depth(void) { return DEPTH; }
-
-struct matrix {
-    const int8_t *packed;
-    const float *scale, *bias; /* [outputs]; bias may be NULL */
-    int64_t inputs, width, outputs; /* width: inputs and the zeros up to a multiple of DEPTH */
-};
-
-static inline int64_t groups_of(int64_t width) { return (width + GROUP - 1) / GROUP; }
-
-int64_t linear_scratch_bytes(int64_t rows, int64_t width) {
-    return rows * (groups_of(width) * (int64_t)sizeof(float) + width * (int64_t)sizeof(whole));
-}
-
-/* The largest whole number of an input, such that no sum of `count` products leaves 32 bits. */
-static inline float largest(int64_t count) {
-    int64_t fits = INT32_MAX / (127 * count), most = sizeof(whole) == 1 ? INT8_MAX : INT16_MAX;
-    return (float)(fits < most ? fits : most);
-}
-
-/* Round inputs to whole numbers, and return what they are multiples of. */
-static float rounded(const float *x, int64_t count, whole *to) {
-    float top = 0.0f, limit = largest(count);
-    for (int64_t i = 0; i < count; i++) {
-        float size = fabsf(x[i]);
-        top = size > top ? size : top;
-    }
-    float factor = top > FLT_MIN ? limit / top : 0.0f;
-    for (int64_t i = 0; i < count; i++) to[i] = (whole)(int32_t)rintf(x[i] * factor);
-    return top / limit;
-}
-
-static void round_row(const struct matrix *m, const float *x, whole *to, float *scale) {
-    for (int64_t first = 0; first < m->inputs; first += GROUP) {
-        int64_t left = m->inputs - first;
-        *scale++ = rounded(x + first, left < GROUP ? left : GROUP, to + first);
-    }
-    memset(to + m->inputs, 0, (size_t)(m->width - m->inputs) * sizeof *to);
-}
-
-/* One panel of outputs for `count` rows, a constant wherever this is called. */
-static inline __attribute__((always_inline)) void tile(
-    const int count, const struct matrix *m, const int8_t *w, const whole *x, const float *scale,
-    lanes found[][VECS]) {
-    int64_t width = m->width, groups = groups_of(width);
-    memset(found, 0, sizeof found[0] * (size_t)count);
-    for (int64_t g = 0, k = 0; g < groups; g++) {
-        int64_t end = k + GROUP < width ? k + GROUP : width;
-        sums sum[ROWS][VECS];
-        for (int r = 0; r < count; r++)
-            for (int v = 0; v < VECS; v++) sum[r][v] = ZERO();
-        for (; k < end; k += DEPTH, w += PANEL * DEPTH) {
-            weights part[VECS];
-            for (int v = 0; v < VECS; v++) part[v] = WEIGHTS(w + v * LANES * DEPTH);
-            for (int r = 0; r < count; r++) {
-                inputs row = INPUTS(x + r * width + k);
-                for (int v = 0; v < VECS; v++) sum[r][v] = ADD(sum[r][v], part[v], row);
-            }
-        }
-        for (int r = 0; r < count; r++)
-            for (int v = 0; v < VECS; v++)
-                found[r][v] += __builtin_convertvector((whole_lanes)sum[r][v], lanes)
-                    * scale[r * groups + g];
-    }
-}
-
-/* Add a tile to the outputs, or put it there. */
-static inline void settle(
-    const struct matrix *m, int64_t first, int64_t rows, lanes found[][VECS], float *out,
-    int64_t out_stride, int is_added) {
-    int64_t some = m->outputs - first < PANEL ? m->outputs - first : PANEL;
-    for (int64_t r = 0; r < rows; r++) {
-        float part[PANEL], *to = out + r * out_stride + first;
-        memcpy(part, found[r], sizeof part);
-        for (int64_t o = 0; o < some; o++) {
-            float y = part[o] * m->scale[first + o];
-            if (m->bias) y += m->bias[first + o];
-            to[o] = is_added ? to[o] + y : y;
-        }
-    }
+void multiply(
+    const struct matrix *m, const void *rounded, int64_t rows, float *out, int64_t out_stride,
+    int is_added) {
+    const struct way *way = way_of(m);
+    int64_t panels = (m->outputs + way->outputs - 1) / way->outputs;
+    /* Whoever comes late, since something else had its core, finds less to do. */
+#pragma omp for schedule(guided)
+    for (int64_t p = 0; p < panels; p++)
+        way->panel(m, rounded, rows, p, out, out_stride, is_added);
 }
 
 /* out (+)= x * weights + bias. The scratch is of `linear_scratch_bytes`. */
 void linear(
     const struct matrix *m, const float *x, int64_t x_stride, int64_t rows,
     float *out, int64_t out_stride, int is_added, void *scratch, int threads) {
-    int64_t width = m->width, groups = groups_of(width), panels = (m->outputs + PANEL - 1) / PANEL;
-    float *scale = scratch;                      /* [rows, groups] */
-    whole *all = (whole *)(scale + rows * groups); /* [rows, width] */
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; r++)
-            round_row(m, x + r * x_stride, all + r * width, scale + r * groups);
-#pragma omp for schedule(static)
-        for (int64_t p = 0; p < panels; p++) {
-            const int8_t *w = m->packed + p * PANEL * width;
-            for (int64_t r = 0, count; r < rows; r += count) {
-                lanes found[ROWS][VECS];
-                const whole *part = all + r * width;
-                const float *by = scale + r * groups;
-                count = rows - r;
-                if (count >= ROWS) tile(count = ROWS, m, w, part, by, found);
-                else if (count >= 4) tile(count = 4, m, w, part, by, found);
-                else if (count >= 2) tile(count = 2, m, w, part, by, found);
-                else tile(1, m, w, part, by, found);
-                settle(m, p * PANEL, count, found, out + r * out_stride, out_stride, is_added);
-            }
-        }
+            way_of(m)->round(m, x + r * x_stride, 1.0f, scratch, r, rows);
+        multiply(m, scratch, rows, out, out_stride, is_added);
     }
 }

@@ -1,0 +1,88 @@
+"""Weights as whole numbers, in the order in which the kernels read them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.runner.native.library import library
+
+LOST = 1 / 64  # of a step: what 4 bits may miss weights by and still be said to hold them
+SAMPLE = 64  # rows that tell of most matrices that 4 bits do not hold them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A matrix [outputs, inputs] of `bits` bits; bytes.c and nibbles.c draw it."""
+
+    bits: int
+    content: Tensor
+    scale: Tensor
+    width: int  # inputs, and zeros that fill up the last piece
+
+    @staticmethod
+    def of(weight: Tensor) -> "Packed":
+        """Of 4 bits where they lose nothing, since the weights came so; else of 8."""
+        group = library().nibbles_group()
+        if Steps.of(weight[:SAMPLE], group).holds_all:
+            steps = Steps.of(weight, group)
+            if steps.holds_all:
+                return nibbles(steps)
+        return octets(weight)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Weights as least + step * (0 … 15), with a step and a least for every group of inputs."""
+
+    whole: Tensor  # [outputs, groups, group], uint8
+    step: Tensor  # [outputs, groups], float16
+    least: Tensor  # [outputs, groups], float16
+    holds_all: bool
+
+    @staticmethod
+    def of(weight: Tensor, group: int) -> "Steps":
+        inputs = weight.shape[1]
+        groups = F.pad(weight, (0, -inputs % group)).unflatten(1, (-1, group))
+        if inputs % group:  # what fills up the last group must not widen its range
+            groups[:, -1, inputs % group :] = groups[:, -1, :1]
+        low, high = groups.aminmax(dim=-1)  # [outputs, groups] each
+        least, step = low.half(), ((high - low) / 15).half()
+        wide = torch.where(step > 0, step, 1).float().unsqueeze(-1)
+        whole = (groups - least.float().unsqueeze(-1)).div_(wide).round_().clamp_(0, 15)
+        found = whole * step.float().unsqueeze(-1) + least.float().unsqueeze(-1)
+        missed = (found - groups).abs_().amax(dim=-1)
+        holds_all = bool((missed <= LOST * step.float()).all())
+        return Steps(whole.to(torch.uint8), step, least, holds_all)
+
+
+def nibbles(steps: Steps) -> Packed:
+    lanes, pairs = library().nibbles_lanes(), library().nibbles_pairs()
+    outputs, groups, group = steps.whole.shape
+    panel = 2 * pairs * lanes
+    missing = -outputs % panel
+    whole = F.pad(steps.whole, (0, 0, 0, 0, 0, missing))
+    # [panels, groups, group / 4, pairs, lanes, 4] each
+    parts = whole.view(-1, pairs, 2, lanes, groups, group // 4, 4).permute(0, 4, 5, 1, 3, 6, 2)
+    low, high = parts.unbind(dim=-1)
+    scale = F.pad(torch.stack((steps.step, steps.least)), (0, 0, 0, missing))
+    scale = scale.view(2, -1, panel, groups).permute(1, 3, 0, 2)  # [panels, groups, 2, panel]
+    return Packed(4, (low | (high << 4)).contiguous(), scale.contiguous(), groups * group)
+
+
+def octets(weight: Tensor) -> Packed:
+    panel, depth = library().bytes_panel(), library().bytes_depth()
+    whole, scale = quantised(weight)
+    outputs, inputs = weight.shape
+    padded = F.pad(whole, (0, -inputs % depth, 0, -outputs % panel))
+    width = padded.shape[1]
+    # [panels, width / depth, panel, depth]
+    content = padded.view(-1, panel, width // depth, depth).transpose(1, 2).contiguous()
+    return Packed(8, content, scale, width)
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers of 8 bits, [outputs, inputs], and what they are multiples of, [outputs]."""
+    scale = weight.abs().amax(dim=1).clamp_(min=1e-30).div_(127)
+    return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale

@@ -1,0 +1,45 @@
+/* Products of float rows with weights that are whole numbers of 8 bits, or of 4.
+ *
+ * A row is rounded to whole numbers by scales of its own and multiplied in whole numbers, which is
+ * exact; the floats that follow are added in the same order for every row. So a row's result is
+ * the same bits alone, beside others, and in any order.
+ */
+#ifndef LINEAR_H
+#define LINEAR_H
+
+#include <stdint.h>
+
+struct matrix {
+    const int8_t *packed;
+    const void *scale;   /* what whole numbers are multiples of: bytes.c and nibbles.c tell */
+    const float *bias;   /* [outputs], or NULL */
+    const float *factor; /* [inputs] that inputs are multiplied by first, or NULL */
+    int64_t inputs, width, outputs; /* width: inputs, and zeros that fill up the last piece */
+    int64_t bits;
+};
+
+/* How one width of weights is multiplied. Rounded rows lie in memory of `bytes(m, rows)`. */
+struct way {
+    int64_t (*bytes)(const struct matrix *m, int64_t rows);
+    /* Round a row, which is to be multiplied by `by`. */
+    void (*round)(
+        const struct matrix *m, const float *x, float by, void *rounded, int64_t row, int64_t rows);
+    /* One panel of outputs of all rows, added to what is there or put in its place. */
+    void (*panel)(
+        const struct matrix *m, const void *rounded, int64_t rows, int64_t panel, float *out,
+        int64_t out_stride, int is_added);
+    int64_t outputs; /* of a panel */
+};
+
+extern const struct way bytes_way, nibbles_way;
+
+static inline const struct way *way_of(const struct matrix *m) {
+    return m->bits == 4 ? &nibbles_way : &bytes_way;
+}
+
+/* out (+)= rounded * weights + bias, shared by the threads that call it. */
+void multiply(
+    const struct matrix *m, const void *rounded, int64_t rows, float *out, int64_t out_stride,
+    int is_added);
+
+#endif

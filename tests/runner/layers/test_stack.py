@@ -1,0 +1,99 @@
+"""All layers in one call against the same layers in torch, and a row against its neighbours."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.runner.attention.backend import load
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.native import Native
+from paceline.runner.layers.stack import NativeStack
+from paceline.runner.models.model import Model
+from paceline.runner.native.library import is_available
+from paceline.runner.weights.dummy import Dummy
+from tests.runner.support import Piece, batch_of, stepped, tiny
+
+if not is_available():
+    pytest.skip("needs a C compiler", allow_module_level=True)
+
+FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
+
+
+class Stepped(Dummy):
+    """Weights that 4 bits hold."""
+
+    def read(self, name: str) -> Tensor:
+        tensor = super().read(name)
+        return stepped(tensor) if tensor.dim() == 2 else tensor
+
+
+def model_of(family: str, kind: type[Dummy]) -> Model:
+    config = tiny(
+        architectures=[f"{family}ForCausalLM"],
+        hidden_size=64,
+        head_dim=24,
+        num_hidden_layers=7,
+        sliding_window=5,
+    )
+    return Model.load(kind(config), linear_kind=Native)
+
+
+def blocks(row: int) -> list[int]:
+    return list(range(6 * row, 6 * row + 6))
+
+
+PROMPTS = [[(7 * row + n) % 61 for n in range(5 + 4 * row)] for row in range(5)]
+
+
+def run(model: Model, attention: str, pieces: list[Piece], kv: KVStore) -> Tensor:
+    batch = batch_of(pieces, 4)
+    return model.logits(model.forward(batch, kv, load(attention))[batch.sample_at])
+
+
+@pytest.mark.parametrize("kind", [Dummy, Stepped])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_as_in_torch(family: str, kind: type[Dummy]) -> None:
+    """Rounding may fall to the other side here and there; nothing else may differ."""
+    model = model_of(family, kind)
+    assert isinstance(model._layers, NativeStack)
+    pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]
+    found, stores = [], []
+    for attention in ("native", "paged"):
+        kv = KVStore(model.config, 30, 4)
+        run(model, attention, pieces, kv)
+        again = [Piece([9], len(prompt), blocks(row)) for row, prompt in enumerate(PROMPTS)]
+        found.append(run(model, attention, again, kv))
+        stores.append(kv.content)
+    for ours, theirs in (found, stores):
+        assert (ours - theirs).norm() <= 0.02 * theirs.norm()
+
+
+@pytest.mark.parametrize("kind", [Dummy, Stepped])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_bits_alone_batched_and_in_chunks(family: str, kind: type[Dummy]) -> None:
+    model = model_of(family, kind)
+    kv = KVStore(model.config, 30, 4)
+    pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]
+    together = run(model, "native", pieces, kv)
+    for row, prompt in enumerate(PROMPTS):
+        kv = KVStore(model.config, 30, 4)
+        alone = run(model, "native", [Piece(prompt, 0, blocks(row))], kv)
+        assert torch.equal(alone[0], together[row])
+        kv = KVStore(model.config, 30, 4)
+        parts = [Piece(prompt[at : at + 2], at, blocks(row)) for at in range(0, len(prompt), 2)]
+        chunked = [run(model, "native", [part], kv)[0] for part in parts]
+        assert torch.equal(chunked[-1], together[row])
+
+
+def test_threads_change_nothing() -> None:
+    model = model_of("Llama", Stepped)
+    pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(run(model, "native", pieces, KVStore(model.config, 30, 4)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
