@@ -1,7 +1,6 @@
 """The rows of a step before they are handed out."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +9,8 @@ from paceline.core.plan import NOTHING_GROWN, Admitted, Grown, Kind
 from paceline.sched.journal import Gate
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """A row of somebody who has just come in."""
 
     slot: int
@@ -37,10 +37,9 @@ class Composition:
         """With the rows of newcomers behind those that were here, until `gate`."""
         slot, start, count, drafts = self.slot, self.start, self.count, self.drafts
         if entries:
-            own = np.array(entries, np.int64).T  # [slot | start | count, entries]
-            slot = np.concatenate([slot, own[0].astype(np.intp)])
-            start = np.concatenate([start, own[1].astype(np.int32)])
-            count = np.concatenate([count, own[2].astype(np.int32)])
+            slot = np.concatenate([slot, np.array([one.slot for one in entries], np.intp)])
+            start = np.concatenate([start, np.array([one.start for one in entries], np.int32)])
+            count = np.concatenate([count, np.array([one.count for one in entries], np.int32)])
             drafts = np.concatenate([drafts, np.zeros(len(entries), np.int32)])
         return Composition(slot, start, count, drafts, self.grown, tuple(admitted), gate, self.kind)
 
