@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import typer
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Why is the sky blue?"
 READY_S = 600  # for a download and a slow disk
 SHOWN = ("generation_tokens_total", "prompt_tokens_total", "time_to_first_token_seconds_sum")
 

@@ -151,7 +151,8 @@ class Admission:
     def _return(self, head: Sequence, intake: Intake, now: float) -> Gate | None:
         """Bring a swapped sequence back, or say what keeps it out."""
         at, members = self._at, self._at.group(head)
-        spans = [min(len(one.tokens) + self._lookahead, one.limit) for one in members]
+        longest = self._config.max_model_len
+        spans = [min(len(one.tokens) + self._lookahead, longest) for one in members]
         tier, free = at.swapping.tier, at.cache.pool.free - self.spared()
         if not tier.ready(head):
             return self.gate_at(head, "swapping", 0, now)

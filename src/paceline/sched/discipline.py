@@ -86,8 +86,11 @@ class Discipline(ABC):
             at.name_rivals()
         return Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
 
-    def _fit(self, share: Callable[[Index], I32]) -> tuple[Index, I32, I32]:
-        """Residents with positions and new blocks for each; some give way if blocks are short."""
+    def _fit(
+        self, share: Callable[[Index], I32], giving_way: bool = True
+    ) -> tuple[Index, I32, I32]:
+        """Residents with positions and new blocks for each; if blocks are short, some give way, or
+        else wait."""
         at = self._at
         while True:
             slot = at.table.order
@@ -97,7 +100,8 @@ class Discipline(ABC):
             if missing <= 0:
                 return slot, count, short
             wanting = (short > 0) & (np.cumsum(short) > free)
-            if missing <= at.swapping.tier.coming:  # blocks that steps in flight copy
+            # Blocks that steps in flight copy are worth waiting for.
+            if missing <= at.swapping.tier.coming or not giving_way:
                 return slot, np.where(wanting, 0, count), np.where(wanting, 0, short)
             self._give_way(missing, int(slot[wanting][0]))
 

@@ -96,7 +96,7 @@ class PrefillFirst(Discipline):
 
     def _catch_up(self, returned: Composition) -> Composition:
         """Nobody decodes; those that have just returned may be behind by more than one."""
-        served = self._serve(*self._fit(self._rests))
+        served = self._serve(*self._fit(self._rests, giving_way=False))
         return replace(served, kind="prefill", admitted=returned.admitted, gate=returned.gate)
 
     def _one_left(self, slot: Index) -> I32:
