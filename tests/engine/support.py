@@ -1,8 +1,8 @@
 """A real scheduler and tokenizer with a model without weights behind the runner's port."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from threading import Event
 from typing import Any
@@ -12,14 +12,14 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.trainers import BpeTrainer
 
-from paceline.core.plan import Candidates, Plan, StepResult
+from paceline.core.plan import Candidates, Plan, PromptScores, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import Ask, Piece, RequestOutput, SamplingParams
 from paceline.engine.parts import Parts
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import OracleRunner
-from paceline.sim.reference import likeliest, logprobs, reference
+from paceline.sim.reference import extended, likeliest, logprobs, reference, start_digest
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
@@ -55,6 +55,8 @@ class Broken(RuntimeError):
 class OraclePort:
     """The oracle as a runner; `breaks` says in which steps it fails, and where."""
 
+    scores_prompts = True
+
     def __init__(self, oracle: OracleRunner, breaks: Callable[[Plan, str], bool]) -> None:
         self.oracle, self.breaks = oracle, breaks
         self.results: deque[tuple[Plan, StepResult | None]] = deque()
@@ -75,6 +77,7 @@ class OraclePort:
             self.results.extend([] if plan.empty else [(plan, None)])
         else:
             result = self._scored(plan, self.oracle.run(plan))
+            result = replace(result, prompt=tuple(self._prompt(plan)))
             self.results.extend([] if plan.empty else [(plan, result)])
         self.deepest = max(self.deepest, len(self.results))
 
@@ -105,6 +108,56 @@ class OraclePort:
             for place, (id, value) in enumerate(likeliest(digest, self.oracle.vocab, most)):
                 found.ids[row, place], found.logprob[row, place] = id, value
         return StepResult(result.ids, result.count, chosen, found)
+
+    def _prompt(self, plan: Plan) -> Iterator[PromptScores]:
+        """Where requests ask for them; the last position of a prompt tells of the output."""
+        rows = plan.rows
+        for row, slot in enumerate(rows.slot.tolist()):
+            track = self.oracle.tracks[slot]
+            wanted, begin = track.request.sampling.prompt_logprobs, int(plan.start[row])
+            tokens = track.request.prompt[begin + 1 : begin + 1 + int(rows.count[row])].tolist()
+            if wanted is None or not tokens:
+                continue
+            digests = track.digests[begin : begin + len(tokens)]
+            found = [
+                prompt_score(digest, token) for digest, token in zip(digests, tokens, strict=True)
+            ]
+            yield PromptScores(
+                request_id=rows.request_id[row],
+                serial=int(rows.serial[row]),
+                first=begin + 1,
+                logprob=np.array([one.logprob for one in found], np.float32),
+                rank=np.array([one.rank for one in found], np.int32),
+                ids=np.array([[id for id, _ in one.best[:wanted]] for one in found], np.int32),
+                values=np.array([[v for _, v in one.best[:wanted]] for one in found], np.float32),
+            )
+
+
+@dataclass(frozen=True)
+class PromptScore:
+    """Of a token by itself: its log-probability, its rank, and all tokens, best first."""
+
+    logprob: float
+    rank: int
+    best: list[tuple[int, float]]
+
+
+@cache
+def prompt_score(digest: int, token: int) -> PromptScore:
+    vocab = tokenizer().vocab_size
+    values = logprobs(digest, vocab)
+    above = sum(value > values[token] for value in values)
+    return PromptScore(values[token], above + 1, likeliest(digest, vocab, vocab))
+
+
+def expected_prompt(request: Request) -> list[PromptScore]:
+    """Of each token but the first of the prompt."""
+    found, digest = list[PromptScore](), start_digest(request)
+    for position, token in enumerate(request.prompt.tolist()):
+        if position:
+            found.append(prompt_score(digest, token))
+        digest = extended(request, digest, position, token)
+    return found
 
 
 def never(_plan: Plan, _where: str) -> bool:

@@ -311,7 +311,6 @@ def test_a_refusal_reaches_its_client() -> None:
         (Ask(messages=[]), "message"),
         (Ask(messages=[{"content": "x"}]), "role"),
         (ask("a", logit_bias={5000: 1.0}), "logit_bias"),
-        (ask("a", prompt_logprobs=1), "prompt_logprobs"),
         (Ask(prompt="a", deadline=-1.0), "deadline"),
         (Ask(prompt="half \ud800"), "surrogate"),
     ],

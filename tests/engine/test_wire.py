@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
-from paceline.core.plan import Candidates, Choice, Ended
+from paceline.core.plan import Candidates, Choice, Ended, PromptScores
 from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
 from paceline.engine import wire
@@ -48,6 +48,7 @@ def sent(message: Any) -> Any:
                 allowed_token_ids=(3, 4),
                 bad_token_ids=(5,),
                 logprobs=2,
+                prompt_logprobs=3,
             ),
         ),
     ],
@@ -58,6 +59,13 @@ def test_a_request(request_: Request) -> None:
     for one in fields(Request):
         if one.name != "prompt":
             assert getattr(back, one.name) == getattr(request_, one.name)
+
+
+def prompt_scores(alternatives: int) -> PromptScores:
+    rows = np.arange(3, dtype=np.int32)
+    table = np.arange(3 * alternatives, dtype=np.int32).reshape(3, alternatives)
+    values = table.astype(np.float32)
+    return PromptScores("a", 2**40, 5, rows.astype(np.float32), rows, table, values)
 
 
 def test_a_delivery() -> None:
@@ -75,6 +83,7 @@ def test_a_delivery() -> None:
         found,
         (gone, Departure(Ended("b", Finish.ERROR, message="broken", child=1))),
         (Refused("c", QueueFull("full")),),
+        tuple(prompt_scores(alternatives) for alternatives in (0, 2)),
     )
     back = wire.delivery_of(sent(wire.delivered(one)))
     assert back.time == one.time
@@ -84,6 +93,10 @@ def test_a_delivery() -> None:
     assert back.candidates is not None
     np.testing.assert_array_equal(back.candidates.ids, found.ids)
     np.testing.assert_array_equal(back.candidates.logprob, found.logprob)
+    for ours, theirs in zip(back.prompt, one.prompt, strict=True):
+        for field in fields(PromptScores):
+            left, right = getattr(ours, field.name), getattr(theirs, field.name)
+            np.testing.assert_array_equal(left, right, strict=isinstance(right, np.ndarray))
     (refused,) = back.refused
     assert (refused.request_id, type(refused.error), str(refused.error)) == ("c", QueueFull, "full")
 

@@ -111,7 +111,6 @@ def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
         ({"prompt": [10**6]}, None),
         ({"prompt": "\ud800"}, None),
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"logprobs": 99}, "logprobs"),
         ({"seed": 2**70}, "seed"),
         ({"deadline": -1.0}, None),

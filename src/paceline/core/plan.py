@@ -141,6 +141,22 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PromptScores:
+    """How likely the model finds tokens of a prompt that follow each other, each in its place.
+
+    The serial is that of the sequence which computed them. The same ones may be told again.
+    """
+
+    request_id: str
+    serial: int
+    first: int  # place of the first of these tokens in the prompt; at least 1
+    logprob: F32  # [tokens]
+    rank: I32  # [tokens]; 1 for the likeliest
+    ids: I32  # [tokens, alternatives]; best first
+    values: F32  # [tokens, alternatives]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What the device sampled. Row i of the plan yielded the first `count[i]` of `ids[i]`."""
 
@@ -148,6 +164,7 @@ class StepResult:
     count: I32  # [rows]; 0 where the row did not sample
     logprob: F32 | None = None  # [rows, 1 + most drafts]; due where a request wants its best
     candidates: Candidates | None = None  # due where a request searches with beams
+    prompt: tuple[PromptScores, ...] = ()  # of rows that compute prompts whose scores are wanted
 
     @staticmethod
     def of(

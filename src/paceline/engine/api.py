@@ -17,6 +17,8 @@ __all__ = [
     "EngineFailed",
     "FinishReason",
     "Piece",
+    "PromptLogprob",
+    "PromptLogprobs",
     "QueueFull",
     "Report",
     "RequestError",
@@ -86,13 +88,26 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprob(TokenLogprob):
+    """The same for a token of the prompt, with its place among all: 1 for the likeliest."""
+
+    rank: int
+
+
+# One entry per token of the prompt. Nothing comes before the first one, which has None for that;
+# so have those that were not computed when the request ended.
+PromptLogprobs = tuple[PromptLogprob | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """What is new in one choice; pieces of a choice add up exactly to the whole.
 
     `text` may be empty while tokens are not, since half a character or what may begin a stop
     string is withheld. `logprobs` has an entry per token where they were asked for. The last
     piece of a choice, and only that one, has a `finish_reason`; `stop_reason` is the stop string
-    or the stop token that was named in the params, None for the model's own end.
+    or the stop token that was named in the params, None for the model's own end. The first piece
+    of a choice, and only that one, has `prompt_logprobs`, where they were asked for.
     """
 
     index: int
@@ -101,6 +116,7 @@ class Piece:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def followed_by(self, later: "Piece") -> "Piece":
         """Both as one."""
@@ -112,6 +128,7 @@ class Piece:
             told,
             later.finish_reason,
             later.stop_reason,
+            self.prompt_logprobs,
         )
 
 
@@ -147,6 +164,14 @@ class RequestOutput:
     timings: Timings
     finished: bool = True
     error: str = ""
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """One entry per token of the prompt, None for the first; None if they were not asked for.
+
+        All choices have the same.
+        """
+        return self.outputs[0].prompt_logprobs
 
 
 class Stream(Protocol):

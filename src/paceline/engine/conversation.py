@@ -10,6 +10,8 @@ from paceline.engine.api import (
     Answer,
     FinishReason,
     Piece,
+    PromptLogprob,
+    PromptLogprobs,
     RequestOutput,
     SamplingParams,
     TokenLogprob,
@@ -19,6 +21,8 @@ from paceline.engine.delivery import Departure
 from paceline.engine.ports import Sink
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.tokenizer import Tokenizer
+
+PromptSoFar = list[PromptLogprob | None]  # by token; those that are not known yet are None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,22 @@ class Ending:
 
 
 class OpenChoice:
-    """Its pieces add up to its answer; the last one has the finish reason, and nothing follows."""
+    """Its pieces add up to its answer; the last one has the finish reason, and nothing follows.
+
+    The first one has what is known of the prompt by then, which is everything unless it failed.
+    """
 
     def __init__(
-        self, index: int, request: Request, params: SamplingParams, tokenizer: Tokenizer
+        self,
+        index: int,
+        request: Request,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        scores: PromptSoFar | None,
     ) -> None:
         self.index = index
+        self._scores = scores
+        self._prompt: PromptLogprobs | None = None
         self.finish_reason: FinishReason | None = None
         self.last_told: float | None = None  # when it last got tokens
         self.token_ids: list[int] = []
@@ -81,18 +95,30 @@ class OpenChoice:
         self.finish_reason, self._stop_reason = reason, stop_reason
 
     def _piece(self, text: str, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> Piece:
+        begins = not self._texts
+        if begins and self._scores is not None:
+            self._prompt = tuple(self._scores)
         self._texts.append(text)
         self.token_ids += ids
         if self._logprobs is not None:
             self._logprobs += logprobs
         told = None if self._logprobs is None else logprobs
-        return Piece(self.index, text, ids, told, self.finish_reason, self._stop_reason)
+        return Piece(
+            self.index,
+            text,
+            ids,
+            told,
+            self.finish_reason,
+            self._stop_reason,
+            self._prompt if begins else None,
+        )
 
     def answer(self) -> Answer:
         """All of it so far."""
         told = None if self._logprobs is None else tuple(self._logprobs)
         text, ids = "".join(self._texts), tuple(self.token_ids)
-        return Answer(self.index, text, ids, told, self.finish_reason, self._stop_reason)
+        ending = self.finish_reason, self._stop_reason
+        return Answer(self.index, text, ids, told, *ending, self._prompt)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +134,14 @@ class Conversation:
     timeout: float | None = None  # seconds from arrival to its end
     begun: bool = False  # has it got a token?
     choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
+    scores: PromptSoFar | None = None  # None: not wanted
 
     def __post_init__(self) -> None:
+        if self.params.prompt_logprobs is not None:
+            self.scores = PromptSoFar([None]) * len(self.request.prompt)
         for index in range(self.params.n):
-            self.choices.append(OpenChoice(index, self.request, self.params, self.tokenizer))
+            request, params, text = self.request, self.params, self.tokenizer
+            self.choices.append(OpenChoice(index, request, params, text, self.scores))
 
     @property
     def due(self) -> float:
@@ -122,6 +152,12 @@ class Conversation:
     def told(self) -> bool:
         """Have all choices ended?"""
         return all(choice.finish_reason is not None for choice in self.choices)
+
+    def learn(self, first: int, scores: Sequence[PromptLogprob]) -> None:
+        """Of tokens of the prompt, from one on; what is known of them already stays."""
+        assert self.scores is not None, "nobody asked for them"
+        for place, one in enumerate(scores, first):
+            self.scores[place] = self.scores[place] or one
 
     def push(
         self,

@@ -113,7 +113,7 @@ class CoreLoop:
             self._engine.submit(wire.request_of(message))
         except PacelineError as error:
             refused = wire.Refusal(message.settings["id"], wire.Fault.of(error))
-            nothing = wire.Table(1, b"")
+            nothing = wire.Table(0, 1, b"")
             self._send(
                 wire.Delivered(
                     self._engine.clock(), [], b"", nothing, b"", None, None, (), (refused,)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from paceline.core.arrays import F32, I32, Names
 from paceline.core.errors import PacelineError
-from paceline.core.plan import Candidates, Ended
+from paceline.core.plan import Candidates, Ended, PromptScores
 
 Verb = Literal["explain", "snapshot", "gauges", "pause", "resume", "drain", "reset_prefix_cache"]
 
@@ -91,3 +91,4 @@ class Delivery:
     candidates: Candidates | None = None  # of the first new token of each row
     departures: tuple[Departure, ...] = ()
     refused: tuple[Refused, ...] = ()
+    prompt: tuple[PromptScores, ...] = ()

@@ -159,12 +159,18 @@ class Engine:
         try:
             if self.broken:
                 raise EngineFailed(self.broken)
+            self._check_scores(request)
             self._room.check(request)
             now = self.clock()
             self.scheduler.submit(request, now)
             self._room.enter(request, now)
         except (RequestError, EngineFailed) as error:
             self._refused.append(Refused(request.id, error))
+
+    def _check_scores(self, request: Request) -> None:
+        able = getattr(self._runner, "scores_prompts", False)
+        if request.sampling.prompt_logprobs is not None and not able:
+            raise RequestError("prompt_logprobs cannot be told by the device that runs the model")
 
     def _answer(self, asked: Asked) -> None:
         if not asked.answer.set_running_or_notify_cancel():
@@ -193,9 +199,23 @@ class Engine:
                 return self.scheduler.commit(latest, nothing, self.clock()), None
             plan, result = self._pipeline.land()
             self._counts.landed(plan, result)
+            result = self._of_the_living(result)
             return self.scheduler.commit(plan, result, self.clock()), result
         except StepError as error:
             return self._fail(str(error)), None
+
+    def _of_the_living(self, result: StepResult) -> StepResult:
+        """Without scores for requests that are gone, whose names may be others' by now.
+
+        Those of a sequence that has lost its slot are told all the same: what it computed may be
+        found in the cache when it comes back, and is not computed again then.
+        """
+        if not result.prompt:
+            return result
+        live = self.scheduler.residency.live
+        own = [(live.get(one.request_id), one) for one in result.prompt]
+        kept = tuple(one for leader, one in own if leader and leader.serial <= one.serial)
+        return replace(result, prompt=kept)
 
     def _launch(self) -> Plan | None:
         """Fill the pipeline; an empty plan tells the runner who left, and ends it."""
@@ -234,7 +254,8 @@ class Engine:
             self._room.left(end.request_id)
         refused = tuple(self._refused)
         self._ended, self._refused = [], []
-        if not (ended or refused or len(outputs.count)):
+        prompt = () if result is None else result.prompt
+        if not (ended or refused or prompt or len(outputs.count)):
             return None
         told = Delivery(
             now,
@@ -244,6 +265,7 @@ class Engine:
             outputs.count,
             departures=tuple(departure(self.scheduler, end) for end in ended),
             refused=refused,
+            prompt=prompt,
         )
         return told if result is None else scored(told, outputs, result)
 

@@ -6,9 +6,9 @@ from heapq import heappop, heappush
 from uuid import uuid4
 
 from paceline.core.errors import PacelineError, RequestError
-from paceline.core.plan import Ended
+from paceline.core.plan import Ended, PromptScores
 from paceline.core.request import Finish, Request
-from paceline.engine.api import Alternative, Ask, RequestOutput, TokenLogprob
+from paceline.engine.api import Alternative, Ask, PromptLogprob, RequestOutput, TokenLogprob
 from paceline.engine.conversation import Conversation
 from paceline.engine.delivery import Delivery, Departure, Timings
 from paceline.engine.metrics import Metrics
@@ -40,8 +40,6 @@ class Frontend:
         name = ask.request_id or uuid4().hex
         if name in self.open or name in self._leaving:
             raise RequestError(f"request {name!r} is already here")
-        if ask.params.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs cannot be told")
         text, ids = self.encode(ask)
         arrival = self._clock() if ask.arrival is None else ask.arrival
         request = self._request(name, ids, ask, arrival)
@@ -73,6 +71,8 @@ class Frontend:
         params = ask.params
         sampling = params.sampling()
         sampling.check_vocab(self.tokenizer.vocab_size)
+        # What is found in the cache has no logits. A salt of its own lets nothing be found.
+        salt = ask.cache_salt if params.prompt_logprobs is None else uuid4().hex
         return Request(
             id=name,
             prompt=ids,  # pyright: ignore[reportArgumentType] - any sequence becomes an array
@@ -86,7 +86,7 @@ class Frontend:
             arrival=arrival,
             tenant=ask.tenant,
             deadline=ask.deadline,
-            cache_salt=ask.cache_salt,
+            cache_salt=salt,
             n=params.n,
             best_of=None if params.beams else params.best_of,
             beam_width=params.beams,
@@ -101,6 +101,8 @@ class Frontend:
         """Pass on what is new; returns the requests that the engine should let go of."""
         ends = {(one.ended.request_id, one.ended.child): one.ended for one in delivery.departures}
         told: list[str] = []
+        for scores in delivery.prompt:
+            self._learn(scores)
         names: list[str] = delivery.request_id.tolist()
         columns = names, delivery.child.tolist(), delivery.ids.tolist(), delivery.count.tolist()
         for row, (name, child, ids, count) in enumerate(zip(*columns, strict=True)):
@@ -213,6 +215,23 @@ class Frontend:
             top = [self._alternative(*pair) for pair in list(pairs)[:wanted] if pair[0] >= 0]
             told[0] = replace(told[0], top=tuple(top))
         return told
+
+    def _learn(self, scores: PromptScores) -> None:
+        if (conversation := self.open.get(scores.request_id)) is None:
+            return
+        end = scores.first + len(scores.rank)
+        chosen = conversation.request.prompt[scores.first : end].tolist()
+        columns = scores.logprob.tolist(), scores.rank.tolist()
+        tops = scores.ids.tolist(), scores.values.tolist()
+        entries = [
+            PromptLogprob(
+                self._alternative(id, logprob),
+                tuple(self._alternative(*pair) for pair in zip(ids, values, strict=True)),
+                rank,
+            )
+            for id, logprob, rank, ids, values in zip(chosen, *columns, *tops, strict=True)
+        ]
+        conversation.learn(scores.first, entries)
 
     def _alternative(self, id: int, logprob: float) -> Alternative:
         spelled = self.tokenizer.token_bytes(id)

@@ -59,7 +59,7 @@ class SamplingParams:
     stop_token_ids              tokens that end it
     ignore_eos                  go on after the model's own end token
     logprobs                    alternatives told with each token's log-probability; None: neither
-    prompt_logprobs             the same for each token of the prompt
+    prompt_logprobs             the same for each token of the prompt, all of which is computed
     logit_bias                  is added to the logits of single tokens
     include_stop_str_in_output  is what stopped it a part of the text?
     skip_special_tokens         are special tokens left out of the text?

@@ -19,6 +19,9 @@ class Runner(Protocol):
     Every plan is launched, and takes effect on who is where even if it raises. `wait` is due
     once for each launched plan that is not empty and whose launch did not raise; it returns or
     raises for the oldest of them.
+
+    One with an attribute `scores_prompts` that is true tells `prompt` in its results. Where there
+    is none, requests that ask for log-probabilities of their prompt are refused.
     """
 
     def launch(self, plan: Plan) -> None: ...

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.arrays import F32, I32
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
-from paceline.core.plan import Candidates
+from paceline.core.plan import Candidates, PromptScores
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.engine.delivery import (
@@ -99,23 +99,59 @@ class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Table(msgspec.Struct, array_like=True, frozen=True):
     """A matrix by rows."""
 
+    rows: int
     width: int
     cells: bytes
 
     @staticmethod
     def of(matrix: I32 | F32) -> "Table":
-        return Table(matrix.shape[1], matrix.tobytes())
+        return Table(len(matrix), matrix.shape[1], matrix.tobytes())
 
     def ints(self) -> I32:
-        return np.frombuffer(self.cells, np.int32).reshape(-1, self.width)
+        return np.frombuffer(self.cells, np.int32).reshape(self.rows, self.width)
 
     def floats(self) -> F32:
-        return np.frombuffer(self.cells, np.float32).reshape(-1, self.width)
+        return np.frombuffer(self.cells, np.float32).reshape(self.rows, self.width)
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
     request_id: str
     fault: Fault
+
+
+class Scored(msgspec.Struct, array_like=True, frozen=True):
+    """Scores of a prompt, column by column."""
+
+    request_id: str
+    serial: int
+    first: int
+    logprob: bytes
+    rank: bytes
+    ids: Table
+    values: Table
+
+    @staticmethod
+    def of(scores: PromptScores) -> "Scored":
+        return Scored(
+            scores.request_id,
+            scores.serial,
+            scores.first,
+            scores.logprob.tobytes(),
+            scores.rank.tobytes(),
+            Table.of(scores.ids),
+            Table.of(scores.values),
+        )
+
+    def scores(self) -> PromptScores:
+        return PromptScores(
+            self.request_id,
+            self.serial,
+            self.first,
+            np.frombuffer(self.logprob, np.float32),
+            np.frombuffer(self.rank, np.int32),
+            self.ids.ints(),
+            self.values.floats(),
+        )
 
 
 class Delivered(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -130,6 +166,7 @@ class Delivered(msgspec.Struct, tag=True, array_like=True, frozen=True):
     candidates: tuple[Table, Table] | None
     departures: tuple[Departure, ...]
     refused: tuple[Refusal, ...]
+    prompt: tuple[Scored, ...] = ()
 
 
 ToCore = Build | Submitted | Aborted | Questioned | Close
@@ -178,6 +215,7 @@ def delivered(one: Delivery) -> Delivered:
         None if found is None else (Table.of(found.ids), Table.of(found.logprob)),
         one.departures,
         tuple(Refusal(each.request_id, Fault.of(each.error)) for each in one.refused),
+        tuple(Scored.of(each) for each in one.prompt),
     )
 
 
@@ -195,4 +233,5 @@ def delivery_of(message: Delivered) -> Delivery:
         None if found is None else Candidates(found[0].ints(), found[1].floats()),
         message.departures,
         tuple(Refused(each.request_id, each.fault.error()) for each in message.refused),
+        tuple(each.scores() for each in message.prompt),
     )

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -16,6 +17,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
+from paceline.runner.prompt_scores import prompt_scores
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.result import Result
 from paceline.runner.sampler import Sampler, Scores
@@ -29,6 +31,8 @@ class Runner:
     that, as a plan asks.
     """
 
+    scores_prompts = True
+
     def __init__(
         self, model: Model, kv: KVStore, attention: Attention, slots: int, max_model_len: int
     ) -> None:
@@ -39,6 +43,7 @@ class Runner:
         self._proposer = Ngram()
         self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
         self._requests: dict[int, Request] = {}  # by slot
+        self._asking: dict[int, Request] = {}  # those of them that ask for scores of their prompt
         self._rows: Rows | None = None  # those that the controls are for
         self._controls: Controls | None = None
         self._results: deque[StepResult] = deque()
@@ -66,9 +71,12 @@ class Runner:
         for slot in plan.released:
             if self._requests.pop(slot, None) is not None:
                 self._sampler.release(slot)
+                self._asking.pop(slot, None)
         for new in plan.admitted:
             self._requests[new.slot] = new.request
             self._sampler.admit(new.slot, new.request, new.tokens)
+            if new.request.sampling.prompt_logprobs is not None:
+                self._asking[new.slot] = new.request
         self._state.apply(plan)
         if plan.admitted or plan.released:
             self._rows = None
@@ -95,10 +103,15 @@ class Runner:
         drafts = self._drafts(plan, slot, count)
         batch = self._state.batch(plan, slot, count)
         hidden = self._model.forward(batch, self._kv, self._attention)
-        if not rows.samples.any():
+        asking = self._asking
+        prompt = prompt_scores(plan, batch, hidden, asking, self._model) if asking else ()
+        if rows.samples.any():
+            logits = self._model.logits(hidden[batch.sample_at])
+            result = self._sample(plan, batch, logits, drafts)
+        else:
             self._state.advance(slot, count)
-            return StepResult.of(plan, {})
-        return self._sample(plan, batch, self._model.logits(hidden[batch.sample_at]), drafts)
+            result = StepResult.of(plan, {})
+        return replace(result, prompt=prompt) if prompt else result
 
     def _drafts(self, plan: Plan, slot: Tensor, count: Tensor) -> Tensor | None:
         """Drafts of the rows that sample, [samples, most drafts]; None if nobody drafts."""

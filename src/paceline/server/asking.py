@@ -36,13 +36,20 @@ def unsupported(param: str, problem: str) -> Refusal:
     return Refusal(BAD_REQUEST, f"{param}: {problem}", param=param)
 
 
-def sampling(body: Generation, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def sampling(
+    body: Generation,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
     """The fields that were given, under the same names."""
     given = {name: getattr(body, name) for name in SAME_NAMES}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **chosen)
+    return SamplingParams(
+        max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **chosen
+    )
 
 
 def biases(given: dict[str, float]) -> dict[int, float]:
@@ -56,6 +63,11 @@ def biases(given: dict[str, float]) -> dict[int, float]:
 def check_stream(body: Generation) -> None:
     if body.stream_options is not None and not body.stream:
         raise unsupported("stream_options", "only a stream has options")
+
+
+def check_prompt(body: ChatRequest | CompletionRequest) -> None:
+    if body.prompt_logprobs is not None and body.stream:
+        raise unsupported("prompt_logprobs", "a stream does not tell them")
 
 
 def common(body: Generation) -> dict[str, Any]:
@@ -72,14 +84,16 @@ def common(body: Generation) -> dict[str, Any]:
 def chat_ask(body: ChatRequest) -> Ask:
     """The number of tokens is limited by the model alone where the client sets no limit."""
     check_stream(body)
+    check_prompt(body)
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type!r} is not supported")
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice", "a call of a tool cannot be enforced")
     newer = body.max_completion_tokens
+    most = body.max_tokens if newer is None else newer
     return Ask(
         messages=body.messages,
-        params=sampling(body, body.max_tokens if newer is None else newer, chat_logprobs(body)),
+        params=sampling(body, most, chat_logprobs(body), body.prompt_logprobs),
         tools=None if body.tool_choice == "none" else body.tools,
         variables=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -96,12 +110,12 @@ def chat_logprobs(body: ChatRequest) -> int | None:
 def completion_asks(body: CompletionRequest) -> list[Ask]:
     """One for each prompt."""
     check_stream(body)
+    check_prompt(body)
     if body.suffix:
         raise unsupported("suffix", "text cannot be put in between")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "there are no logprobs of the prompt")
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    params, rest = sampling(body, most, body.logprobs), common(body)
+    params = sampling(body, most, body.logprobs, completion_prompt_logprobs(body))
+    rest = common(body)
     if not body.prompt:
         raise unsupported("prompt", "it is empty")
     return [
@@ -110,6 +124,12 @@ def completion_asks(body: CompletionRequest) -> list[Ask]:
         else Ask(prompt_token_ids=prompt, params=params, **rest)
         for prompt in prompts(body)
     ]
+
+
+def completion_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """What is echoed with logprobs has its own; of two numbers the larger one serves both."""
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((number for number in asked if number is not None), default=None)
 
 
 def prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:

@@ -6,7 +6,7 @@ from time import time
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from paceline.engine.api import Piece, RequestOutput, Stream
+from paceline.engine.api import Piece, RequestOutput, SamplingParams, Stream
 from paceline.server.answering import Answering, Work
 from paceline.server.asking import chat_ask
 from paceline.server.caller import Caller
@@ -25,6 +25,7 @@ from paceline.server.shapes import (
     chat_logprobs,
     encode,
     event,
+    prompt_column,
 )
 
 
@@ -38,7 +39,7 @@ def chat_routes(desk: Desk) -> APIRouter:
         model, ask = desk.model(body.model), chat_ask(body)
         name = desk.name(caller.request_id)
         envelope = Envelope.of(body, name, model, desk.settings.timings)
-        form = ChatForm(envelope, ask.params.n)
+        form = ChatForm(envelope, ask.params)
         return Answering(desk, Work(caller, name, [ask], form, body.stream is True))
 
     return router
@@ -47,14 +48,14 @@ def chat_routes(desk: Desk) -> APIRouter:
 class ChatForm:
     """Every choice begins with its role, and its last chunk has the finish reason."""
 
-    def __init__(self, envelope: Envelope, n: int) -> None:
-        self._envelope, self._n = envelope, n
+    def __init__(self, envelope: Envelope, params: SamplingParams) -> None:
+        self._envelope, self._params = envelope, params
         self._created = int(time())
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
         role = Delta("assistant", "")
-        return b"".join(self._event(ChatChunkChoice(at, role)) for at in range(self._n))
+        return b"".join(self._event(ChatChunkChoice(at, role)) for at in range(self._params.n))
 
     def piece(self, part: int, piece: Piece) -> bytes:
         self._envelope.count(piece)
@@ -92,7 +93,8 @@ class ChatForm:
         ]
         usage, timings = envelope.usage(outputs), envelope.spent(outputs)
         model, created = envelope.model, self._created
-        return encode(ChatCompletion(envelope.id, created, model, choices, usage, timings))
+        prompt = prompt_column(output.prompt_logprobs, self._params.prompt_logprobs)
+        return encode(ChatCompletion(envelope.id, created, model, choices, usage, timings, prompt))
 
     def _event(self, choice: ChatChunkChoice) -> bytes:
         envelope = self._envelope

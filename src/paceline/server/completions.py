@@ -6,7 +6,7 @@ from time import time
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from paceline.engine.api import Ask, Piece, RequestOutput, Stream
+from paceline.engine.api import Ask, Piece, RequestOutput, Stream, TokenLogprob
 from paceline.server.answering import Answering, Work
 from paceline.server.asking import completion_asks
 from paceline.server.caller import Caller
@@ -14,7 +14,17 @@ from paceline.server.desk import Desk
 from paceline.server.documents import GENERATED
 from paceline.server.envelope import Envelope
 from paceline.server.schema import CompletionRequest
-from paceline.server.shapes import DONE, Completion, TextChoice, encode, event, text_logprobs
+from paceline.server.shapes import (
+    DONE,
+    Completion,
+    TextChoice,
+    TextLogprobs,
+    encode,
+    event,
+    prompt_column,
+    text_logprobs,
+)
+from paceline.text.tokenizer import Tokenizer
 
 
 def completion_routes(desk: Desk) -> APIRouter:
@@ -28,7 +38,7 @@ def completion_routes(desk: Desk) -> APIRouter:
         name = desk.name(caller.request_id)
         envelope = Envelope.of(body, name, model, desk.settings.timings)
         echoed = [prompt_text(desk, ask) for ask in asks] if body.echo else []
-        form = CompletionForm(envelope, asks[0].params.n, echoed)
+        form = CompletionForm(envelope, body, echoed, desk.tokenizer)
         return Answering(desk, Work(caller, name, asks, form, body.stream is True))
 
     return router
@@ -41,28 +51,33 @@ def prompt_text(desk: Desk, ask: Ask) -> str:
 class CompletionForm:
     """The n choices of the first prompt come first, then those of the second, and so on.
 
-    `_echoed` has the texts of the prompts, if they begin the texts of the choices.
+    `_echoed` has the texts of the prompts, if they begin the texts of the choices; then their
+    tokens come with the first ones of each choice too.
     """
 
-    def __init__(self, envelope: Envelope, n: int, echoed: Sequence[str]) -> None:
-        self._envelope, self._n, self._echoed = envelope, n, echoed
+    def __init__(
+        self,
+        envelope: Envelope,
+        body: CompletionRequest,
+        echoed: Sequence[str],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._envelope, self._body, self._echoed = envelope, body, echoed
+        self._tokenizer = tokenizer
         self._created = int(time())
-        self._offsets: dict[int, int] = {}  # characters of tokens told so far, by choice
+        self._prompts: list[tuple[int, ...]] = []  # token ids
+        self._offsets: dict[int, int] = {}  # where its next token begins, by choice
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
-        echoes = [
-            TextChoice(part * self._n + at, text)
-            for part, text in enumerate(self._echoed)
-            for at in range(self._n)
-        ]
-        return b"".join(map(self._event, echoes))
+        self._prompts = [stream.prompt_token_ids for stream in streams]
+        return b""
 
     def piece(self, part: int, piece: Piece) -> bytes:
         self._envelope.count(piece)
         if not (piece.text or piece.finish_reason or piece.logprobs):
             return b""
-        return self._event(self._choice(part, piece, piece.text))
+        return self._event(self._choice(part, piece))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         envelope = self._envelope
@@ -74,8 +89,9 @@ class CompletionForm:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         envelope = self._envelope
+        self._prompts = [output.prompt_token_ids for output in outputs]
         choices = [
-            self._choice(part, answer, self._echo(part) + answer.text)
+            self._choice(part, answer)
             for part, output in enumerate(outputs)
             for answer in output.outputs
         ]
@@ -83,21 +99,32 @@ class CompletionForm:
         model, created = envelope.model, self._created
         return encode(Completion(envelope.id, created, model, choices, usage, timings))
 
-    def _echo(self, part: int) -> str:
-        return self._echoed[part] if self._echoed else ""
-
-    def _choice(self, part: int, piece: Piece, text: str) -> TextChoice:
-        index = part * self._n + piece.index
-        offset = self._offsets.get(index, 0)
-        if piece.logprobs:
-            self._offsets[index] = offset + sum(len(one.chosen.text) for one in piece.logprobs)
+    def _choice(self, part: int, piece: Piece) -> TextChoice:
+        body, index = self._body, part * (self._body.n or 1) + piece.index
+        echoes = bool(self._echoed) and index not in self._offsets
         return TextChoice(
             index,
-            text,
-            text_logprobs(piece.logprobs, offset),
+            self._echoed[part] + piece.text if echoes else piece.text,
+            self._logprobs(index, piece, part if echoes else None),
             piece.finish_reason,
             piece.stop_reason if piece.finish_reason else UNSET,
+            prompt_column(piece.prompt_logprobs, body.prompt_logprobs),
         )
+
+    def _logprobs(self, index: int, piece: Piece, echoed: int | None) -> TextLogprobs | None:
+        """Of the tokens of a piece; with those of a prompt before them, if one is echoed."""
+        offset = self._offsets.setdefault(index, 0)
+        most = self._body.logprobs
+        if most is None or piece.logprobs is None:
+            return None
+        tokens = [one.chosen.text for one in piece.logprobs]
+        told: list[TokenLogprob | None] = list(piece.logprobs)
+        if echoed is not None:
+            before = [self._tokenizer.token(id) for id in self._prompts[echoed]]
+            offset = len(self._echoed[echoed]) - sum(map(len, before))
+            tokens, told = before + tokens, [*(piece.prompt_logprobs or ()), *told]
+        self._offsets[index] = offset + sum(map(len, tokens))
+        return text_logprobs(tokens, told, most, offset)
 
     def _event(self, choice: TextChoice) -> bytes:
         envelope = self._envelope

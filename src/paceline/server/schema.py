@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline.core.sampling import LARGEST_ID
 
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
+PROMPT_LOGPROBS: Any = Field(
+    None, ge=0, description="alternatives told with the logprob of each token of the prompt"
+)
 
 
 class Body(BaseModel):
@@ -74,14 +77,15 @@ class ResponseFormat(Body):
 class ChatRequest(Generation):
     """A conversation to be continued.
 
-    Own fields: messages, max_completion_tokens, logprobs, top_logprobs, tools, tool_choice,
-    response_format, chat_template_kwargs, add_generation_prompt.
+    Own fields: messages, max_completion_tokens, logprobs, top_logprobs, prompt_logprobs, tools,
+    tool_choice, response_format, chat_template_kwargs, add_generation_prompt.
     """
 
     messages: list[dict[str, Any]] = Field(description="role and content of each")
     max_completion_tokens: int | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = PROMPT_LOGPROBS
     tools: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
     tool_choice: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
@@ -95,6 +99,7 @@ class CompletionRequest(Generation):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     echo: bool | None = Field(None, description="begin the text with the prompt")
     logprobs: int | None = None
+    prompt_logprobs: int | None = PROMPT_LOGPROBS
     suffix: str | None = None
 
 

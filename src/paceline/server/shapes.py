@@ -1,12 +1,19 @@
 """The bodies of responses, field by field as OpenAI's clients read them."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import isfinite
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from paceline.engine.api import Alternative, FinishReason, RequestOutput, TokenLogprob
+from paceline.engine.api import (
+    Alternative,
+    FinishReason,
+    PromptLogprob,
+    RequestOutput,
+    TokenLogprob,
+)
 from paceline.engine.api import Usage as Counted
 
 IMPOSSIBLE = -9999.0  # JSON has no infinity
@@ -65,12 +72,26 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class TextLogprobs(Struct, frozen=True):
-    """Columns with one entry per token; offsets count the characters of the text."""
+    """Columns with one entry per token; offsets count the characters of the text.
+
+    The first token of a prompt has no logprobs.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class RankedLogprob(Struct, frozen=True):
+    """A token in the place of one of the prompt's; the likeliest one has rank 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptColumn = list[dict[str, RankedLogprob] | None]  # by token id, the prompt's own one first
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
@@ -116,6 +137,7 @@ class TextChoice(Struct, frozen=True):
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: PromptColumn | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True):
@@ -139,6 +161,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: Sequence[ChatChoice]
     usage: Usage
     timings: Spent | UnsetType = UNSET
+    prompt_logprobs: PromptColumn | UnsetType = UNSET
     object: str = "chat.completion"
 
 
@@ -198,17 +221,34 @@ def top_logprob(other: Alternative) -> TopLogprob:
     return TopLogprob(other.text, finite(other.logprob), list(other.bytes))
 
 
-def text_logprobs(told: Sequence[TokenLogprob] | None, offset: int) -> TextLogprobs | None:
-    """`offset` is that of the first token."""
-    if told is None:
-        return None
-    offsets: list[int] = []
-    for entry in told:
-        offsets.append(offset)
-        offset += len(entry.chosen.text)
+def text_logprobs(
+    tokens: Sequence[str], told: Sequence[TokenLogprob | None], most: int, offset: int
+) -> TextLogprobs:
+    """Of tokens with at most so many alternatives; the first one is at `offset`.
+
+    What frames a prompt and is no part of its text lies before it, and counts as its beginning.
+    """
+    offsets = accumulate(map(len, tokens), initial=offset)
     return TextLogprobs(
-        [entry.chosen.text for entry in told],
-        [finite(entry.chosen.logprob) for entry in told],
-        [{other.text: finite(other.logprob) for other in entry.top} for entry in told],
-        offsets,
+        list(tokens),
+        [entry and finite(entry.chosen.logprob) for entry in told],
+        [entry and {one.text: finite(one.logprob) for one in entry.top[:most]} for entry in told],
+        [max(at, 0) for at, _ in zip(offsets, tokens, strict=False)],
     )
+
+
+def prompt_column(
+    told: Sequence[PromptLogprob | None] | None, most: int | None
+) -> PromptColumn | UnsetType:
+    """With at most so many alternatives; nothing at all where that is None."""
+    if told is None or most is None:
+        return UNSET
+    return [entry and ranked(entry, most) for entry in told]
+
+
+def ranked(entry: PromptLogprob, most: int) -> dict[str, RankedLogprob]:
+    others = [(one, rank) for rank, one in enumerate(entry.top[:most], 1)]
+    return {
+        str(one.token_id): RankedLogprob(finite(one.logprob), rank, one.text)
+        for one, rank in [(entry.chosen, entry.rank), *others]
+    }

@@ -1,0 +1,186 @@
+"""Log-probabilities of prompts: all of them, once each, however the prompt is computed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import RequestError
+from paceline.core.plan import Ended
+from paceline.core.request import Finish, Request
+from paceline.engine.api import Alternative, Ask, PromptLogprob, SamplingParams
+from paceline.engine.conversation import Conversation
+from paceline.engine.parts import Parts
+from tests.engine.support import (
+    Ear,
+    OraclePort,
+    as_request,
+    ask,
+    expected_prompt,
+    parts,
+    tokenizer,
+)
+from tests.engine.test_frontend import Desk
+
+LONG = "the quick brown fox jumps over the lazy dog and everything thing nothing "
+PROMPTS = [LONG, "hello world hello there", LONG + "hello", "a", "Straße 你好 naïve café"]
+WAYS: dict[str, dict[str, Any]] = {
+    "whole": {"num_blocks": 200, "max_num_batched_tokens": 512},
+    "in chunks": {"max_num_batched_tokens": 9},
+    "ahead": {"depth": 3, "max_num_batched_tokens": 16},
+    "prefill first": {"depth": 2, "discipline": "prefill_first"},
+    "without the prefix cache": {"enable_prefix_caching": False},
+    "tight": {"num_blocks": 24, "max_num_batched_tokens": 24},
+    "tight, ahead": {"num_blocks": 24, "max_num_batched_tokens": 24, "depth": 3},
+    "swapped": {"num_blocks": 24, "preemption_mode": "swap", "swap_space": 96, "depth": 2},
+    "drafted": {"num_speculative_tokens": 3, "speculation": "fixed", "depth": 2},
+}
+
+
+class Open(Desk):
+    """A desk that remembers its requests, whose salts are their own."""
+
+    def __init__(self, made: Parts) -> None:
+        super().__init__(made)
+        self.requests: list[Request] = []
+
+    def begin(self, one: Ask) -> Ear:
+        ear = Ear()
+        self.requests.append(self.frontend.begin(one, ear))
+        self.engine.submit(self.requests[-1])
+        return ear
+
+
+def check(ear: Ear, request: Request, wanted: int) -> None:
+    assert ear.output is not None
+    assert not ear.output.error
+    assert ear.output.usage.cached_tokens == 0
+    told = ear.output.prompt_logprobs
+    assert told is not None
+    assert told[0] is None
+    for token, entry, score in zip(
+        request.prompt[1:].tolist(), told[1:], expected_prompt(request), strict=True
+    ):
+        assert entry is not None
+        assert entry.chosen.token_id == token
+        assert entry.chosen.text == tokenizer().token(token)
+        assert entry.chosen.logprob == pytest.approx(score.logprob)
+        assert entry.rank == score.rank
+        top = [(one.token_id, one.logprob) for one in entry.top]
+        assert top == [(id, pytest.approx(value)) for id, value in score.best[:wanted]]
+    for answer in ear.output.outputs:
+        assert answer.prompt_logprobs == told
+        own = [piece for piece in ear.pieces if piece.index == answer.index]
+        assert [piece.prompt_logprobs is not None for piece in own] == [True, *[False] * len(own)][
+            : len(own)
+        ]
+
+
+def run(asks: Sequence[Ask], wanted: int, **settings: Any) -> Open:
+    desk = Open(parts(**settings))
+    ears = [desk.begin(one) for one in asks]
+    desk.run()
+    for ear, request in zip(ears, desk.requests, strict=True):
+        check(ear, request, wanted)
+    return desk
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", [{}, {"n": 2}, {"best_of": 2}])
+def test_they_are_those_of_the_reference(way: str, family: dict[str, int]) -> None:
+    params: dict[str, Any] = {"max_tokens": 20, "seed": 3, "ignore_eos": True, **family}
+    asks = [ask(prompt, prompt_logprobs=2, **params) for prompt in PROMPTS]
+    desk = run(asks, 2, **WAYS[way])
+    if "num_blocks" in WAYS[way] and way != "whole":
+        assert desk.engine.scheduler.stats.preemptions, "the pool was not tight"
+
+
+def test_beams_and_a_single_token_too() -> None:
+    run([ask("hello world", prompt_logprobs=1, n=2, use_beam_search=True, max_tokens=4)], 1)
+    run([ask(LONG, prompt_logprobs=1, max_tokens=1)], 1, depth=3)
+
+
+def test_without_alternatives() -> None:
+    run([ask(LONG, prompt_logprobs=0, max_tokens=3)], 0)
+
+
+def test_nothing_is_found_in_the_cache_and_the_others_find_as_before() -> None:
+    desk = run([ask(LONG, prompt_logprobs=1, max_tokens=2) for _ in range(3)], 1)
+    first = desk.begin(ask(LONG, max_tokens=2))
+    desk.run()
+    again = desk.begin(ask(LONG, max_tokens=2))
+    desk.run()
+    assert first.output is not None
+    assert first.output.usage.cached_tokens == 0
+    assert again.output is not None
+    assert again.output.usage.cached_tokens > 0
+    assert again.output.prompt_logprobs is None
+
+
+def test_a_name_that_is_used_again_gets_nothing_of_the_one_before() -> None:
+    desk = Open(parts(depth=3, max_num_batched_tokens=8))
+    first = desk.begin(ask(LONG * 3, "a", prompt_logprobs=1, max_tokens=2))
+    desk.turn()
+    desk.engine.abort("a")
+    while first.output is None:
+        desk.turn()
+    assert first.output.outputs[0].finish_reason == "abort"
+    second = desk.begin(ask("hello " + LONG * 3, "a", prompt_logprobs=1, max_tokens=2))
+    desk.run()
+    check(second, desk.requests[1], 1)
+
+
+def test_what_was_computed_is_told_with_a_failure() -> None:
+    desk = Open(
+        parts(lambda plan, where: plan.step == 3 and where == "wait", max_num_batched_tokens=8)
+    )
+    ear = desk.begin(ask(LONG * 2, prompt_logprobs=1, max_tokens=2))
+    desk.run()
+    assert ear.output is not None
+    told = ear.output.prompt_logprobs
+    assert told is not None
+    assert [entry is not None for entry in told] == [
+        False,
+        *[True] * 16,
+        *[False] * (len(told) - 17),
+    ]
+
+
+def test_a_device_that_cannot_tell_them_refuses() -> None:
+    made = parts()
+    assert isinstance(made.runner, OraclePort)
+    made.runner.scores_prompts = False
+    desk = Desk(made)
+    refused, fine = desk.begin(ask("hello", prompt_logprobs=1)), desk.begin(ask("hello"))
+    desk.run()
+    assert isinstance(refused.error, RequestError)
+    assert "prompt_logprobs" in str(refused.error)
+    assert fine.output is not None
+
+
+@pytest.mark.parametrize("number", [-1, 21, 1.5, True])
+def test_a_number_that_makes_no_sense(number: Any) -> None:
+    with pytest.raises(RequestError, match="prompt_logprobs"):
+        SamplingParams(prompt_logprobs=number)
+
+
+def test_what_is_told_again_changes_nothing() -> None:
+    params, ear = SamplingParams(prompt_logprobs=0, n=2), Ear()
+    request = as_request([5, 6, 7, 8], params)
+    one = Conversation(request, params, None, ear, tokenizer(), 0.0)
+
+    def entries(logprob: float, count: int) -> list[PromptLogprob]:
+        found = Alternative(5, logprob, "", b"")
+        return [PromptLogprob(found, (), 1)] * count
+
+    one.learn(1, entries(-1.0, 2))
+    one.learn(1, entries(-2.0, 3))
+    one.push(0, [9])
+    one.learn(1, entries(-3.0, 3))
+    one.push(1, [9], ended=Ended("reference", Finish.LENGTH, child=1))
+    one.push(0, [9])
+    values = [
+        [entry and entry.chosen.logprob for entry in piece.prompt_logprobs or ()]
+        for piece in ear.pieces
+    ]
+    assert values == [[None, -1.0, -1.0, -2.0]] * 2 + [[]]
