@@ -1,6 +1,7 @@
 """Preemption that keeps the work: who goes to the host instead of computing again."""
 
 from dataclasses import dataclass
+from itertools import permutations, takewhile
 
 from paceline.core.config import PreemptionConfig
 from paceline.core.errors import ConfigError
@@ -37,14 +38,14 @@ class Swapping:
         """Should these be swapped rather than computed again?"""
         if self._mode == "recompute" or not self.tier.pool.size:
             return False
-        if not all(self._tokens(sequence) for sequence in residents):
+        if not all(self._kept(residents)):
             return False  # not even begun: there is nothing to keep
         return self._mode == "swap" or self._swap_s(residents) < self._recompute_s(residents)
 
     def _swap_s(self, residents: list[Sequence]) -> float:
         """Seconds to move their blocks out and in again."""
-        tokens = [self._tokens(sequence) for sequence in residents]
-        return 2 * self.tier.moves(residents, tokens) / self.rates.swap_blocks_per_s
+        moves = self.tier.moves(residents, self._kept(residents))
+        return 2 * moves / self.rates.swap_blocks_per_s
 
     def _recompute_s(self, residents: list[Sequence]) -> float:
         """Seconds to compute again what nobody else holds."""
@@ -56,8 +57,21 @@ class Swapping:
     def out(self, residents: list[Sequence], step: int) -> Pairs | None:
         """Keep what residents have computed, before they are released; None if there is no
         room."""
+        return self.tier.store(residents, self._kept(residents), step)
+
+    def _kept(self, residents: list[Sequence]) -> list[int]:
+        """Positions worth keeping of each. A block that is kept for one of a family is kept for all
+        that have it, though for those who fill it it may not be confirmed yet: the step that
+        fills it runs before the one that copies it."""
         tokens = [self._tokens(sequence) for sequence in residents]
-        return self.tier.store(residents, tokens, step)
+        blocks = [self._cache.blocks(sequence.slot) for sequence in residents]
+        size, known = self._cache.block_size, self._table.known
+        for one, other in permutations(range(len(residents)), 2):
+            pairs = zip(blocks[one], blocks[other], strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) * size
+            most = min(tokens[other], shared, int(known[residents[one].slot]) - 1)
+            tokens[one] = max(tokens[one], most)
+        return tokens
 
     def _tokens(self, sequence: Sequence) -> int:
         """Positions worth keeping: confirmed ones, without the last known token, which is

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared
-from paceline.runner.cuda.attention_kernels import decode, tiles
 from paceline.runner.batch import Batch
+from paceline.runner.cuda.attention_kernels import decode, tiles
 from paceline.runner.kv_store import KVStore
 
 BUSY = 384  # programs that fill a large card, about three on each of its processors
