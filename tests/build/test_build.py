@@ -1,6 +1,5 @@
 """From a folder with a small model to answers: the parts fit together."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,28 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline import LLM, SamplingParams
-from tests.golden.support import SIZES, saved, their_greedy
-
-TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
+from tests.golden.small_model import small_model
+from tests.golden.support import their_greedy
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama with random weights, and a tokenizer trained on one sentence."""
-    folder = Path(tmp_path_factory.mktemp("tiny"))
-    saved("llama", folder)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=SIZES["vocab_size"], special_tokens=["<s>", "</s>"])
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(special))
-    return folder
+    return small_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

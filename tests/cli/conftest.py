@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import serving, tiny_model
+from tests.cli.support import serving
+from tests.golden.small_model import small_model
 from tests.server.support import Site
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(Path(tmp_path_factory.mktemp("tiny"))))
+    return str(small_model(Path(tmp_path_factory.mktemp("tiny"))))
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.engine.api import RequestOutput
+from tests.golden.small_model import small_model
 from tests.golden.support import tokens_of
-from tests.server.real import ENGINE, save_model
+from tests.server.real import ENGINE
 
 LENGTHS = [37, 5, 1, 24, 52]
 WORDS = 70  # fewer than the tokenizer has
@@ -24,7 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("tiny"))
+    return small_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -618,9 +618,9 @@ def test_a_request_whose_deadline_passed_in_the_queue_ends_with_an_error_once() 
     assert plan.to_dict()["finished"] == ["late"]
     outputs = scheduler.commit(plan, answer(plan), 2.5)
     (end,) = outputs.finished
-    assert (end.request_id, end.finish) == ("late", Finish.ERROR)
+    assert (end.request_id, end.finish) == ("late", Finish.TIMEOUT)
     assert "deadline" in end.message
-    assert outputs.to_dict()["late"] == {"tokens": [], "finish": "error"}
+    assert outputs.to_dict()["late"] == {"tokens": [], "finish": "timeout"}
     assert "late" not in commit(scheduler, scheduler.plan(3.0), 3.0)
 
 
@@ -630,7 +630,7 @@ def test_an_end_is_told_even_if_there_is_nothing_to_compute() -> None:
     plan = scheduler.plan(9.0)
     assert len(plan.rows) == 0
     told = scheduler.commit(plan, StepResult.of(plan, {}), 9.0).to_dict()
-    assert told == {"late": {"tokens": [], "finish": "error"}}
+    assert told == {"late": {"tokens": [], "finish": "timeout"}}
 
 
 def test_a_scheduler_with_an_end_to_tell_is_not_idle() -> None:

@@ -12,11 +12,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import httpx
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.golden.support import SIZES, saved
-
-TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
 PATIENCE_S = 60.0
 ENGINE = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
 PROGRAM = """
@@ -32,20 +28,6 @@ except PacelineError as error:
 print("torch" in sys.modules)
 sys.exit(status)
 """
-
-
-def save_model(folder: Path) -> Path:
-    """A llama with random weights, and a tokenizer trained on one sentence."""
-    saved("llama", folder)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=SIZES["vocab_size"], special_tokens=["<s>", "</s>"])
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(special))
-    return folder
 
 
 @dataclass

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.real import Running, running, save_model
+from tests.golden.small_model import small_model
+from tests.server.real import Running, running
 
 PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": True}
@@ -20,7 +21,7 @@ LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("tiny"))
+    return small_model(tmp_path_factory.mktemp("tiny"))
 
 
 def free_port() -> int:

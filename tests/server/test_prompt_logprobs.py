@@ -13,8 +13,9 @@ import transformers
 from openai import OpenAI
 
 from paceline.server.shapes import text_logprobs
+from tests.golden.small_model import small_model
 from tests.server.conftest import Play
-from tests.server.real import running, save_model
+from tests.server.real import running
 from tests.server.support import Site
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -24,7 +25,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("tiny"))
+    return small_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

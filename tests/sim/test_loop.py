@@ -340,7 +340,7 @@ def test_the_runner_is_told_of_slots_given_up_also_by_plans_without_rows() -> No
 def test_a_request_that_is_refused_while_nothing_runs_is_told(depth: int) -> None:
     made = loop(depth, policy="deadline", refuse_late=True, max_num_seqs=1)
     requests = [ask("a", max_tokens=1, deadline=0.1), ask("b", max_tokens=1, deadline=0.5)]
-    assert gathered(all_turns(made, requests))["b"] == ([], "error")
+    assert gathered(all_turns(made, requests))["b"] == ([], "timeout")
 
 
 def test_the_clock_jumps_to_the_next_arrival_beside_a_parked_request() -> None:
