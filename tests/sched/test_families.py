@@ -436,9 +436,9 @@ def test_a_family_whose_deadline_passed_in_the_queue_ends_once_for_each() -> Non
     plan = scheduler.plan(5.0)
     ends = scheduler.commit(plan, answer(plan), 5.0).finished
     assert [(end.child, end.finish) for end in ends] == [
-        (0, Finish.ERROR),
-        (1, Finish.ERROR),
-        (-1, Finish.ERROR),
+        (0, Finish.TIMEOUT),
+        (1, Finish.TIMEOUT),
+        (-1, Finish.TIMEOUT),
     ]
 
 
