@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -48,6 +49,8 @@ class Terminal:
         import pty
 
         self._main, side = pty.openpty()
+        # Tests that run in the background hand down that interrupts are ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
             env=environment(COLUMNS="100", LINES="40", **more),
@@ -63,7 +66,9 @@ class Terminal:
         """Everything so far, once `text` was seen; to the end where it is empty."""
         deadline = time.monotonic() + limit_s
         while not text or text not in self.seen:
-            assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
+            left_s = max(deadline - time.monotonic(), 0.0)
+            ready, _, _ = select.select([self._main], [], [], left_s)
+            assert ready, f"{text!r} did not come: {self.seen!r}"
             try:
                 new = os.read(self._main, 65536)
             except OSError:  # how Linux tells that the other side is closed

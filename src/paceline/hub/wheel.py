@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.hub.cache import beside, locked
@@ -100,11 +101,9 @@ def watch(process: subprocess.Popen[bytes], staging: Path, total: int, progress:
 
 def arrived(staging: Path) -> int:
     sizes = [0]
-    for file in staging.rglob("*.whl*"):
-        try:
+    with suppress(FileNotFoundError):  # pip moves files and folders away when they are complete
+        for file in staging.rglob("*.whl*"):
             sizes.append(file.stat().st_size)
-        except FileNotFoundError:  # pip moves it when it is complete
-            continue
     return max(sizes)
 
 
