@@ -28,8 +28,8 @@ __all__ = [
 
 # What needs more than numpy is imported when it is asked for.
 LATER = {
-    "LLM": "paceline.build.entry",
-    "AsyncLLM": "paceline.build.entry",
+    "LLM": "paceline.build.models",
+    "AsyncLLM": "paceline.build.models",
     "SamplingParams": "paceline.engine.params",
 }
 

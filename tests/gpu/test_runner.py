@@ -1,14 +1,12 @@
 """The runner on a card under the real scheduler: the CPU's tokens, however they are scheduled."""
 
-from collections import deque
 from typing import Any
 
 import pytest
 import torch
 
-from paceline import Request, Scheduler, StepResult
+from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError, StepError
-from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
@@ -16,6 +14,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.runner import Runner
 from paceline.runner.weights.dummy import Dummy
+from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
 
 try:
@@ -29,25 +28,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
 ]
 
-SETTINGS: dict[str, Any] = {
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-    "num_blocks": 64,
-    "block_size": 4,
-}
-TIGHT: dict[str, Any] = {"num_blocks": 17}
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
-WAYS: dict[str, dict[str, Any]] = {
-    "ahead": {"depth": 3},
-    "prefill first": {"discipline": "prefill_first", "depth": 2},
-    "in small pieces": {"max_num_batched_tokens": 8},
-    "without the prefix cache": {"enable_prefix_caching": False},
-    "recomputed": TIGHT,
-    "recomputed, ahead": {**TIGHT, "depth": 2, "discipline": "prefill_first"},
-    "swapped": {**TIGHT, "preemption_mode": "swap", "swap_space": 32},
-    "swapped, ahead": {**TIGHT, "preemption_mode": "swap", "swap_space": 32, "depth": 3},
-    "other blocks": {"block_size": 16, "num_blocks": 32},
+ALL_WAYS: dict[str, dict[str, Any]] = WAYS | {
     "drafted": {"num_speculative_tokens": 3},
     "drafted, ahead": {"num_speculative_tokens": 2, "depth": 3},
 }
@@ -77,34 +59,6 @@ def cpu_runner(model: Model, scheduler: Scheduler) -> Runner:
     return runner
 
 
-def drive(
-    scheduler: Scheduler, runner: Any, asked: list[Request], depth: int = 1
-) -> dict[str, Any]:
-    """What each request, or child, got."""
-    for request in asked:
-        scheduler.submit(request, now=0.0)
-    got: dict[str, Any] = {}
-    flight: deque[Plan] = deque()
-    while not scheduler.idle:
-        plan = scheduler.plan(now=0.0)
-        runner.launch(plan)
-        if not plan.empty:
-            flight.append(plan)
-        if plan.empty and not flight:
-            told = scheduler.commit(plan, StepResult.of(plan, {}), now=0.0)
-        elif plan.empty or len(flight) == depth:
-            told = scheduler.commit(flight.popleft(), runner.wait(), now=0.0)
-        else:
-            continue
-        for label, new in told.to_dict().items():
-            got.setdefault(label, []).extend(new["tokens"])
-            if "choices" in new:
-                got[label] = new["choices"]
-    scheduler.check()
-    assert scheduler.usage == 0
-    return got
-
-
 def on_card(
     model: CudaModel, asked: list[Request], depth: int = 1, name: str = "triton", **changes: Any
 ) -> tuple[dict[str, Any], Scheduler]:
@@ -115,15 +69,6 @@ def on_card(
 def on_cpu(model: Model, asked: list[Request], **changes: Any) -> dict[str, Any]:
     scheduler = Scheduler.create(**{**SETTINGS, **changes})
     return drive(scheduler, cpu_runner(model, scheduler), asked)
-
-
-def requests(**fields: Any) -> list[Request]:
-    shared = [5, 9, 2, 7, 1, 1, 3]
-    prompts = [[4, 4, 8], [*shared, 6, 5], [*shared, 2], [33] * 14, [7, 8, 7, 8, 7, 8]]
-    return [
-        Request(id=f"r{i}", prompt=prompt, max_tokens=20 + i, **fields)  # pyright: ignore[reportArgumentType]
-        for i, prompt in enumerate(prompts)
-    ]
 
 
 def both(family: str) -> tuple[CudaModel, Model]:
@@ -168,16 +113,16 @@ def test_families_and_beams_are_those_of_the_cpu() -> None:
         assert on_card(card, asked)[0] == on_cpu(cpu, asked)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ALL_WAYS)
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
 def test_tokens_do_not_depend_on_the_schedule(
     model: CudaModel, way: str, sampling: Sampling
 ) -> None:
     asked = requests(sampling=sampling, seed=11)
     plainly, _ = on_card(model, asked)
-    got, scheduler = on_card(model, asked, **WAYS[way])
+    got, scheduler = on_card(model, asked, **ALL_WAYS[way])
     assert got == plainly
-    if "num_blocks" in WAYS[way] and WAYS[way]["num_blocks"] == TIGHT["num_blocks"]:
+    if "num_blocks" in ALL_WAYS[way] and ALL_WAYS[way]["num_blocks"] == TIGHT["num_blocks"]:
         assert scheduler.stats.preemptions, "the pool was not tight"
     if "swapped" in way:
         assert scheduler.stats.swapped_in_blocks, "nothing was swapped"

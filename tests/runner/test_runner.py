@@ -1,13 +1,12 @@
 """The runner under the real scheduler: every way of scheduling gives the same tokens."""
 
-from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from paceline import Request, Scheduler, StepResult
+from paceline import Request, Scheduler
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
@@ -17,16 +16,8 @@ from paceline.runner.runner import Runner
 from paceline.runner.weights.dummy import Dummy
 from paceline.sim.oracle import OracleRunner
 from tests.property.schedules import Drive
+from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
-
-SETTINGS: dict[str, Any] = {
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 64,
-    "num_blocks": 64,
-    "block_size": 4,
-}
-TIGHT: dict[str, Any] = {"num_blocks": 17}
 
 
 @pytest.fixture(scope="module")
@@ -43,67 +34,29 @@ def runner_for(model: Model, scheduler: Scheduler) -> Runner:
 
 
 def outputs(
-    model: Model, requests: list[Request], depth: int = 1, **changes: Any
+    model: Model, asked: list[Request], depth: int = 1, **changes: Any
 ) -> tuple[dict[str, Any], Scheduler]:
     """What each request, or child, got; and the scheduler when all have ended."""
     scheduler = Scheduler.create(**{**SETTINGS, **changes})
     runner = runner_for(model, scheduler)
-    for request in requests:
-        scheduler.submit(request, now=0.0)
-    got: dict[str, Any] = {}
-    flight: deque[Plan] = deque()
-    while not scheduler.idle:
-        plan = scheduler.plan(now=0.0)
-        runner.launch(plan)
-        if not plan.empty:
-            flight.append(plan)
-        if plan.empty and not flight:
-            told = scheduler.commit(plan, StepResult.of(plan, {}), now=0.0)
-        elif plan.empty or len(flight) == depth:
-            told = scheduler.commit(flight.popleft(), runner.wait(), now=0.0)
-        else:
-            continue
-        for label, new in told.to_dict().items():
-            got.setdefault(label, []).extend(new["tokens"])
-            if "choices" in new:
-                got[label] = new["choices"]
-    scheduler.check()
-    assert scheduler.usage == 0
-    return got, scheduler
+    return drive(scheduler, runner, asked, depth), scheduler
 
 
-def requests(**fields: Any) -> list[Request]:
-    shared = [5, 9, 2, 7, 1, 1, 3]
-    prompts = [[4, 4, 8], [*shared, 6, 5], [*shared, 2], [33] * 14, [7, 8, 7, 8, 7, 8]]
-    return [
-        Request(id=f"r{i}", prompt=prompt, max_tokens=20 + i, **fields)  # pyright: ignore[reportArgumentType]
-        for i, prompt in enumerate(prompts)
-    ]
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "ahead": {"depth": 3},
-    "prefill first": {"discipline": "prefill_first", "depth": 2},
-    "in small pieces": {"max_num_batched_tokens": 8},
-    "without the prefix cache": {"enable_prefix_caching": False},
-    "recomputed": TIGHT,
-    "recomputed, ahead": {**TIGHT, "depth": 2, "discipline": "prefill_first"},
-    "swapped": {**TIGHT, "preemption_mode": "swap", "swap_space": 32},
-    "swapped, ahead": {**TIGHT, "preemption_mode": "swap", "swap_space": 32, "depth": 3},
+DRAFTED: dict[str, dict[str, Any]] = {
     "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
     "drafted, ahead, tight": {**TIGHT, "num_speculative_tokens": 2, "depth": 2},
-    "other blocks": {"block_size": 16, "num_blocks": 32},
 }
+ALL_WAYS = WAYS | DRAFTED
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ALL_WAYS)
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
 def test_tokens_do_not_depend_on_the_schedule(model: Model, way: str, sampling: Sampling) -> None:
     asked = requests(sampling=sampling, seed=11)
     plainly, _ = outputs(model, asked)
-    got, scheduler = outputs(model, asked, **WAYS[way])
+    got, scheduler = outputs(model, asked, **ALL_WAYS[way])
     assert got == plainly
-    if "num_blocks" in WAYS[way] and WAYS[way]["num_blocks"] == TIGHT["num_blocks"]:
+    if "num_blocks" in ALL_WAYS[way] and ALL_WAYS[way]["num_blocks"] == TIGHT["num_blocks"]:
         assert scheduler.stats.preemptions, "the pool was not tight"
     if "swapped" in way:
         assert scheduler.stats.swapped_in_blocks, "nothing was swapped"

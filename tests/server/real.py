@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 ENGINE = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
 PROGRAM = """
 import json, sys
-from paceline.build.entry import serve
+from paceline.build.serving import serve
 from paceline.core.errors import PacelineError
 status = 0
 try:

@@ -27,7 +27,7 @@ def run(options: Options) -> int:
     """Run one batch several times in this process and measure each."""
     from paceline.bench.offline import latency
     from paceline.bench.report import lines_of_latency, record_of_latency
-    from paceline.build.entry import LLM
+    from paceline.build.models import LLM
 
     model, shape = options.engine.name(options.argument), options.shape
     calls = shape.calls([0.0] * options.batch_size)

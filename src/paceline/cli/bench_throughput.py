@@ -26,7 +26,7 @@ def run(options: Options) -> int:
     """Run many prompts at once in this process and count tokens per second."""
     from paceline.bench.offline import throughput
     from paceline.bench.report import lines_of_throughput, record_of_throughput
-    from paceline.build.entry import LLM
+    from paceline.build.models import LLM
 
     model, shape = options.engine.name(options.argument), options.shape
     calls = shape.calls([0.0] * options.num_prompts)

@@ -77,7 +77,7 @@ async def met(options: Options) -> Partner:
             await partner.close()
             raise
         return partner
-    from paceline.build.entry import AsyncLLM
+    from paceline.build.models import AsyncLLM
 
     model = options.engine.name(options.argument)
     with ProgressBar(model) as bar:

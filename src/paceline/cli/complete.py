@@ -25,7 +25,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Load a model and continue a prompt; with --chat, answer a message."""
-    from paceline.build.entry import LLM
+    from paceline.build.models import LLM
     from paceline.engine.params import SamplingParams
 
     params = SamplingParams(

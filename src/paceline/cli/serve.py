@@ -29,7 +29,7 @@ def run(options: Options) -> int:
     It listens for /v1/chat/completions, /v1/completions, /metrics, /health and more until it is
     told to end; then those who are here are answered first.
     """
-    from paceline.build.entry import serve
+    from paceline.build.serving import serve
 
     model = model_of(options.argument, options.model)
     with ProgressBar(model) as bar:

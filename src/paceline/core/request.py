@@ -286,7 +286,7 @@ class Sequence:
     limit: int  # tokens at which it ends: prompt + max_tokens, within the model length
     arrival: float
     tokens: I32  # every token known
-    keys: list[bytes] = field(default_factory=list[bytes])  # one per full block of tokens
+    keys: list[bytes] = field(default_factory=list[bytes])  # of blocks, as far as looked for
     slot: int = -1
     parked: str = ""  # what it waits for, while it cannot run at all
     finish: Finish | None = None

@@ -12,7 +12,7 @@ from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, BlockStored, CacheEvent
 from paceline.core.plan import NOTHING_GROWN, Grown, Pairs
 from paceline.core.request import Sequence
-from paceline.kv.keys import BYTES_PER_TOKEN, KEY_BYTES, Keys
+from paceline.kv.keys import KEY_BYTES, Keys
 from paceline.kv.pool import BlockPool
 from paceline.kv.runs import Run, Unnamed
 
@@ -54,7 +54,6 @@ class KVCache:
         self.table = sparse_zeros(slots, self.blocks_for(max_model_len))
         self.held = np.zeros(slots, np.int32)
         self.sealed = [0] * slots
-        self._width = config.block_size * BYTES_PER_TOKEN
         self.unnamed = Unnamed()
         self._start = [b""] * slots  # under which each slot is listed there
         self.rivals: set[int] = set()  # slots that compute the same as another, unseen
@@ -91,7 +90,7 @@ class KVCache:
 
     def _start_of(self, sequence: Sequence, block: int) -> bytes:
         """How a block of a sequence begins; see `Unnamed`."""
-        parent = sequence.keys[block - 1] if block else self.keys.root(sequence.request)
+        parent = self.keys.parent(sequence.keys, sequence.request, block)
         tokens = sequence.tokens[block * self.block_size : (block + 1) * self.block_size]
         return parent + tokens.tobytes() if len(tokens) == self.block_size else parent
 
@@ -107,7 +106,7 @@ class KVCache:
             elif keys := self._name_run(who):
                 named = True
                 rest = sequence.tokens[found * self.block_size :].tobytes()
-                if rest.startswith(who.content[: len(keys) * self._width]):
+                if rest.startswith(who.content[: len(keys) * self.keys.width]):
                     sequence.keys[found:] = keys  # they need not be hashed again
         return named
 
@@ -115,11 +114,12 @@ class KVCache:
         """Give keys to what was left behind, unless it has got them by now."""
         if not run.blocks:
             return []
-        content = run.content[: len(run.blocks) * self._width]
-        keys = self.keys.chain(run.parent, content)
+        parent = run.start[:KEY_BYTES]
+        content = run.content[: len(run.blocks) * self.keys.width]
+        keys = self.keys.chain(parent, content)
         self.unnamed.remove(run.start, run)
         self.pool.name(run, keys)
-        self._name_equals(run.parent, keys, content)
+        self._name_equals(parent, keys, content)
         return keys
 
     def _name_equals(self, parent: bytes, keys: list[bytes], content: bytes) -> None:
@@ -127,14 +127,19 @@ class KVCache:
 
         A lookup goes past that block without a look at what it might begin.
         """
-        parents = (parent, *keys)
-        for index in range(len(keys)):
-            start = parents[index] + content[index * self._width : (index + 1) * self._width]
-            for who in self.unnamed.at(start):
-                if isinstance(who, Run):
-                    self._name_run(who)
-                else:
-                    self.rivals.add(who)
+        starts = range(0, len(content), self.keys.width)
+        for before, first in zip((parent, *keys), starts, strict=False):
+            self.rivals |= self._alike(before + content[first : first + self.keys.width])
+
+    def _alike(self, start: bytes) -> set[int]:
+        """Give keys to runs that begin so; returns the residents that do."""
+        slots = set[int]()
+        for who in self.unnamed.at(start):
+            if isinstance(who, Run):
+                self._name_run(who)
+            else:
+                slots.add(who)
+        return slots
 
     def missing(self, hit: Hit, tokens: int) -> int:
         """Free blocks used up by taking `hit` and growing it to `tokens`."""
@@ -213,10 +218,10 @@ class KVCache:
         if full <= first:
             self.unnamed.remove(listed, slot)
             return
-        parent, start = self.tail(slot, sequence), self._start_of(sequence, first)
+        start = self._start_of(sequence, first)
         content = sequence.tokens[first * self.block_size : full * self.block_size].tobytes()
         blocks: list[int] = self.table[slot, first:full].tolist()
-        run = Run(self.unnamed, start, parent, content, blocks)
+        run = Run(self.unnamed, start, content, blocks)
         if start == listed:
             self.unnamed.succeed(start, slot, run)
         else:
@@ -272,11 +277,8 @@ class KVCache:
 
     def _watch(self, slot: int, sequence: Sequence, start: bytes) -> None:
         """Make a slot and others that begin alike rivals."""
-        for who in self.unnamed.at(start):
-            if isinstance(who, Run):
-                self._name_run(who)
-            else:
-                self.rivals |= {who, slot}
+        if others := self._alike(start):
+            self.rivals |= {slot, *others}
         if len(sequence.keys) == self.sealed[slot]:
             self.keys.further(sequence.keys, sequence.request, sequence.tokens)
         if self.pool.has(sequence.keys[self.sealed[slot]]):
@@ -327,8 +329,7 @@ class KVCache:
 
     def tail(self, slot: int, sequence: Sequence) -> bytes:
         """The key that the first block not yet sealed chains to."""
-        sealed = self.sealed[slot]
-        return sequence.keys[sealed - 1] if sealed else self.keys.root(sequence.request)
+        return self.keys.parent(sequence.keys, sequence.request, self.sealed[slot])
 
     def _stored(self, sequence: Sequence, index: int) -> BlockStored:
         size = self.block_size

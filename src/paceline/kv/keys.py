@@ -45,6 +45,7 @@ class Keys:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.width = block_size * BYTES_PER_TOKEN  # bytes of a block's tokens
         self._plain = root_key(block_size, "", "")
         self._memo: OrderedDict[bytes, Chunk] = OrderedDict()  # by parent and first block
 
@@ -52,6 +53,10 @@ class Keys:
         if not request.adapter and not request.cache_salt:
             return self._plain
         return root_key(self.block_size, request.adapter, request.cache_salt)
+
+    def parent(self, keys: list[bytes], request: Request, block: int) -> bytes:
+        """What a block chains to: the key before it, or the root."""
+        return keys[block - 1] if block else self.root(request)
 
     def extend(self, keys: list[bytes], request: Request, tokens: I32) -> None:
         """Append a key for every full block of `tokens` that has none yet."""
@@ -75,8 +80,8 @@ class Keys:
         size, done = self.block_size, len(keys)
         if done % CHUNK_BLOCKS or (done + CHUNK_BLOCKS) * size > len(tokens):
             return False
-        parent = keys[-1] if keys else self.root(request)
-        content, width = tokens[done * size :].tobytes(), size * BYTES_PER_TOKEN
+        parent = self.parent(keys, request, done)
+        content, width = tokens[done * size :].tobytes(), self.width
         for first in range(0, len(content), CHUNK_BLOCKS * width):
             chunk = self._memo.get(parent + content[first : first + width])
             if chunk is None or not content.startswith(chunk.content, first):
@@ -92,20 +97,18 @@ class Keys:
         """
         size, done = self.block_size, len(keys)
         first = done - done % CHUNK_BLOCKS
-        parent = keys[-1] if keys else self.root(request)
+        parent = self.parent(keys, request, done)
         keys += self.chain(parent, tokens[done * size : end * size].tobytes())
         if end == first + CHUNK_BLOCKS:
-            parent = keys[first - 1] if first else self.root(request)
             content = tokens[first * size : end * size].tobytes()
-            start = parent + content[: size * BYTES_PER_TOKEN]
+            start = self.parent(keys, request, first) + content[: self.width]
             self._memo[start] = Chunk(content, keys[first:])
             if len(self._memo) > MEMO_CHUNKS:
                 self._memo.popitem(last=False)
 
     def chain(self, parent: bytes, content: bytes) -> list[bytes]:
         """The keys of blocks without items that come after `parent`."""
-        width = self.block_size * BYTES_PER_TOKEN
-        keys: list[bytes] = []
+        width, keys = self.width, list[bytes]()
         for first in range(0, len(content), width):
             digest = BLANK.copy()  # half the price of a new one
             digest.update(parent + content[first : first + width])
@@ -117,7 +120,7 @@ class Keys:
         self, known: list[bytes], request: Request, tokens: I32, end: int
     ) -> list[bytes]:
         size, keys = self.block_size, list[bytes]()
-        parent = known[-1] if known else self.root(request)
+        parent = self.parent(known, request, len(known))
         for block in range(len(known), end):
             first, behind = block * size, (block + 1) * size
             digest = BLANK.copy()

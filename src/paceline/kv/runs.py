@@ -9,7 +9,6 @@ class Run:
 
     unnamed: "Unnamed"
     start: bytes  # under which it is listed there
-    parent: bytes  # the key that the first of them chains to
     content: bytes  # tokens of all of them, also of those that are gone
     blocks: list[int]
 

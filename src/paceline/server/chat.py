@@ -1,7 +1,6 @@
 """POST /v1/chat/completions: conversations."""
 
 from collections.abc import Sequence
-from time import time
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
@@ -15,7 +14,6 @@ from paceline.server.documents import GENERATED
 from paceline.server.envelope import Envelope
 from paceline.server.schema import ChatRequest
 from paceline.server.shapes import (
-    DONE,
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -24,7 +22,6 @@ from paceline.server.shapes import (
     Delta,
     chat_logprobs,
     encode,
-    event,
     prompt_column,
 )
 
@@ -50,34 +47,32 @@ class ChatForm:
 
     def __init__(self, envelope: Envelope, params: SamplingParams) -> None:
         self._envelope, self._params = envelope, params
-        self._created = int(time())
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
         role = Delta("assistant", "")
-        return b"".join(self._event(ChatChunkChoice(at, role)) for at in range(self._params.n))
+        return b"".join(
+            self._envelope.event(ChatChunk, ChatChunkChoice(at, role))
+            for at in range(self._params.n)
+        )
 
     def piece(self, part: int, piece: Piece) -> bytes:
         self._envelope.count(piece)
         if not (piece.text or piece.finish_reason or piece.logprobs):
             return b""
-        return self._event(
+        return self._envelope.event(
+            ChatChunk,
             ChatChunkChoice(
                 piece.index,
                 Delta(content=piece.text or None),
                 chat_logprobs(piece.logprobs),
                 piece.finish_reason,
                 piece.stop_reason if piece.finish_reason else UNSET,
-            )
+            ),
         )
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
-        envelope = self._envelope
-        if not envelope.closes:
-            return DONE
-        usage, timings = envelope.closing_usage(outputs), envelope.spent(outputs)
-        last = ChatChunk(envelope.id, self._created, envelope.model, (), usage, timings)
-        return event(last) + DONE
+        return self._envelope.closing(ChatChunk, outputs)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         envelope, (output,) = self._envelope, outputs
@@ -92,11 +87,6 @@ class ChatForm:
             for answer in output.outputs
         ]
         usage, timings = envelope.usage(outputs), envelope.spent(outputs)
-        model, created = envelope.model, self._created
+        model, created = envelope.model, envelope.created
         prompt = prompt_column(output.prompt_logprobs, self._params.prompt_logprobs)
         return encode(ChatCompletion(envelope.id, created, model, choices, usage, timings, prompt))
-
-    def _event(self, choice: ChatChunkChoice) -> bytes:
-        envelope = self._envelope
-        usage = envelope.running_usage()
-        return event(ChatChunk(envelope.id, self._created, envelope.model, (choice,), usage))

@@ -1,7 +1,6 @@
 """POST /v1/completions: texts."""
 
 from collections.abc import Sequence
-from time import time
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
@@ -15,12 +14,10 @@ from paceline.server.documents import GENERATED
 from paceline.server.envelope import Envelope
 from paceline.server.schema import CompletionRequest
 from paceline.server.shapes import (
-    DONE,
     Completion,
     TextChoice,
     TextLogprobs,
     encode,
-    event,
     prompt_column,
     text_logprobs,
 )
@@ -64,7 +61,6 @@ class CompletionForm:
     ) -> None:
         self._envelope, self._body, self._echoed = envelope, body, echoed
         self._tokenizer = tokenizer
-        self._created = int(time())
         self._prompts: list[tuple[int, ...]] = []  # token ids
         self._offsets: dict[int, int] = {}  # where its next token begins, by choice
 
@@ -77,15 +73,10 @@ class CompletionForm:
         self._envelope.count(piece)
         if not (piece.text or piece.finish_reason or piece.logprobs):
             return b""
-        return self._event(self._choice(part, piece))
+        return self._envelope.event(Completion, self._choice(part, piece))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
-        envelope = self._envelope
-        if not envelope.closes:
-            return DONE
-        usage, timings = envelope.closing_usage(outputs), envelope.spent(outputs)
-        last = Completion(envelope.id, self._created, envelope.model, (), usage, timings)
-        return event(last) + DONE
+        return self._envelope.closing(Completion, outputs)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         envelope = self._envelope
@@ -96,7 +87,7 @@ class CompletionForm:
             for answer in output.outputs
         ]
         usage, timings = envelope.usage(outputs), envelope.spent(outputs)
-        model, created = envelope.model, self._created
+        model, created = envelope.model, envelope.created
         return encode(Completion(envelope.id, created, model, choices, usage, timings))
 
     def _choice(self, part: int, piece: Piece) -> TextChoice:
@@ -125,8 +116,3 @@ class CompletionForm:
             tokens, told = before + tokens, [*(piece.prompt_logprobs or ()), *told]
         self._offsets[index] = offset + sum(map(len, tokens))
         return text_logprobs(tokens, told, most, offset)
-
-    def _event(self, choice: TextChoice) -> bytes:
-        envelope = self._envelope
-        usage = envelope.running_usage()
-        return event(Completion(envelope.id, self._created, envelope.model, (choice,), usage))

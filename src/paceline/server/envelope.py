@@ -1,12 +1,28 @@
 """What every message of an answer carries besides its choices."""
 
 from collections.abc import Sequence
+from time import time
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from paceline.engine.api import Piece, RequestOutput, Stream
 from paceline.server.schema import Generation, StreamOptions
-from paceline.server.shapes import PromptDetails, Spent, Usage, spent_by, usage_of
+from paceline.server.shapes import (
+    DONE,
+    ChatChunk,
+    ChatChunkChoice,
+    Completion,
+    PromptDetails,
+    Spent,
+    TextChoice,
+    Usage,
+    event,
+    spent_by,
+    usage_of,
+)
+
+Chunk = type[ChatChunk] | type[Completion]
 
 NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
 
@@ -15,7 +31,7 @@ class Envelope:
     """Usage is told as the client asks for it: never, at the end, or in each chunk so far."""
 
     def __init__(self, name: str, model: str, options: StreamOptions, timings: bool) -> None:
-        self.id, self.model = name, model
+        self.id, self.model, self.created = name, model, int(time())
         self._include = options.include_usage is True
         self._running = self._include and options.continuous_usage_stats is True
         self._timings = timings
@@ -33,12 +49,22 @@ class Envelope:
     def count(self, piece: Piece) -> None:
         self._completion += len(piece.token_ids)
 
-    @property
-    def closes(self) -> bool:
-        """Does a stream end with a chunk that has no choice?"""
-        return self._include or self._timings
+    # -- streams ------------------------------------------------------------
 
-    def running_usage(self) -> Usage | UnsetType | None:
+    def event(self, kind: Chunk, choice: ChatChunkChoice | TextChoice) -> bytes:
+        """A chunk with one choice."""
+        made: Any = kind
+        return event(made(self.id, self.created, self.model, (choice,), self._running_usage()))
+
+    def closing(self, kind: Chunk, outputs: Sequence[RequestOutput]) -> bytes:
+        """The end of a stream, after a chunk without a choice if there is something to tell."""
+        if not (self._include or self._timings):
+            return DONE
+        usage = self.usage(outputs) if self._include else UNSET
+        last = kind(self.id, self.created, self.model, (), usage, self.spent(outputs))
+        return event(last) + DONE
+
+    def _running_usage(self) -> Usage | UnsetType | None:
         """Of a chunk. How much of the prompt was cached is known at the end only."""
         if not self._include:
             return UNSET
@@ -47,8 +73,7 @@ class Envelope:
         prompt, completion = self._prompt, self._completion
         return Usage(prompt, completion, prompt + completion, PromptDetails(0))
 
-    def closing_usage(self, outputs: Sequence[RequestOutput]) -> Usage | UnsetType:
-        return self.usage(outputs) if self._include else UNSET
+    # -- whole answers ------------------------------------------------------
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         return usage_of([output.usage for output in outputs])

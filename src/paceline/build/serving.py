@@ -1,4 +1,4 @@
-"""How a program gets an engine: in a script, in an event loop, over HTTP."""
+"""A model over HTTP: a front end here, and the core in a process of its own."""
 
 import asyncio
 from dataclasses import fields, replace
@@ -6,7 +6,8 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from paceline.engine import async_llm, llm
+from paceline.build.models import FACTORY
+from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.frontend import Frontend
 from paceline.engine.parts import factory_named
 from paceline.engine.ports import Core
@@ -22,25 +23,6 @@ from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
-
-# By name, since importing it takes seconds and memory that a front end does not need.
-FACTORY = "paceline.build.assembly:build"
-
-
-class LLM(llm.LLM):
-    """A model to call from a script: `LLM("smollm2").generate(["Hello"])`."""
-
-    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
-        super().__init__(model, factory_named(FACTORY), **settings)
-
-
-class AsyncLLM(async_llm.AsyncLLM):
-    """A model for an event loop, with the step loop on a thread of its own."""
-
-    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
-        parts = factory_named(FACTORY)(model, **settings)
-        engine = parts.engine()
-        super().__init__(ThreadCore(engine), parts.frontend(engine))
 
 
 def serve(
@@ -69,7 +51,7 @@ def serve(
 
     async def main() -> None:
         frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic)
-        engine = async_llm.AsyncLLM(core, frontend)
+        engine = AsyncLLM(core, frontend)
         try:
             app = create_app(engine, model, tokenizer, chosen, length)
             await http.serve(app, host, port)

@@ -1,0 +1,27 @@
+"""A model for a program: in a script, or in an event loop. Neither needs a server."""
+
+from typing import Any
+
+from paceline.engine import async_llm, llm
+from paceline.engine.parts import factory_named
+from paceline.engine.thread import ThreadCore
+from paceline.hub.catalogue import DEFAULT
+
+# By name, since importing it takes seconds and memory that a front end does not need.
+FACTORY = "paceline.build.assembly:build"
+
+
+class LLM(llm.LLM):
+    """A model to call from a script: `LLM("smollm2").generate(["Hello"])`."""
+
+    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
+        super().__init__(model, factory_named(FACTORY), **settings)
+
+
+class AsyncLLM(async_llm.AsyncLLM):
+    """A model for an event loop, with the step loop on a thread of its own."""
+
+    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
+        parts = factory_named(FACTORY)(model, **settings)
+        engine = parts.engine()
+        super().__init__(ThreadCore(engine), parts.frontend(engine))
