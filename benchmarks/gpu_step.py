@@ -7,6 +7,9 @@ Weights are random, in the shapes of the named models: the speed is the same.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -33,17 +36,48 @@ def prefilling(bench: Bench) -> Scheduler:
     return scheduler
 
 
+class Marks:
+    """Where on the card's own clock each launch begins and ends."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def around(self, bench: Bench) -> Iterator[None]:
+        launch = bench.runner.launch
+
+        def marked(plan: Plan) -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            launch(plan)
+            end.record()
+            self._marks.append((begin, end))
+
+        bench.runner.launch = marked
+        try:
+            yield
+        finally:
+            bench.runner.launch = launch
+
+    def idle_ms(self) -> float:
+        """Between the end of a step and the begin of the next: the host's part that shows."""
+        gaps = [one[1].elapsed_time(next_[0]) for one, next_ in pairwise(self._marks)]
+        return sum(gaps) / len(gaps)
+
+
 def step(bench: Bench, rows: int) -> None:
-    scheduler = decoding(bench, rows)
-    begin = perf_counter()
-    times = bench.drive(scheduler)
-    wall = perf_counter() - begin
+    scheduler, marks = decoding(bench, rows), Marks()
+    with marks.around(bench):
+        begin = perf_counter()
+        times = bench.drive(scheduler)
+        wall = perf_counter() - begin
     bench.say(
         case=f"step:{rows}",
         ms=round(1e3 * wall / times.steps, 3),
         roofline=round(times.floor / wall, 3),
         host_ms=round(1e3 * times.host / times.steps, 3),
         waiting_ms=round(1e3 * times.waiting / times.steps, 3),
+        idle_ms=round(marks.idle_ms(), 4),
         steps=times.steps,
     )
 

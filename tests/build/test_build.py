@@ -1,14 +1,12 @@
 """From a folder with a small model to answers: the parts fit together."""
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.cli.main import main
 from tests.golden.small_model import small_model
 from tests.golden.support import their_greedy
 
@@ -58,18 +56,12 @@ def test_a_conversation_is_answered(llm: LLM) -> None:
     assert output.usage.completion_tokens == 4
 
 
-def test_the_command_completes_a_prompt(folder: Path) -> None:
-    done = command("complete", "the quick", "--model", str(folder), "--kv-cache-gib", "0.01")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_the_command_completes_a_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["complete", "the quick", "--model", str(folder), "--kv-cache-gib", "0.01"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.strip()
 
 
-def test_a_model_that_is_not_there_is_a_clear_error() -> None:
-    done = command("complete", "x", "--model", "smollm3")
-    assert done.returncode == 2
-    assert "smollm2" in done.stderr
-
-
-def command(*words: str) -> "subprocess.CompletedProcess[str]":
-    arguments: list[Any] = [sys.executable, "-m", "paceline.cli.main", *words]
-    return subprocess.run(arguments, capture_output=True, text=True, check=False)
+def test_a_model_that_is_not_there_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", "x", "--model", "smollm3"]) == 2
+    assert "smollm2" in capsys.readouterr().err

@@ -1,14 +1,15 @@
 """A tiny real model in a folder, and a server on a thread of its own."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import Any
 
 from tests.server.support import Site, served
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SMALL = ("--kv-cache-gib", "0.01", "--max-num-seqs", "4")
 
 
@@ -31,3 +32,10 @@ def serving(**settings: Any) -> Iterator[Site]:
         finally:
             loop.call_soon_threadsafe(over.set)
             running.result(PATIENCE_S)
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    give_up = monotonic() + PATIENCE_S
+    while not reached():
+        assert monotonic() < give_up, "it never came"
+        sleep(0.005)

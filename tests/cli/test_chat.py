@@ -3,17 +3,15 @@
 import io
 import re
 import signal
-import time
 
 import pytest
 
 from paceline.cli.chat import HELP
 from paceline.cli.main import main
-from paceline.core.plan import Plan
 from paceline.server.settings import ServerSettings
-from tests.cli.support import SMALL, serving
+from tests.cli.support import SMALL, serving, wait_until
 from tests.cli.test_main import COLOUR, Terminal, posix_only
-from tests.server.support import Site
+from tests.server.support import Site, slow
 
 SHORT = ("--temperature", "0", "--max-tokens", "8")
 
@@ -100,25 +98,18 @@ def test_a_model_of_this_process(
     assert error[0].startswith("error: ")
 
 
-def slow(_plan: Plan, where: str) -> bool:
-    if where == "launch":
-        time.sleep(0.03)
-    return False
-
-
 @posix_only
 def test_an_interrupt_stops_the_answer_and_not_the_chat() -> None:
     with serving(breaks=slow) as site:
         terminal = Terminal("chat", "--url", site.url, "--temperature", "0")
         terminal.read_until("> ")
         terminal.type("the fox\n/params max_tokens=4\n")
-        while not site.desk.open_requests:
-            time.sleep(0.01)
-        time.sleep(0.2)
+        open_here = site.engine._frontend.open
+        wait_until(lambda: any(len(one.choices[0].token_ids) > 3 for one in [*open_here.values()]))
         terminal.process.send_signal(signal.SIGINT)
         terminal.read_until("stopped")
         terminal.read_until("max_tokens=4\r\n")
-        assert not site.desk.open_requests
+        wait_until(lambda: site.empty)
         terminal.type("the dog\n")
         terminal.read_until("tokens/s")
         terminal.type("/quit\n")

@@ -78,6 +78,12 @@ class Terminal:
             self.seen += new.decode("utf-8", errors="replace")
         return self.seen
 
+    def read_for(self, span_s: float) -> None:
+        """Whatever comes within so long."""
+        end = time.monotonic() + span_s
+        while select.select([self._main], [], [], max(end - time.monotonic(), 0.0))[0]:
+            self.seen += os.read(self._main, 65536).decode("utf-8", errors="replace")
+
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())
 
@@ -365,7 +371,7 @@ def test_a_terminal_can_have_the_picture_at_once(
 def test_step_waits_for_enter() -> None:
     terminal = Terminal("play", "--step", "--no-color")
     terminal.read_until("step 1  ")
-    time.sleep(0.3)
+    terminal.read_for(0.3)
     assert "step 2  " not in terminal.seen
     terminal.type("\n")
     terminal.read_until("step 2  ")

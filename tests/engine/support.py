@@ -53,7 +53,8 @@ class Broken(RuntimeError):
 
 
 class OraclePort:
-    """The oracle as a runner; `breaks` says in which steps it fails, and where."""
+    """The oracle as a runner; `breaks` says in which steps it fails, and where. Rows of requests
+    that are called spoiled have no numbers."""
 
     scores_prompts = True
 
@@ -76,6 +77,7 @@ class OraclePort:
             self.oracle.lose(plan)  # a device that failed runs nothing that builds on it
             self.results.extend([] if plan.empty else [(plan, None)])
         else:
+            self.oracle.spoiled |= {name for name in plan.rows.labels if "spoiled" in name}
             result = self._scored(plan, self.oracle.run(plan))
             result = replace(result, prompt=tuple(self._prompt(plan)))
             self.results.extend([] if plan.empty else [(plan, result)])
@@ -107,7 +109,7 @@ class OraclePort:
             chosen[row, 0] = logprobs(digest, self.oracle.vocab)[int(result.ids[row, 0])]
             for place, (id, value) in enumerate(likeliest(digest, self.oracle.vocab, most)):
                 found.ids[row, place], found.logprob[row, place] = id, value
-        return StepResult(result.ids, result.count, chosen, found)
+        return replace(result, logprob=chosen, candidates=found)
 
     def _prompt(self, plan: Plan) -> Iterator[PromptScores]:
         """Where requests ask for them; the last position of a prompt tells of the output."""

@@ -177,6 +177,20 @@ def test_an_engine_may_stop_for_good() -> None:
     assert_nothing_left(teller.engine.scheduler)
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_engine_stops_when_its_device_is_lost(is_lost: bool) -> None:
+    broken = parts(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
+    broken.runner.is_lost = lambda: is_lost  # type: ignore[attr-defined]
+    teller = Teller(broken)
+    for name in "ab":
+        teller.engine.submit(request(name))
+    teller.run()
+    assert teller.ends["a"][0] is Finish.ERROR
+    assert (teller.ends["b"][0] is Finish.ERROR) == is_lost
+    assert (teller.engine.healthy() is not None) == is_lost
+    assert_nothing_left(teller.engine.scheduler)
+
+
 def test_a_mistake_of_ours_is_not_taken_for_the_devices() -> None:
     made = parts()
 
@@ -426,3 +440,19 @@ def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> 
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         parts(**wrong).engine()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_row_that_fails_ends_its_request_alone(depth: int) -> None:
+    teller = Teller(parts(depth=depth), on_failure="stop")
+    asked = [request("a"), request("spoiled", 5), request("b", 12)]
+    for one in asked:
+        teller.engine.submit(one)
+    teller.run()
+    assert teller.ends["spoiled"] == (Finish.ERROR, "the row of 'spoiled' has no numbers")
+    for one in (asked[0], asked[2]):
+        assert teller.tokens[one.id] == expected_tokens(one)
+    assert teller.engine.healthy() is None
+    assert teller.engine.answer(Question("gauges"))["failed_rows"] == 1
+    assert "no numbers" in teller.engine.answer(Question("explain", "spoiled"))
+    assert_nothing_left(teller.engine.scheduler)

@@ -41,8 +41,8 @@ class Desk:
 
     def turn(self) -> None:
         if (delivery := self.engine.turn()) is not None:
-            for name in self.frontend.deliver(delivery):
-                self.engine.abort(name)
+            for one in self.frontend.deliver(delivery):
+                self.engine.abort(one.request_id, one.child)
 
     def run(self) -> None:
         for _ in range(3000):
@@ -340,3 +340,23 @@ def test_the_end_of_the_engine_ends_everything() -> None:
         assert ear.output.error == "the power went out"
         assert ear.output.outputs[0].finish_reason == "error"
     assert not desk.frontend.open
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_engine_lets_go_of_one_choice_that_has_stopped(depth: int) -> None:
+    params = SamplingParams(max_tokens=60, seed=2, n=3, ignore_eos=True)
+    each = [expected("hello", params, seed=2 + index)[0] for index in range(3)]
+    texts = [tokenizer().decode(ids) for ids in each]
+    stop = next(one for one in stop_strings(texts[1]) if one not in texts[0] + texts[2])
+    desk = Desk(parts(depth=depth))
+    ear = desk.begin(Ask(prompt="hello", params=replace(params, stop=stop)))
+    desk.run()
+    assert ear.output is not None
+    answers = ear.output.outputs
+    assert [one.finish_reason for one in answers] == ["length", "stop", "length"]
+    assert [one.text for one in answers] == [texts[0], texts[1].split(stop)[0], texts[2]]
+    used = [len(one.token_ids) for one in answers]
+    assert used[0] == used[2] == 60 > used[1]
+    assert ear.output.usage.completion_tokens == sum(used)
+    sampled = desk.engine.scheduler.stats.sampled
+    assert sum(used) <= sampled <= sum(used) + depth + 1

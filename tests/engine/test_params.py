@@ -54,7 +54,7 @@ def test_everything_the_runner_needs_is_passed_on() -> None:
         ("early_stopping", "soon"),
         ("seed", 1.5),
         ("seed", 2**64),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("min_tokens", 17),
         ("min_tokens", -1),
         ("stop", 5),

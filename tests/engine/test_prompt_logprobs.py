@@ -100,6 +100,20 @@ def test_beams_and_a_single_token_too() -> None:
     run([ask(LONG, prompt_logprobs=1, max_tokens=1)], 1, depth=3)
 
 
+@pytest.mark.parametrize("family", [{}, {"n": 2}, {"best_of": 2}, {"beam_width": 2}])
+def test_a_prompt_alone(family: dict[str, int]) -> None:
+    every = range(tokenizer().vocab_size)  # whatever is drawn could be the end
+    params: dict[str, Any] = {"max_tokens": 0, "stop_token_ids": every, **family}
+    desk = Open(parts(depth=3, max_num_batched_tokens=16))
+    ear = desk.begin(ask(LONG, prompt_logprobs=2, **params))
+    desk.run()
+    check(ear, desk.requests[0], 2)
+    assert ear.output is not None
+    assert ear.output.usage.completion_tokens == 0
+    for answer in ear.output.outputs:
+        assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
+
+
 def test_without_alternatives() -> None:
     run([ask(LONG, prompt_logprobs=0, max_tokens=3)], 0)
 

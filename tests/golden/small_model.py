@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.golden.support import SIZES, saved
 
+CHAT = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %}"
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
 
 
@@ -19,6 +20,6 @@ def small_model(folder: Path) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=SIZES["vocab_size"], special_tokens=["<s>", "</s>"])
     tokenizer.train_from_iterator([TEXT] * 3, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    words = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
     return folder

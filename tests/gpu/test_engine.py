@@ -88,6 +88,29 @@ def test_choices_and_beams_come_again_however_they_are_scheduled(folder: str) ->
     assert found[0] == found[1] == found[2]
 
 
+def prompt_logprobs(llm: LLM) -> list[list[float]]:
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
+    told = llm.generate(PROMPTS, params, progress=False)
+    assert not any(one.error for one in told)
+    entries = [(one.prompt_logprobs or (None,))[1:] for one in told]
+    return [[entry.chosen.logprob for entry in own if entry] for own in entries]
+
+
+@pytest.fixture(scope="module")
+def scored_plainly(folder: str) -> list[list[float]]:
+    return prompt_logprobs(LLM(folder, build, **PLAIN))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_log_probabilities_of_prompts_however_they_are_scheduled(
+    folder: str, scored_plainly: list[list[float]], way: str
+) -> None:
+    assert [len(own) for own in scored_plainly] == [len(prompt) - 1 for prompt in PROMPTS]
+    got = prompt_logprobs(LLM(folder, build, **{**PLAIN, **WAYS[way]}))
+    for prompt, own, expected in zip(PROMPTS, got, scored_plainly, strict=True):
+        assert own == pytest.approx(expected, abs=1e-4), f"of {prompt}"
+
+
 def test_without_memory_for_a_step_its_requests_fail_and_the_engine_goes_on(folder: str) -> None:
     llm = LLM(folder, build, **PLAIN)
     before = tokens(llm, temperature=0.0)

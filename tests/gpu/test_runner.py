@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler
-from paceline.core.errors import ConfigError, StepError
+from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
@@ -74,6 +74,23 @@ def on_cpu(model: Model, asked: list[Request], **changes: Any) -> dict[str, Any]
 def both(family: str) -> tuple[CudaModel, Model]:
     source = Dummy(config_of(family), seed=3)
     return CudaModel.load(source, 64, torch.float32), Model.load(source)
+
+
+def test_who_comes_may_read_what_another_writes_in_the_same_step() -> None:
+    """Both rows have one position, and the newcomer's prefix ends with the other's."""
+    model, truth = both("Qwen3")
+    first = Request(id="first", prompt=[5, 9, 2], max_tokens=8)
+    token = on_cpu(truth, [first])["first"][0]
+    second = Request(id="second", prompt=[5, 9, 2, token, 7], max_tokens=8)
+    scheduler = Scheduler.create(**SETTINGS)
+    runner = card_runner(model, scheduler)
+    scheduler.submit(first, now=0.0)
+    plan = scheduler.plan(now=0.0)
+    runner.launch(plan)
+    scheduler.commit(plan, runner.wait(), now=0.0)
+    got = drive(scheduler, runner, [second])
+    assert scheduler.stats.prefix_hits == len(second.prompt) - 1
+    assert got["second"] == on_cpu(truth, [second])["second"]
 
 
 @pytest.fixture(scope="module")
@@ -155,14 +172,21 @@ def test_the_backends_agree_under_the_scheduler() -> None:
     assert sum(one == other for one, other in pairs) > 0.7 * len(pairs)
 
 
-def test_logits_that_are_no_numbers_fail_the_step(model: CudaModel) -> None:
-    scheduler = Scheduler.create(**SETTINGS)
+def test_logits_that_are_no_numbers_fail_one_row(model: CudaModel) -> None:
+    scheduler = Scheduler.create(**SETTINGS, enable_prefix_caching=False)
     runner = card_runner(model, scheduler)
-    scheduler.submit(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=4), now=0.0)  # pyright: ignore[reportArgumentType]
+    for name in "ab":
+        scheduler.submit(Request(id=name, prompt=[1, 2, 3, 4, 5], max_tokens=4), now=0.0)  # pyright: ignore[reportArgumentType]
     plan = scheduler.plan(now=0.0)
     runner.launch(plan)
     scheduler.commit(plan, runner.wait(), now=0.0)
-    runner._kv.content.fill_(float("nan"))  # pyright: ignore[reportPrivateUsage]
-    runner.launch(scheduler.plan(now=0.0))
-    with pytest.raises(StepError, match="'a'"):
-        runner.wait()
+    (block, *_) = plan.admitted[0].blocks
+    runner._kv.content[block].fill_(float("nan"))  # pyright: ignore[reportPrivateUsage]
+    plan = scheduler.plan(now=0.0)
+    runner.launch(plan)
+    result = runner.wait()
+    assert [plan.rows.labels[one.row] for one in result.failed] == ["a"]
+    assert result.count.tolist() == [0, 1]
+    told = scheduler.commit(plan, result, now=0.0).to_dict()
+    assert told["a"]["finish"] == "error"
+    assert told["b"]["tokens"]

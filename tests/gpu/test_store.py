@@ -12,7 +12,7 @@ from tests.property.schedules import Drive
 from tests.runner.support import tiny
 
 try:
-    from paceline.runner.cuda.runner import swap
+    from paceline.runner.cuda.moves import Moves
     from paceline.runner.cuda.state import CardState
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
@@ -40,8 +40,7 @@ class CardStore(OracleRunner):
         config = tiny(num_hidden_layers=2, num_key_value_heads=1, head_dim=2)
         blocks = len(old.cells) + 1
         self.kv = KVStore(config, blocks, self.block_size, torch.float64, "cuda")
-        shape = (len(self.host), *self.kv.content.shape[1:])
-        self.kept = torch.zeros(shape, dtype=torch.float64, pin_memory=True)
+        self.moves = Moves(self.kv, len(self.host), piece_bytes=self.kv.block_bytes)
         self.state = CardState(slots, LONGEST, self.kv)
 
     def lose(self, plan: Plan) -> None:
@@ -66,14 +65,13 @@ class CardStore(OracleRunner):
         self.kv.content[block, :, offset] = halves[:, None, None].cuda()
 
     def copy(self, source: int, target: int) -> None:
-        self.kv.copy([(source, target)])
+        self.moves.copy(((source, target),))
 
     def store(self, source: int, target: int) -> None:
-        swap(self.kv, self.kept, ((source, target),), ())
-        torch.cuda.synchronize()
+        self.moves.out(((source, target),))
 
     def restore(self, source: int, target: int) -> None:
-        swap(self.kv, self.kept, (), ((source, target),))
+        self.moves.back(((source, target),))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -799,3 +799,19 @@ def test_the_checker_misses_no_slot() -> None:
     kv.held[0] = 0
     with pytest.raises(AssertionError, match="block 0 leaked"):
         kv.check()
+
+
+def test_seals_of_one_owner_alone_are_taken_back() -> None:
+    kv = cache()
+    first, second = sequence(kv, TEXT[:8]), sequence(kv, [9, *TEXT[:8]])
+    admit(kv, 0, first, step=1)
+    admit(kv, 1, second, step=1)
+    kv.release(0, first)
+    admit(kv, 0, sequence(kv, [8, *TEXT[:8]]), step=2)
+    found = kv.retract((0, 0))
+    kv.check()
+    assert list(found.values()) == first.keys[::-1]
+    assert kv.retract((0, 0)) == {}
+    assert kv.lookup(sequence(kv, TEXT[:9])) == MISS
+    for other in (8, 9):
+        assert kv.lookup(sequence(kv, [other, *TEXT[:8], 1])).tokens == 8

@@ -239,6 +239,22 @@ def test_a_content_that_is_remembered_is_not_digested_again(
     assert named(names, whole) == expected
 
 
+@pytest.mark.parametrize("blocks", [0, 1, CHUNK_BLOCKS, CHUNK_BLOCKS + 2, 2 * CHUNK_BLOCKS])
+def test_a_step_further_is_all_that_is_remembered_and_one_more_block(blocks: int) -> None:
+    names = Keys(4)
+    named(names, LONG[: 4 * blocks])
+    found: list[bytes] = []
+    names.further(found, request(), np.array(LONG, np.int32))
+    assert found == keys_of(LONG)[: blocks // CHUNK_BLOCKS * CHUNK_BLOCKS + 1]
+
+
+def test_there_is_no_step_beyond_the_last_full_block() -> None:
+    names, whole = Keys(4), LONG[: 4 * CHUNK_BLOCKS]
+    expected, found = named(names, whole), list[bytes]()
+    names.further(found, request(), np.array([*whole, 1, 2, 3], np.int32))
+    assert found == expected
+
+
 def test_what_is_done_with_keys_does_not_change_what_is_remembered() -> None:
     names, whole = Keys(4), LONG[: 4 * CHUNK_BLOCKS]
     expected = keys_of(whole)

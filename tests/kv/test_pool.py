@@ -7,7 +7,8 @@ import pytest
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
-from paceline.kv.pool import BlockPool
+from paceline.kv import pool as module
+from paceline.kv.pool import LONG, BlockPool
 
 K1, K2, K3 = b"k1", b"k2", b"k3"
 BOTH: list[FreeOrder] = ["unsealed_first", "lru"]
@@ -162,6 +163,47 @@ def test_find_stops_at_the_first_gap() -> None:
     assert pool.find([K1, K2, K3]) == [0]
     assert pool.find([K2]) == []
     assert pool.find([]) == []
+
+
+MANY = [bytes([number]) for number in range(2 * LONG + 3)]
+
+
+def test_many_keys_are_found_again_with_more_or_fewer_of_them() -> None:
+    pool = BlockPool(len(MANY))
+    blocks = filled(pool, *MANY)
+    for end in (len(MANY), LONG - 1, LONG, LONG + 1, 2 * LONG, len(MANY)):
+        assert pool.find(MANY[:end]) == blocks[:end]
+        assert pool.find([*MANY[:end], K1]) == blocks[:end]
+        assert pool.find(MANY[1:end]) == blocks[1:end]
+
+
+def test_what_becomes_of_a_finding_does_not_change_what_is_found() -> None:
+    pool = BlockPool(len(MANY))
+    blocks = filled(pool, *MANY)
+    for _ in range(3):
+        pool.find(MANY).clear()
+    assert pool.find(MANY) == blocks
+
+
+@pytest.mark.parametrize("lost", [0, LONG - 1, LONG, len(MANY) - 1])
+def test_many_keys_are_found_up_to_a_block_that_was_reused(lost: int) -> None:
+    pool = BlockPool(len(MANY))
+    blocks = filled(pool, *MANY)
+    assert pool.find(MANY) == blocks
+    pool.drop([blocks[lost]])
+    assert pool.take(1) == [blocks[lost]]
+    assert pool.find(MANY) == blocks[:lost]
+    pool.seal([blocks[lost]], [MANY[lost]])
+    assert pool.find(MANY) == blocks
+
+
+def test_what_was_found_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    pool = BlockPool(len(MANY))
+    blocks = filled(pool, *MANY)
+    for first in range(LONG):
+        assert pool.find(MANY[first : first + LONG]) == blocks[first : first + LONG]
+        assert len(pool._found) <= 2
 
 
 def test_blocks_without_content_cannot_be_found() -> None:

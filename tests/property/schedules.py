@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import pytest
+
 from paceline.core.errors import RequestError
 from paceline.core.plan import Outputs, Plan, StepResult
-from paceline.core.request import Request, child_label
+from paceline.core.request import Finish, Request, child_label
 from paceline.kv.pool import BlockPool
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
@@ -36,6 +38,7 @@ class Drive:
     plain: bool = False  # without the older disciplines, swapping and families
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, lest they change what the seed means
+    latest: Random = field(init=False)  # for rows that fail and children that end, likewise
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
     runner: OracleRunner = field(init=False)
@@ -51,11 +54,14 @@ class Drive:
         default_factory=deque[tuple[Plan, StepResult | None]]
     )
     poisoned: bool = False  # a step in flight failed; those after it fail too
+    spoiling: bool = field(init=False)  # may rows come to nothing?
+    condemned: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     seen: Counter[str] = field(default_factory=Counter[str])
     chaos: bool = True
 
     def __post_init__(self) -> None:
         self.random, self.more = Random(self.seed), Random(~self.seed)
+        self.latest = Random(f"rows and children {self.seed}")
         self.settings = self._settings()
         self.scheduler = Scheduler.create(**self.settings)
         cache = self.scheduler.residency.cache
@@ -63,6 +69,7 @@ class Drive:
         r = self.random
         self.vocab = r.choice([3, 7, 50])
         self.depth = r.randint(1, 4)
+        self.spoiling = not self.plain and self.latest.random() < 0.25
         self.runner = OracleRunner(
             cache.pool.size,
             cache.block_size,
@@ -250,13 +257,47 @@ class Drive:
             self.runner.lose(plan)
             result = None
         else:
+            if self.chaos and self.spoiling and len(plan.rows) and self.latest.random() < 0.1:
+                self.spoil(self.latest.choice(plan.rows.labels))
             result = self.runner.run(plan)
+            self._assert_nothing_doubtful_is_found(plan)
         if not plan.empty:
             self.flight.append((plan, result))
             return
         self._take(scheduler.commit(plan, StepResult.of(plan, {}), self.now))
         if not self.flight:
             self._assert_not_stuck(before, told)
+
+    def spoil(self, label: str) -> None:
+        """The next row of a sequence comes to nothing."""
+        self.runner.spoiled.add(label)
+
+    def _assert_nothing_doubtful_is_found(self, plan: Plan) -> None:
+        """Nobody is admitted on blocks of a row that is known to have failed."""
+        size = self.runner.block_size
+        for new in plan.admitted if self.condemned else ():
+            for block in new.blocks[: new.computed // size]:
+                spoil = self.runner.spoil_in(block)
+                since = spoil and self.condemned.get((spoil.slot, spoil.epoch))
+                found = spoil is not None and since is not None and spoil.step >= since
+                assert not found, f"{new.request.id} begins on {spoil}, which is known to be bad"
+
+    def _condemn(self, plan: Plan, result: StepResult) -> None:
+        """From now on nothing may be found that rows which failed have written; of those that
+        are gone, since that step."""
+        alive = self.scheduler.residency.table.alive(plan.rows)
+        for one in result.failed:
+            self.seen["failed rows"] += 1
+            residence = int(plan.rows.slot[one.row]), int(plan.rows.epoch[one.row])
+            self.condemned.setdefault(residence, 0 if alive[one.row] else plan.step)
+
+    def _commit(self, plan: Plan, result: StepResult) -> None:
+        self._condemn(plan, result)
+        outputs = self.scheduler.commit(plan, result, self.now)
+        failed = {plan.rows.request_id[one.row] for one in result.failed}
+        ended = {one.request_id for one in outputs.finished if one.finish is Finish.ERROR}
+        assert ended <= failed, f"{ended - failed} ended with the errors of others"
+        self._take(outputs)
 
     def _assert_kind(self, plan: Plan) -> None:
         """A step of the prefill-first discipline is all prefill or all decode."""
@@ -291,7 +332,7 @@ class Drive:
                 self.seen["retried"] += 1
                 self.scheduler.retry(plan, self.now)
             else:
-                self._take(self.scheduler.commit(plan, result, self.now))
+                self._commit(plan, result)
             return
         self._give_up(plan)
         while self.flight:  # a device that failed is started anew, with nothing in flight
@@ -299,7 +340,7 @@ class Drive:
             if result is None:
                 self._give_up(later)
             else:
-                self._take(self.scheduler.commit(later, result, self.now))
+                self._commit(later, result)
         self.poisoned = False
 
     def _give_up(self, plan: Plan) -> None:
@@ -325,6 +366,8 @@ class Drive:
         r, scheduler, pool = self.random, self.scheduler, self.pool
         if r.random() < 0.06 and self.requests:
             self.abort(r.choice(list(self.requests)))
+        if self.latest.random() < 0.1 and self.requests and not self.plain:
+            self.abort_child(self.latest.choice(list(self.requests)), self.latest.randint(0, 3))
         if r.random() < 0.05 and self.requests:
             scheduler.park(
                 r.choice(list(self.requests)), r.choice(["grammar", "remote_kv", "x"]), self.now
@@ -352,6 +395,22 @@ class Drive:
         if before:
             assert request_id not in self.ends
             self.ends[request_id] = "abort"
+
+    def abort_child(self, request_id: str, child: int) -> None:
+        request, label = self.requests[request_id], child_label(request_id, child)
+        here = request_id in self.scheduler.residency.live
+        if here and request.silent:
+            with pytest.raises(RequestError, match="alone"):
+                self.scheduler.abort(request_id, self.now, child)
+            return
+        before = here and 1 < request.width > child and label not in self.ends
+        assert self.scheduler.abort(request_id, self.now, child) == before
+        assert not self.scheduler.abort(request_id, self.now, child)
+        if before:
+            self.seen["ended alone"] += 1
+            self.ends[label] = "abort"
+            rest = [one for one in self._labels(request)[1:] if one not in self.ends]
+            assert (request_id in self.scheduler.residency.live) == bool(rest)
 
     def calm_down(self) -> None:
         """No more trouble: from here on everything must come to its end."""

@@ -8,7 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from paceline.core.request import Request
+from paceline.core.plan import Failed
+from paceline.core.request import Finish, Request
 from paceline.kv import cache as kv_cache
 from paceline.kv.cache import Hit, KVCache
 from paceline.kv.keys import Keys
@@ -17,8 +18,10 @@ from paceline.kv.runs import Run
 from paceline.kv.tier import Fence, HostTier, Stored
 from paceline.sched.accounting import Accounting
 from paceline.sched.beams import BeamSearch
+from paceline.sched.children import Children
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
+from paceline.sched.failures import Failures
 from paceline.sched.family import Family
 from paceline.sched.forks import Forks
 from paceline.sched.news import News
@@ -90,7 +93,11 @@ def the_last_token_may_come_from_the_cache(_original: Any) -> Any:
 
 @mutant(KVCache, "retract")
 def a_failed_step_leaves_its_blocks_findable(_original: Any) -> Any:
-    return lambda self: self._pending.clear()
+    def retract(self: KVCache, owner: Any = None) -> dict[int, bytes]:
+        self._pending.clear()
+        return {}
+
+    return retract
 
 
 @mutant(KVCache, "seal")
@@ -401,6 +408,41 @@ def prefill_and_decode_share_a_step(original: Any) -> Any:
         return np.minimum(self._at.table.remaining(slot), 4)
 
     return one_left
+
+
+@mutant(Failures, "_forget")
+def what_a_failed_row_wrote_is_findable(original: Any) -> Any:
+    def forget(self: Failures, sequence: Any) -> Any:
+        with patch.object(BlockPool, "unseal", lambda self, block, key: None):
+            return original(self, sequence)
+
+    return forget
+
+
+@mutant(Failures, "end")
+def a_failed_row_ends_all_of_its_step(original: Any) -> Any:
+    def end(self: Failures, plan: Any, result: Any) -> Any:
+        lost = tuple(Failed(row, "lost") for row in range(len(plan.rows)))
+        return original(self, plan, replace(result, failed=lost))
+
+    return end
+
+
+@mutant(Children, "_leave")
+def a_child_that_ends_alone_is_still_there(_original: Any) -> Any:
+    return lambda self, family, one: []
+
+
+@mutant(Children, "end")
+def the_end_of_one_child_is_the_end_of_all(_original: Any) -> Any:
+    def end(self: Children, leader: Any, child: int) -> Any:
+        family = self._at.family(leader)
+        here = family is not None and not leader.request.silent
+        if not here or child not in [one.child for one in family.members]:
+            return _original(self, leader, child)
+        return [end for end in self._at.dismiss(leader, Finish.ABORT) if end.child < 0]
+
+    return end
 
 
 @pytest.mark.parametrize(

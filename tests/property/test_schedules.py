@@ -18,6 +18,7 @@ from tests.property.schedules import MOST_TURNS, Drive, drive
 
 SEEDS, CHUNKS = 400, 8
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
+LATEST = ("failed rows", "ended alone")
 FAILED_ONCE_PLAIN = (
     0,  # judged while blocks were withheld
     149,  # an aged resident displaced on arrival came right back, forever
@@ -38,7 +39,7 @@ def test_random_schedules_keep_the_promises(chunk: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(chunk, SEEDS, CHUNKS):
         seen += drive(seed)
-    for trouble in ("preempted", "cached", "drafts", "stale", "retried", *OLDER):
+    for trouble in ("preempted", "cached", "drafts", "stale", "retried", *OLDER, *LATEST):
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
 
 
@@ -88,6 +89,18 @@ class Operator(RuleBasedStateMachine):
     def abort(self, which: int) -> None:
         names = list(self.drive.requests)
         self.drive.abort(names[which % len(names)])
+
+    @precondition(lambda self: self.drive.requests)
+    @rule(which=st.integers(0, 30), child=st.integers(0, 3))
+    def abort_child(self, which: int, child: int) -> None:
+        names = list(self.drive.requests)
+        self.drive.abort_child(names[which % len(names)], child)
+
+    @precondition(lambda self: self.drive.got)
+    @rule(which=st.integers(0, 60))
+    def spoil(self, which: int) -> None:
+        labels = list(self.drive.got)
+        self.drive.spoil(labels[which % len(labels)])
 
     @rule(blocks=st.integers(0, 4))
     def withhold(self, blocks: int) -> None:

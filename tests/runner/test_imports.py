@@ -17,6 +17,7 @@ KERNELS = {
     "cuda/columns.py": {"triton"},
     "cuda/kernels.py": {"triton"},
     "cuda/sampling.py": {"triton"},
+    "cuda/split.py": {"triton"},
     "cuda/thin.py": {"triton"},
 }
 HEAVY = "paceline.runner.weights.safetensors"

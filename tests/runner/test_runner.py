@@ -25,10 +25,10 @@ def model() -> Model:
     return Model.load(Dummy(tiny(), seed=3))
 
 
-def runner_for(model: Model, scheduler: Scheduler) -> Runner:
+def runner_for(model: Model, scheduler: Scheduler, backend: str = "paged") -> Runner:
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
-    runner = Runner(model, kv, load("paged"), config.step.max_num_seqs, config.step.max_model_len)
+    runner = Runner(model, kv, load(backend), config.step.max_num_seqs, config.step.max_model_len)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 
@@ -177,17 +177,76 @@ def test_a_prefix_is_found_by_the_next_request(model: Model) -> None:
     assert got[0][1] == got[1][1]
 
 
-def test_logits_that_are_no_numbers_fail_the_step(model: Model) -> None:
+POISON = 57  # a token of which the model knows no numbers
+
+
+class Poisoned(Dummy):
+    """As any other, but for one token."""
+
+    def read(self, name: str) -> torch.Tensor:
+        found = super().read(name)
+        if name == "model.embed_tokens.weight":
+            found[POISON] = float("nan")
+        return found
+
+
+@pytest.fixture(scope="module")
+def poisoned() -> Model:
+    return Model.load(Poisoned(tiny(), seed=3))
+
+
+def bad_ones() -> list[Request]:
+    """Requests that meet the poison in the middle of the prompt, at its end, and in a family."""
+    shared = [5, 9, 2, 7]  # with good ones
+    prompts = [*shared, POISON, *range(20, 40)], [*shared, 1, 1, 3, POISON], [44, POISON, 3, 3, 3]
+    widths = {"bad0": 1, "bad1": 1, "bad2": 2}
+    return [
+        Request(id=name, prompt=prompt, max_tokens=20, n=n)  # pyright: ignore[reportArgumentType]
+        for (name, n), prompt in zip(widths.items(), prompts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("backend", ["paged", "native", "sdpa"])
+@pytest.mark.parametrize(
+    "way", ["ahead", "in small pieces", "recomputed, ahead", "swapped, ahead", "drafted", "alone"]
+)
+def test_who_meets_no_numbers_fails_alone(
+    model: Model, poisoned: Model, way: str, backend: str
+) -> None:
+    good, changes = requests(), {"alone": {}, **ALL_WAYS}[way]
+    plainly, _ = outputs(model, good)
+    assert not any(POISON in tokens for tokens in plainly.values())
+    depth = changes.get("depth", 1)
+    scheduler = Scheduler.create(**SETTINGS | {k: v for k, v in changes.items() if k != "depth"})
+    runner = runner_for(poisoned, scheduler, backend)
+    bad = bad_ones()
+    for _ in range(2):  # those who come later get blocks that had no numbers in them
+        got = drive(scheduler, runner, [*bad, *good], depth)
+        assert {name: got[name] for name in plainly} == plainly
+        assert {name for name, tokens in got.items() if tokens} == set(plainly)
+        for one in bad:
+            assert "no numbers" in scheduler.explain(one.id)
+            assert "FINISHED_ERROR" in scheduler.explain(one.id)
+    assert scheduler.stats.failed_rows >= 2 * len(bad)
+
+
+def test_a_row_without_numbers_is_told_as_failed(model: Model) -> None:
     scheduler = Scheduler.create(**SETTINGS)
     runner = runner_for(model, scheduler)
     kv = runner._kv  # pyright: ignore[reportPrivateUsage]
-    scheduler.submit(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=4), now=0.0)  # pyright: ignore[reportArgumentType]
+    for name, prompt in (("a", [1, 2, 3, 4, 5]), ("b", [7, 8])):
+        scheduler.submit(Request(id=name, prompt=prompt, max_tokens=4), now=0.0)  # pyright: ignore[reportArgumentType]
     plan = scheduler.plan(now=0.0)
     runner.launch(plan)
     scheduler.commit(plan, runner.wait(), now=0.0)
-    kv.content.fill_(float("nan"))
-    with pytest.raises(Exception, match="'a'"):
-        runner.launch(scheduler.plan(now=0.0))
+    for block in scheduler.snapshot()["requests"]["a"]["blocks"][0]:
+        kv.content[block] = float("nan")
+    plan = scheduler.plan(now=0.0)
+    runner.launch(plan)
+    result = runner.wait()
+    (failed,) = result.failed
+    assert (failed.row, result.count.tolist(), result.ids[0, 0]) == (0, [0, 1], -1)
+    assert failed.reason == "the logits of 'a' in step 2 are no numbers"
 
 
 def test_rates_are_positive(model: Model) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline import PacelineError, Plan, Request, Scheduler, StepResult
-from paceline.core.plan import Candidates
+from paceline.core.plan import Candidates, Failed
 from paceline.sched.recording import Recorder
 from paceline.sched.replay import stand_in
 from paceline.sched.swapping import Rates
@@ -82,6 +82,7 @@ class Trouble:
         for chance, trouble in (
             (0.4, self._submit),
             (0.06, lambda: calls.abort(self._someone(), self.now)),
+            (0.06, lambda: calls.abort(self._someone(), self.now, r.randint(0, 2))),
             (0.06, lambda: calls.park(self._someone(), r.choice(["grammar", "x", ""]), self.now)),
             (0.1, lambda: calls.wake(self._someone(), self.now)),
             (0.03, lambda: calls.pause(r.choice(["new", "all"]))),
@@ -171,12 +172,15 @@ class Trouble:
         count = np.where(rows.samples, 1 + np.array(extra, np.int32), 0).astype(np.int32)
         shape = len(rows), 1 + max(rows.drafts.tolist(), default=0)
         ids = np.array([r.randrange(9) for _ in range(shape[0] * shape[1])], np.int32)
+        sampling = np.flatnonzero(rows.samples).tolist()
+        failed = r.sample(sampling, 1) if sampling and r.random() < 0.05 else []
+        count[failed] = 0
+        lost = tuple(Failed(row, "no numbers") for row in failed)
         if (rows.child < 0).all():
-            return StepResult(ids.reshape(shape), count)
+            return StepResult(ids.reshape(shape), count, failed=lost)
         scores = np.array([-r.random() for _ in ids], np.float32)
-        return StepResult(
-            ids.reshape(shape), count, scores.reshape(shape), self._candidates(len(rows))
-        )
+        found = self._candidates(len(rows))
+        return StepResult(ids.reshape(shape), count, scores.reshape(shape), found, failed=lost)
 
     def _candidates(self, rows: int) -> Candidates:
         """All tokens there are, for every row."""

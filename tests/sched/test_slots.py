@@ -281,8 +281,8 @@ def test_idle_steps_are_counted_per_slot() -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda made: setattr(made, "order", slots(0, 0)),
-        lambda made: setattr(made, "order", slots(0)),
+        lambda made: setattr(made, "_listed", slots(0, 0)),
+        lambda made: setattr(made, "_listed", slots(0)),
         lambda made: made._vacant.append(0),
         lambda made: made.computed.__setitem__(0, 1),
         lambda made: made.known.__setitem__(0, 99),

@@ -26,6 +26,7 @@ def test_plain_data_names_every_total() -> None:
         "copied_blocks",
         "finished",
         "stale_rows",
+        "failed_rows",
         "drafted",
         "accepted",
         "prefix_queries",

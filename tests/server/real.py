@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import httpx
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 ENGINE = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
 PROGRAM = """
 import json, sys
@@ -59,8 +60,15 @@ class Running:
         return self.process.returncode, said
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
 @contextmanager
-def running(folder: Path, port: int, **settings: Any) -> Iterator[Running]:
+def running(folder: Path, **settings: Any) -> Iterator[Running]:
+    port = free_port()
     arguments = [str(folder), str(port), json.dumps(ENGINE | settings)]
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],

@@ -28,7 +28,14 @@ from tests.engine.support import (
 
 MODEL = "oracle"
 DEFAULTS = ServerSettings()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+
+
+def slow(_plan: Plan, where: str) -> bool:
+    """A device whose answers take long enough for a test to do something meanwhile."""
+    if where == "launch":
+        sleep(0.01)
+    return False
 
 
 def paced(_plan: Plan, where: str) -> bool:
@@ -66,6 +73,16 @@ class Site:
         async with asyncio.timeout(PATIENCE_S):
             while not reached():
                 await asyncio.sleep(0.002)
+
+    async def until_told(self) -> None:
+        """Every choice of those who are here has got a token, so that a cut leaves something."""
+        open_here = self.engine._frontend.open
+        await self.until(
+            lambda: (
+                bool(open_here)
+                and all(choice.token_ids for one in open_here.values() for choice in one.choices)
+            )
+        )
 
     @property
     def empty(self) -> bool:

@@ -82,6 +82,20 @@ def test_echo_begins_with_the_prompt(on: Play, as_ids: bool) -> None:
     on(scenario)
 
 
+def test_an_echo_may_be_all_there_is(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        asked = {"prompt": "hello world", "max_tokens": 0, "echo": True}
+        whole = (await site.post(PATH, **asked)).json()
+        (choice,) = whole["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("hello world", "length")
+        assert choice["logprobs"] is None
+        assert whole["usage"]["completion_tokens"] == 0
+        events = await site.events(PATH, **asked)
+        assert [event["choices"][0]["text"] for event in events] == ["hello world"]
+
+    on(scenario)
+
+
 def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
     async def scenario(site: Site) -> None:
         asked = {"prompt": "the", "max_tokens": 8, "seed": 1, "logprobs": 2, "ignore_eos": True}
@@ -112,6 +126,10 @@ def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
         ({"prompt": "\ud800"}, None),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 99}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
         ({"seed": 2**70}, "seed"),
         ({"deadline": -1.0}, None),
         ({"prompt": "the " * 4000}, None),

@@ -4,30 +4,15 @@ import json
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.golden.small_model import small_model
 from tests.server.real import Running, running
 
 PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("tiny"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 @contextmanager
@@ -48,7 +33,7 @@ def answered(server: Running) -> None:
 
 
 def test_an_engine_that_stalls_or_dies_comes_back_and_is_given_up_in_the_end(folder: Path) -> None:
-    with running(folder, free_port(), stall_s=0.3, core_restarts=1) as server:
+    with running(folder, stall_s=0.3, core_restarts=1) as server:
         assert server.http.get("/v1/models").json()["data"][0]["max_model_len"] == 256
         with stopped_in_a_stream(server) as lines:
             assert "no step has ended" in server.until("/health", 503).text
@@ -80,7 +65,7 @@ def test_an_engine_that_stalls_or_dies_comes_back_and_is_given_up_in_the_end(fol
 
 
 def test_the_engine_may_run_on_a_thread(folder: Path) -> None:
-    with running(folder, free_port(), core="thread") as server:
+    with running(folder, core="thread") as server:
         answered(server)
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == (0, "True\n")

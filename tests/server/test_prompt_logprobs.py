@@ -1,8 +1,6 @@
 """Log-probabilities of prompts over HTTP: echoed as OpenAI does, and in vLLM's own field."""
 
 import json
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +11,12 @@ import transformers
 from openai import OpenAI
 
 from paceline.server.shapes import text_logprobs
-from tests.golden.small_model import small_model
 from tests.server.conftest import Play
-from tests.server.real import running
 from tests.server.support import Site
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = "the quick brown fox"
 MESSAGES = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def real(folder: Path) -> Iterator[httpx.Client]:
-    """A server with a small real model, whose step loop is in a process of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    with running(folder, port, max_num_batched_tokens=6) as server:
-        yield server.http
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +68,44 @@ def test_an_echo_has_the_logprobs_of_the_prompt(
         assert all(1 <= len(top) <= 2 for top in told.top_logprobs[1:])
         starts = [sum(map(len, told.tokens[:at])) for at in range(len(ids) + 4)]
         assert told.text_offset == starts
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_without_a_token_generated(
+    real: httpx.Client, theirs: Any, as_ids: bool, stream: bool
+) -> None:
+    texts = [TEXT, "the lazy dog"]
+    ids = [tokens(real, text) for text in texts]
+    asked: dict[str, Any] = {
+        "prompt": ids if as_ids else texts,
+        "max_tokens": 0,
+        "echo": True,
+        "logprobs": 2,
+        "n": 2,
+        # The likeliest token of all would be a stop, were it asked for.
+        "extra_body": {"logit_bias": {"1": 100}, "stop_token_ids": [1]},
+    }
+    with OpenAI(base_url=str(real.base_url.join("/v1")), api_key="none", max_retries=0) as client:
+        asked["model"] = client.models.list().data[0].id
+        if stream:
+            usage = {"include_usage": True}
+            *got, last = client.completions.create(**asked, stream=True, stream_options=usage)
+            choices = sorted((one.choices[0] for one in got), key=lambda one: one.index)
+        else:
+            last = client.completions.create(**asked)
+            choices = last.choices
+    assert last.usage.completion_tokens == 0
+    assert last.usage.prompt_tokens == last.usage.total_tokens == sum(map(len, ids))
+    assert [choice.index for choice in choices] == [0, 1, 2, 3]
+    for choice in choices:
+        text, prompt = texts[choice.index // 2], ids[choice.index // 2]
+        assert (choice.text, choice.finish_reason) == (text, "length")
+        told = choice.logprobs
+        assert "".join(told.tokens) == text
+        assert len(told.top_logprobs) == len(told.text_offset) == len(prompt)
+        assert told.token_logprobs[0] is None
+        assert told.token_logprobs[1:] == pytest.approx(expected(theirs, prompt), abs=1e-4)
 
 
 def test_what_frames_a_prompt_is_no_part_of_its_text() -> None:

@@ -1,5 +1,6 @@
 """/v1/responses as the real client reads it."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from paceline.core.plan import Plan
 from paceline.engine.api import SamplingParams
 from tests.engine.support import expected, expected_text, tokenizer
 from tests.server.conftest import Play
-from tests.server.support import MODEL, Site, on_its_own_server, paced
+from tests.server.support import MODEL, Site, on_its_own_server, slow
 
 ALL = {"ignore_eos": True, "seed": 3}
 
@@ -142,15 +143,19 @@ def test_cuts_and_failures_are_told() -> None:
     failing = {"now": False}
 
     def breaks(plan: Plan, where: str) -> bool:
-        paced(plan, where)
+        slow(plan, where)
         return failing["now"] and where == "wait"
 
     async def scenario(site: Site) -> None:
         body = {"input": "hello", "ignore_eos": True, "timings": True}
-        cut = (await site.post("/v1/responses", **body, timeout=0.15)).json()
+        asking = asyncio.create_task(site.post("/v1/responses", **body, timeout=1.0))
+        await site.until_told()
+        await site.engine.pause("all")
+        cut = (await asking).json()
+        await site.engine.resume()
         assert cut["status"] == "incomplete"
         assert cut["incomplete_details"] == {"reason": "timeout"}
-        assert cut["timings"]["total_s"] >= 0.15
+        assert cut["timings"]["total_s"] >= 1.0
         failing["now"] = True
         assert (await site.post("/v1/responses", **body)).status_code == 500
         failing["now"] = False

@@ -588,3 +588,31 @@ def test_a_row_of_another_child_is_noticed() -> None:
     request = ask("a", 1, 2, 3, 4, 5, n=2)
     with pytest.raises(AssertionError, match="slot 0 has another request"):
         oracle().run(plan(row_of(request, 1), admitted=(enter(0, request.child(0), 0, 1, 2),)))
+
+
+def test_a_spoiled_row_fails_with_all_that_read_it_and_sample() -> None:
+    runner = OracleRunner(8, SIZE, VOCAB)
+    a, b, c = ask("a", 1, 2, 3), ask("b", 1, 2, 4, 5, 6), ask("c", 7, 8)
+    runner.spoiled = {"a"}
+    result = runner.run(
+        plan(
+            Row(0, "a", 3, 0),
+            Row(1, "b", 2, 2, samples=False),
+            Row(2, "c", 2, 0),
+            admitted=(
+                enter(0, a, 0, 1),
+                enter(1, b, 0, 2, 3, cached=2),
+                enter(2, c, 4),
+            ),
+        )
+    )
+    (failed,) = result.failed
+    assert (failed.row, failed.reason) == (0, "the row of 'a' has no numbers")
+    assert result.count.tolist() == [0, 0, 1]
+    assert [spoil.slot for spoil in runner.spoils] == [0, 1]
+    assert runner.spoil_in(2) == runner.spoils[1]
+    assert runner.spoil_in(4) is None
+    assert not runner.spoiled
+    later = runner.run(plan(Row(1, "b", 1, 4), Row(2, "c", 1, 2), grown=((2, 1, 5),)))
+    assert [one.row for one in later.failed] == [0]
+    assert later.count.tolist() == [0, 1]

@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.cuda.graphs import Capturable
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.moves import RING_BYTES
 from paceline.runner.cuda.runner import CudaRunner
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.checkpoint import Checkpoint
@@ -37,7 +38,9 @@ def assemble(
     chosen = suggested(settings, model_config, CUDA_DEFAULTS)
     step = part_of(StepConfig, chosen)
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
-    free = free_bytes(own.gpu_memory_utilization) - rehearsed_bytes(model, step, kv_dtype)
+    needed, rate = rehearsed(model, step, kv_dtype)
+    needed += RING_BYTES if own.swap_space else 0
+    free = free_bytes(own.gpu_memory_utilization) - needed
     log.info("weights are loaded; %.1f GiB are left for KV", free / GIB)
     if free <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:
         raise ConfigError(
@@ -56,7 +59,7 @@ def assemble(
     scheduler = Scheduler(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
-        scheduler.measure(Rates(*runner.measure()))
+        scheduler.measure(Rates(rate, runner.blocks_per_s()))
     return scheduler, runner
 
 
@@ -75,13 +78,14 @@ def free_bytes(utilization: float) -> int:
     return int(free - total * (1.0 - utilization))
 
 
-def rehearsed_bytes(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> int:
-    """What the largest step takes, measured by running it over a store of no size."""
+def rehearsed(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> tuple[int, float]:
+    """Bytes that the largest step takes, and positions that it computes in a second: it is run
+    over a store of no size."""
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
     runner = runner_of(model, kv, load_attention(ATTENTION), step)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    runner.rehearse()
+    rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before
     logits = step.max_num_seqs * model.config.vocab * 4
-    return peak + COPIES_OF_LOGITS * logits + SPARE_BYTES
+    return peak + COPIES_OF_LOGITS * logits + SPARE_BYTES, rate

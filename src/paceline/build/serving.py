@@ -1,6 +1,7 @@
 """A model over HTTP: a front end here, and the core in a process of its own."""
 
 import asyncio
+import logging
 from dataclasses import fields, replace
 from functools import partial
 from time import monotonic
@@ -24,6 +25,8 @@ from paceline.server.settings import ServerSettings
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 
 def serve(
     model: str = DEFAULT,
@@ -41,6 +44,7 @@ def serve(
     chosen: ServerSettings = taken(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     path = str(pull(model, progress=progress))
+    log.info("loading %s", model)
     core = core_of(path, settings)
     try:
         length = core.ready().max_model_len

@@ -19,3 +19,7 @@ class QueueFull(RequestError):
 
 class StepError(PacelineError):
     """The runner's fault: a result that does not belong to the plan it answers."""
+
+
+class DeviceLost(StepError):
+    """The device's fault: it will compute nothing more for this process."""

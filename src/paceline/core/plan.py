@@ -156,15 +156,24 @@ class PromptScores:
     values: F32  # [tokens, alternatives]
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A row that came to nothing: its request ends with an error, and no other of the step."""
+
+    row: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What the device sampled. Row i of the plan yielded the first `count[i]` of `ids[i]`."""
 
     ids: I32  # [rows, 1 + most drafts]
-    count: I32  # [rows]; 0 where the row did not sample
+    count: I32  # [rows]; 0 where the row did not sample, or failed
     logprob: F32 | None = None  # [rows, 1 + most drafts]; due where a request wants its best
     candidates: Candidates | None = None  # due where a request searches with beams
     prompt: tuple[PromptScores, ...] = ()  # of rows that compute prompts whose scores are wanted
+    failed: tuple[Failed, ...] = ()  # rows whose logits were no numbers, or the like
 
     @staticmethod
     def of(
@@ -172,11 +181,13 @@ class StepResult:
         tokens: Mapping[str, Iterable[int]],
         logprobs: Mapping[str, Iterable[float]] | None = None,
         candidates: Mapping[str, Iterable[tuple[int, float]]] | None = None,
+        failed: Mapping[str, str] | None = None,
     ) -> "StepResult":
-        """A result from new tokens by row label; those that did not sample are absent."""
+        """A result from new tokens, and reasons of failure, by row label; those that did not
+        sample are absent."""
         rows = plan.rows
         order = {label: row for row, label in enumerate(rows.labels)}
-        for named in (tokens, logprobs or {}, candidates or {}):
+        for named in (tokens, logprobs or {}, candidates or {}, failed or {}):
             if strangers := [label for label in named if label not in order]:
                 raise StepError(f"step {plan.step} has no row for {strangers}")
         sampled: dict[int, I32] = {}
@@ -195,7 +206,9 @@ class StepResult:
         for label, values in (logprobs or {}).items():
             given = list(values)
             scores[order[label], : len(given)] = given  # pyright: ignore[reportOptionalSubscript]
-        return StepResult(ids, count, scores, _candidates(order, candidates or {}))
+        lost = tuple(Failed(order[label], reason) for label, reason in (failed or {}).items())
+        found = _candidates(order, candidates or {})
+        return StepResult(ids, count, scores, found, failed=lost)
 
 
 def _candidates(

@@ -106,6 +106,11 @@ class AsyncLLM:
     def healthy(self) -> str | None:
         return self._core.healthy()
 
+    @property
+    def last_failure(self) -> str:
+        """Why a request ended with an error, the last of them; empty if none has."""
+        return self._frontend.last_failure
+
     async def gone(self) -> str:
         self._attach()
         await self._gone.wait()
@@ -151,8 +156,8 @@ class AsyncLLM:
             deliveries, self._outbox = self._outbox, deque()
             self._rung = False
         for delivery in deliveries:
-            for name in self._frontend.deliver(delivery):
-                self._core.abort(name)
+            for one in self._frontend.deliver(delivery):
+                self._core.abort(one.request_id, one.child)
         if not self._frontend.open:
             self._quiet.set()
 

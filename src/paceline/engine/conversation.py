@@ -60,6 +60,7 @@ class OpenChoice:
         self._stop_reason: str | int | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._prompt_only = params.prompt_only
         self._named_stops = request.stop_token_ids
         self._include_stop = params.include_stop_str_in_output
         self._detokenizer = Detokenizer(
@@ -79,6 +80,7 @@ class OpenChoice:
     ) -> Piece:
         """Its next tokens, the last ones if there is an ending or a stop string turns up."""
         detokenizer, before = self._detokenizer, self._detokenizer.tokens
+        ids = () if self._prompt_only else ids
         stopped = ending is not None and ending.stop_token is not None
         text = detokenizer.push(ids[:-1] if stopped and not self._include_stop else ids)
         if ending is not None:

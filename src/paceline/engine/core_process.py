@@ -98,8 +98,8 @@ class CoreLoop:
         match message:
             case wire.Submitted():
                 self._submit(message)
-            case wire.Aborted(request_id):
-                self._engine.abort(request_id)
+            case wire.Aborted(request_id, child):
+                self._engine.abort(request_id, child)
             case wire.Questioned(number, question):
                 answer = self._asked[number] = Future[Any]()
                 self._engine.ask(Asked(question, answer))

@@ -40,9 +40,10 @@ NO_TIMINGS = Timings()
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Somebody no longer wants an answer."""
+    """Somebody no longer wants an answer, or one of its choices."""
 
     request_id: str
+    child: int | None = None  # None: all of it
 
 
 @dataclass(frozen=True, slots=True)

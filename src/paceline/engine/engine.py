@@ -4,7 +4,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from paceline.core.errors import ConfigError, PacelineError, RequestError, StepError
+from paceline.core.errors import ConfigError, DeviceLost, PacelineError, RequestError, StepError
 from paceline.core.plan import NO_OUTPUTS, Candidates, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
 from paceline.engine.delivery import (
@@ -69,8 +69,8 @@ class Engine:
             raise EngineFailed(self.broken)
         self._inbox.put(request)
 
-    def abort(self, request_id: str) -> None:
-        self._inbox.put(Abort(request_id))
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self._inbox.put(Abort(request_id, child))
 
     def ask(self, asked: Asked) -> None:
         """Have a question answered in the next turn."""
@@ -140,8 +140,10 @@ class Engine:
             match message:
                 case Request():
                     self._submit(message)
-                case Abort(request_id):
+                case Abort(request_id, None):
                     self._end(request_id, Finish.ABORT)
+                case Abort(request_id, child):
+                    self.scheduler.abort(request_id, self.clock(), child)
                 case Asked():
                     self._answer(message)
         for request_id in self._room.overdue(self.clock()):
@@ -202,7 +204,7 @@ class Engine:
             result = self._of_the_living(result)
             return self.scheduler.commit(plan, result, self.clock()), result
         except StepError as error:
-            return self._fail(str(error)), None
+            return self._fail(error), None
 
     def _of_the_living(self, result: StepResult) -> StepResult:
         """Without scores for requests that are gone, whose names may be others' by now.
@@ -229,14 +231,15 @@ class Engine:
                 break
         return plan
 
-    def _fail(self, message: str) -> Outputs:
+    def _fail(self, error: StepError) -> Outputs:
+        message = str(error)
         suspect, outputs = self._pipeline.suspect, NO_OUTPUTS
         assert suspect is not None
         self._pipeline.abandon()
         self.resting = True
         if not suspect.empty:
             outputs = self.scheduler.fail(suspect, self.clock(), message)
-        if self._settings.on_failure == "stop":
+        if self._settings.on_failure == "stop" or isinstance(error, DeviceLost):
             self._stop(message)
         return outputs
 

@@ -10,7 +10,7 @@ from paceline.core.plan import Ended, PromptScores
 from paceline.core.request import Finish, Request
 from paceline.engine.api import Alternative, Ask, PromptLogprob, RequestOutput, TokenLogprob
 from paceline.engine.conversation import Conversation
-from paceline.engine.delivery import Delivery, Departure, Timings
+from paceline.engine.delivery import Abort, Delivery, Departure, Timings
 from paceline.engine.metrics import Metrics
 from paceline.engine.ports import Clock, Sink
 from paceline.text.chat import ChatTemplate
@@ -29,6 +29,7 @@ class Frontend:
         self.tokenizer, self.template = tokenizer, template
         self.metrics = Metrics()
         self.open: dict[str, Conversation] = {}
+        self.last_failure = ""  # of a request that ended with an error: why
         self._clock = clock
         self._due: list[tuple[float, str]] = []  # a heap; some of these have ended
         self._leaving: set[str] = set()  # closed here, and not yet by the engine
@@ -69,6 +70,10 @@ class Frontend:
 
     def _request(self, name: str, ids: Sequence[int], ask: Ask, arrival: float) -> Request:
         params = ask.params
+        if params.prompt_only:
+            # A prompt is computed for the sake of a token, so one is drawn where none is wanted.
+            # `OpenChoice` does not tell it, and whichever it is, the end is "length".
+            params = replace(params, max_tokens=1, ignore_eos=True, stop_token_ids=())
         sampling = params.sampling()
         sampling.check_vocab(self.tokenizer.vocab_size)
         # What is found in the cache has no logits. A salt of its own lets nothing be found.
@@ -97,10 +102,11 @@ class Frontend:
 
     # -- out ----------------------------------------------------------------
 
-    def deliver(self, delivery: Delivery) -> list[str]:
-        """Pass on what is new; returns the requests that the engine should let go of."""
+    def deliver(self, delivery: Delivery) -> list[Abort]:
+        """Pass on what is new; returns what the engine should let go of: requests, and single
+        choices that have ended at a stop string while others go on."""
         ends = {(one.ended.request_id, one.ended.child): one.ended for one in delivery.departures}
-        told: list[str] = []
+        told: list[Abort] = []
         for scores in delivery.prompt:
             self._learn(scores)
         names: list[str] = delivery.request_id.tolist()
@@ -112,13 +118,13 @@ class Frontend:
             self._measure(conversation, child, count, delivery.time)
             logprobs = self._logprobs(delivery, row, conversation)
             ended = ends.get((name, child))
-            if conversation.push(child, ids[:count], logprobs, ended) and conversation.told:
-                told.append(name)
+            if conversation.push(child, ids[:count], logprobs, ended) and ended is None:
+                told.append(Abort(name, None if conversation.told else child))
         for departure in delivery.departures:
             self._depart(departure)
         for refused in delivery.refused:
             self.forget(refused.request_id, refused.error)
-        return [name for name in told if name in self.open]
+        return [one for one in told if one.request_id in self.open]
 
     def forget(self, request_id: str, error: PacelineError) -> None:
         """It never began."""
@@ -130,7 +136,9 @@ class Frontend:
         """The engine does not have it, or is gone and cannot tell where the time went."""
         conversation = self.open.pop(request_id)
         took = Timings(total_s=self._clock() - conversation.arrival)
-        output = conversation.close(Departure(Ended(request_id, finish, message=message), took))
+        ended = Ended(request_id, finish, message=message)
+        self._note_failure(ended)
+        output = conversation.close(Departure(ended, took))
         self.metrics.cut(took.total_s)
         self._count_ends(output)
 
@@ -159,6 +167,10 @@ class Frontend:
         """The engine never had it, so it will not tell of its end."""
         self._leaving.discard(request_id)
 
+    def _note_failure(self, ended: Ended) -> None:
+        if ended.finish is Finish.ERROR:
+            self.last_failure = ended.message
+
     def _count_ends(self, output: RequestOutput) -> None:
         for one in output.outputs:
             self.metrics.finished(one.finish_reason or "error")
@@ -173,6 +185,7 @@ class Frontend:
             conversation.push(ended.child, (), ended=ended)
             return
         del self.open[ended.request_id]
+        self._note_failure(ended)
         output, took = conversation.close(departure), departure.timings
         if ended.choices:
             self.metrics.generated(output.usage.completion_tokens)

@@ -187,8 +187,8 @@ class LLM:
             if self.unfinished:
                 self._engine.rest()
             return
-        for name in self._frontend.deliver(delivery):
-            self._engine.abort(name)
+        for one in self._frontend.deliver(delivery):
+            self._engine.abort(one.request_id, one.child)
 
     def _feed(self) -> None:
         """Submit what the engine has room for."""

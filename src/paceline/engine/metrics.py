@@ -48,7 +48,8 @@ NOBODY: dict[str, Any] = dict.fromkeys(("running", "waiting", "parked", "swapped
 def first_figures(capacity: Capacity) -> dict[str, Any]:
     """What an engine answers to "gauges" before it has done anything."""
     size = {"total_blocks": capacity.num_blocks, "block_size": capacity.block_size}
-    return NOBODY | dict.fromkeys(TOTALS.values(), 0) | StepCounts().to_dict() | size
+    totals = dict.fromkeys((*TOTALS.values(), "failed_rows"), 0)
+    return NOBODY | totals | StepCounts().to_dict() | size
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Report:
     accepted_at: Sequence[int]  # drafts that were right, by place
     cache_config: Mapping[str, int]  # num_gpu_blocks, block_size
     crashes: int  # of the step loop
+    failed_rows: int  # results that ended their request with an error, and no other
 
 
 class Metrics:
@@ -148,6 +150,7 @@ class Metrics:
             },
             accepted_at=list(now["accepted_at"]),
             crashes=self._crashes,
+            failed_rows=int(now["failed_rows"]),
             cache_config={
                 "num_gpu_blocks": int(now["total_blocks"]),
                 "block_size": int(now["block_size"]),

@@ -53,7 +53,8 @@ class SamplingParams:
     frequency_penalty           is taken from them as often as they occur in the output
     repetition_penalty          divides the logits of tokens in prompt or output
     seed                        of the samples; None: another one for each request
-    max_tokens                  most tokens to generate; None: all that the model length allows
+    max_tokens                  most tokens to generate; None: all that the model length allows;
+                                0: only the prompt is computed, for its logprobs
     min_tokens                  before this many neither tokens nor strings stop it
     stop                        strings that end the text, as one or as a list
     stop_token_ids              tokens that end it
@@ -109,7 +110,7 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         if self.max_tokens is not None:
-            whole("max_tokens", self.max_tokens, 1, LARGEST_ID, "must be at least 1")
+            whole("max_tokens", self.max_tokens, 0, LARGEST_ID, "cannot be negative")
         most = LARGEST_ID if self.max_tokens is None else self.max_tokens
         whole("min_tokens", self.min_tokens, 0, most, f"lies in 0..{most}")
         if self.seed is not None:
@@ -138,6 +139,11 @@ class SamplingParams:
             raise RequestError(f"length_penalty is {penalty}; it must be finite")
         if self.logprobs is not None and self.silent:
             raise RequestError("logprobs cannot be told with best_of above n or with beam search")
+
+    @property
+    def prompt_only(self) -> bool:
+        """Is nothing generated, and the prompt all that is asked about?"""
+        return self.max_tokens == 0
 
     @property
     def beams(self) -> int:

@@ -3,7 +3,7 @@
 from collections import deque
 from contextlib import suppress
 
-from paceline.core.errors import StepError
+from paceline.core.errors import DeviceLost, StepError
 from paceline.core.plan import Plan, StepResult
 from paceline.engine.ports import Runner
 
@@ -24,7 +24,7 @@ class Pipeline:
         try:
             self._runner.launch(plan)
         except Exception as error:  # a device may fail in any way
-            raise failure(plan, error) from error
+            raise self._failure(plan, error) from error
         if not plan.empty:
             self._flight.append(plan)
 
@@ -34,7 +34,7 @@ class Pipeline:
         try:
             return plan, self._runner.wait()
         except Exception as error:  # a device may fail in any way
-            raise failure(plan, error) from error
+            raise self._failure(plan, error) from error
 
     def abandon(self) -> None:
         """Let the steps in flight come to whatever end; nobody wants their results."""
@@ -43,6 +43,7 @@ class Pipeline:
             with suppress(Exception):
                 self._runner.wait()
 
-
-def failure(plan: Plan, error: Exception) -> StepError:
-    return StepError(f"step {plan.step} failed: {type(error).__name__}: {error}")
+    def _failure(self, plan: Plan, error: Exception) -> StepError:
+        is_lost = getattr(self._runner, "is_lost", None)
+        kind = DeviceLost if is_lost is not None and is_lost() else StepError
+        return kind(f"step {plan.step} failed: {type(error).__name__}: {error}")

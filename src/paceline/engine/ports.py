@@ -21,7 +21,8 @@ class Runner(Protocol):
     raises for the oldest of them.
 
     One with an attribute `scores_prompts` that is true tells `prompt` in its results. Where there
-    is none, requests that ask for log-probabilities of their prompt are refused.
+    is none, requests that ask for log-probabilities of their prompt are refused. One whose device
+    can be lost has a method `is_lost`, which is asked after an error; the engine stops then.
     """
 
     def launch(self, plan: Plan) -> None: ...
@@ -62,7 +63,7 @@ class Core(Protocol):
 
     def submit(self, request: Request) -> None: ...
 
-    def abort(self, request_id: str) -> None: ...
+    def abort(self, request_id: str, child: int | None = None) -> None: ...
 
     def ask(self, question: Question) -> Future[Any]: ...
 

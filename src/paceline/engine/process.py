@@ -84,9 +84,9 @@ class ProcessCore:
         self._watch.begun(request.id)
         self._send(wire.submitted(request))
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, child: int | None = None) -> None:
         with suppress(EngineFailed):  # with the process its requests have ended too
-            self._send(wire.Aborted(request_id))
+            self._send(wire.Aborted(request_id, child))
 
     def ask(self, question: Question) -> Future[Any]:
         number, answer = next(self._numbers), Future[Any]()

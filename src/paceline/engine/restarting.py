@@ -47,8 +47,8 @@ class RestartingCore:
     def submit(self, request: Request) -> None:
         self._present().submit(request)
 
-    def abort(self, request_id: str) -> None:
-        self._core.abort(request_id)
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self._core.abort(request_id, child)
 
     def ask(self, question: Question) -> Future[Any]:
         return self._present().ask(question)

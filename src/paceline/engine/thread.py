@@ -36,8 +36,8 @@ class ThreadCore:
             raise EngineFailed(self._death)
         self._engine.submit(request)
 
-    def abort(self, request_id: str) -> None:
-        self._engine.abort(request_id)
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self._engine.abort(request_id, child)
 
     def ask(self, question: Question) -> Future[Any]:
         answer: Future[Any] = Future()

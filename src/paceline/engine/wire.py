@@ -66,6 +66,7 @@ class Submitted(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class Aborted(msgspec.Struct, tag=True, array_like=True, frozen=True):
     request_id: str
+    child: int | None = None
 
 
 class Questioned(msgspec.Struct, tag=True, array_like=True, frozen=True):

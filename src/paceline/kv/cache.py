@@ -28,6 +28,17 @@ class Hit:
 MISS = Hit((), 0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Seals of blocks that a step in flight is to fill, for a slot until it changed hands."""
+
+    step: int
+    slot: int
+    epoch: int
+    blocks: list[int]
+    keys: list[bytes]
+
+
 def nobody(slot: int) -> bool:
     """No resident is asked."""
     return False
@@ -54,10 +65,11 @@ class KVCache:
         self.table = sparse_zeros(slots, self.blocks_for(max_model_len))
         self.held = np.zeros(slots, np.int32)
         self.sealed = [0] * slots
+        self.epoch = [0] * slots  # rises when a slot changes hands, as in the SlotTable
         self.unnamed = Unnamed()
         self._start = [b""] * slots  # under which each slot is listed there
         self.rivals: set[int] = set()  # slots that compute the same as another, unseen
-        self._pending: deque[tuple[int, list[int], list[bytes]]] = deque()  # by step
+        self._pending: deque[Pending] = deque()  # by step
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -76,7 +88,8 @@ class KVCache:
         """
         if not self.enabled:
             return MISS
-        found, keys = list[int](), sequence.keys
+        found: list[int] = []
+        keys = sequence.keys
         usable = (len(sequence.tokens) - 1) // self.block_size
         while len(found) < usable:
             if len(found) == len(keys):
@@ -129,16 +142,16 @@ class KVCache:
         """
         starts = range(0, len(content), self.keys.width)
         for before, first in zip((parent, *keys), starts, strict=False):
-            self.rivals |= self._alike(before + content[first : first + self.keys.width])
+            self.rivals.update(self._alike(before + content[first : first + self.keys.width]))
 
-    def _alike(self, start: bytes) -> set[int]:
+    def _alike(self, start: bytes) -> list[int]:
         """Give keys to runs that begin so; returns the residents that do."""
-        slots = set[int]()
+        slots: list[int] = []
         for who in self.unnamed.at(start):
             if isinstance(who, Run):
                 self._name_run(who)
             else:
-                slots.add(who)
+                slots.append(who)
         return slots
 
     def missing(self, hit: Hit, tokens: int) -> int:
@@ -158,8 +171,8 @@ class KVCache:
     def place(self, slot: int, sequence: Sequence, blocks: tuple[int, ...], sealed: int) -> None:
         """Map blocks that are held already into an empty slot; the first few are sealed."""
         assert self.held[slot] == 0, f"slot {slot} already holds blocks"
-        packed = struct.pack(f"{len(blocks)}i", *blocks)  # several times faster than numpy
-        self.table[slot, : len(blocks)] = np.frombuffer(packed, np.int32)
+        row = slot * self.table.strides[0]
+        struct.pack_into(f"{len(blocks)}i", self.table.data, row, *blocks)  # faster than numpy
         self.held[slot] = len(blocks)
         if self.enabled:
             self.sealed[slot] = sealed
@@ -199,29 +212,30 @@ class KVCache:
 
         The full ones of the first `tokens` positions stay findable.
         """
+        blocks = self.blocks(slot)
         if self.enabled:
-            self._leave(slot, sequence, tokens // self.block_size)
+            self._leave(slot, sequence, blocks[: tokens // self.block_size])
             self.rivals.discard(slot)
-        self.pool.drop(reversed(self.blocks(slot)))
+        self.pool.drop(reversed(blocks))
         self.held[slot] = 0
         self.sealed[slot] = 0
+        self.epoch[slot] += 1
 
-    def _leave(self, slot: int, sequence: Sequence, full: int) -> None:
-        """Leave the blocks up to `full` that have no key behind as a run.
+    def _leave(self, slot: int, sequence: Sequence, full: list[int]) -> None:
+        """Leave those of the blocks in `full` that have no key behind as a run.
 
         Not so if somebody listens to events, or if its keys need more than tokens.
         """
         if self.events is not None or sequence.request.items:
             self.name(sequence)
-            self.seal(slot, sequence, full * self.block_size, step=None)
+            self.seal(slot, sequence, len(full) * self.block_size, step=None)
         first, listed = self.sealed[slot], self._start[slot]
-        if full <= first:
+        if len(full) <= first:
             self.unnamed.remove(listed, slot)
             return
-        start = self._start_of(sequence, first)
-        content = sequence.tokens[first * self.block_size : full * self.block_size].tobytes()
-        blocks: list[int] = self.table[slot, first:full].tolist()
-        run = Run(self.unnamed, start, content, blocks)
+        start = listed if len(listed) > KEY_BYTES else self._start_of(sequence, first)
+        content = sequence.tokens[first * self.block_size : len(full) * self.block_size].tobytes()
+        run = Run(self.unnamed, start, content, full[first:])
         if start == listed:
             self.unnamed.succeed(start, slot, run)
         else:
@@ -278,7 +292,7 @@ class KVCache:
     def _watch(self, slot: int, sequence: Sequence, start: bytes) -> None:
         """Make a slot and others that begin alike rivals."""
         if others := self._alike(start):
-            self.rivals |= {slot, *others}
+            self.rivals.update(others, [slot])
         if len(sequence.keys) == self.sealed[slot]:
             self.keys.further(sequence.keys, sequence.request, sequence.tokens)
         if self.pool.has(sequence.keys[self.sealed[slot]]):
@@ -325,7 +339,7 @@ class KVCache:
         self._name_equals(parent, keys, content)
         self._list(slot, sequence)
         if step is not None:
-            self._pending.append((step, blocks, keys))
+            self._pending.append(Pending(step, slot, self.epoch[slot], blocks, keys))
 
     def tail(self, slot: int, sequence: Sequence) -> bytes:
         """The key that the first block not yet sealed chains to."""
@@ -342,15 +356,23 @@ class KVCache:
 
     def confirm(self, step: int) -> None:
         """The device has filled what `step` sealed."""
-        while self._pending and self._pending[0][0] <= step:
+        while self._pending and self._pending[0].step <= step:
             self._pending.popleft()
 
-    def retract(self) -> None:
-        """Steps in flight failed: forget every block they were to fill."""
-        while self._pending:
-            _, blocks, keys = self._pending.pop()
-            for block, key in zip(reversed(blocks), reversed(keys), strict=True):
+    def retract(self, owner: tuple[int, int] | None = None) -> dict[int, bytes]:
+        """Steps in flight failed: forget the blocks they were to fill, for all or for one slot and
+        epoch. Returns these blocks and the keys they had."""
+        forgotten: dict[int, bytes] = {}
+        pending, self._pending = self._pending, deque()
+        while pending:
+            one = pending.pop()
+            if owner not in (None, (one.slot, one.epoch)):
+                self._pending.appendleft(one)
+                continue
+            for block, key in zip(reversed(one.blocks), reversed(one.keys), strict=True):
                 self.pool.unseal(block, key)
+                forgotten[block] = key
+        return forgotten
 
     def reset(self) -> bool:
         """Forget all content, if no block is held."""

@@ -33,6 +33,12 @@ def item_bytes(items: tuple[Item, ...], first: int, end: int) -> bytes:
     return b"".join(parts)
 
 
+def digest(content: bytes) -> bytes:
+    blank = BLANK.copy()  # half the price of a new one
+    blank.update(content)
+    return blank.digest()
+
+
 class Chunk(NamedTuple):
     """A few blocks in a row: their tokens, and their keys."""
 
@@ -65,15 +71,23 @@ class Keys:
             keys += self._with_items(keys, request, tokens, full)
         while len(keys) < full:
             if not self._recall(keys, request, tokens):
-                edge = (len(keys) // CHUNK_BLOCKS + 1) * CHUNK_BLOCKS
-                self._hash(keys, request, tokens, min(full, edge))
+                size, done = self.block_size, len(keys)
+                end = min(full, (done // CHUNK_BLOCKS + 1) * CHUNK_BLOCKS)
+                content = tokens[done * size : end * size].tobytes()
+                keys += self.chain(self.parent(keys, request, done), content)
+                self._remember(keys, request, tokens)
 
     def further(self, keys: list[bytes], request: Request, tokens: I32) -> None:
-        """Append all keys that need no hashing, or else the next one."""
+        """Append all keys that need no hashing, and one more if there is a block for it."""
         if request.items:
             keys += self._with_items(keys, request, tokens, len(keys) + 1)
-        elif not self._recall(keys, request, tokens):
-            self._hash(keys, request, tokens, len(keys) + 1)
+            return
+        self._recall(keys, request, tokens)
+        size, done = self.block_size, len(keys)
+        if done < len(tokens) // size:
+            content = tokens[done * size : (done + 1) * size].tobytes()
+            keys.append(digest(self.parent(keys, request, done) + content))
+            self._remember(keys, request, tokens)
 
     def _recall(self, keys: list[bytes], request: Request, tokens: I32) -> bool:
         """Append the keys of the chunks that come next and are remembered; were there any?"""
@@ -90,42 +104,36 @@ class Keys:
             parent = keys[-1]
         return len(keys) > done
 
-    def _hash(self, keys: list[bytes], request: Request, tokens: I32, end: int) -> None:
-        """Append the keys up to block `end`, in one chunk.
-
-        Whole chunks are remembered, because prompts often begin alike.
-        """
-        size, done = self.block_size, len(keys)
-        first = done - done % CHUNK_BLOCKS
-        parent = self.parent(keys, request, done)
-        keys += self.chain(parent, tokens[done * size : end * size].tobytes())
-        if end == first + CHUNK_BLOCKS:
-            content = tokens[first * size : end * size].tobytes()
-            start = self.parent(keys, request, first) + content[: self.width]
-            self._memo[start] = Chunk(content, keys[first:])
-            if len(self._memo) > MEMO_CHUNKS:
-                self._memo.popitem(last=False)
+    def _remember(self, keys: list[bytes], request: Request, tokens: I32) -> None:
+        """Remember the deepest chunk if it is whole, because prompts often begin alike."""
+        size, end = self.block_size, len(keys)
+        if end % CHUNK_BLOCKS:
+            return
+        first = end - CHUNK_BLOCKS
+        content = tokens[first * size : end * size].tobytes()
+        start = self.parent(keys, request, first) + content[: self.width]
+        self._memo[start] = Chunk(content, keys[first:])
+        if len(self._memo) > MEMO_CHUNKS:
+            self._memo.popitem(last=False)
 
     def chain(self, parent: bytes, content: bytes) -> list[bytes]:
         """The keys of blocks without items that come after `parent`."""
-        width, keys = self.width, list[bytes]()
+        width = self.width
+        keys: list[bytes] = []
         for first in range(0, len(content), width):
-            digest = BLANK.copy()  # half the price of a new one
-            digest.update(parent + content[first : first + width])
-            parent = digest.digest()
+            parent = digest(parent + content[first : first + width])
             keys.append(parent)
         return keys
 
     def _with_items(
         self, known: list[bytes], request: Request, tokens: I32, end: int
     ) -> list[bytes]:
-        size, keys = self.block_size, list[bytes]()
+        size = self.block_size
+        keys: list[bytes] = []
         parent = self.parent(known, request, len(known))
         for block in range(len(known), end):
             first, behind = block * size, (block + 1) * size
-            digest = BLANK.copy()
-            digest.update(parent + tokens[first:behind].tobytes())
-            digest.update(item_bytes(request.items, first, behind))
-            parent = digest.digest()
+            items = item_bytes(request.items, first, behind)
+            parent = digest(parent + tokens[first:behind].tobytes() + items)
             keys.append(parent)
         return keys

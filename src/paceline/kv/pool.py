@@ -2,13 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv.runs import Run
 
-LONG, REMEMBERED = 16, 1024  # keys that are worth remembering what they led to, and how often
+LONG, REMEMBERED = 16, 1024  # keys in a lot, and lots whose blocks are remembered
 
 
 class BlockPool:
@@ -37,7 +36,7 @@ class BlockPool:
         self._content: list[bytes | Run | None] = [None] * blocks  # a key, or what will get one
         self._by_key: dict[bytes, int] = {}
         self._twins: dict[bytes, list[int]] = {}  # further blocks of the same content
-        self._found: dict[bytes, list[int]] = {}  # what `find` found last, by its deepest key
+        self._found: dict[bytes, list[int]] = {}  # by `find`, in whole lots, by the deepest key
         self._blank = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -86,9 +85,9 @@ class BlockPool:
         blank, idle = self._blank, self._idle
         for block in blocks:
             left = holders[block] - 1
-            assert left >= 0, f"block {block} dropped twice"
             holders[block] = left
-            if left == 0:
+            if left <= 0:
+                assert left == 0, f"block {block} dropped twice"
                 if blank_first and content[block] is None:
                     blank.append(block)
                 else:
@@ -134,17 +133,25 @@ class BlockPool:
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks with the given contents, as many as there are without a gap."""
-        known = self._found.get(keys[-1]) if len(keys) >= LONG else None
-        if known is not None and len(known) >= len(keys):
-            return known[len(known) - len(keys) :]
-        found = list(map(self._by_key.get, keys))
-        if None in found:
-            del found[found.index(None) :]
-        elif len(keys) >= LONG:
+        found = self._found_before(keys)
+        known = len(found)
+        for key in keys[known:]:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            found.append(block)
+        edge = len(found) - len(found) % LONG
+        if edge > known:
             if len(self._found) >= REMEMBERED:
                 self._found.clear()
-            self._found[keys[-1]] = cast("list[int]", found[:])
-        return cast("list[int]", found)
+            self._found[keys[edge - 1]] = found[:edge]
+        return found
+
+    def _found_before(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of as many keys as make whole lots, if they are remembered."""
+        edge = len(keys) - len(keys) % LONG
+        known = self._found.get(keys[edge - 1]) if edge else None
+        return known[len(known) - edge :] if known and len(known) >= edge else []
 
     def has(self, key: bytes) -> bool:
         """Is there a block with this content?"""

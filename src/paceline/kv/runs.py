@@ -33,9 +33,9 @@ class Unnamed:
     def __init__(self) -> None:
         self._listed: dict[bytes, list[int | Run]] = {}
 
-    def at(self, start: bytes) -> list[int | Run]:
+    def at(self, start: bytes) -> tuple[int | Run, ...]:
         """Those that begin so, as they stand now."""
-        return list(self._listed[start]) if start in self._listed else []
+        return tuple(self._listed.get(start, ()))
 
     def add(self, start: bytes, who: int | Run) -> None:
         self._listed.setdefault(start, []).append(who)

@@ -19,7 +19,8 @@ class KVStore:
     A block is one piece, so that copying, swapping and sending it is one copy. A run, the part
     of a block that one layer reads, is one piece too, so that a row's context is gathered run
     by run. A cell holds k beside v, so that a position is written at once.
-    Memory is finite numbers from the start: attention reads unused cells and weighs them by zero.
+    Memory is finite numbers from the start. An attention that reads unused cells and weighs them
+    by zero clears those that others had before.
     """
 
     def __init__(
@@ -65,6 +66,10 @@ class KVStore:
     def gather(self, runs: Tensor, out: Tensor) -> None:
         """Copy runs into `out`, [runs, block_size, 2 * kv_heads, head_dim]."""
         torch.index_select(self._runs, 0, runs, out=out.view(len(runs), -1))
+
+    def clear(self, block: int, first: int) -> None:
+        """Forget the cells of a block from one on."""
+        self.content[block, :, first:] = 0
 
     # -- whole blocks -------------------------------------------------------
 

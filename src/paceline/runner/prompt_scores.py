@@ -1,7 +1,9 @@
 """How likely the tokens of a prompt are, for requests that ask while it is computed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,48 +17,86 @@ from paceline.runner.sampler import Scores, score
 MOST_LOGITS = 1 << 22  # held at once; a long prompt is scored in slices
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Positions of a row that tell of tokens of a prompt, each of the one behind it.
+
+    The last position of a prompt tells of the output, and is never among them.
+    """
+
+    row: int
+    begin: int  # the first of these positions, among those of the step
+    first: int  # place of the first of these tokens in the prompt
+    tokens: I32
+    alternatives: int
+
+
 def prompt_scores(
     plan: Plan, batch: Batch, hidden: Tensor, asking: Mapping[int, Request], model: Model
 ) -> tuple[PromptScores, ...]:
     """Of the rows of a step, those whose requests ask, where they compute a part of a prompt.
 
-    A position tells of the token behind it, so the last one of a prompt tells of the output and
-    is left out. `asking` has requests by slot, `hidden` is [positions, width].
+    `asking` has requests by slot, `hidden` is [positions, width].
     """
-    rows, found = plan.rows, list[PromptScores]()
+    start = batch.position[batch.row_start[:-1]].tolist()
+    size = max(1, MOST_LOGITS // model.config.vocab)
+    found = spans(plan, start, asking)
+    ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in found]
+    return told(plan, found, scored(hidden, found, ids, model.logits, size))
+
+
+def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[Span]:
+    """What a step can tell of prompts, if its rows begin at the positions `start`."""
+    rows, found = plan.rows, list[Span]()
+    ends = np.cumsum(rows.count).tolist()
     for row, slot in enumerate(rows.slot.tolist()):
         request = asking.get(slot)
         wanted = None if request is None else request.sampling.prompt_logprobs
         if request is None or wanted is None:
             continue
-        begin, end = batch.row_start[row : row + 2].tolist()
-        first = int(batch.position[begin]) + 1
-        tokens = request.prompt[first : first + end - begin]
+        count, first = int(rows.count[row]), int(start[row]) + 1
+        tokens = request.prompt[first : first + count]
         if len(tokens):
-            own = scored(hidden[begin : begin + len(tokens)], tokens, wanted, model)
-            found.append(
-                PromptScores(
-                    request_id=str(rows.request_id[row]),
-                    serial=int(rows.serial[row]),
-                    first=first,
-                    logprob=own.given.numpy(),
-                    rank=own.rank.int().numpy(),
-                    ids=own.ids.int().numpy(),
-                    values=own.values.numpy(),
-                )
+            found.append(Span(row, ends[row] - count, first, tokens, wanted))
+    return found
+
+
+def scored(
+    hidden: Tensor,
+    spans: Sequence[Span],
+    ids: Iterable[Tensor],
+    logits: Callable[[Tensor], Tensor],
+    size: int,
+) -> list[Scores]:
+    """Of each span, whose tokens are `ids` where `hidden` is, so many positions at a time."""
+    found: list[Scores] = []
+    for span, tokens in zip(spans, ids, strict=True):
+        own = hidden[span.begin : span.begin + len(tokens)]
+        slices = zip(own.split(size), tokens.split(size), strict=True)
+        parts = [score(logits(part), given, span.alternatives) for part, given in slices]
+        found.append(
+            Scores(
+                given=torch.cat([part.given for part in parts]),
+                rank=torch.cat([part.rank for part in parts]),
+                ids=torch.cat([part.ids for part in parts]),
+                values=torch.cat([part.values for part in parts]),
             )
-    return tuple(found)
+        )
+    return found
 
 
-def scored(hidden: Tensor, tokens: I32, alternatives: int, model: Model) -> Scores:
-    """Scores of the token behind each position, a slice of them at a time."""
-    size = max(1, MOST_LOGITS // model.config.vocab)
-    ids = torch.from_numpy(tokens.astype("int64"))
-    slices = zip(hidden.split(size), ids.split(size), strict=True)
-    parts = [score(model.logits(part), own, alternatives) for part, own in slices]
-    return Scores(
-        given=torch.cat([part.given for part in parts]),
-        rank=torch.cat([part.rank for part in parts]),
-        ids=torch.cat([part.ids for part in parts]),
-        values=torch.cat([part.values for part in parts]),
+def told(plan: Plan, spans: Sequence[Span], scores: Sequence[Scores]) -> tuple[PromptScores, ...]:
+    """The same by request, from scores on the host."""
+    rows = plan.rows
+    return tuple(
+        PromptScores(
+            request_id=str(rows.request_id[span.row]),
+            serial=int(rows.serial[span.row]),
+            first=span.first,
+            logprob=own.given.numpy(),
+            rank=own.rank.int().numpy(),
+            ids=own.ids.int().numpy(),
+            values=own.values.numpy(),
+        )
+        for span, own in zip(spans, scores, strict=True)
     )

@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from paceline.core.plan import Candidates, Plan, StepResult
+from paceline.core.plan import Candidates, Failed, Plan, StepResult
 from paceline.core.request import Request
 from paceline.runner.sampler import Scores, score
 from paceline.runner.sampling_controls import Controls
@@ -14,13 +14,26 @@ class Result:
 
     def __init__(self, plan: Plan, wanted: np.ndarray, ids: Tensor, taken: Tensor) -> None:
         rows = len(plan.rows)
-        self._wanted = wanted
+        self._plan, self._wanted = plan, wanted
         self._ids = np.full((rows, ids.shape[1]), -1, np.int32)
         self._ids[wanted] = ids.numpy()
         self._count = np.zeros(rows, np.int32)
         self._count[wanted] = taken.numpy()
         self._logprob: np.ndarray | None = None
         self._best: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # candidates by row
+        self._failed: tuple[Failed, ...] = ()
+
+    def fail(self, bad: Tensor) -> None:
+        """Rows that sample, of which some had nothing to choose from: those yield nothing."""
+        rows = self._wanted[bad.numpy()]
+        if not len(rows):
+            return
+        self._ids[rows], self._count[rows] = -1, 0
+        step, labels = self._plan.step, self._plan.rows.labels
+        self._failed = tuple(
+            Failed(row, f"the logits of {labels[row]!r} in step {step} are no numbers")
+            for row in rows.tolist()
+        )
 
     def tell(self, controls: Controls, scores: tuple[Scores | None, ...]) -> None:
         """Log-probabilities that requests ask for, and alternatives to their first token."""
@@ -50,7 +63,7 @@ class Result:
 
     def whole(self) -> StepResult:
         if not self._best:
-            return StepResult(self._ids, self._count, self._logprob)
+            return StepResult(self._ids, self._count, self._logprob, failed=self._failed)
         most = max(len(ids) for ids, _ in self._best.values())
         found = Candidates(
             np.full((len(self._ids), most), -1, np.int32),
@@ -59,4 +72,4 @@ class Result:
         for row, (ids, values) in self._best.items():
             found.ids[row, : len(ids)] = ids
             found.logprob[row, : len(ids)] = values
-        return StepResult(self._ids, self._count, self._logprob, found)
+        return StepResult(self._ids, self._count, self._logprob, found, failed=self._failed)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.errors import StepError
 from paceline.core.plan import Pairs, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import Attention
@@ -147,12 +146,10 @@ class Runner:
                 logits.view(len(wanted), width, -1), drafts, controls, first
             )
             ids, taken, bad, scores = found.ids, found.count, found.bad, found.scores
-        if bool(bad.any()):
-            names = [rows.labels[wanted[row]] for row in torch.nonzero(bad)[:, 0].tolist()]
-            raise StepError(f"step {plan.step}: the logits of {names} are no numbers")
         controls.observe(ids, first)
         self._advance(plan, slot, first, ids, taken)
         result = Result(plan, wanted, ids, taken)
+        result.fail(bad)
         result.tell(controls, scores)
         for row, own in zip(quiet, raw, strict=False):
             result.tell_one(row, own, ids[row], asked[row])

@@ -10,6 +10,7 @@ from paceline.core.events import Happened
 from paceline.core.plan import Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Sequence
 from paceline.sched.beams import Candidate
+from paceline.sched.failures import Failures
 from paceline.sched.family import Family
 from paceline.sched.forks import Forks
 from paceline.sched.journal import note
@@ -25,16 +26,25 @@ class Accounting:
     def __init__(self, residency: Residency) -> None:
         self._at = residency
         self._forks = Forks(residency)
+        self._failures = Failures(residency)
 
     def commit(self, plan: Plan, result: StepResult) -> Outputs:
-        """Any step: rows may be stale, partial, drafted, first or last."""
-        table, rows = self._at.table, plan.rows
+        """Any step: rows may be failed, stale, partial, drafted, first or last."""
         self._refuse_nonsense(plan, result)
+        if self._at.table.silenced:
+            self._refuse_silence(plan, result)
+        if not result.failed:
+            return self._fold(plan, result)
+        ended = self._failures.end(plan, result)  # from here on their rows are stale
+        outputs = self._fold(plan, result)
+        return replace(outputs, finished=(*ended, *outputs.finished))
+
+    def _fold(self, plan: Plan, result: StepResult) -> Outputs:
+        """Append what the living sampled, and end those that are complete."""
+        table, rows = self._at.table, plan.rows
         slot, ids, count, drafts = rows.slot, result.ids, result.count, rows.drafts
         width, samples, serial, name = rows.count, rows.samples, rows.serial, rows.request_id
         child, alive = rows.child, table.alive(rows)
-        if table.silenced:
-            self._refuse_silence(plan, result, alive)
         origin = None
         if not alive.all():
             origin = np.flatnonzero(alive)
@@ -134,7 +144,7 @@ class Accounting:
         pairs = zip(ids.tolist(), logprob.tolist(), strict=True)
         return [Candidate(token, value) for token, value in pairs if token >= 0]
 
-    def _refuse_silence(self, plan: Plan, result: StepResult, alive: Bool) -> None:
+    def _refuse_silence(self, plan: Plan, result: StepResult) -> None:
         """Rows that ask for log-probabilities or candidates must have got them."""
         rows, table, found = plan.rows, self._at.table, result.candidates
         shape = (0,) if result.logprob is None else result.logprob.shape
@@ -142,7 +152,8 @@ class Accounting:
         listed = np.zeros(len(rows), np.bool_)
         if found is not None and len(found.ids) == len(rows):
             listed |= found.ids.shape == found.logprob.shape and (found.ids >= 0).any(axis=1)
-        for row in np.flatnonzero(alive & rows.samples & table.silent[rows.slot]).tolist():
+        due = table.alive(rows) & (result.count > 0) & table.silent[rows.slot]
+        for row in np.flatnonzero(due).tolist():
             request = table.sequence(int(rows.slot[row])).request
             if not (listed[row] if request.beam_width else scored):
                 what = "candidates" if request.beam_width else "log-probabilities"
@@ -164,11 +175,18 @@ class Accounting:
                 f"step {plan.step} has {len(rows)} rows; its result has ids {shape} "
                 f"and counts {result.count.shape}"
             )
-        most = np.where(rows.samples, 1 + rows.drafts, 0)
-        wrong = (result.count > np.minimum(most, shape[1])) | (result.count < rows.samples)
+        due = rows.samples
+        if result.failed:
+            failed = [one.row for one in result.failed]
+            if min(failed) < 0 or max(failed) >= len(rows):
+                raise StepError(f"step {plan.step} has {len(rows)} rows; of them {failed} failed")
+            due = due.copy()
+            due[failed] = False
+        most = np.where(due, 1 + rows.drafts, 0)
+        wrong = (result.count > np.minimum(most, shape[1])) | (result.count < due)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise StepError(
                 f"step {plan.step}: {rows.labels[row]!r} yielded {int(result.count[row])} "
-                f"tokens; between {int(rows.samples[row])} and {int(most[row])} were due"
+                f"tokens; between {int(due[row])} and {int(most[row])} were due"
             )

@@ -77,9 +77,12 @@ class Family:
 
     @property
     def finish(self) -> Finish:
-        """Why the request as a whole ended: as the best of it did."""
-        best = self.best()
-        return best[0].finish if best else self.choices[min(self.choices)].finish
+        """Why the request as a whole ended: as the best of it did, or the first that was not
+        ended from outside."""
+        if best := self.best():
+            return best[0].finish
+        ends = [self.choices[child].finish for child in sorted(self.choices)]
+        return next((finish for finish in ends if finish is not Finish.ABORT), Finish.ABORT)
 
 
 def labels(request: Request) -> list[str]:

@@ -1,24 +1,21 @@
 """What happened between two plans, for the runner to be told of."""
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
-
 from paceline.core.plan import Admitted, Pairs
 from paceline.core.request import Sequence
 
 
-@dataclass(slots=True)
 class News:
     """Gathers until the next plan takes it along."""
 
-    released: list[int] = field(default_factory=list[int])  # slots
-    preempted: list[str] = field(default_factory=list[str])
-    finished: OrderedDict[str, Sequence] = field(default_factory=OrderedDict[str, Sequence])
-    admitted: list[Admitted] = field(default_factory=list[Admitted])
-    copies: list[tuple[int, Pairs]] = field(default_factory=list[tuple[int, Pairs]])  # by slot
-    swap_out: Pairs = ()
-    swap_in: Pairs = ()
-    chosen: dict[int, int] = field(default_factory=dict[int, int])  # token by slot
+    def __init__(self) -> None:
+        self.released: list[int] = []  # slots
+        self.preempted: list[str] = []
+        self.finished: dict[str, Sequence] = {}
+        self.admitted: list[Admitted] = []
+        self.copies: list[tuple[int, Pairs]] = []  # by slot
+        self.swap_out: Pairs = ()
+        self.swap_in: Pairs = ()
+        self.chosen: dict[int, int] = {}  # token by slot
 
     def keep_copies(self, slots: list[int]) -> list[Pairs]:
         """What is copied for these goes to the host in the same step; the slots are given up.

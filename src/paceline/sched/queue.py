@@ -91,6 +91,18 @@ class WaitingQueue:
         sequence.parked = ""
         self.push(sequence)
 
+    def succeed(self, sequence: Sequence, heir: Sequence) -> None:
+        """Let an heir wait, or be parked, where a sequence was."""
+        front, reason = self._fronts.get(sequence.serial), sequence.parked
+        self.remove(sequence)
+        if front is not None:
+            self._fronts[heir.serial] = front
+        if reason:
+            heir.parked = reason
+            self.parked[heir.serial] = heir
+        else:
+            self.push(heir)
+
     # -- who is next --------------------------------------------------------
 
     def head(self, now: float) -> Sequence | None:

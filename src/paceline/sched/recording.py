@@ -25,6 +25,7 @@ from paceline.sched.records import (
     Scores,
     Submission,
     arguments,
+    failed_rows,
     record,
 )
 from paceline.sched.scheduler import Scheduler
@@ -99,9 +100,9 @@ class Recorder:
             self._write(Submission(request, now, parked).encoded())
         self._call(lambda: self.scheduler.submit(request, now, parked))
 
-    def abort(self, request_id: str, now: float) -> bool:
-        self._note(Kind.ABORT, request_id, now)
-        return self._call(lambda: self.scheduler.abort(request_id, now))
+    def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
+        self._note(Kind.ABORT, request_id, now, *(() if child is None else (child,)))
+        return self._call(lambda: self.scheduler.abort(request_id, now, child))
 
     def park(self, request_id: str, reason: str, now: float) -> bool:
         self._note(Kind.PARK, request_id, reason, now)
@@ -125,6 +126,8 @@ class Recorder:
             return self.scheduler.commit(plan, result, now)
         if scores := Scores.of(result):
             self._write(scores.encoded())
+        if result.failed:
+            self._write(failed_rows(result.failed))
         self._write(Commitment(plan.step, now, len(plan.rows), result).encoded())
         return self._call(lambda: self.scheduler.commit(plan, result, now))
 

@@ -17,12 +17,22 @@ import numpy.typing as npt
 from paceline.core.arrays import F32, I32, Bool
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, RequestError
-from paceline.core.plan import NO_ROWS, Admitted, Candidates, Grown, Plan, Rows, StepResult
+from paceline.core.plan import (
+    NO_ROWS,
+    Admitted,
+    Candidates,
+    Failed,
+    Grown,
+    Plan,
+    Rows,
+    StepResult,
+)
 from paceline.core.request import Item, Request
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 2  # rises when older code could not read what newer code writes
+FORMAT = 3  # rises when older code could not read what newer code writes
+READABLE = (2, 3)  # the first of these has no failed rows, and no ends of single children
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -65,6 +75,7 @@ class Kind(IntEnum):
     RESET_PREFIX_CACHE = 14
     SCORES = 15  # log-probabilities and candidates of the COMMIT that follows
     MEASURE = 16
+    FAILED = 17  # rows that failed, of the COMMIT that follows
     PLANNED = 32  # digests of the plan that came of the PLAN before
     REFUSED = 33  # the call before raised this error
     ENDED = 64  # nothing follows, for this reason
@@ -280,6 +291,15 @@ class Scores:
 
     def added_to(self, result: StepResult) -> StepResult:
         return StepResult(result.ids, result.count, self.logprob, self.candidates)
+
+
+def failed_rows(failed: tuple[Failed, ...]) -> bytes:
+    """What a result says of rows that came to nothing."""
+    return record(Kind.FAILED, arguments(*((one.row, one.reason) for one in failed)))
+
+
+def failed_of(payload: bytes) -> tuple[Failed, ...]:
+    return tuple(Failed(row, reason) for row, reason in loads(payload))
 
 
 def well_formed(ids_shape: Sequence[int], count_shape: Sequence[int]) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from io import BufferedReader
 from json import loads
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import PacelineError
-from paceline.core.plan import Pairs, Plan, Rows
+from paceline.core.plan import Failed, Pairs, Plan, Rows
 from paceline.sched.records import (
     CHECKSUM,
-    FORMAT,
     FORMAT_NUMBER,
     HEAD,
     MAGIC,
     PART_BYTES,
     PARTS,
+    READABLE,
     STEP,
     TIME,
     Commitment,
@@ -32,6 +32,7 @@ from paceline.sched.records import (
     Scores,
     Submission,
     checksum,
+    failed_of,
 )
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
@@ -94,10 +95,10 @@ class Reader:
         if file.read(len(MAGIC)) != MAGIC:
             raise RecordingError(f"{self.path} is not a recording of a scheduler")
         number = file.read(FORMAT_NUMBER.size)
-        if len(number) == FORMAT_NUMBER.size and FORMAT_NUMBER.unpack(number)[0] != FORMAT:
+        if len(number) == FORMAT_NUMBER.size and FORMAT_NUMBER.unpack(number)[0] not in READABLE:
             raise RecordingError(
                 f"{self.path} has format {FORMAT_NUMBER.unpack(number)[0]}; "
-                f"this paceline reads format {FORMAT}"
+                f"this paceline reads formats {' and '.join(map(str, READABLE))}"
             )
         self.size_bytes = os.fstat(file.fileno()).st_size
         first = next_record(file, self.size_bytes - file.tell())
@@ -215,6 +216,7 @@ class Replay:
         self._plan: Plan | None = None  # the latest, until it is compared
         self._refusal: str | None = None  # of the latest call, until it is compared
         self._scores: Scores | None = None  # of the commit to come
+        self._failed: tuple[Failed, ...] = ()  # rows of the commit to come
         self._flight: dict[int, Plan] = {}
         self._moves: dict[int, Pairs] = {}  # of steps that had no rows
         self._verified = self._requests = self._refused = 0
@@ -236,6 +238,7 @@ class Replay:
             Kind.COMMIT: lambda payload: self._commit(Commitment.decoded(payload)),
             Kind.COMMIT_ONES: lambda payload: self._commit(Commitment.decoded_ones(payload)),
             Kind.SCORES: self._score,
+            Kind.FAILED: self._fail_rows,
             Kind.MEASURE: plainly(self._measure),
             Kind.FAIL: plainly(self._fail),
             Kind.RETRY: plainly(self._retry),
@@ -316,11 +319,16 @@ class Replay:
             plan = stand_in(made.step, made.rows, self._moves.get(made.step, ()))
         scores, self._scores = self._scores, None
         result = made.result if scores is None else scores.added_to(made.result)
+        failed, self._failed = self._failed, ()
+        result = replace(result, failed=failed) if failed else result
         self.scheduler.commit(plan, result, made.now)
         self._flight.pop(made.step, None)
 
     def _score(self, payload: bytes) -> None:
         self._scores = Scores.decoded(payload)
+
+    def _fail_rows(self, payload: bytes) -> None:
+        self._failed = failed_of(payload)
 
     def _measure(self, recompute: float, swap: float) -> None:
         self.scheduler.measure(Rates(recompute, swap))

@@ -269,13 +269,13 @@ class Residency:
             while family.kept:
                 self.table.give_back(family.kept.pop())
 
-    def demote(self, sequence: Sequence) -> None:
+    def demote(self, sequence: Sequence, cause: str = "the copy did not come about") -> None:
         """What was kept of a swapped sequence is gone: it computes everything again."""
         self.swapped.remove(sequence)
         for one in self.group(sequence):
             self.swapping.tier.discard(one)
             one.swapped = False
-        note(sequence, Happened.DEMOTED, self.now, self.step, cause="the copy did not come about")
+        note(sequence, Happened.DEMOTED, self.now, self.step, cause=cause)
         self.queue.push(sequence, in_front=True)
 
     def finish(
@@ -391,3 +391,4 @@ class Residency:
         assert all(sequence.swapped for sequence in self.swapped)
         held = np.asarray(self.cache.held) > 0
         assert np.array_equal(held, self.table.resident), "blocks without a resident"
+        assert self.cache.epoch == self.table.epoch.tolist(), "a slot changed hands only once"

@@ -13,6 +13,7 @@ from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, Rows, StepResul
 from paceline.core.request import Finish, Request, Sequence
 from paceline.sched import discipline, explain, snapshot, speculation
 from paceline.sched.accounting import Accounting
+from paceline.sched.children import Children
 from paceline.sched.composition import Composition
 from paceline.sched.family import Family
 from paceline.sched.journal import Gate
@@ -41,6 +42,7 @@ class Scheduler:
             config, self.residency, speculation.load(config.speculation)
         )
         self._accounting = Accounting(self.residency)
+        self._children = Children(self.residency)
         self._flight: deque[int] = deque()  # steps planned and not committed
         self._void_until = 0  # steps up to here were given up
         self._steady: Steady | None = None
@@ -105,13 +107,21 @@ class Scheduler:
             )
         return longest
 
-    def abort(self, request_id: str, now: float) -> bool:
-        """End a request wherever it is, also with work in flight. False if it is not here."""
+    def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
+        """End a request wherever it is, or one of its `n` children, also with work in flight.
+        False if it is not here. A request that ends with its last child is told of."""
         self._tick(now)
         sequence = self.residency.live.get(request_id)
         if sequence is None:
             return False
-        self._dismiss(sequence, Finish.ABORT)
+        if child is None:
+            self._dismiss(sequence, Finish.ABORT)
+            return True
+        ended = self._children.end(sequence, child)
+        if ended is None:
+            return False
+        self._steady = None
+        self._untold += ended
         return True
 
     def park(self, request_id: str, reason: str, now: float) -> bool:

@@ -26,8 +26,9 @@ class SlotTable:
     its sequence in `sequences[s]`, `resident[s]` says whether there is one, `silent[s]`
     whether what it samples is told only at the end, `order` lists resident slots, oldest
     first, `drafting` counts those that may draft and `silenced` those that are silent. Of
-    `capacity` slots those in `_vacant` are free and `_reserved` are kept for later; `order` is
-    a view of `_order`, and `_flat` of all tokens, `_width` for each slot. Rows never move.
+    `capacity` slots those in `_vacant` are free and `_reserved` are kept for later. `_listed` is
+    the part of `_order` that is in use, and if somebody has `_left`, `order` strikes them all off
+    at once. `_flat` is all tokens, `_width` for each slot. Rows never move.
     Only the methods of this class write columns; everyone may read them.
     """
 
@@ -55,8 +56,8 @@ class SlotTable:
         self._flat = self.tokens.reshape(-1)
         self._width = max_model_len
         self.sequences: list[Sequence | None] = [None] * slots
-        self._order: Index = np.full(slots, -1, np.intp)
-        self.order: Index = self._order[:0]
+        self._listed = self._order = np.empty(slots, np.intp)
+        self._list(self._order[:0])
         self.drafting = 0
         self.silenced = 0
         self._reserved = 0
@@ -65,6 +66,20 @@ class SlotTable:
     @property
     def vacant(self) -> int:
         return len(self._vacant)
+
+    @property
+    def order(self) -> Index:
+        """Resident slots, oldest first."""
+        if self._left:
+            self._list(self._listed[self.resident[self._listed]])
+        return self._listed
+
+    def _list(self, slot: Index) -> None:
+        """Put residents in this order, in a new place: plans may look at the old one."""
+        self._order = np.empty(self.capacity, np.intp)
+        self._listed = self._order[: len(slot)]
+        self._listed[:] = slot
+        self._left = False
 
     def sequence(self, slot: int) -> Sequence:
         sequence = self.sequences[slot]
@@ -87,7 +102,7 @@ class SlotTable:
         """Put a sequence into a vacant slot, or a reserved one, the newest in `order`."""
         if slot is not None:
             self.give_back(slot)
-        slot, request = self._vacant.pop(), sequence.request
+        slot, request, residents = self._vacant.pop(), sequence.request, len(self.order)
         known = len(sequence.tokens)
         self.tokens[slot, :known] = sequence.tokens
         self.known[slot] = self.given[slot] = known
@@ -104,11 +119,8 @@ class SlotTable:
         self.child[slot] = sequence.child
         self.resident[slot] = True
         self.sequences[slot], sequence.slot = sequence, slot
-        residents = len(self.order)
-        if residents == len(self._order):
-            self._order = np.concatenate([self._order, np.full(self.capacity, -1, np.intp)])
         self._order[residents] = slot  # behind what earlier views of it show
-        self.order = self._order[: residents + 1]
+        self._listed = self._order[: residents + 1]
         self.drafting += drafts > 0
         if sequence.child >= 0 and request.silent:
             self.silent[slot] = True
@@ -119,8 +131,7 @@ class SlotTable:
         """Move a resident in `order`, to right behind another."""
         order = self.order[self.order != slot]
         place = int(np.flatnonzero(order == other)[0]) + 1
-        self._order = np.insert(order, place, slot)
-        self.order = self._order[: len(order) + 1]
+        self._list(np.insert(order, place, slot))
 
     def cap(self, slot: int, ceiling: int) -> None:
         """Hand out no positions of a slot from `ceiling` on, for now."""
@@ -157,8 +168,7 @@ class SlotTable:
             self.silent[slot] = False
             self.silenced -= 1
         self._vacant.append(slot)
-        self._order = self._order[self._order != slot]  # a copy: plans may look at the old one
-        self.order = self._order[: len(self.order) - 1]
+        self._left = True
         return sequence
 
     def rows(self, slot: Index, start: I32, count: I32, drafts: I32) -> Rows:
@@ -193,6 +203,10 @@ class SlotTable:
     def take_back(self, slot: Index) -> None:
         """What was handed out will not be computed."""
         self.planned[slot] = self.computed[slot]
+
+    def distrust(self, slot: int, position: int) -> None:
+        """Nothing from `position` on counts as computed, nor will what was handed out."""
+        self.planned[slot] = self.computed[slot] = position
 
     def idle(self, slot: Index, step: int) -> None:
         self.idle_steps[slot] += 1

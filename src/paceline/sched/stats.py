@@ -11,6 +11,7 @@ class Stats:
     sampled, drafted, accepted         tokens generated; drafts among them, tried and right
     admissions, finished, preemptions  of requests
     stale_rows                         results that came after their slot changed hands
+    failed_rows                        results that ended their request with an error
     prefix_queries, prefix_hits        tokens of new requests when admitted, and found cached
     resumed_queries, resumed_hits      the same, for those that come back after a preemption
     swapped_out_blocks                 copied to the host
@@ -28,6 +29,7 @@ class Stats:
     finished: int = 0
     preemptions: int = 0
     stale_rows: int = 0
+    failed_rows: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     resumed_queries: int = 0

@@ -72,7 +72,7 @@ class Steady:
         ids, count = result.ids, result.count
         fits = ids.ndim == TABLE and ids.shape[0] == len(self.rows) and ids.shape[1] > 0
         right = count.ndim == 1 and count.dtype == np.int32
-        return fits and right and count.tobytes() == self._once
+        return fits and right and not result.failed and count.tobytes() == self._once
 
     def completes_some(self) -> bool:
         """After a commit of these rows: has one of them all the tokens it may have?"""

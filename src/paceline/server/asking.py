@@ -43,6 +43,8 @@ def sampling(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The fields that were given, under the same names."""
+    if max_tokens == 0 and not (isinstance(body, CompletionRequest) and body.echo):
+        raise unsupported("max_tokens", "it must be at least 1, or 0 to have a prompt echoed alone")
     given = {name: getattr(body, name) for name in SAME_NAMES}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)

@@ -20,10 +20,11 @@ def probe_routes(desk: Desk) -> APIRouter:
 
     @router.get("/health", responses=PROBED)
     async def health() -> dict[str, str]:
-        """Does the engine work?"""
+        """Does the engine work? It may, though some request has failed: the last reason is told."""
         if reason := desk.engine.healthy():
             raise Refusal(UNAVAILABLE, reason, code="unhealthy")
-        return {"status": "ok"}
+        last = desk.engine.last_failure
+        return {"status": "ok"} | ({"last_failure": last} if last else {})
 
     @router.get("/ready", responses=PROBED)
     async def ready() -> dict[str, str]:

@@ -84,6 +84,11 @@ class Exposition(Collector):
         )
         crashes.add_metric(self._values, self._report.crashes)
         yield crashes
+        failed = CounterMetricFamily(
+            "paceline:failed_rows", "requests that ended alone on an error", labels=LABELS
+        )
+        failed.add_metric(self._values, self._report.failed_rows)
+        yield failed
 
 
 def words(name: str) -> str:

@@ -9,17 +9,27 @@ content fails at the cell where it happens.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.plan import Admitted, Candidates, Pairs, Plan, StepResult
+from paceline.core.plan import Admitted, Candidates, Failed, Pairs, Plan, StepResult
 from paceline.core.request import Request
 from paceline.sim.reference import extended, likeliest, logprobs, next_token, start_digest
 
 GARBAGE = -2  # what a rejected draft leaves behind
+NO_NUMBER = -3  # and below: what a spoiled row leaves behind, by where it was spoiled
+
+
+@dataclass(frozen=True, slots=True)
+class Spoil:
+    """A row that wrote no numbers: who had the slot, and in which step."""
+
+    slot: int
+    epoch: int
+    step: int
 
 
 @dataclass(slots=True)
@@ -41,6 +51,9 @@ class OracleRunner:
     `accept` is the chance that a draft turns out right. Rejected drafts leave garbage in
     their cells, as they do on a device. Copies to the host are done late, as a fence allows:
     `lag` steps after the one that lists them, when that one has written, or in `settle`.
+
+    The next row of a label in `spoiled` writes no numbers, and so does every row that reads some
+    of them; of these rows, those that sample fail.
     """
 
     def __init__(
@@ -60,6 +73,8 @@ class OracleRunner:
         self._leaving: deque[tuple[int, Pairs]] = deque()  # copies to the host, by step
         self.tracks: dict[int, Track] = {}
         self.computed = 0  # positions, over all steps
+        self.spoiled: set[str] = set()
+        self.spoils: list[Spoil] = []
         self._random = Random(seed)
 
     def run(self, plan: Plan) -> StepResult:
@@ -139,6 +154,7 @@ class OracleRunner:
         width = 1 + (int(rows.drafts.max()) if len(rows) else 0)
         ids = np.full((len(rows), width), -1, np.int32)
         count = np.zeros(len(rows), np.int32)
+        begins = [self.tracks[slot].position for slot in rows.slot.tolist()]
         for row, slot in enumerate(rows.slot.tolist()):
             track = self.tracks[slot]
             assert track.request.id == labels[row], f"slot {slot} has another request"
@@ -154,7 +170,40 @@ class OracleRunner:
         for slot in rows.slot.tolist():  # attention reads when all rows have written
             for position in range(self.tracks[slot].position):
                 self._read(self.tracks[slot], position)
-        return self._scored(plan, ids, count)
+        failed = [row for row in self._spoil(plan, begins) if rows.samples[row]]
+        count[failed] = 0
+        told = tuple(Failed(row, f"the row of {labels[row]!r} has no numbers") for row in failed)
+        return replace(self._scored(plan, ids, count), failed=told)
+
+    def _spoil(self, plan: Plan, begins: list[int]) -> list[int]:
+        """Rows that compute no numbers, with those that read what such rows wrote."""
+        rows, labels = plan.rows, plan.rows.labels
+        bad: list[int] = []
+        suspects = range(len(rows)) if self.spoils or self.spoiled else range(0)
+        while new := [
+            row
+            for row in suspects
+            if row not in bad
+            and (labels[row] in self.spoiled or self._reads_no_numbers(int(rows.slot[row])))
+        ]:
+            for row in new:
+                slot, epoch = int(rows.slot[row]), int(rows.epoch[row])
+                self.spoils.append(Spoil(slot, epoch, plan.step))
+                for position in range(begins[row], begins[row] + int(rows.count[row])):
+                    self._write(self.tracks[slot], position, NO_NUMBER - len(self.spoils) + 1)
+            bad += new
+        self.spoiled.difference_update(labels)
+        return sorted(bad)
+
+    def _reads_no_numbers(self, slot: int) -> bool:
+        track = self.tracks[slot]
+        places = [divmod(position, self.block_size) for position in range(track.position)]
+        return any(self.seen(track.table[index], offset) <= NO_NUMBER for index, offset in places)
+
+    def spoil_in(self, block: int) -> Spoil | None:
+        """Where the first cell of a block that is no number comes from, if there is one."""
+        seen = [self.seen(block, offset) for offset in range(self.block_size)]
+        return next((self.spoils[NO_NUMBER - cell] for cell in seen if cell <= NO_NUMBER), None)
 
     def _scored(self, plan: Plan, ids: I32, count: I32) -> StepResult:
         """With log-probabilities and candidates for the rows that ask for them."""
@@ -218,7 +267,7 @@ class OracleRunner:
     def _read(self, track: Track, position: int) -> None:
         block = self._block(track, position)
         seen = self.seen(block, position % self.block_size)
-        assert seen == track.digests[position], (
+        assert seen == track.digests[position] or seen <= NO_NUMBER, (
             f"{track.request.id!r} position {position}, block {block}: stale or foreign KV"
         )
 

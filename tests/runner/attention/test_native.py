@@ -52,6 +52,24 @@ def test_a_position_is_the_same_bits_in_any_step(window: int | None) -> None:
 
 
 @pytest.mark.skipif(not is_available(), reason="needs a C compiler")
+def test_threads_share_the_work_and_change_nothing() -> None:
+    kv = KVStore(CONFIG, 60, 4)
+    kv.content.normal_(generator=torch.Generator().manual_seed(2))
+    pieces = [Piece([0] * 5, first, list(range(40))) for first in range(0, 150, 10)]
+    prepared = load("native").prepare(batch_of(pieces, 4), kv)
+    query = torch.randn(5 * len(pieces), CONFIG.heads, CONFIG.head_dim)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(prepared.attend(query, 1, None, 0.2))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.skipif(not is_available(), reason="needs a C compiler")
 def test_scores_of_any_size() -> None:
     """One key outweighs all others, wherever it stands."""
     kv = KVStore(CONFIG, 60, 4)

@@ -41,6 +41,16 @@ class PagedStep:
         self._starts: list[int] = batch.row_start.tolist()
         self._contexts: list[int] = batch.context.tolist()
         self._pieces: dict[int | None, list[Short | Long]] = {}
+        self._clear_begun()
+
+    def _clear_begun(self) -> None:
+        """An earlier owner of a block may have left what is no number, and not even a weight of
+        zero makes that vanish: a row that begins a block clears what it does not write of it."""
+        size = self._kv.block_size
+        for row, context in enumerate(self._contexts):
+            last, rest = divmod(context, size)
+            if rest and context - (self._starts[row + 1] - self._starts[row]) <= last * size:
+                self._kv.clear(int(self._batch.block_table[row, last]), rest)
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         positions, heads, head_dim = query.shape
@@ -151,11 +161,13 @@ class Short:
     ) -> None:
         device, blocks, count = query.device, rows[0].blocks, rows[0].count
         size = scratch.kv.block_size
-        place = torch.tensor([(row.index, row.first, row.skipped) for row in rows], device=device)
-        index, first, skipped = place.T.unsqueeze(-1).unbind()  # [rows, 1] each
-        # Past the end of its context a row reads whatever its table ends with, and sees none of it.
-        entry = skipped + torch.arange(blocks, device=device)  # [rows, blocks]
-        entry.clamp_(max=batch.block_table.shape[1] - 1)
+        place = torch.tensor(
+            [(row.index, row.first, row.skipped, row.skipped + row.blocks - 1) for row in rows],
+            device=device,
+        )
+        index, first, skipped, last = place.T.unsqueeze(-1).unbind()  # [rows, 1] each
+        # Past the end of its context a row reads its last block again, and sees none of it.
+        entry = torch.minimum(skipped + torch.arange(blocks, device=device), last)
         self._context = Context(scratch, batch.block_table[index, entry])
         query_at = batch.position[first + torch.arange(count, device=device)]  # [rows, count]
         key_at = skipped * size + torch.arange(blocks * size, device=device)  # [rows, cells]

@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,28 +13,44 @@ from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.attention_kernels import decode, tiles
+from paceline.runner.cuda.kernels import Turn
 from paceline.runner.kv_store import KVStore
 
 BUSY = 384  # programs that fill a large card, about three on each of its processors
-# From so many contexts on: splits, and tiles of each at least. What was fastest on an H200 for
-# contexts as different as those of a script; joining costs more than an even load gains when
-# there are many.
-CUTS = ((768, 1, 1), (384, 2, 12), (192, 4, 4), (64, 8, 1))
 LEAST = 16  # rows and columns of the smallest product that tensor cores take
 MOST_SPLITS = 32
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
 FEW = 2048  # positions, up to which longer tiles of keys are faster
-TILE = 64  # cells that a program reads at a time
 
 
-def cut(contexts: int) -> tuple[int, int]:
-    """Into how many splits, at most, and of how many tiles at least, if there are so many
-    contexts to read."""
-    for least, splits, portion in CUTS:
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How contexts are shared among programs."""
+
+    splits: int  # programs of a context, at most
+    portion: int = 1  # tiles of each program, at least
+    tile: int = 64  # cells that it reads at a time
+    stages: int = 3  # tiles under way
+
+
+# From so many contexts on. What was fastest on an H200 for contexts as different as those of a
+# script; joining costs more than an even load gains when there are many.
+CUTS = (
+    (768, Cut(1)),
+    (513, Cut(2, portion=6, tile=128, stages=2)),
+    (384, Cut(2, portion=12)),
+    (192, Cut(4, portion=4)),
+    (64, Cut(8)),
+)
+
+
+def cut(contexts: int) -> Cut:
+    """For so many contexts to read."""
+    for least, found in CUTS:
         if contexts >= least:
-            return splits, portion
-    return min(-(-BUSY // contexts), MOST_SPLITS), 1
+            return found
+    return Cut(min(-(-BUSY // contexts), MOST_SPLITS))
 
 
 class Triton:
@@ -49,9 +66,9 @@ class Triton:
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
         return Tiles(batch, kv, bounds, batch.rows)
 
-    def hold(self, batch: Batch, kv: KVStore, heads: int) -> "Decodes":
+    def hold(self, batch: Batch, kv: KVStore, heads: int) -> "Steady":
         """Decodes for a graph; the batch is the memory that every replay reads."""
-        return Decodes(batch, kv)
+        return Steady(batch, kv)
 
     def hold_rows(self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int) -> "Mixed":
         """Rows of any length for a graph: up to `bounds[0]` those of one position, and up to
@@ -68,7 +85,7 @@ class Decodes:
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor | None = None) -> None:
         self._batch, self._kv, self._bounds = batch, kv, bounds
-        self._splits, self._portion = cut(batch.rows * kv.kv_heads)
+        self._cut = cut(batch.rows * kv.kv_heads)
         # How many programs of a row and a head have ended; whoever joins them sets it back.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
@@ -88,14 +105,25 @@ class Decodes:
     def attend_into(
         self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
     ) -> None:
-        batch, kv, splits, bounds = self._batch, self._kv, self._splits, self._bounds
-        rows, (_, heads, dim) = batch.rows, query.shape
+        how = layer, window, scale
+        self._run(out, query, (query, query, 0.0), how, {"NEW": False, "NORMED": False})
+
+    def _run(
+        self,
+        out: Tensor,
+        query: Tensor,
+        given: tuple[Tensor, Tensor, float],
+        how: tuple[int, int | None, float],
+        sizes: dict[str, bool],
+    ) -> None:
+        batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._cut
+        (_, heads, dim), (layer, window, scale) = out.shape, how
         parts, peaks = out, out
-        if splits > 1:
+        if sharing.splits > 1:
             on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
-            parts = torch.empty((rows, heads, splits, dim), **on)
-            peaks = torch.empty((rows, heads, splits), **on)
-        decode[(kv.kv_heads, rows, splits)](
+            parts = torch.empty((batch.rows, heads, sharing.splits, dim), **on)
+            peaks = torch.empty((batch.rows, heads, sharing.splits), **on)
+        decode[(kv.kv_heads, batch.rows, sharing.splits)](
             query,
             kv.content,
             batch.block_table,
@@ -105,6 +133,7 @@ class Decodes:
             peaks,
             self._ended,
             self._ended if bounds is None else bounds,
+            *given,
             scale,
             window or 0,
             query.stride(0),
@@ -118,15 +147,37 @@ class Decodes:
             DIM=dim,
             WIDTH=max(triton.next_power_of_2(dim), LEAST),
             BLOCK=kv.block_size,
-            CELLS=TILE,
-            SPLITS=splits,
-            PARTS=triton.next_power_of_2(splits),
-            PORTION=self._portion,
+            CELLS=sharing.tile,
+            SPLITS=sharing.splits,
+            PARTS=triton.next_power_of_2(sharing.splits),
+            PORTION=sharing.portion,
             BOUNDED=bounds is not None,
             num_warps=4,
-            num_stages=3 if query.element_size() < FLOAT_BYTES else 1,
+            num_stages=sharing.stages if query.element_size() < FLOAT_BYTES else 1,
             launch_pdl=True,
+            **sizes,
         )
+
+
+class Steady(Decodes):
+    """Rows of one position each, of which none reads what another one writes in this step: few of
+    them turn their queries and keys and put them into the store while they attend."""
+
+    def attend_new(
+        self, qkv: Tensor, turn: Turn, layer: int, window: int | None, scale: float
+    ) -> Tensor:
+        """What `turn_and_put` does, and attention, in one kernel, for few rows.
+
+        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts before the product that
+        makes it has ended; whatever wrote the batch has ended then.
+        """
+        rows, total, dim = qkv.shape
+        heads = total - 2 * self._kv.kv_heads
+        out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
+        given = turn.turns, qkv if turn.factor is None else turn.factor, turn.floor
+        sizes = {"NEW": True, "NORMED": turn.factor is not None}
+        self._run(out, qkv, given, (layer, window, scale), sizes)
+        return out
 
 
 class Tiles:
@@ -178,7 +229,7 @@ class Tiles:
             DIM=dim,
             WIDTH=max(triton.next_power_of_2(dim), LEAST),
             BLOCK=kv.block_size,
-            CELLS=TILE if is_small and positions <= FEW else 32,
+            CELLS=64 if is_small and positions <= FEW else 32,
             num_warps=4,
             num_stages=2 if is_small else 1,
             launch_pdl=True,

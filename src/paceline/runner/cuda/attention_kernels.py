@@ -1,7 +1,7 @@
 """The kernels of our own attention: paged, over rows of one position and over tiles of others."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 import triton
@@ -19,6 +19,9 @@ def decode(
     peaks,
     ended,
     bounds,
+    turns,
+    factor,
+    floor,
     scale,
     window,
     query_stride,
@@ -37,77 +40,172 @@ def decode(
     PARTS: tl.constexpr,
     PORTION: tl.constexpr,
     BOUNDED: tl.constexpr,
+    NEW: tl.constexpr,
+    NORMED: tl.constexpr,
 ):
-    """Rows of one position each; if bounded, only the first `bounds[0]` of them."""
+    """Rows of one position each; if bounded, only the first `bounds[0]` of them.
+
+    If it is new, its query, key and value lie behind each other as a product left them: they are
+    turned here, and the first program of a context puts key and value into the store. The store
+    has all that is older, so that reading it does not wait for the product.
+    """
     tl.extra.cuda.gdc_launch_dependents()
-    tl.extra.cuda.gdc_wait()
+    if not NEW:
+        tl.extra.cuda.gdc_wait()
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if BOUNDED:
         if row >= tl.load(bounds):
             return
     end = tl.load(context + row).to(tl.int32)
+    stored = end - 1 if NEW else end
     first = 0
     if window > 0:
         first = tl.maximum(end - window, 0)
     begin = first // CELLS * CELLS
-    stop, busy = end, 1
+    stop, busy = stored, 1
     if SPLITS > 1:
-        count = tl.cdiv(end - begin, CELLS)
+        count = tl.maximum(tl.cdiv(stored - begin, CELLS), 1)
         share = tl.cdiv(count, tl.minimum(tl.cdiv(count, PORTION), SPLITS)) * CELLS
-        busy = tl.cdiv(end - begin, share)
+        busy = tl.maximum(tl.cdiv(stored - begin, share), 1)
         begin += split * share
-        stop = tl.minimum(begin + share, end)  # before `begin` where nothing is left to read
+        stop = tl.minimum(begin + share, stored)  # before `begin` where nothing is left to read
+
+    places, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)
+    keys = content + layer_at + kv_head * DIM
+    own = table + row.to(tl.int64) * table_stride
+    cell = begin + tl.arange(0, CELLS)
+    k_early, v_early = (), ()
+    if NEW:
+        k_early, v_early = _read(
+            keys, own, cell, cell < stop, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
+        )
+        tl.extra.cuda.gdc_wait()
 
     group: tl.constexpr = HEADS // KV_HEADS
-    places = tl.arange(0, GROUP)
     head = kv_head * group + places
-    dims = tl.arange(0, WIDTH)
     real = (places < group)[:, None] & (dims < DIM)[None, :]
-    asked = query + row.to(tl.int64) * query_stride + head[:, None] * DIM + dims[None, :]
-    q = tl.load(asked, mask=real, other=0.0)
-
+    line = query + row.to(tl.int64) * query_stride
+    turn = scale * 1.4426950408889634  # powers of two are cheaper than those of e
     peak = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     found = tl.zeros([GROUP, WIDTH], tl.float32)
-    turn = scale * 1.4426950408889634  # powers of two are cheaper than those of e
-    keys = content + layer_at + kv_head * DIM
-    own = table + row.to(tl.int64) * table_stride
+    if NEW:
+        angle = turns + (end - 1).to(tl.int64) * DIM
+        q = _turned(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
+        q = q.to(query.dtype.element_ty)
+        one = HEADS + kv_head + tl.arange(0, 1)
+        whole = (one >= 0)[:, None] & (dims < DIM)[None, :]
+        key = _turned(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED)
+        value = tl.load(line + (one + KV_HEADS)[:, None] * DIM + dims[None, :], mask=whole, other=0)
+        key = key.to(content.dtype.element_ty)
+        value = value.to(content.dtype.element_ty)
+        newest = tl.load(own + (end - 1) // BLOCK).to(tl.int64) * block_stride
+        spot = keys + newest + ((end - 1) % BLOCK) * cell_stride + dims[None, :]
+        is_first = split == 0
+        tl.store(spot, key, mask=whole & is_first)
+        tl.store(spot + KV_HEADS * DIM, value, mask=whole & is_first)
+        score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * turn
+        peak = tl.where(is_first, score, peak)
+        total = tl.where(is_first, 1.0, total)
+        found = tl.where(is_first, value.to(tl.float32), found)
+    else:
+        q = tl.load(line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0)
+
+    state = peak, total, found
+    if NEW:
+        state = _absorb(q, k_early, v_early, (cell < stop) & (cell >= first), turn, state)
+        begin += CELLS
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
-        there = cell < stop
-        block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
-        place = block * block_stride + (cell % BLOCK) * cell_stride
-        mask = there[:, None] & (dims < DIM)[None, :]
-        k = tl.load(keys + place[:, None] + dims[None, :], mask=mask, other=0.0)
-        v = tl.load(keys + KV_HEADS * DIM + place[:, None] + dims[None, :], mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
-        scores = tl.where((there & (cell >= first))[None, :], scores, float("-inf"))
-        highest = tl.maximum(peak, tl.max(scores, 1))
-        # A tile of which nothing is seen leaves no peak, and infinities have no difference.
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(peak - base)
-        total = total * shrink + tl.sum(weights, 1)
-        found = found * shrink[:, None]
-        found += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
-        peak = highest
+        k, v = _read(
+            keys, own, cell, cell < stop, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
+        )
+        state = _absorb(q, k, v, (cell < stop) & (cell >= first), turn, state)
+    peak, total, found = state
 
     found = found / total[:, None]
-    last = row.to(tl.int64) * HEADS + head
-    spot = out + last[:, None] * DIM + dims[None, :]
+    first_line = row.to(tl.int64) * HEADS + kv_head * group
+    lines = first_line + places
     if busy == 1:
-        tl.store(spot, found.to(out.dtype.element_ty), mask=real & (split == 0))
-    elif begin < end:
-        line = last * SPLITS + split
-        tl.store(parts + line[:, None] * DIM + dims[None, :], found, mask=real)
-        tl.store(peaks + line, peak + tl.log2(total), mask=places < group)
+        place = out + lines[:, None] * DIM + dims[None, :]
+        tl.store(place, found.to(out.dtype.element_ty), mask=real & (split == 0))
+    elif split < busy:
+        part = lines * SPLITS + split
+        tl.store(parts + part[:, None] * DIM + dims[None, :], found, mask=real)
+        tl.store(peaks + part, peak + tl.log2(total), mask=places < group)
         tl.debug_barrier()  # all of it is written before it is counted
         before = tl.atomic_add(ended + row * KV_HEADS + kv_head, 1, sem="acq_rel")
         if before == busy - 1:
             tl.store(ended + row * KV_HEADS + kv_head, 0)
-            for place in tl.static_range(group):
-                line_of_head = row.to(tl.int64) * HEADS + kv_head * group + place
-                _join(parts, peaks, out, line_of_head, busy, DIM, WIDTH, SPLITS, PARTS)
+            for pair in tl.static_range(0, group, 2):
+                _join(parts, peaks, out, first_line, pair, busy, group, DIM, WIDTH, SPLITS, PARTS)
+
+
+@triton.jit
+def _read(
+    keys,
+    own,
+    cell,
+    there,
+    block_stride,
+    cell_stride,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Keys and values of cells of a row, whose table is `own`."""
+    dims = tl.arange(0, WIDTH)
+    block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
+    place = block * block_stride + (cell % BLOCK) * cell_stride
+    spot = keys + place[:, None] + dims[None, :]
+    mask = there[:, None] & (dims < DIM)[None, :]
+    return tl.load(spot, mask=mask, other=0.0), tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
+
+
+@triton.jit
+def _turned(
+    line,
+    head,
+    mask,
+    angle,
+    factor,
+    floor,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NORMED: tl.constexpr,
+):
+    """Heads of a row [heads, WIDTH], through their norm, and rotated."""
+    half: tl.constexpr = DIM // 2
+    dims = tl.arange(0, WIDTH)
+    spot = head[:, None] * DIM + dims[None, :]
+    partner = head[:, None] * DIM + ((dims + half) % DIM)[None, :]
+    x = tl.load(line + spot, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(line + partner, mask=mask, other=0.0).to(tl.float32)
+    if NORMED:
+        long = tl.sqrt(tl.sum(x * x, 1) + floor * floor)[:, None]
+        x = x / long * tl.load(factor + spot, mask=mask, other=0.0).to(tl.float32)
+        y = y / long * tl.load(factor + partner, mask=mask, other=0.0).to(tl.float32)
+    cos = tl.load(angle + dims % half, mask=dims < DIM, other=0.0)[None, :]
+    sin = tl.load(angle + half + dims % half, mask=dims < DIM, other=0.0)[None, :]
+    return x * cos + tl.where((dims < half)[None, :], -y, y) * sin
+
+
+@triton.jit
+def _absorb(q, k, v, seen, turn, state):
+    """Attend to a tile of cells, of which some are seen."""
+    peak, total, found = state
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    highest = tl.maximum(peak, tl.max(scores, 1))
+    # A tile of which nothing is seen leaves no peak, and infinities have no difference.
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(peak - base)
+    total = total * shrink + tl.sum(weights, 1)
+    found = found * shrink[:, None]
+    found += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    return highest, total, found
 
 
 @triton.jit
@@ -115,24 +213,28 @@ def _join(
     parts,
     peaks,
     out,
-    line,
+    first,
+    pair,
     busy,
+    group,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The mean of what programs have found for a head, weighted by what they have seen."""
-    part, dims = tl.arange(0, PARTS), tl.arange(0, WIDTH)
-    at = line * SPLITS + part
-    there = part < busy
-    mass = tl.load(peaks + at, mask=there, other=float("-inf"), cache_modifier=".cg")
-    weights = tl.exp2(mass - tl.max(mass, 0))
-    mask = there[:, None] & (dims < DIM)[None, :]
-    place = parts + at[:, None] * DIM + dims[None, :]
-    mean = tl.load(place, mask=mask, other=0.0, cache_modifier=".cg")
-    joined = tl.sum(mean * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out + line * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)
+    """The mean of what programs have found for two heads, weighted by what they have seen."""
+    head, part, dims = pair + tl.arange(0, 2), tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    at = (first + head)[:, None] * SPLITS + part[None, :]
+    there = (head < group)[:, None] & (part < busy)[None, :]
+    mass = tl.load(peaks + at, mask=there, other=-1e30, cache_modifier=".cg")
+    weights = tl.where(there, tl.exp2(mass - tl.max(mass, 1)[:, None]), 0.0)
+    mask = there[:, :, None] & (dims < DIM)[None, None, :]
+    spot = parts + at[:, :, None] * DIM + dims[None, None, :]
+    mean = tl.load(spot, mask=mask, other=0.0, cache_modifier=".cg")
+    joined = tl.sum(mean * weights[:, :, None], 1) / tl.sum(weights, 1)[:, None]
+    real = (head < group)[:, None] & (dims < DIM)[None, :]
+    spot = out + (first + head)[:, None] * DIM + dims[None, :]
+    tl.store(spot, joined.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit

@@ -6,24 +6,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.errors import StepError
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import Attention
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.prompts import Prompts, Scored
 from paceline.runner.cuda.state import CardState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.result import Result
-from paceline.runner.sampler import Sampler, Scores, Verified
+from paceline.runner.sampler import Sampler, Scores
 
 
 class DraftedSteps:
     """The host looks at tokens to propose some, so such a step begins when those before it end,
     and its result is there when it is launched."""
 
-    def __init__(self, model: CudaModel, kv: KVStore, attention: Attention) -> None:
-        self._model, self._kv, self._attention = model, kv, attention
+    def __init__(
+        self, model: CudaModel, kv: KVStore, attention: Attention, prompts: Prompts
+    ) -> None:
+        self._model, self._kv, self._attention, self._prompts = model, kv, attention, prompts
         self._proposer = Ngram()
 
     def run(
@@ -36,21 +38,22 @@ class DraftedSteps:
         number = rows.drafts[wanted]
         first = (plan.start + rows.count - rows.drafts)[wanted]  # where the sampled token goes
         drafts = self._propose(state, rows.slot[wanted], first, number)
-        logits = self._logits(plan, state, wanted, drafts.shape[1])
+        logits, prompt = self._logits(plan, state, wanted, drafts.shape[1])
         asked = [requests[slot] for slot in rows.slot[wanted].tolist()]
         quiet = [row for row, request in enumerate(asked) if request.silent]
         raw = logits[quiet].cpu()
         controls = sampler.controls(rows.slot[wanted].tolist())
         places = torch.from_numpy(first.astype(np.int64)).to(logits.device)
         found = sampler.verify(logits, drafts, controls, places)
-        self._refuse_strange(plan, wanted, found)
         controls.observe(found.ids, places)
         state.settle(rows.slot[wanted], places, found.ids, found.count)
         result = Result(plan, wanted, found.ids.cpu(), found.count.cpu())
+        result.fail(found.bad.cpu())
         result.tell(controls, tuple(map(on_host, found.scores)))
         for row, own in zip(quiet, raw, strict=True):
             result.tell_one(row, own, found.ids[row].cpu(), asked[row])
-        return result.whole()
+        whole = result.whole()
+        return whole if prompt is None else replace(whole, prompt=prompt.told())
 
     def _propose(
         self, state: CardState, slot: np.ndarray, first: np.ndarray, number: np.ndarray
@@ -64,8 +67,11 @@ class DraftedSteps:
         state.write(slot, known.to(drafts.device), drafts.clamp(min=0))
         return drafts
 
-    def _logits(self, plan: Plan, state: CardState, wanted: np.ndarray, most: int) -> Tensor:
-        """After each place that a draft could have, [samples, 1 + most drafts, vocab]."""
+    def _logits(
+        self, plan: Plan, state: CardState, wanted: np.ndarray, most: int
+    ) -> tuple[Tensor, Scored | None]:
+        """After each place that a draft could have, [samples, 1 + most drafts, vocab]; and what
+        the step tells of prompts."""
         batch, cells, slot = state.batch(plan)
         prepared = self._attention.prepare(batch, self._kv)
         hidden = self._model.forward(batch, cells, self._kv, prepared)
@@ -74,14 +80,8 @@ class DraftedSteps:
         places = (last - plan.rows.drafts[wanted])[:, None] + np.arange(1 + most)
         at = torch.from_numpy(np.minimum(places, last[:, None]).astype(np.int64)).flatten()
         logits = self._model.logits(hidden.index_select(0, at.to(hidden.device)))
-        return logits.float().view(len(wanted), 1 + most, -1)
-
-    @staticmethod
-    def _refuse_strange(plan: Plan, wanted: np.ndarray, found: Verified) -> None:
-        if bool(found.bad.any()):
-            rows = torch.nonzero(found.bad)[:, 0].tolist()
-            names = [plan.rows.labels[wanted[row]] for row in rows]
-            raise StepError(f"step {plan.step}: the logits of {names} are no numbers")
+        prompt = self._prompts.score(plan, hidden)
+        return logits.float().view(len(wanted), 1 + most, -1), prompt
 
 
 def on_host(scores: Scores | None) -> Scores | None:

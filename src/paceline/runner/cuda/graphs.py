@@ -34,7 +34,9 @@ class Held(Prepared, Protocol):
 class Capturable(Attention, Protocol):
     """Attention that can be part of a graph."""
 
-    def hold(self, batch: Batch, kv: KVStore, heads: int) -> Held: ...
+    def hold(self, batch: Batch, kv: KVStore, heads: int) -> Held:
+        """For rows of one position each, of which none reads what another one writes."""
+        ...
 
 
 def sizes(most: int) -> list[int]:
@@ -92,8 +94,10 @@ class Graphs:
         """For nobody: a step that is done twice would go on twice."""
         kept = self.slot.clone()
         self.slot.fill_(self._state.nobody)
-        self._steps[samples].graph(rows)
-        self.slot.copy_(kept)
+        try:
+            self._steps[samples].graph(rows)
+        finally:
+            self.slot.copy_(kept)
 
     def _step(self, rows: int, samples: bool) -> Tensor:
         state, slot, context = self._state, self.slot[:rows], self.context[:rows]

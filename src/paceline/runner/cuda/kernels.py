@@ -184,8 +184,8 @@ def _gated(
     gate = tl.load(gate_up + row * 2 * WIDTH + places, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + places, mask=mask, other=0.0).to(tl.float32)
     if STREAM > 0:
-        length = _length(stream, floor, row, STREAM, STREAM_PLACES)
-        gate, up = gate / length, up / length
+        size = _length(stream, floor, row, STREAM, STREAM_PLACES)
+        gate, up = gate / size, up / size
     if SILU:
         active = gate / (1.0 + tl.exp(-gate))
     else:

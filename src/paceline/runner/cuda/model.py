@@ -1,6 +1,7 @@
 """A decoder of any architecture on a card: few kernels, each with as much in it as will go."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from paceline.runner.cuda.kernels import (
     gated,
     turn_and_put,
 )
+from paceline.runner.cuda.split import Split
 from paceline.runner.cuda.thin import MOST_ROWS, add, normed
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import Dense
@@ -26,6 +28,18 @@ from paceline.runner.weights.checkpoint import Checkpoint, verify
 # Rows up to which a norm after the product is cheaper than a kernel before it; beyond so many
 # inputs, every program that needs a row's length has too much to read.
 LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
+
+
+@runtime_checkable
+class Turning(Protocol):
+    """Attention that turns new queries and keys and writes to the store by itself.
+
+    For few rows, which are read early: for more, it is in the way of what it waits for.
+    """
+
+    def attend_new(
+        self, qkv: Tensor, turn: Turn, layer: int, window: int | None, scale: float
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +81,13 @@ class Block:
         n = len(hidden)
         found, late = self._qkv(hidden)
         qkv = found.view(n, -1, self._head_dim)
-        turn_and_put(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
-        query = qkv[:, : self._heads]
-        seen = step.attention.attend(query, self._layer, self._window, self._scale)
+        if n <= MOST_ROWS and isinstance(step.attention, Turning):
+            how = self._layer, self._window, self._scale
+            seen = step.attention.attend_new(qkv, self._turn, *how)
+        else:
+            turn_and_put(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
+            query = qkv[:, : self._heads]
+            seen = step.attention.attend(query, self._layer, self._window, self._scale)
         self._out(hidden, seen.view(n, -1))
         self._down(hidden, self._gate_up.gated(hidden, self._is_silu))
 
@@ -89,7 +107,8 @@ class Normed:
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Late]:
         if len(hidden) <= MOST_ROWS:
-            return normed(hidden, self._product, self._floor), Late(hidden, 0.0, 0)
+            found = normed(hidden, self._product, self._floor, is_ordered=True)
+            return found, Late(hidden, 0.0, 0)
         most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
         if len(hidden) > most or self._product.bias is not None:
             return self._product(direction(hidden, self._floor)), Late(hidden, 0.0, 0)
@@ -109,7 +128,7 @@ class Sum:
     def __init__(self, parts: Parts, name: str, norm: str) -> None:
         product = parts.linear([name])
         assert isinstance(product, Dense)
-        self._product = product
+        self._product, self._split = product, Split(product)
         self._norm = None
         if parts.config.traits.post_norms:
             self._norm = parts.factor(norm), floor_of(parts, parts.config.width)
@@ -119,6 +138,8 @@ class Sum:
             add_direction(hidden, self._product(x), *self._norm)
         elif len(x) <= MOST_ROWS:
             add(hidden, x, self._product)
+        elif self._split.takes(len(x)):
+            self._split.add(hidden, x)
         else:
             self._product.add_to(hidden, x)
 

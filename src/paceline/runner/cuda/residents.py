@@ -14,6 +14,7 @@ class Residents:
 
     def __init__(self, slots: int, sampler: Sampler) -> None:
         self.requests: dict[int, Request] = {}  # by slot
+        self.asking: dict[int, Request] = {}  # those of them that ask for scores of their prompt
         self._sampler = sampler
         self._plain = np.zeros(slots, np.bool_)  # asks for nothing but a temperature
         self._first_block = np.zeros(slots, np.int32)  # equal where a prefix is shared
@@ -22,9 +23,13 @@ class Residents:
         for slot in plan.released:
             if self.requests.pop(slot, None) is not None:
                 self._sampler.release(slot)
+                self.asking.pop(slot, None)
         for new in plan.admitted:
-            request = self.requests[new.slot] = new.request
-            self._sampler.admit(new.slot, request, new.tokens)
+            request = new.request
+            self._sampler.admit(new.slot, request, new.tokens)  # may want memory that is not there
+            self.requests[new.slot] = request
+            if request.sampling.prompt_logprobs is not None:
+                self.asking[new.slot] = request
             is_free = not request.min_tokens and not request.silent
             self._plain[new.slot] = is_free and is_plain(request.sampling, self._sampler.vocab)
             self._first_block[new.slot] = new.blocks[0]

@@ -11,14 +11,17 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.errors import StepError
-from paceline.core.plan import Pairs, Plan, Rows, StepResult
+from paceline.core.plan import Plan, Rows, StepResult
 from paceline.core.request import Request
+from paceline.runner.batch import Batch
 from paceline.runner.cuda.capture import Memory
 from paceline.runner.cuda.columns import settle
 from paceline.runner.cuda.drafts import DraftedSteps, on_host
 from paceline.runner.cuda.graphs import Capturable, Graphs
 from paceline.runner.cuda.mixed import MixedGraphs, Rowwise
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.moves import Moves
+from paceline.runner.cuda.prompts import Prompts, Scored
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.sampling import choose
 from paceline.runner.cuda.staging import Returns
@@ -41,6 +44,7 @@ class Launched:
     scores: Scores | None = None
     raw: tuple[tuple[int, Request, Tensor], ...] = ()  # logits of rows told of only at the end
     result: StepResult | None = None  # of a step that has ended when it is launched
+    prompt: Scored | None = None  # what it tells of prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +63,8 @@ class CudaRunner:
 
     The store has one block more than plans know of, for rows that fill up a batch.
     """
+
+    scores_prompts = True
 
     def __init__(
         self,
@@ -82,48 +88,56 @@ class CudaRunner:
         self._residents = Residents(slots, self._sampler)
         self._same: Batching | None = None
         self._controls: Controls | None = None
-        self._drafted = DraftedSteps(model, kv, attention)
+        self._prompts = Prompts(model, self._residents.asking, slots, kv.content.device)
+        self._drafted = DraftedSteps(model, kv, attention, self._prompts)
         self._returns = Returns(slots)
-        self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
+        self._moves = Moves(kv, 0)
         self._flight: deque[Launched] = deque()
 
     def reserve_host(self, blocks: int) -> None:
         """Make room on the host for swapping."""
-        shape = (blocks, *self._kv.content.shape[1:])
-        self._host = torch.empty(shape, dtype=self._kv.dtype, pin_memory=True)
+        torch.cuda.synchronize()  # what is on its way needs the old memory until it has come
+        self._moves = Moves(self._kv, blocks)
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Capture the graphs of every size."""
-        for _ in chain(self.mixed.capture() if self.mixed else (), self.graphs.capture(True)):
+        """Capture the graphs of every size, with sampling and without: a capture while requests
+        wait would hold them up, and take memory that nobody set aside."""
+        decodes = map(self.graphs.capture, (True, False))
+        for _ in chain(self.mixed.capture() if self.mixed else (), *decodes):
             pass
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run the largest step once, for whoever ran last."""
+        """Run the largest step once, before there is anybody to run it for."""
         if self.mixed is None:
             raise StepError("only an attention with graphs for rows of any length can rehearse")
         self.mixed.rehearse()
         torch.cuda.synchronize()
 
-    def measure(self, blocks: int = 16) -> tuple[float, float]:
-        """Positions computed and blocks copied to the host per second, once it is warm."""
-        blocks = min(blocks, len(self._host), self._kv.blocks)
+    def positions_per_s(self) -> float:
+        """That the largest step computes."""
+        self.rehearse()  # compiles what is not yet
+        return self.mixed.most / quickest(self.rehearse) if self.mixed else 0.0
+
+    def blocks_per_s(self, blocks: int = 16) -> float:
+        """That move to the host or back."""
+        blocks = min(blocks, len(self._moves.host), self._kv.blocks)
         pairs = tuple((block, block) for block in range(blocks))
 
-        def copy() -> None:
-            swap(self._kv, self._host, pairs, ())
+        def there_and_back() -> None:
+            self._moves.out(pairs)
+            self._moves.back(pairs)
             torch.cuda.synchronize()
 
-        positions = self.mixed.most if self.mixed else 0
-        return positions / quickest(self.rehearse), blocks / quickest(copy)
+        return 2 * blocks / quickest(there_and_back)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> None:
         self._take_over(plan)
         if plan.empty:
             return
-        self._move(plan)
+        self._moves.carry_out(plan)
         if not len(plan.rows):
             self._flight.append(Launched(plan, np.empty(0, np.intp), None))
             return
@@ -135,23 +149,33 @@ class CudaRunner:
         if any(step.result is not None for step in self._flight):
             plan = replace(plan, start=self.state.stands(plan.rows.slot))  # below what was planned
         same = self._batching(plan)
-        self._flight.append(self._decode(plan, same) if same.is_decode else self._mixed(plan, same))
+        self._flight.append(self._run(plan, same))
 
     def wait(self) -> StepResult:
         step = self._flight.popleft()
+        result = self._result(step)
+        return result if step.prompt is None else replace(result, prompt=step.prompt.told())
+
+    def _result(self, step: Launched) -> StepResult:
         if step.result is not None:
             return step.result
         if step.ticket is None:
             return StepResult.of(step.plan, {})
         ids = self._returns.read(step.ticket)
-        if ids.min() < 0:
-            names = [step.plan.rows.labels[step.wanted[row]] for row in np.flatnonzero(ids < 0)]
-            raise StepError(f"step {step.plan.step}: the logits of {names} are no numbers")
-        if step.controls is None and len(ids) == len(step.plan.rows):
+        is_plain = step.controls is None and len(ids) == len(step.plan.rows)
+        if is_plain and ids.min() >= 0:
             found = np.empty((len(ids), 1), np.int32)
             found[step.wanted, 0] = ids
             return StepResult(found, np.ones(len(ids), np.int32))
         return told(step, torch.from_numpy(ids).long()[:, None])
+
+    def is_lost(self) -> bool:
+        """After an error: a kernel that went astray takes the whole card from this process."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     def close(self) -> None:
         self._flight.clear()
@@ -164,14 +188,6 @@ class CudaRunner:
         self.state.apply(plan)
         if plan.admitted or plan.released:
             self._same = self._controls = None
-
-    def _move(self, plan: Plan) -> None:
-        if plan.copies:
-            sources, targets = (torch.tensor(side) for side in zip(*plan.copies, strict=True))
-            blocks = self._kv.content.view(torch.uint8)  # some types can be moved, and no more
-            device = blocks.device
-            blocks[targets.to(device)] = blocks[sources.to(device)]
-        swap(self._kv, self._host, plan.swap_out, plan.swap_in)
 
     def _batching(self, plan: Plan) -> Batching:
         rows, same = plan.rows, self._same
@@ -188,6 +204,13 @@ class CudaRunner:
         return same
 
     # -- a step -------------------------------------------------------------
+
+    def _run(self, plan: Plan, same: Batching) -> Launched:
+        if not same.is_decode and self._prompts.spans(plan):  # who samples is past its prompt
+            return self._eager(plan, same)
+        # Who has just come may read what others write in this step, which a decode does not allow.
+        is_decode = same.is_decode and not plan.admitted
+        return self._decode(plan, same) if is_decode else self._mixed(plan, same)
 
     def _decode(self, plan: Plan, same: Batching) -> Launched:
         rows = len(plan.rows)
@@ -213,15 +236,20 @@ class CudaRunner:
         return self._sample(plan, same, *self.mixed.wanted(samples))
 
     def _eager(self, plan: Plan, same: Batching) -> Launched:
-        """Kernel by kernel, rows as the plan has them."""
-        wanted = np.flatnonzero(plan.rows.samples)
-        same = replace(same, wanted=wanted)
+        """Kernel by kernel, rows as the plan has them, and every hidden state at hand."""
+        self._same = self._controls = None  # which are for rows in another order
         batch, cells, slot = self.state.batch(plan)
         prepared = self._attention.prepare(batch, self._kv)
         hidden = self._model.forward(batch, cells, self._kv, prepared)
         self.state.advance(slot, batch.context)
+        prompt = self._prompts.score(plan, hidden)
+        return replace(self._chosen(plan, same, batch, hidden), prompt=prompt)
+
+    def _chosen(self, plan: Plan, same: Batching, batch: Batch, hidden: Tensor) -> Launched:
+        wanted = np.flatnonzero(plan.rows.samples)
         if not len(wanted):
             return Launched(plan, wanted, None)
+        same = replace(same, wanted=wanted)
         logits = self._model.logits(hidden.index_select(0, batch.sample_at))
         context = batch.position.index_select(0, batch.sample_at) + 1
         own = self.state.slots(plan.rows.slot[wanted].astype(np.int32), len(wanted))
@@ -255,17 +283,10 @@ class CudaRunner:
         return Launched(plan, same.wanted, ticket, controls, sampled.scores, raw)
 
 
-def swap(kv: KVStore, pinned: Tensor, out: Pairs, back: Pairs) -> None:
-    """Copy blocks to the host, then others from it, one after the other in the order of steps."""
-    for device, host in out:
-        pinned[host].copy_(kv.content[device], non_blocking=True)
-    for host, device in back:
-        kv.content[device].copy_(pinned[host], non_blocking=True)
-
-
 def told(step: Launched, ids: Tensor) -> StepResult:
-    """The result of a step of which not every row sampled, or some want to know more."""
+    """The result of a step of which some rows did not sample, failed, or want to know more."""
     result = Result(step.plan, step.wanted, ids, torch.ones(len(ids), dtype=torch.long))
+    result.fail(ids[:, 0] < 0)
     if step.controls is not None:
         result.tell(step.controls, (on_host(step.scores),))
         for row, request, raw in step.raw:

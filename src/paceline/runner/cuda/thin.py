@@ -1,7 +1,7 @@
 """Products of few rows: weights are read once, and what surrounds a product is part of it."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: PLR0913, PLR0917, RUF005
+# ruff: noqa: C901, PLR0913, PLR0917, RUF005
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
@@ -39,7 +39,9 @@ def tuning(width: int, outputs: int) -> Tuning:
     return Tuning(lines, SHORT, 1, min(-(-width // SHORT), MOST_EARLY))
 
 
-def normed(x: Tensor, product: Dense, floor: float, is_silu: bool | None = None) -> Tensor:
+def normed(
+    x: Tensor, product: Dense, floor: float, is_silu: bool | None = None, is_ordered: bool = False
+) -> Tensor:
     """product(x over its length, at least `floor`); with an activation, of pairs of outputs.
 
     A product is linear, so rows are divided by their lengths afterwards, and every program finds
@@ -47,16 +49,23 @@ def normed(x: Tensor, product: Dense, floor: float, is_silu: bool | None = None)
     """
     outputs = product.weight.shape[1] // (1 if is_silu is None else 2)
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    _run(x, product, out, floor, is_silu)
+    _run(x, product, out, floor, is_silu, is_ordered)
     return out
 
 
 def add(total: Tensor, x: Tensor, product: Dense) -> None:
     """total += product(x)."""
-    _run(x, product, total, None, None)
+    _run(x, product, total, None)
 
 
-def _run(x: Tensor, product: Dense, out: Tensor, floor: float | None, is_silu: bool | None) -> None:
+def _run(
+    x: Tensor,
+    product: Dense,
+    out: Tensor,
+    floor: float | None,
+    is_silu: bool | None = None,
+    is_ordered: bool = False,
+) -> None:
     (rows, width), outputs = x.shape, out.shape[1]
     assert product.weight.stride(0) == 1, "the weights of an output lie together"
     cut = tuning(width, outputs)
@@ -78,6 +87,7 @@ def _run(x: Tensor, product: Dense, out: Tensor, floor: float | None, is_silu: b
         GATED=is_silu is not None,
         SILU=is_silu is True,
         EARLY=cut.early,
+        ORDERED=is_ordered,
         num_warps=4,
         launch_pdl=cut.early > 0,
     )
@@ -153,10 +163,11 @@ def _thin(
     GATED: tl.constexpr,
     SILU: tl.constexpr,
     EARLY: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):
     """Weights of the first chunks, `EARLY` of them, are read before there is anything to
-    multiply them with."""
-    if EARLY > 0:
+    multiply them with. If ordered, what starts behind it knows that all before it have ended."""
+    if EARLY > 0 and not ORDERED:
         tl.extra.cuda.gdc_launch_dependents()
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     row = tl.arange(0, PLACES)
@@ -167,6 +178,8 @@ def _thin(
         if GATED:
             paired = paired + (_factors(second, line, step * CHUNK, outputs, INPUTS, CHUNK),)
     tl.extra.cuda.gdc_wait()
+    if ORDERED:
+        tl.extra.cuda.gdc_launch_dependents()
     found = tl.zeros([PLACES, LINES, CHUNK], tl.float32)
     other = tl.zeros([PLACES, LINES, CHUNK], tl.float32)
     squares = tl.zeros([PLACES, CHUNK], tl.float32)

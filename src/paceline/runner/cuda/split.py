@@ -1,0 +1,111 @@
+"""Sums of products of some rows with few outputs: programs share the inputs of an output."""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.layers.linear import Dense
+
+LINES, CHUNK = 32, 128  # outputs of a program, and inputs that it reads at a time
+SPLITS = 4
+LEAST_ROWS, SOME_ROWS, MOST_ROWS = 16, 64, 128  # the least is what tensor cores take
+MANY_INPUTS = 3072  # from which on sharing them is worth its while for the most rows, too
+MOST_OUTPUTS = 2048  # with more of them, the library has enough programs
+
+
+class Split:
+    """Adds a product to a total. Whoever ends last of those who share outputs adds up.
+
+    inputs     | split 0 | split 1 | split 2 | split 3 |
+    program    └ sum     └ sum     └ sum     └ sum, then total += all four, in this order
+    """
+
+    def __init__(self, product: Dense) -> None:
+        self._product = product
+        inputs, outputs = product.weight.shape
+        # How many programs of some outputs have ended; whoever adds them up sets it back.
+        tiles = -(-outputs // LINES)
+        self._ended = torch.zeros(tiles, dtype=torch.int32, device=product.weight.device)
+        self._fits = outputs <= MOST_OUTPUTS and inputs % (SPLITS * CHUNK) == 0
+        self._fits = self._fits and product.weight.stride(0) == 1 and outputs % LINES == 0
+
+    def takes(self, rows: int) -> bool:
+        """Is it faster than the library's product for so many rows?"""
+        most = MOST_ROWS if self._product.weight.shape[0] >= MANY_INPUTS else SOME_ROWS
+        return self._fits and rows <= most
+
+    def add(self, total: Tensor, x: Tensor) -> None:
+        """total += product(x)."""
+        product, (rows, inputs), outputs = self._product, x.shape, total.shape[1]
+        parts = torch.empty((SPLITS, rows, outputs), dtype=torch.float32, device=x.device)
+        places = max(triton.next_power_of_2(rows), LEAST_ROWS)
+        _add[(len(self._ended), SPLITS)](
+            x,
+            product.weight,
+            x if product.bias is None else product.bias,
+            total,
+            parts,
+            self._ended,
+            rows,
+            outputs,
+            INPUTS=inputs,
+            ROWS=places,
+            LINES=LINES,
+            CHUNK=CHUNK,
+            SPLITS=SPLITS,
+            BIASED=product.bias is not None,
+            num_warps=4 if places <= SOME_ROWS else 8,
+            num_stages={SOME_ROWS: 5, MOST_ROWS: 4}.get(places, 3),
+            launch_pdl=True,
+        )
+
+
+@triton.jit
+def _add(
+    x,
+    weight,
+    bias,
+    total,
+    parts,
+    ended,
+    rows,
+    outputs,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    LINES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    tile, split = tl.program_id(0), tl.program_id(1)
+    row, line = tl.arange(0, ROWS), tile * LINES + tl.arange(0, LINES)
+    share: tl.constexpr = INPUTS // SPLITS
+    index = split * share + tl.arange(0, CHUNK)
+    there = (row < rows)[:, None]
+    values = x + row[:, None] * INPUTS + index[None, :]
+    factors = weight + line.to(tl.int64)[None, :] * INPUTS + index[:, None]
+    found = tl.zeros([ROWS, LINES], tl.float32)
+    for at in range(0, share, CHUNK):
+        given = tl.load(values + at, mask=there, other=0.0)
+        found = tl.dot(given, tl.load(factors + at), found, input_precision="ieee")
+    spot = row[:, None] * outputs + line[None, :]
+    size = rows * outputs
+    tl.store(parts + split * size + spot, found, mask=there)
+    tl.debug_barrier()  # all of it is written before it is counted
+    before = tl.atomic_add(ended + tile, 1, sem="acq_rel")
+    if before == SPLITS - 1:
+        tl.store(ended + tile, 0)
+        found = tl.load(total + spot, mask=there, other=0.0).to(tl.float32)
+        if BIASED:
+            found += tl.load(bias + line).to(tl.float32)[None, :]
+        for part in tl.static_range(SPLITS):
+            place = parts + part * size + spot
+            found += tl.load(place, mask=there, other=0.0, cache_modifier=".cg")
+        tl.store(total + spot, found.to(total.dtype.element_ty), mask=there)

@@ -1,0 +1,100 @@
+"""Rows that came to nothing: who ends, and what may not be found any more."""
+
+from collections.abc import Iterable
+
+from paceline.core.plan import Ended, Plan, StepResult
+from paceline.core.request import Finish, Sequence
+from paceline.sched.residency import Residency
+
+CAUSE = "a row that failed on the same prefix"
+
+Doubtful = dict[int, bytes]  # blocks that were findable, and their keys
+
+
+class Failures:
+    """A request of which a row failed ends alone, and leaves nothing doubtful behind.
+
+        positions    [ computed when it last sampled ][ since then, and in flight ]
+                        good: it has sampled from them           doubtful
+
+    A sequence that has not sampled since it was admitted has proved nothing, not even what it
+    found in the cache. Of one that has gone since, the blocks are doubtful that the steps in
+    flight were to fill. What is doubtful is forgotten on the device and on the host, and those
+    who build on it without having sampled from it compute it again: also those that failed on
+    what one that was admitted earlier has computed. That one ends, so all of this does.
+    """
+
+    def __init__(self, residency: Residency) -> None:
+        self._at = residency
+
+    def end(self, plan: Plan, result: StepResult) -> list[Ended]:
+        """End the requests of all rows that failed, as far as they are here."""
+        at, rows, table = self._at, plan.rows, self._at.table
+        well = table.alive(rows) & rows.samples
+        well[[one.row for one in result.failed]] = False
+        place = {slot: place for place, slot in enumerate(table.order.tolist())}
+        slots: list[int] = rows.slot.tolist()
+        ended: list[Ended] = []
+        doubtful: Doubtful = {}
+        for one in sorted(result.failed, key=lambda one: place.get(slots[one.row], -1)):
+            slot = slots[one.row]
+            if table.epoch[slot] != rows.epoch[one.row]:
+                doubtful |= at.cache.retract((slot, int(rows.epoch[one.row])))
+            elif not self._is_another_s(slot, doubtful):
+                leader = at.live[table.sequence(slot).id]
+                for member in at.group(leader):
+                    doubtful |= self._forget(member)
+                ended += at.dismiss(leader, Finish.ERROR, one.reason)
+                at.stats.failed_rows += 1
+        if doubtful:
+            self._forget_on_host(doubtful.values())
+            self._compute_again(doubtful, well={*rows.slot[well].tolist()})
+        return ended
+
+    def _is_another_s(self, slot: int, doubtful: Doubtful) -> bool:
+        """May a failure come from what one that was admitted earlier has computed?"""
+        shares = not doubtful.keys().isdisjoint(self._at.cache.blocks(slot))
+        return shares and not self._has_sampled(slot)
+
+    def _forget(self, sequence: Sequence) -> Doubtful:
+        """Let nothing doubtful of a sequence be found."""
+        cache, slot = self._at.cache, sequence.slot
+        if slot < 0:
+            return {}  # it has yet to fork
+        good = int(self._at.table.computed[slot]) if self._has_sampled(slot) else 0
+        first, end = good // cache.block_size, cache.sealed[slot]
+        blocks: list[int] = cache.table[slot, first:end].tolist()
+        found = dict(zip(blocks, sequence.keys[first:end], strict=True))
+        for block in reversed(blocks):
+            cache.pool.unseal(block, found[block])
+        cache.retract((slot, cache.epoch[slot]))  # lest that be done when others have the blocks
+        self._at.table.distrust(slot, good)
+        return found
+
+    def _forget_on_host(self, keys: Iterable[bytes]) -> None:
+        host = self._at.swapping.tier.pool
+        for key in keys:
+            for block in host.find([key]):
+                host.unseal(block, key)
+
+    def _has_sampled(self, slot: int) -> bool:
+        """Since it was admitted; it has read everything before it then."""
+        return bool(self._at.table.known[slot] > self._at.table.given[slot])
+
+    def _compute_again(self, doubtful: Doubtful, well: set[int]) -> None:
+        """Let those begin anew that have read doubtful blocks, unless they sampled well, in this
+        step or before."""
+        at = self._at
+        for slot in at.table.order[::-1].tolist():
+            if not at.table.resident[slot] or slot in well or self._has_sampled(slot):
+                continue
+            if doubtful.keys().isdisjoint(at.cache.blocks(slot)):
+                continue
+            for one in at.group(at.table.sequence(slot)):
+                self._forget_on_host(self._forget(one).values())
+            at.preempt(slot, CAUSE, may_swap=False)
+        keys = set(doubtful.values())
+        for sequence in [one for one in at.swapped if not keys.isdisjoint(one.keys)]:
+            for one in at.group(sequence):
+                self._forget_on_host(one.keys)
+            at.demote(sequence, CAUSE)

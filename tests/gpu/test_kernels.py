@@ -1,0 +1,93 @@
+"""Kernels that do the work of several, against those several."""
+
+from random import Random
+
+import pytest
+import torch
+
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.linear import Dense
+from tests.gpu.test_attention import rows_of
+from tests.runner.support import tiny
+
+try:
+    from paceline.runner.attention.triton import Triton
+    from paceline.runner.cuda.kernels import Late, Turn, turn_and_put
+    from paceline.runner.cuda.model import turns_of
+    from paceline.runner.cuda.split import Split
+except ImportError:
+    pytest.skip("needs triton", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("is_normed", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(16, 8, 128), (40, 8, 128), (9, 3, 64)])
+def test_new_positions_are_turned_stored_and_attended_at_once(
+    heads: int, kv_heads: int, dim: int, is_normed: bool, window: int | None, dtype: torch.dtype
+) -> None:
+    random = Random(heads)
+    contexts = [1, 2, 64, 65, 66, 1700, *(random.randint(1, 900) for _ in range(3))]
+    batch, blocks = rows_of([(1, context) for context in contexts], 16)
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
+    kv = KVStore(tiny(num_hidden_layers=2, **shape), blocks, 16, dtype, "cuda")
+    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    cell = batch.write_cell.long()
+    at = cell // 16 * kv.content.stride(0) + cell % 16 * kv.content.stride(2)
+    frequencies = tuple(10000.0 ** (-place / (dim // 2)) for place in range(dim // 2))
+    turns = turns_of(frequencies, 2048, "cuda")
+    factor = torch.rand(heads + kv_heads, dim, device="cuda", dtype=dtype) if is_normed else None
+    turn = Turn(turns, factor, 0.01)
+    qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim, device="cuda", dtype=dtype)
+    held, before = Triton().hold(batch, kv, heads), kv.content.clone()
+    for layer in (1, 0):
+        kv.content.copy_(before)
+        got = held.attend_new(qkv, turn, layer, window, 0.09)
+        stored = kv.content.clone()
+        kv.content.copy_(before)
+        apart = qkv.clone()
+        turn_and_put(apart, turn, Late(apart, 0.0, 0), batch.position, at, kv, layer)
+        expected = held.attend(apart[:, :heads], layer, window, 0.09)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(stored, kv.content, rtol=tolerance, atol=1e-6)
+        assert not torch.equal(stored, before)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 24, 33, 64, 97, 128])
+@pytest.mark.parametrize("inputs", [512, 2048, 3072])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bool) -> None:
+    outputs = 1024
+    weight = torch.randn(outputs, inputs, device="cuda") / inputs**0.5
+    bias = torch.randn(outputs, device="cuda") if is_biased else None
+    split = Split(Dense(weight, bias, torch.bfloat16))
+    x = torch.randn(rows, inputs, device="cuda").bfloat16()
+    total = torch.randn(rows, outputs, device="cuda").bfloat16()
+    expected = total.float() + x.float() @ weight.bfloat16().float().t()
+    if bias is not None:
+        expected += bias.bfloat16().float()
+    results = []
+    for _ in range(3):  # the counts of programs are set back each time
+        results.append(total.clone())
+        split.add(results[-1], x)
+    torch.testing.assert_close(results[0].float(), expected, rtol=1e-2, atol=2e-2)
+    assert all(torch.equal(results[0], one) for one in results)
+
+
+def test_what_the_library_does_better_is_left_to_it() -> None:
+    def split(outputs: int, inputs: int) -> Split:
+        return Split(Dense(torch.zeros(outputs, inputs, device="cuda"), None, torch.bfloat16))
+
+    assert split(1024, 2048).takes(64)
+    assert split(1024, 3072).takes(128)
+    assert not split(1024, 2048).takes(65)
+    assert not split(1024, 3072).takes(129)
+    assert not split(5120, 2048).takes(8)  # has programs enough
+    assert not split(1000, 2048).takes(8)
+    assert not split(1024, 2000).takes(8)
