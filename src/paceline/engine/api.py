@@ -242,6 +242,11 @@ class AsyncEngine(Protocol):
         """None, or the reason why it is not."""
         ...
 
+    @property
+    def last_failure(self) -> str:
+        """Why a request ended with an error, the last of them; empty if none has."""
+        ...
+
     async def gone(self) -> str:
         """Returns when it has died and nothing comes after it, with the reason."""
         ...

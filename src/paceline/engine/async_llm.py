@@ -108,7 +108,6 @@ class AsyncLLM:
 
     @property
     def last_failure(self) -> str:
-        """Why a request ended with an error, the last of them; empty if none has."""
         return self._frontend.last_failure
 
     async def gone(self) -> str:
