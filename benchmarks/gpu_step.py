@@ -60,7 +60,8 @@ class Marks:
             bench.runner.launch = launch
 
     def idle_ms(self) -> float:
-        """Between the end of a step and the begin of the next: the host's part that shows."""
+        """Between the end of a launch and the begin of the next. A host that is late shows here,
+        unless it is so only within its own launch."""
         gaps = [one[1].elapsed_time(next_[0]) for one, next_ in pairwise(self._marks)]
         return sum(gaps) / len(gaps)
 

@@ -191,6 +191,17 @@ def test_an_engine_stops_when_its_device_is_lost(is_lost: bool) -> None:
     assert_nothing_left(teller.engine.scheduler)
 
 
+def test_an_end_is_told_though_the_device_fails_on_an_empty_plan() -> None:
+    teller = Teller(parts(lambda plan, at: plan.empty and at == "launch"), on_failure="stop")
+    teller.engine.submit(request("a", n=2))
+    teller.turn()
+    for child in (0, 1):
+        assert teller.engine.scheduler.abort("a", 0.0, child)
+    teller.run()
+    assert teller.ends["a"][0] is Finish.ABORT
+    assert_nothing_left(teller.engine.scheduler)
+
+
 def test_a_mistake_of_ours_is_not_taken_for_the_devices() -> None:
     made = parts()
 

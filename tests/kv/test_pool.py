@@ -8,7 +8,7 @@ import pytest
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv import pool as module
-from paceline.kv.pool import LONG, BlockPool
+from paceline.kv.pool import LOT, BlockPool
 
 K1, K2, K3 = b"k1", b"k2", b"k3"
 BOTH: list[FreeOrder] = ["unsealed_first", "lru"]
@@ -165,13 +165,13 @@ def test_find_stops_at_the_first_gap() -> None:
     assert pool.find([]) == []
 
 
-MANY = [bytes([number]) for number in range(2 * LONG + 3)]
+MANY = [bytes([number]) for number in range(2 * LOT + 3)]
 
 
 def test_many_keys_are_found_again_with_more_or_fewer_of_them() -> None:
     pool = BlockPool(len(MANY))
     blocks = filled(pool, *MANY)
-    for end in (len(MANY), LONG - 1, LONG, LONG + 1, 2 * LONG, len(MANY)):
+    for end in (len(MANY), LOT - 1, LOT, LOT + 1, 2 * LOT, len(MANY)):
         assert pool.find(MANY[:end]) == blocks[:end]
         assert pool.find([*MANY[:end], K1]) == blocks[:end]
         assert pool.find(MANY[1:end]) == blocks[1:end]
@@ -185,7 +185,7 @@ def test_what_becomes_of_a_finding_does_not_change_what_is_found() -> None:
     assert pool.find(MANY) == blocks
 
 
-@pytest.mark.parametrize("lost", [0, LONG - 1, LONG, len(MANY) - 1])
+@pytest.mark.parametrize("lost", [0, LOT - 1, LOT, len(MANY) - 1])
 def test_many_keys_are_found_up_to_a_block_that_was_reused(lost: int) -> None:
     pool = BlockPool(len(MANY))
     blocks = filled(pool, *MANY)
@@ -201,8 +201,8 @@ def test_what_was_found_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "REMEMBERED", 2)
     pool = BlockPool(len(MANY))
     blocks = filled(pool, *MANY)
-    for first in range(LONG):
-        assert pool.find(MANY[first : first + LONG]) == blocks[first : first + LONG]
+    for first in range(LOT):
+        assert pool.find(MANY[first : first + LOT]) == blocks[first : first + LOT]
         assert len(pool._found) <= 2
 
 

@@ -120,3 +120,29 @@ def test_children_that_are_not_here_are_as_requests_that_are_not_here() -> None:
     for name, child in (("a", 2), ("a", -1), ("b", 0), ("nobody", 0)):
         assert not scheduler.abort(name, 0.0, child)
     assert scheduler.unfinished == 2
+
+
+def test_a_name_is_free_when_its_end_has_been_told() -> None:
+    scheduler = small()
+    asked = ask("a", 5, max_tokens=4, n=2)
+    scheduler.submit(asked, 0.0)
+    for child in (0, 1):
+        assert scheduler.abort("a", 0.0, child)
+    with pytest.raises(RequestError, match="already here"):
+        scheduler.submit(asked, 0.0)
+    step(scheduler)
+    scheduler.submit(asked, 0.0)
+    assert finish_all(scheduler)
+
+
+def test_what_was_found_in_the_cache_is_known_of_every_child() -> None:
+    scheduler = small()
+    scheduler.submit(ask("before", list(range(17)), max_tokens=2), 0.0)
+    finish_all(scheduler)
+    scheduler.submit(ask("a", list(range(17)), max_tokens=6, n=2), 0.0)
+    for _ in range(2):
+        step(scheduler)
+    found = scheduler.residency.live["a"].cached
+    assert found == 16
+    assert scheduler.abort("a", 0.0, 0)
+    assert scheduler.residency.live["a"].cached == found

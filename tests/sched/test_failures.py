@@ -177,3 +177,51 @@ def test_a_failure_of_no_row_and_tokens_of_a_failed_one_are_refused() -> None:
 def bad(plan: Plan, row: int, count: int) -> StepResult:
     good = answer(plan)
     return StepResult(good.ids, good.count * 0 + count, failed=(Failed(row, REASON),))
+
+
+SHARED = list(range(8))
+
+
+def two_on_one_prefix(**settings: Any) -> Scheduler:
+    """`b` begins on what `a` computes in the same step."""
+    scheduler = small(**settings)
+    for name, last, most in (("a", 50, 6), ("b", 51, 3)):
+        scheduler.submit(ask(name, [*SHARED, last], max_tokens=most), 0.0)
+    return scheduler
+
+
+def test_a_row_that_begins_anew_is_in_no_steady_step() -> None:
+    scheduler = two_on_one_prefix()
+    first = scheduler.plan(0.0)
+    scheduler.abort("a", 0.0)
+    second = scheduler.plan(0.0)
+    assert not fail(scheduler, first, "a", "b").finished
+    assert scheduler.snapshot()["waiting"] == ["b"]
+    assert commit(scheduler, second) == {}
+    assert len(finish_all(scheduler)["b"]) == 3
+
+
+def test_whoever_has_the_slot_of_one_that_is_gone_makes_no_difference() -> None:
+    scheduler = two_on_one_prefix(max_num_seqs=2)
+    first = scheduler.plan(0.0)
+    scheduler.abort("a", 0.0)
+    scheduler.submit(ask("c", [70, 71, 72], max_tokens=2), 0.0)
+    second = scheduler.plan(0.0)
+    assert [new.request.id for new in second.admitted] == ["c"]
+    assert not fail(scheduler, first, "a", "b").finished, "b has failed on the blocks of a"
+    commit(scheduler, second)
+    assert finish_all(scheduler).keys() >= {"b", "c"}
+
+
+def test_who_has_taken_a_doubtful_block_since_goes_on() -> None:
+    scheduler = small(num_blocks=6, free_order="lru")
+    scheduler.submit(ask("a", list(range(16)), max_tokens=2), 0.0)
+    first = scheduler.plan(0.0)
+    scheduler.abort("a", 0.0)
+    scheduler.submit(ask("z", list(range(30, 50)), max_tokens=2), 0.0)
+    second = scheduler.plan(0.0)
+    held = set(first.admitted[0].blocks)
+    assert held & set(second.admitted[0].blocks), "it has nothing of the first"
+    fail(scheduler, first, "a")
+    assert scheduler.snapshot()["running"] == ["z"]
+    assert scheduler.stats.preemptions == 0

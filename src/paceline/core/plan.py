@@ -158,7 +158,8 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A row that came to nothing: its request ends with an error, and no other of the step."""
+    """A row that came to nothing: its request ends with an error, or computes again what it has
+    from one that failed before it. No other of the step is touched."""
 
     row: int
     reason: str

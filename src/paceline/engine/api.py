@@ -243,8 +243,8 @@ class AsyncEngine(Protocol):
         ...
 
     @property
-    def last_failure(self) -> str:
-        """Why a request ended with an error, the last of them; empty if none has."""
+    def last_failure_s(self) -> float | None:
+        """How long ago a request ended with an error, if one has."""
         ...
 
     async def gone(self) -> str:

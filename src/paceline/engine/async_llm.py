@@ -107,8 +107,8 @@ class AsyncLLM:
         return self._core.healthy()
 
     @property
-    def last_failure(self) -> str:
-        return self._frontend.last_failure
+    def last_failure_s(self) -> float | None:
+        return self._frontend.last_failure_s
 
     async def gone(self) -> str:
         self._attach()

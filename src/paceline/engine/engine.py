@@ -1,5 +1,6 @@
 """The step loop: inbox, plan, launch, wait, commit, outbox, at any pipeline depth."""
 
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -143,7 +144,8 @@ class Engine:
                 case Abort(request_id, None):
                     self._end(request_id, Finish.ABORT)
                 case Abort(request_id, child):
-                    self.scheduler.abort(request_id, self.clock(), child)
+                    with suppress(RequestError):  # a search tells no single choices
+                        self.scheduler.abort(request_id, self.clock(), child)
                 case Asked():
                     self._answer(message)
         for request_id in self._room.overdue(self.clock()):
@@ -233,11 +235,14 @@ class Engine:
 
     def _fail(self, error: StepError) -> Outputs:
         message = str(error)
-        suspect, outputs = self._pipeline.suspect, NO_OUTPUTS
+        suspect = self._pipeline.suspect
         assert suspect is not None
         self._pipeline.abandon()
         self.resting = True
-        if not suspect.empty:
+        if suspect.empty:  # there may be ends to tell all the same
+            nothing = StepResult.of(suspect, {})
+            outputs = self.scheduler.commit(suspect, nothing, self.clock())
+        else:
             outputs = self.scheduler.fail(suspect, self.clock(), message)
         if self._settings.on_failure == "stop" or isinstance(error, DeviceLost):
             self._stop(message)

@@ -29,7 +29,7 @@ class Frontend:
         self.tokenizer, self.template = tokenizer, template
         self.metrics = Metrics()
         self.open: dict[str, Conversation] = {}
-        self.last_failure = ""  # of a request that ended with an error: why
+        self._failed_at: float | None = None  # when a request ended with an error, the last one
         self._clock = clock
         self._due: list[tuple[float, str]] = []  # a heap; some of these have ended
         self._leaving: set[str] = set()  # closed here, and not yet by the engine
@@ -167,9 +167,14 @@ class Frontend:
         """The engine never had it, so it will not tell of its end."""
         self._leaving.discard(request_id)
 
+    @property
+    def last_failure_s(self) -> float | None:
+        """How long ago a request ended with an error, if one has."""
+        return None if self._failed_at is None else self._clock() - self._failed_at
+
     def _note_failure(self, ended: Ended) -> None:
         if ended.finish is Finish.ERROR:
-            self.last_failure = ended.message
+            self._failed_at = self._clock()
 
     def _count_ends(self, output: RequestOutput) -> None:
         for one in output.outputs:
@@ -199,6 +204,8 @@ class Frontend:
         if choice.finish_reason is not None:
             return
         self._first(conversation, time - conversation.arrival)
+        if conversation.params.prompt_only:
+            return  # nobody hears of the token
         self.metrics.generated(count)
         if choice.last_told is not None:
             self.metrics.next_tokens(time - choice.last_told)

@@ -30,7 +30,7 @@ MISS = Hit((), 0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Seals of blocks that a step in flight is to fill, for a slot until it changed hands."""
+    """Seals of blocks that a step in flight is to fill, for whoever has the slot in an epoch."""
 
     step: int
     slot: int
@@ -171,6 +171,7 @@ class KVCache:
     def place(self, slot: int, sequence: Sequence, blocks: tuple[int, ...], sealed: int) -> None:
         """Map blocks that are held already into an empty slot; the first few are sealed."""
         assert self.held[slot] == 0, f"slot {slot} already holds blocks"
+        assert len(blocks) <= self.table.shape[1], f"slot {slot} has no room for {len(blocks)}"
         row = slot * self.table.strides[0]
         struct.pack_into(f"{len(blocks)}i", self.table.data, row, *blocks)  # faster than numpy
         self.held[slot] = len(blocks)
@@ -370,8 +371,8 @@ class KVCache:
                 self._pending.appendleft(one)
                 continue
             for block, key in zip(reversed(one.blocks), reversed(one.keys), strict=True):
-                self.pool.unseal(block, key)
-                forgotten[block] = key
+                if self.pool.unseal(block, key):
+                    forgotten[block] = key
         return forgotten
 
     def reset(self) -> bool:

@@ -7,7 +7,7 @@ from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv.runs import Run
 
-LONG, REMEMBERED = 16, 1024  # keys in a lot, and lots whose blocks are remembered
+LOT, REMEMBERED = 16, 1024  # blocks of beginnings in such steps, of so many, are remembered
 
 
 class BlockPool:
@@ -122,14 +122,16 @@ class BlockPool:
                 self._twins.setdefault(key, []).append(block)
         return new
 
-    def unseal(self, block: int, key: bytes) -> None:
-        """Take back a seal whose content never came to be."""
+    def unseal(self, block: int, key: bytes) -> bool:
+        """Take back a seal whose content never came to be. False if the block was taken by
+        someone else since: the seal went with it."""
         if self._content[block] != key:
-            return  # taken by someone else since; the seal went with it
+            return False
         self._forget(block)
         if self._blank_first and block in self._idle:
             del self._idle[block]
             self._blank.append(block)
+        return True
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks with the given contents, as many as there are without a gap."""
@@ -140,7 +142,7 @@ class BlockPool:
             if block is None:
                 break
             found.append(block)
-        edge = len(found) - len(found) % LONG
+        edge = len(found) - len(found) % LOT
         if edge > known:
             if len(self._found) >= REMEMBERED:
                 self._found.clear()
@@ -149,7 +151,7 @@ class BlockPool:
 
     def _found_before(self, keys: Sequence[bytes]) -> list[int]:
         """The blocks of as many keys as make whole lots, if they are remembered."""
-        edge = len(keys) - len(keys) % LONG
+        edge = len(keys) - len(keys) % LOT
         known = self._found.get(keys[edge - 1]) if edge else None
         return known[len(known) - edge :] if known and len(known) >= edge else []
 

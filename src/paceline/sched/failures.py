@@ -30,25 +30,26 @@ class Failures:
     def end(self, plan: Plan, result: StepResult) -> list[Ended]:
         """End the requests of all rows that failed, as far as they are here."""
         at, rows, table = self._at, plan.rows, self._at.table
-        well = table.alive(rows) & rows.samples
-        well[[one.row for one in result.failed]] = False
-        place = {slot: place for place, slot in enumerate(table.order.tolist())}
-        slots: list[int] = rows.slot.tolist()
+        alive, slots = table.alive(rows), rows.slot.tolist()
+        reasons = {slots[one.row]: one.reason for one in result.failed if alive[one.row]}
+        well = {*rows.slot[alive & rows.samples].tolist()} - reasons.keys()
         ended: list[Ended] = []
         doubtful: Doubtful = {}
-        for one in sorted(result.failed, key=lambda one: place.get(slots[one.row], -1)):
-            slot = slots[one.row]
-            if table.epoch[slot] != rows.epoch[one.row]:
-                doubtful |= at.cache.retract((slot, int(rows.epoch[one.row])))
-            elif not self._is_another_s(slot, doubtful):
+        for one in result.failed:
+            if not alive[one.row]:
+                doubtful |= at.cache.retract((slots[one.row], int(rows.epoch[one.row])))
+        for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
+            if slot not in reasons or not table.resident[slot]:  # it may have gone with its family
+                continue
+            if not self._is_another_s(slot, doubtful):
                 leader = at.live[table.sequence(slot).id]
                 for member in at.group(leader):
                     doubtful |= self._forget(member)
-                ended += at.dismiss(leader, Finish.ERROR, one.reason)
+                ended += at.dismiss(leader, Finish.ERROR, reasons[slot])
                 at.stats.failed_rows += 1
         if doubtful:
             self._forget_on_host(doubtful.values())
-            self._compute_again(doubtful, well={*rows.slot[well].tolist()})
+            self._compute_again(doubtful, well)
         return ended
 
     def _is_another_s(self, slot: int, doubtful: Doubtful) -> bool:
@@ -94,7 +95,9 @@ class Failures:
                 self._forget_on_host(self._forget(one).values())
             at.preempt(slot, CAUSE, may_swap=False)
         keys = set(doubtful.values())
-        for sequence in [one for one in at.swapped if not keys.isdisjoint(one.keys)]:
-            for one in at.group(sequence):
-                self._forget_on_host(one.keys)
-            at.demote(sequence, CAUSE)
+        for sequence in list(at.swapped):
+            group = at.group(sequence)
+            if any(not keys.isdisjoint(one.keys) for one in group):
+                for one in group:
+                    self._forget_on_host(one.keys)
+                at.demote(sequence, CAUSE)

@@ -78,6 +78,7 @@ class Forks:
         full = start // at.cache.block_size
         if len(sequence.keys) < full:
             sequence.keys = leader.keys[:full]
+        sequence.cached = leader.cached
         slot = at.table.admit(sequence, start, at.drafts(sequence), family.kept.pop())
         if hit is None:
             copies = at.cache.fork(leader.slot, slot, sequence, start)

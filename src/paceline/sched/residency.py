@@ -22,8 +22,9 @@ from paceline.sched.swapping import Swapping
 class Residency:
     """Every live request is in exactly one place: in slots, waiting, swapped, or parked.
 
-    The methods here are the only ones that move sequences between places. What the
-    runner must be told of it gathers in `news` until the next plan takes it along.
+    The methods here move sequences between places, and `Children` those that end before others of
+    their family. What the runner must be told of it gathers in `news` until the next plan takes
+    it along.
     """
 
     def __init__(self, config: Config) -> None:
@@ -391,4 +392,4 @@ class Residency:
         assert all(sequence.swapped for sequence in self.swapped)
         held = np.asarray(self.cache.held) > 0
         assert np.array_equal(held, self.table.resident), "blocks without a resident"
-        assert self.cache.epoch == self.table.epoch.tolist(), "a slot changed hands only once"
+        assert self.cache.epoch == self.table.epoch.tolist(), "who has a slot?"

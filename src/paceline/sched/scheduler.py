@@ -73,7 +73,7 @@ class Scheduler:
     def _admissible(self, request: Request) -> int:
         """The tokens at which the request will end, if it can run at all."""
         at, step = self.residency, self.config.step
-        if request.id in at.live:
+        if request.id in at.live or any(end.request_id == request.id for end in self._untold):
             raise RequestError(f"request {request.id!r} is already here")
         if twin := at.families.namesake(request, at.live):
             raise RequestError(f"request {request.id!r} would share a name with one of {twin!r}")
@@ -109,7 +109,8 @@ class Scheduler:
 
     def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
         """End a request wherever it is, or one of its `n` children, also with work in flight.
-        False if it is not here. A request that ends with its last child is told of."""
+        False if it is not here. A request that ends with its last child is told of. RequestError
+        for a child of a request that tells only its best."""
         self._tick(now)
         sequence = self.residency.live.get(request_id)
         if sequence is None:
@@ -244,7 +245,7 @@ class Scheduler:
         self.residency.confirm(plan.step)
         if self.residency.swapping.tier.confirm(plan.step):
             self._gate = None  # blocks came free
-        if outputs.finished:
+        if outputs.finished or result.failed:
             self._steady = None
         return self._told(outputs)
 

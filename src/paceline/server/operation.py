@@ -19,12 +19,17 @@ def probe_routes(desk: Desk) -> APIRouter:
     router = APIRouter(tags=["operation"])
 
     @router.get("/health", responses=PROBED)
-    async def health() -> dict[str, str]:
-        """Does the engine work? It may, though some request has failed: the last reason is told."""
+    async def health() -> dict[str, str | float]:
+        """Does the engine work? It may, though a request has failed: how long ago is told.
+
+        Why it did is for its client and the log, since anybody may look here.
+        """
         if reason := desk.engine.healthy():
             raise Refusal(UNAVAILABLE, reason, code="unhealthy")
-        last = desk.engine.last_failure
-        return {"status": "ok"} | ({"last_failure": last} if last else {})
+        last = desk.engine.last_failure_s
+        return (
+            {"status": "ok"} if last is None else {"status": "ok", "last_failure_s": round(last, 1)}
+        )
 
     @router.get("/ready", responses=PROBED)
     async def ready() -> dict[str, str]:

@@ -25,11 +25,12 @@ NO_NUMBER = -3  # and below: what a spoiled row leaves behind, by where it was s
 
 @dataclass(frozen=True, slots=True)
 class Spoil:
-    """A row that wrote no numbers: who had the slot, and in which step."""
+    """A row that wrote no numbers: who had the slot, in which step, and what was due instead."""
 
     slot: int
     epoch: int
     step: int
+    due: dict[int, int]  # digests by position
 
 
 @dataclass(slots=True)
@@ -188,9 +189,12 @@ class OracleRunner:
         ]:
             for row in new:
                 slot, epoch = int(rows.slot[row]), int(rows.epoch[row])
-                self.spoils.append(Spoil(slot, epoch, plan.step))
-                for position in range(begins[row], begins[row] + int(rows.count[row])):
-                    self._write(self.tracks[slot], position, NO_NUMBER - len(self.spoils) + 1)
+                track = self.tracks[slot]
+                written = range(begins[row], begins[row] + int(rows.count[row]))
+                due = {position: self._seen(track, position) for position in written}
+                for position in written:
+                    self._write(track, position, NO_NUMBER - len(self.spoils))
+                self.spoils.append(Spoil(slot, epoch, plan.step, due))
             bad += new
         self.spoiled.difference_update(labels)
         return sorted(bad)
@@ -265,11 +269,16 @@ class OracleRunner:
         self.computed += 1
 
     def _read(self, track: Track, position: int) -> None:
-        block = self._block(track, position)
-        seen = self.seen(block, position % self.block_size)
-        assert seen == track.digests[position] or seen <= NO_NUMBER, (
-            f"{track.request.id!r} position {position}, block {block}: stale or foreign KV"
+        seen = self._seen(track, position)
+        if seen <= NO_NUMBER:
+            seen = self.spoils[NO_NUMBER - seen].due[position]
+        assert seen == track.digests[position], (
+            f"{track.request.id!r} position {position}, block {self._block(track, position)}: "
+            f"stale or foreign KV"
         )
+
+    def _seen(self, track: Track, position: int) -> int:
+        return self.seen(self._block(track, position), position % self.block_size)
 
     def _write(self, track: Track, position: int, digest: int) -> None:
         self.put(self._block(track, position), position % self.block_size, digest)

@@ -21,6 +21,7 @@ LEAST = 16  # rows and columns of the smallest product that tensor cores take
 MOST_SPLITS = 32
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
+LEAST_TILE = 64
 FEW = 2048  # positions, up to which longer tiles of keys are faster
 
 
@@ -30,7 +31,7 @@ class Cut:
 
     splits: int  # programs of a context, at most
     portion: int = 1  # tiles of each program, at least
-    tile: int = 64  # cells that it reads at a time
+    tile: int = LEAST_TILE  # cells that it reads at a time
     stages: int = 3  # tiles under way
 
 
@@ -66,9 +67,9 @@ class Triton:
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
         return Tiles(batch, kv, bounds, batch.rows)
 
-    def hold(self, batch: Batch, kv: KVStore, heads: int) -> "Steady":
+    def hold(self, batch: Batch, kv: KVStore, heads: int) -> "Independent":
         """Decodes for a graph; the batch is the memory that every replay reads."""
-        return Steady(batch, kv)
+        return Independent(batch, kv)
 
     def hold_rows(self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int) -> "Mixed":
         """Rows of any length for a graph: up to `bounds[0]` those of one position, and up to
@@ -118,6 +119,7 @@ class Decodes:
     ) -> None:
         batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._cut
         (_, heads, dim), (layer, window, scale) = out.shape, how
+        is_small = query.element_size() < FLOAT_BYTES
         parts, peaks = out, out
         if sharing.splits > 1:
             on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
@@ -147,19 +149,19 @@ class Decodes:
             DIM=dim,
             WIDTH=max(triton.next_power_of_2(dim), LEAST),
             BLOCK=kv.block_size,
-            CELLS=sharing.tile,
+            CELLS=sharing.tile if is_small else min(sharing.tile, LEAST_TILE),
             SPLITS=sharing.splits,
             PARTS=triton.next_power_of_2(sharing.splits),
             PORTION=sharing.portion,
             BOUNDED=bounds is not None,
             num_warps=4,
-            num_stages=sharing.stages if query.element_size() < FLOAT_BYTES else 1,
+            num_stages=sharing.stages if is_small else 1,
             launch_pdl=True,
             **sizes,
         )
 
 
-class Steady(Decodes):
+class Independent(Decodes):
     """Rows of one position each, of which none reads what another one writes in this step: few of
     them turn their queries and keys and put them into the store while they attend."""
 

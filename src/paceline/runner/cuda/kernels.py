@@ -1,7 +1,8 @@
 """Fused kernels of a decoder layer: norms, rotation, activation, and the write to the store.
 
 Every kernel of a step may start before the one in front of it has ended, and lets the next do so:
-it reads nothing but weights until `gdc_wait` returns.
+it reads nothing but weights until `gdc_wait` returns. The one exception is attention to new
+positions, behind a product that is ordered: it may read all that was there before that product.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.

@@ -79,9 +79,10 @@ class Block:
 
     def __call__(self, hidden: Tensor, step: Step) -> None:
         n = len(hidden)
-        found, late = self._qkv(hidden)
+        turns = n <= MOST_ROWS and isinstance(step.attention, Turning)
+        found, late = self._qkv(hidden, is_ordered=turns)  # attention may read the store meanwhile
         qkv = found.view(n, -1, self._head_dim)
-        if n <= MOST_ROWS and isinstance(step.attention, Turning):
+        if turns and isinstance(step.attention, Turning):
             how = self._layer, self._window, self._scale
             seen = step.attention.attend_new(qkv, self._turn, *how)
         else:
@@ -105,9 +106,9 @@ class Normed:
         self._product = product
         self._floor = floor_of(parts, parts.config.width)
 
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Late]:
+    def __call__(self, hidden: Tensor, is_ordered: bool = False) -> tuple[Tensor, Late]:
         if len(hidden) <= MOST_ROWS:
-            found = normed(hidden, self._product, self._floor, is_ordered=True)
+            found = normed(hidden, self._product, self._floor, is_ordered=is_ordered)
             return found, Late(hidden, 0.0, 0)
         most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
         if len(hidden) > most or self._product.bias is not None:

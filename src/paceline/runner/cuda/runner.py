@@ -179,7 +179,7 @@ class CudaRunner:
 
     def close(self) -> None:
         self._flight.clear()
-        torch.cuda.synchronize()
+        self.is_lost()  # all has ended then; whether well, nobody asks any more
 
     # -- what a plan tells --------------------------------------------------
 

@@ -13,6 +13,7 @@ from paceline.runner.layers.linear import Dense
 
 LINES, CHUNK = 32, 128  # outputs of a program, and inputs that it reads at a time
 SPLITS = 4
+FLOAT_BYTES = 4  # of float32, of which tiles would be too large for a processor
 LEAST_ROWS, SOME_ROWS, MOST_ROWS = 16, 64, 128  # the least is what tensor cores take
 MANY_INPUTS = 3072  # from which on sharing them is worth its while for the most rows, too
 MOST_OUTPUTS = 2048  # with more of them, the library has enough programs
@@ -33,6 +34,7 @@ class Split:
         self._ended = torch.zeros(tiles, dtype=torch.int32, device=product.weight.device)
         self._fits = outputs <= MOST_OUTPUTS and inputs % (SPLITS * CHUNK) == 0
         self._fits = self._fits and product.weight.stride(0) == 1 and outputs % LINES == 0
+        self._fits = self._fits and product.weight.element_size() < FLOAT_BYTES
 
     def takes(self, rows: int) -> bool:
         """Is it faster than the library's product for so many rows?"""

@@ -178,7 +178,7 @@ def _thin(
         if GATED:
             paired = paired + (_factors(second, line, step * CHUNK, outputs, INPUTS, CHUNK),)
     tl.extra.cuda.gdc_wait()
-    if ORDERED:
+    if EARLY > 0 and ORDERED:
         tl.extra.cuda.gdc_launch_dependents()
     found = tl.zeros([PLACES, LINES, CHUNK], tl.float32)
     other = tl.zeros([PLACES, LINES, CHUNK], tl.float32)
