@@ -391,3 +391,5 @@ class Scheduler:
         """Verify every invariant."""
         self.residency.check()
         assert list(self._flight) == sorted(set(self._flight))
+        steady, table = self._steady, self.residency.table
+        assert steady is None or table.alive(steady.rows).all(), "a steady row has left its slot"
