@@ -146,3 +146,16 @@ def test_what_was_found_in_the_cache_is_known_of_every_child() -> None:
     assert found == 16
     assert scheduler.abort("a", 0.0, 0)
     assert scheduler.residency.live["a"].cached == found
+
+
+def test_nobody_waits_behind_a_child_of_its_own_that_has_ended() -> None:
+    scheduler = small(num_blocks=8, max_num_seqs=4)
+    scheduler.submit(ask("first", 20, max_tokens=8), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("a", 9, max_tokens=4, n=2), 0.0)
+    scheduler.plan(1.0)
+    assert scheduler.abort("a", 2.0, 0)
+    scheduler.plan(3.0)
+    told = scheduler.explain("a")
+    assert "waited" in told
+    assert "behind 'a'" not in told

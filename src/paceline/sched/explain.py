@@ -100,7 +100,7 @@ def why(at: Residency) -> dict[str, str]:
     for sequence in (*at.swapped, *at.queue):
         if spell is None:
             reasons[sequence.id] = "not considered yet"
-        elif spell.gate.serial == sequence.serial:
+        elif spell.gate.request_id == sequence.id:
             reasons[sequence.id] = own_cause(spell)
         else:
             reasons[sequence.id] = f"behind {head_cause(spell)}"
@@ -129,7 +129,7 @@ def causes(
         overlap = min(spell.until, end.time) - max(spell.since, begin.time)
         if overlap <= 0:
             continue
-        if spell.gate.serial == sequence.serial:
+        if spell.gate.request_id == sequence.id:
             own[own_cause(spell)] += overlap
         else:
             aged = ", by one that goes first because of its age" if spell.gate.aged else ""
