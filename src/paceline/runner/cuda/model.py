@@ -78,17 +78,16 @@ class Block:
             self._turn = Turn(turns, factor, floor_of(parts, config.head_dim))
 
     def __call__(self, hidden: Tensor, step: Step) -> None:
-        n = len(hidden)
-        turns = n <= MOST_ROWS and isinstance(step.attention, Turning)
-        found, late = self._qkv(hidden, is_ordered=turns)  # attention may read the store meanwhile
+        n, attention, how = len(hidden), step.attention, (self._layer, self._window, self._scale)
+        turning = attention if n <= MOST_ROWS and isinstance(attention, Turning) else None
+        # It reads the store while the product runs, so all before the product must have ended.
+        found, late = self._qkv(hidden, is_ordered=turning is not None)
         qkv = found.view(n, -1, self._head_dim)
-        if turns and isinstance(step.attention, Turning):
-            how = self._layer, self._window, self._scale
-            seen = step.attention.attend_new(qkv, self._turn, *how)
+        if turning is not None:
+            seen = turning.attend_new(qkv, self._turn, *how)
         else:
             turn_and_put(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
-            query = qkv[:, : self._heads]
-            seen = step.attention.attend(query, self._layer, self._window, self._scale)
+            seen = attention.attend(qkv[:, : self._heads], *how)
         self._out(hidden, seen.view(n, -1))
         self._down(hidden, self._gate_up.gated(hidden, self._is_silu))
 
