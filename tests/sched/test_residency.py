@@ -239,7 +239,7 @@ def test_a_victim_keeps_its_outputs_and_nothing_else() -> None:
     step(scheduler, a=[1])
     step(scheduler, a=[2])
     scheduler.residency.preempt(0, "a test")
-    scheduler.check()
+    scheduler.residency.check()
     now = state(scheduler, "a")
     assert (now["state"], now["known"], now["planned"], now["computed"]) == ("PREEMPTED", 7, 0, 0)
     assert sequence(scheduler, "a").tokens[-2:].tolist() == [1, 2]
