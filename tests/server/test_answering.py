@@ -74,7 +74,7 @@ def test_slow_readers_hold_nobody_back_and_are_dropped_in_the_end() -> None:
         await site.until(lambda: not site.desk.open_requests)
         writer.transport.abort()
 
-    settings = ServerSettings(unread_s=1.0)
+    settings = ServerSettings(unread_s=5.0)  # others are answered meanwhile, on a busy machine too
     on_its_own_server(scenario, settings, breaks=paced, num_blocks=600)
 
 

@@ -13,6 +13,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from schemathesis.specs.openapi.schemas import OpenApiSchema  # not later, beside a server's thread
 
 from tests.server.support import Site, served
 
@@ -64,7 +65,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def operations(site: Site) -> list[schemathesis.APIOperation]:
-    schema = schemathesis.openapi.from_url(f"{site.url}/openapi.json")
+    schema: OpenApiSchema = schemathesis.openapi.from_url(f"{site.url}/openapi.json")
     return [found.ok() for found in schema.get_all_operations()]
 
 
