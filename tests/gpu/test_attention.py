@@ -10,6 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from tests.gpu.support import ON_A_CARD
 from tests.runner.support import Blocks, Piece, batch_of, tiny
 
 try:
@@ -17,10 +18,7 @@ try:
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 DECODES = [(1, 1), (1, 40), (1, 3), (1, 17), (1, 16), (1, 700), (1, 33)]
 CHUNKS = [(40, 40), (9, 30), (133, 370)]

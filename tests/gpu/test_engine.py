@@ -11,11 +11,9 @@ from paceline.build.assembly import build
 from paceline.engine.api import SamplingParams
 from paceline.engine.llm import LLM
 from tests.golden.support import SIZES
+from tests.gpu.support import ON_A_CARD
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 SHARED = list(range(3, 40))
 PROMPTS = [[*SHARED, 7], [*SHARED, 9, 9], [5] * 50, [1, 2, 3], [*SHARED, 7, 8, 8], [60, 61] * 12]

@@ -7,6 +7,7 @@ import torch
 
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import Dense
+from tests.gpu.support import ON_A_CARD
 from tests.gpu.test_attention import rows_of
 from tests.runner.support import tiny
 
@@ -18,10 +19,7 @@ try:
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

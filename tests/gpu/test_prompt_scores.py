@@ -9,13 +9,11 @@ import torch
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan, PromptScores
 from paceline.core.sampling import Sampling
+from tests.gpu.support import ON_A_CARD
 from tests.gpu.test_runner import both, card_runner, cpu_runner, on_card
 from tests.runner.driving import SETTINGS, TIGHT, drive
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 PROMPT = [5, 9, 2, 7, 1, 1, 3, 44, 60, 0, 12, 30, 30, 8]
 PROMPTS = {"a": PROMPT, "b": [*PROMPT[:9], 4, 4], "c": [7, 8] * 5, "d": PROMPT[::-1]}

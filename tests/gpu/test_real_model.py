@@ -7,17 +7,16 @@ whole does not travel.
 import os
 
 import pytest
-import torch
 
 from paceline.build.assembly import build
 from paceline.engine.api import SamplingParams
 from paceline.engine.llm import LLM
+from tests.gpu.support import ON_A_CARD
 
 MODEL = os.environ.get("PACELINE_GPU_MODEL", "")
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
+    *ON_A_CARD,
     pytest.mark.skipif(not MODEL, reason="PACELINE_GPU_MODEL names no model"),
 ]
 

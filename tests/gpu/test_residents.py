@@ -9,16 +9,14 @@ from paceline.core.arrays import NO_I32
 from paceline.core.plan import NO_ROWS, Admitted, Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.sampler import Sampler
+from tests.gpu.support import ON_A_CARD
 
 try:
     from paceline.runner.cuda.residents import Residents
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 PROMPT = [3, 1, 4]
 

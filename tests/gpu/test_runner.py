@@ -14,6 +14,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.runner import Runner
 from paceline.runner.weights.dummy import Dummy
+from tests.gpu.support import ON_A_CARD
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
 
@@ -23,10 +24,7 @@ try:
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
 ALL_WAYS: dict[str, dict[str, Any]] = WAYS | {

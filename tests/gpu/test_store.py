@@ -8,6 +8,7 @@ import torch
 from paceline.core.plan import Plan, StepResult
 from paceline.runner.kv_store import KVStore
 from paceline.sim.oracle import OracleRunner
+from tests.gpu.support import ON_A_CARD
 from tests.property.schedules import Drive
 from tests.runner.support import tiny
 
@@ -17,10 +18,7 @@ try:
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 LONGEST = 4096
 

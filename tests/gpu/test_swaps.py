@@ -13,14 +13,12 @@ from paceline.core.plan import NO_ROWS, Pairs, Plan, StepResult
 from paceline.core.sampling import Sampling
 from paceline.runner.cuda.moves import Moves
 from paceline.runner.kv_store import KVStore
+from tests.gpu.support import ON_A_CARD
 from tests.gpu.test_runner import both, card_runner, on_card
 from tests.runner.driving import SETTINGS, TIGHT, drive
 from tests.runner.support import tiny
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
-]
+pytestmark = ON_A_CARD
 
 BLOCKS, HOST_BLOCKS, ROUNDS = 20, 16, 60
 A_WHILE, LONG = 2_000_000, 400_000_000  # cycles: 1 ms, longer than a launch takes, and 0.2 s
