@@ -265,7 +265,7 @@ def test_what_is_done_with_keys_does_not_change_what_is_remembered() -> None:
 
 
 def test_the_memo_is_bounded_and_forgetting_changes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MEMO_CHUNKS", 5)
+    monkeypatch.setattr(module, "MEMO_STEMS", 5)
     names = Keys(4)
     for start in range(12):
         tokens = [start, *LONG]
@@ -275,7 +275,7 @@ def test_the_memo_is_bounded_and_forgetting_changes_no_key(monkeypatch: pytest.M
 
 
 def test_the_memo_forgets_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MEMO_CHUNKS", 2)
+    monkeypatch.setattr(module, "MEMO_STEMS", 2)
     names = Keys(4)
     one, other, last = ([start, *LONG][: 4 * CHUNK_BLOCKS] for start in range(3))
     expected = [named(names, tokens) for tokens in (one, other, last)]
@@ -283,3 +283,35 @@ def test_the_memo_forgets_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert [named(names, tokens) for tokens in (other, last)] == expected[1:]
     with pytest.raises(NameError):
         named(names, one)
+
+
+def test_what_parts_within_a_chunk_is_remembered_from_there_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, whole = Keys(4), LONG[: 4 * CHUNK_BLOCKS]
+    branches = [[*whole[:at], 9, *whole[at + 1 :]] for at in (5, 22, 23, 4 * CHUNK_BLOCKS - 1)]
+    expected = [named(names, tokens) for tokens in (whole, *branches)]
+    assert expected == [keys_of(tokens) for tokens in (whole, *branches)]
+    monkeypatch.delattr(module, "BLANK")  # from here on nothing new can be named
+    assert [named(names, tokens) for tokens in (whole, *branches)] == expected
+
+
+@pytest.mark.parametrize("longest", [1, 2 * CHUNK_BLOCKS, 3 * CHUNK_BLOCKS, 64])
+def test_what_is_recalled_together_is_remembered_together(
+    longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_STEM", longest)
+    names, tokens = Keys(4), [token % 97 for token in range(4 * 5 * CHUNK_BLOCKS)]
+    expected = named(names, tokens)
+    assert expected == keys_of(tokens)
+    monkeypatch.delattr(module, "BLANK")
+    for blocks in (5, 4, 3, 5, 1):
+        assert (
+            named(names, tokens[: 4 * blocks * CHUNK_BLOCKS]) == expected[: blocks * CHUNK_BLOCKS]
+        )
+    assert max(map(len, stems(names))) == max(longest // CHUNK_BLOCKS, 1) * CHUNK_BLOCKS
+
+
+def stems(names: Keys) -> list[list[bytes]]:
+    """The keys of all that is remembered."""
+    return [stem.keys for stem in names._memo.values()]

@@ -10,7 +10,8 @@ from paceline.core.request import Item, Request
 KEY_BYTES = 16
 BYTES_PER_TOKEN = 4
 BLANK = blake2b(digest_size=KEY_BYTES)
-CHUNK_BLOCKS, MEMO_CHUNKS = 16, 4096  # of how many blocks a chunk is, and how many are remembered
+CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # blocks that are remembered at once, and together
+MEMO_STEMS = 4096
 
 
 def root_key(block_size: int, adapter: str, salt: str) -> bytes:
@@ -39,11 +40,22 @@ def digest(content: bytes) -> bytes:
     return blank.digest()
 
 
-class Chunk(NamedTuple):
-    """A few blocks in a row: their tokens, and their keys."""
+class Stem(NamedTuple):
+    """Some blocks in a row: their tokens, and their keys."""
 
     content: bytes
     keys: list[bytes]
+
+    def agrees(self, content: bytes, at: int, width: int) -> int:
+        """With how many of its blocks `content` goes on at some byte, if not with all of them."""
+        low, high = 1, len(self.keys)  # it is known by the first
+        while high - low > 1:
+            middle = (low + high) // 2
+            if content.startswith(self.content[: middle * width], at):
+                low = middle
+            else:
+                high = middle
+        return low
 
 
 class Keys:
@@ -53,7 +65,7 @@ class Keys:
         self.block_size = block_size
         self.width = block_size * BYTES_PER_TOKEN  # bytes of a block's tokens
         self._plain = root_key(block_size, "", "")
-        self._memo: OrderedDict[bytes, Chunk] = OrderedDict()  # by parent and first block
+        self._memo: OrderedDict[bytes, Stem] = OrderedDict()  # by parent and first block
 
     def root(self, request: Request) -> bytes:
         if not request.adapter and not request.cache_salt:
@@ -90,30 +102,47 @@ class Keys:
             self._remember(keys, request, tokens)
 
     def _recall(self, keys: list[bytes], request: Request, tokens: I32) -> bool:
-        """Append the keys of the chunks that come next and are remembered; were there any?"""
-        size, done = self.block_size, len(keys)
-        if done % CHUNK_BLOCKS or (done + CHUNK_BLOCKS) * size > len(tokens):
+        """Append the keys that come next and are remembered; were there any?"""
+        size, width, done = self.block_size, self.width, len(keys)
+        first = tokens[done * size : (done + 1) * size].tobytes()
+        start = self.parent(keys, request, done) + first
+        if start not in self._memo:
             return False
-        parent = self.parent(keys, request, done)
-        content, width = tokens[done * size :].tobytes(), self.width
-        for first in range(0, len(content), CHUNK_BLOCKS * width):
-            chunk = self._memo.get(parent + content[first : first + width])
-            if chunk is None or not content.startswith(chunk.content, first):
-                break
-            keys += chunk.keys
-            parent = keys[-1]
-        return len(keys) > done
+        content, at, front = tokens[done * size :].tobytes(), 0, None
+        while (stem := self._memo.get(start)) is not None:
+            if content.startswith(stem.content, at):
+                keys += stem.keys
+                front = self._join(front, start, stem)
+            else:
+                keys += stem.keys[: stem.agrees(content, at, width)]
+                front = None
+            at = (len(keys) - done) * width
+            start = keys[-1] + content[at : at + width]
+        return True
+
+    def _join(
+        self, front: tuple[bytes, Stem] | None, start: bytes, stem: Stem
+    ) -> tuple[bytes, Stem]:
+        """Remember what was recalled one after the other as one; how it is known, and itself."""
+        if front is None or len(front[1].keys) + len(stem.keys) > LONGEST_STEM:
+            return start, stem
+        start, before = front
+        self._memo[start] = joined = Stem(before.content + stem.content, before.keys + stem.keys)
+        return start, joined
 
     def _remember(self, keys: list[bytes], request: Request, tokens: I32) -> None:
         """Remember the deepest chunk if it is whole, because prompts often begin alike."""
         size, end = self.block_size, len(keys)
         if end % CHUNK_BLOCKS:
             return
-        first = end - CHUNK_BLOCKS
-        content = tokens[first * size : end * size].tobytes()
-        start = self.parent(keys, request, first) + content[: self.width]
-        self._memo[start] = Chunk(content, keys[first:])
-        if len(self._memo) > MEMO_CHUNKS:
+        known = keys[: end - CHUNK_BLOCKS]
+        self._recall(known, request, tokens[: end * size])
+        first = len(known)
+        if first < end:
+            content = tokens[first * size : end * size].tobytes()
+            start = self.parent(keys, request, first) + content[: self.width]
+            self._memo[start] = Stem(content, keys[first:])
+        if len(self._memo) > MEMO_STEMS:
             self._memo.popitem(last=False)
 
     def chain(self, parent: bytes, content: bytes) -> list[bytes]:

@@ -3,9 +3,9 @@
 import heapq
 from collections import deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from math import inf
+from typing import NamedTuple
 
 from paceline.core.request import Sequence
 from paceline.sched.policy import Policy
@@ -15,8 +15,7 @@ REFRESHED_PER_STEP = 8  # ranks asked for again in each step, where a policy wan
 Order = tuple[tuple[float, ...], int, tuple[float, ...], int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Place(NamedTuple):
     """Where a sequence stands in its lane. Superseded, not moved, when its rank changes."""
 
     order: Order

@@ -73,7 +73,8 @@ class Scheduler:
     def _admissible(self, request: Request) -> int:
         """The tokens at which the request will end, if it can run at all."""
         at, step = self.residency, self.config.step
-        if request.id in at.live or any(end.request_id == request.id for end in self._untold):
+        untold = self._untold
+        if request.id in at.live or (untold and request.id in [end.request_id for end in untold]):
             raise RequestError(f"request {request.id!r} is already here")
         if twin := at.families.namesake(request, at.live):
             raise RequestError(f"request {request.id!r} would share a name with one of {twin!r}")
