@@ -33,7 +33,7 @@ def test_greedy_tokens_are_those_of_the_cpu() -> None:
     settings = {"max_model_len": 512, "max_num_seqs": 4, "num_gpu_blocks_override": 128}
     got = {}
     for device, dtype in (("cpu", "auto"), ("cuda", "float32"), ("cuda", "bfloat16")):
-        llm = LLM(MODEL, build, device=device, dtype=dtype, **settings)
+        llm = LLM(MODEL, build, device=device, dtype=dtype, weights="float32", **settings)
         told = llm.generate(PROMPTS, params, progress=False)
         got[device, dtype] = [one.outputs[0].token_ids for one in told]
     assert got["cuda", "float32"] == got["cpu", "auto"]

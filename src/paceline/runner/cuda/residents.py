@@ -42,8 +42,8 @@ class Residents:
         a prefix stand together, so that it is read from memory once and then from the cache;
         and who reads most goes first, because programs that start last should be short.
         """
-        rows = plan.rows
+        rows, reads = plan.rows, plan.start + plan.rows.count
         _, family = np.unique(self._first_block[rows.slot], return_inverse=True)
         most = np.zeros(len(rows), np.int32)
-        np.maximum.at(most, family, plan.start)
-        return np.lexsort((-plan.start, family, -most[family], rows.count > 1))
+        np.maximum.at(most, family, reads)
+        return np.lexsort((-reads, family, -most[family], rows.count > 1))

@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.core.sampling import Sampling
 from paceline.runner.draws import CELL
 
-CHUNK = 4096  # logits that one program reads
+CHUNK = 8192  # logits that one program reads
 LEAST_WEIGHT = tl.constexpr(-60.0)  # as in `draws`
 GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -52,16 +52,14 @@ def choose(
     cells = vocab // cell
     on: dict[str, Any] = {"device": logits.device}
     peaks = torch.empty((rows, chunks), dtype=torch.float32, **on)
-    places = torch.empty((rows, chunks), dtype=torch.int32, **on)
     sums = torch.empty((rows, cells), dtype=torch.float32, **on)
-    sizes = {"VOCAB": vocab, "CHUNKS": triton.next_power_of_2(chunks), "CELL": cell}
-    sizes["launch_pdl"] = True
-    _peaks[(rows, chunks)](logits, peaks, places, VOCAB=vocab, CHUNK=CHUNK, launch_pdl=True)
-    _sums[(rows, chunks)](logits, peaks, temperature, slot, sums, chunks, CHUNK=CHUNK, **sizes)
+    whole = {"VOCAB": vocab, "CHUNK": CHUNK, "launch_pdl": True}
+    sizes = whole | {"CHUNKS": triton.next_power_of_2(chunks), "CELL": cell}
+    _peaks[(rows, chunks)](logits, peaks, **whole)
+    _sums[(rows, chunks)](logits, peaks, temperature, slot, sums, chunks, **sizes)
     _draw[(rows,)](
         logits,
         peaks,
-        places,
         temperature,
         sums,
         keys,
@@ -76,19 +74,17 @@ def choose(
 
 
 @triton.jit
-def _peaks(logits, peaks, places, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+def _peaks(logits, peaks, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row, chunk = tl.program_id(0), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     mask = at < VOCAB
     given = tl.load(logits + row.to(tl.int64) * VOCAB + at, mask=mask, other=float("-inf"))
-    given = given.to(tl.float32)
-    peak, place = tl.max(given, 0, return_indices=True)
+    peak = tl.max(given.to(tl.float32), 0)
     strange = tl.sum((given != given).to(tl.int32), 0) > 0
     line = row * tl.num_programs(1) + chunk
     tl.store(peaks + line, tl.where(strange, float("nan"), peak))
-    tl.store(places + line, chunk * CHUNK + place)
 
 
 @triton.jit
@@ -155,7 +151,6 @@ def _pick(mass, real, part):
 def _draw(
     logits,
     peaks,
-    places,
     temperature,
     sums,
     keys,
@@ -164,6 +159,7 @@ def _draw(
     ids,
     chunks,
     VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     CELL: tl.constexpr,
     CELLS: tl.constexpr,
@@ -172,10 +168,10 @@ def _draw(
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
+    line = logits + row.to(tl.int64) * VOCAB
     peak, chunk, is_number = _peak_of(peaks, row, chunks, CHUNKS)
     own = tl.load(slot + row)
     heat = tl.load(temperature + own)
-    chosen = tl.load(places + row * chunks + chunk)
     if heat > 0.0:
         word = _word(tl.load(keys + own), tl.load(position + row))
         cell = tl.arange(0, PLACES)
@@ -183,8 +179,12 @@ def _draw(
         part = (word >> 32).to(tl.float64) * FRACTION
         first = _pick((total * UNIT).to(tl.int64), cell < CELLS, part)
         at = first * CELL + tl.arange(0, CELL)
-        given = tl.load(logits + row.to(tl.int64) * VOCAB + at).to(tl.float32)
+        given = tl.load(line + at).to(tl.float32)
         weights = tl.exp(tl.maximum((given - peak) / heat, LEAST_WEIGHT))
         part = (word & 0xFFFFFFFF).to(tl.float64) * FRACTION
         chosen = first * CELL + _pick((weights * CELL_UNIT).to(tl.int64), at >= 0, part)
+    else:
+        place = chunk * CHUNK + tl.arange(0, CHUNK)
+        near = tl.load(line + place, mask=place < VOCAB, other=float("-inf")).to(tl.float32)
+        chosen = tl.min(tl.where(near == peak, place, VOCAB), 0)
     tl.store(ids + row, tl.where(is_number, chosen, -1))

@@ -14,7 +14,7 @@ from paceline.runner.layers.linear import Dense
 LINES, CHUNK = 32, 128  # outputs of a program, and inputs that it reads at a time
 SPLITS = 4
 FLOAT_BYTES = 4  # of float32, of which tiles would be too large for a processor
-LEAST_ROWS, SOME_ROWS, MOST_ROWS = 16, 64, 128  # the least is what tensor cores take
+SOME_ROWS, MOST_ROWS = 64, 128  # places for rows; fewer than some are no faster
 MANY_INPUTS = 3072  # from which on sharing them is worth its while for the most rows, too
 MOST_OUTPUTS = 2048  # with more of them, the library has enough programs
 
@@ -45,7 +45,7 @@ class Split:
         """total += product(x)."""
         product, (rows, inputs), outputs = self._product, x.shape, total.shape[1]
         parts = torch.empty((SPLITS, rows, outputs), dtype=torch.float32, device=x.device)
-        places = max(triton.next_power_of_2(rows), LEAST_ROWS)
+        places = SOME_ROWS if rows <= SOME_ROWS else MOST_ROWS
         _add[(len(self._ended), SPLITS)](
             x,
             product.weight,
@@ -61,8 +61,8 @@ class Split:
             CHUNK=CHUNK,
             SPLITS=SPLITS,
             BIASED=product.bias is not None,
-            num_warps=4 if places <= SOME_ROWS else 8,
-            num_stages={SOME_ROWS: 5, MOST_ROWS: 4}.get(places, 3),
+            num_warps=4 if places == SOME_ROWS else 8,
+            num_stages=5 if places == SOME_ROWS else 4,
             launch_pdl=True,
         )
 
