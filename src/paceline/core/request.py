@@ -67,7 +67,7 @@ def token_array(ids: Iterable[int], what: str) -> I32:
     given: list[int] | tuple[int, ...] = ()
     try:
         given = ids if isinstance(ids, (list, tuple)) else list(ids)
-        found = np.frombuffer(array("I", given), INT32)  # several times faster than np.array
+        found = np.array(array("I", given), INT32)  # several times faster than from the list
     except (TypeError, OverflowError) as error:
         raise RequestError(f"{what} {_wrong_ids(given, error)}") from None
     if len(found) and found[found.argmin()] < 0:  # only unsigned numbers go as far
@@ -315,10 +315,10 @@ class Sequence:
     child: int = -1  # which of several sequences of its request; -1: the only one
     swapped: bool = False  # are its blocks on the host?
     life: list[Moment] = field(default_factory=no_moments)
+    id: str = field(init=False)  # of its request
 
-    @property
-    def id(self) -> str:
-        return self.request.id
+    def __post_init__(self) -> None:
+        self.id = self.request.id
 
     @property
     def label(self) -> str:

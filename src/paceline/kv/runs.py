@@ -35,7 +35,8 @@ class Unnamed:
 
     def at(self, start: bytes) -> tuple[int | Run, ...]:
         """Those that begin so, as they stand now."""
-        return tuple(self._listed.get(start, ()))
+        listed = self._listed.get(start)
+        return tuple(listed) if listed else ()
 
     def add(self, start: bytes, who: int | Run) -> None:
         self._listed.setdefault(start, []).append(who)

@@ -65,9 +65,10 @@ class Scheduler:
         limit = self._admissible(request)
         arrival = self.residency.now if request.arrival is None else request.arrival
         sequence = Sequence(request, self._serials, limit, arrival, request.prompt)
-        if request.width > 1:
+        width = request.width
+        if width > 1:
             self.residency.families[request.id] = Family.of(sequence)
-        self._serials += request.width
+        self._serials += width
         self.residency.enter(sequence, parked)
 
     def _admissible(self, request: Request) -> int:

@@ -38,7 +38,7 @@ class StopWatch:
     @staticmethod
     def _bits(request: Request) -> list[int]:
         tokens = request.stop_token_ids + (() if request.ignore_eos else request.eos_token_ids)
-        return [min(token, BITS - 1) for token in tokens]
+        return [min(token, BITS - 1) for token in tokens] if tokens else []
 
     def suspects(self, ids: I32) -> Bool | None:
         """Where some resident's stop token was sampled; None if nobody watches anything."""
