@@ -5,37 +5,28 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from itertools import count
 from math import inf
-from typing import NamedTuple
+from operator import attrgetter
 
 from paceline.core.request import Sequence
+from paceline.sched.lane import Lane, Order, Place
 from paceline.sched.policy import Policy
 
 REFRESHED_PER_STEP = 8  # ranks asked for again in each step, where a policy wants that
-
-Order = tuple[tuple[float, ...], int, tuple[float, ...], int]
-
-
-class Place(NamedTuple):
-    """Where a sequence stands in its lane. Superseded, not moved, when its rank changes."""
-
-    order: Order
-    sequence: Sequence
-    lane: Hashable
 
 
 class WaitingQueue:
     """Who is admitted next, at a cost that does not grow with the number waiting.
 
-    Each lane is a heap of places. `_heads` is a heap over lanes, keyed by what lane and
-    head were when pushed; since both only get worse unless something is pushed anew, an
-    entry that is still true when it reaches the top is the best of all. Superseded
-    places and entries are dropped when they come to the top, or when they are many.
+    `_heads` is a heap over lanes, keyed by what lane and head were when pushed; since both
+    only get worse unless something is pushed anew, an entry that is still true when it
+    reaches the top is the best of all. Superseded places and entries are dropped when they
+    come to the top, or when they are many.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._places: dict[int, Place] = {}  # by serial: the one place that counts
-        self._lanes: dict[Hashable, list[tuple[Order, int, Place]]] = {}
+        self._lanes: dict[Hashable, Lane] = {}
         self._heads: list[tuple[float, Order, int, Hashable]] = []
         self._entry: dict[Hashable, int] = {}  # by lane: the one entry of _heads that counts
         self._entries = count()
@@ -160,9 +151,11 @@ class WaitingQueue:
         if sequence.serial in self._places:
             self._littered()
         self._places[sequence.serial] = place
-        lane = self._lanes.setdefault(place.lane, [])
-        heapq.heappush(lane, (place.order, next(self._entries), place))
-        if lane[0][-1] is place:
+        lane = self._lanes.get(place.lane)
+        if lane is None:
+            lane = self._lanes[place.lane] = Lane()
+        lane.push(place)
+        if lane.first is place:
             self._push_head(place)
 
     def _counts(self, place: Place) -> bool:
@@ -189,9 +182,9 @@ class WaitingQueue:
         """The first place of a lane that still counts and whose rank is still true."""
         places = self._lanes.get(lane)
         while places:
-            place = places[0][-1]
+            place = places.first
             if not self._counts(place):
-                heapq.heappop(places)
+                places.pop()
                 continue
             if not self._policy.refresh or not self._asks_left:
                 return place  # if a great many got worse at once, the rest is found out in turn
@@ -199,7 +192,7 @@ class WaitingQueue:
             if order <= place.order:
                 return place
             self._asks_left -= 1
-            heapq.heappop(places)
+            places.pop()
             self._place_again(place, order)
         self._lanes.pop(lane, None)
         return None
@@ -207,7 +200,7 @@ class WaitingQueue:
     def _place_again(self, place: Place, order: Order) -> None:
         again = Place(order, place.sequence, place.lane)
         self._places[place.sequence.serial] = again
-        heapq.heappush(self._lanes[place.lane], (order, next(self._entries), again))
+        self._lanes[place.lane].push(again)
 
     def _littered(self) -> None:
         """An entry was superseded; sweep once they are most of what is kept."""
@@ -219,11 +212,10 @@ class WaitingQueue:
     def _sweep(self) -> None:
         """Build everything anew from the places that count."""
         self._lanes, self._heads, self._entry = {}, [], {}
-        for place in self._places.values():
-            self._lanes.setdefault(place.lane, []).append((place.order, next(self._entries), place))
+        for place in sorted(self._places.values(), key=attrgetter("order")):
+            self._lanes.setdefault(place.lane, Lane()).push(place)
         for lane in self._lanes.values():
-            heapq.heapify(lane)
-            self._push_head(lane[0][-1])
+            self._push_head(lane.first)
         if self._oldest:
             waiting = self._places.items()
             self._oldest = [(place.sequence.queued_at, serial) for serial, place in waiting]
@@ -232,7 +224,7 @@ class WaitingQueue:
 
     def check(self) -> None:
         assert not self._places.keys() & self.parked.keys(), "waiting and parked at once"
-        listed = {id(place) for lane in self._lanes.values() for _, _, place in lane}
+        listed = {id(place) for lane in self._lanes.values() for place in lane}
         for place in self._places.values():
             assert place.sequence.slot < 0 and place.sequence.finish is None
             assert id(place) in listed, "a place is lost"
