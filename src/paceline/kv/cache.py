@@ -103,9 +103,7 @@ class KVCache:
 
     def _start_of(self, sequence: Sequence, block: int) -> bytes:
         """How a block of a sequence begins; see `Unnamed`."""
-        parent = self.keys.parent(sequence.keys, sequence.request, block)
-        tokens = sequence.tokens[block * self.block_size : (block + 1) * self.block_size]
-        return parent + tokens.tobytes() if len(tokens) == self.block_size else parent
+        return self.keys.start(sequence.keys, sequence.request, sequence.tokens, block)
 
     def _name_what_follows(
         self, sequence: Sequence, found: int, name_resident: Callable[[int], bool]

@@ -10,8 +10,8 @@ from paceline.core.request import Item, Request
 KEY_BYTES = 16
 BYTES_PER_TOKEN = 4
 BLANK = blake2b(digest_size=KEY_BYTES)
-CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # blocks that are remembered at once, and together
-MEMO_STEMS = 4096
+CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # blocks that are remembered at once, and at most together
+MEMO_STEMS = 4096  # that are remembered
 
 
 def root_key(block_size: int, adapter: str, salt: str) -> bytes:
@@ -76,6 +76,12 @@ class Keys:
         """What a block chains to: the key before it, or the root."""
         return keys[block - 1] if block else self.root(request)
 
+    def start(self, keys: list[bytes], request: Request, tokens: I32, block: int) -> bytes:
+        """What a block chains to, and behind it its tokens, if all of them are known."""
+        parent, size = self.parent(keys, request, block), self.block_size
+        content = tokens[block * size : (block + 1) * size]
+        return parent + content.tobytes() if len(content) == size else parent
+
     def extend(self, keys: list[bytes], request: Request, tokens: I32) -> None:
         """Append a key for every full block of `tokens` that has none yet."""
         full = len(tokens) // self.block_size
@@ -95,20 +101,18 @@ class Keys:
             keys += self._with_items(keys, request, tokens, len(keys) + 1)
             return
         self._recall(keys, request, tokens)
-        size, done = self.block_size, len(keys)
-        if done < len(tokens) // size:
-            content = tokens[done * size : (done + 1) * size].tobytes()
-            keys.append(digest(self.parent(keys, request, done) + content))
+        start = self.start(keys, request, tokens, len(keys))
+        if len(start) > KEY_BYTES:
+            keys.append(digest(start))
             self._remember(keys, request, tokens)
 
     def _recall(self, keys: list[bytes], request: Request, tokens: I32) -> bool:
         """Append the keys that come next and are remembered; were there any?"""
-        size, width, done = self.block_size, self.width, len(keys)
-        first = tokens[done * size : (done + 1) * size].tobytes()
-        start = self.parent(keys, request, done) + first
+        width, done = self.width, len(keys)
+        start = self.start(keys, request, tokens, done)
         if start not in self._memo:
             return False
-        content, at, front = tokens[done * size :].tobytes(), 0, None
+        content, at, front = tokens[done * self.block_size :].tobytes(), 0, None
         while (stem := self._memo.get(start)) is not None:
             if content.startswith(stem.content, at):
                 keys += stem.keys
@@ -139,9 +143,8 @@ class Keys:
         self._recall(known, request, tokens[: end * size])
         first = len(known)
         if first < end:
-            content = tokens[first * size : end * size].tobytes()
-            start = self.parent(keys, request, first) + content[: self.width]
-            self._memo[start] = Stem(content, keys[first:])
+            stem = Stem(tokens[first * size : end * size].tobytes(), keys[first:])
+            self._memo[self.start(keys, request, tokens, first)] = stem
         if len(self._memo) > MEMO_STEMS:
             self._memo.popitem(last=False)
 

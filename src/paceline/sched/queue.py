@@ -1,7 +1,7 @@
 """Sequences that are not resident: waiting by rank, or parked by reason."""
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator
 from itertools import count
 from math import inf
@@ -26,7 +26,7 @@ class WaitingQueue:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._places: dict[int, Place] = {}  # by serial: the one place that counts
-        self._lanes: dict[Hashable, Lane] = {}
+        self._lanes: defaultdict[Hashable, Lane] = defaultdict(Lane)
         self._heads: list[tuple[float, Order, int, Hashable]] = []
         self._entry: dict[Hashable, int] = {}  # by lane: the one entry of _heads that counts
         self._entries = count()
@@ -151,9 +151,7 @@ class WaitingQueue:
         if sequence.serial in self._places:
             self._littered()
         self._places[sequence.serial] = place
-        lane = self._lanes.get(place.lane)
-        if lane is None:
-            lane = self._lanes[place.lane] = Lane()
+        lane = self._lanes[place.lane]
         lane.push(place)
         if lane.first is place:
             self._push_head(place)
@@ -211,9 +209,9 @@ class WaitingQueue:
 
     def _sweep(self) -> None:
         """Build everything anew from the places that count."""
-        self._lanes, self._heads, self._entry = {}, [], {}
+        self._lanes, self._heads, self._entry = defaultdict(Lane), [], {}
         for place in sorted(self._places.values(), key=attrgetter("order")):
-            self._lanes.setdefault(place.lane, Lane()).push(place)
+            self._lanes[place.lane].push(place)
         for lane in self._lanes.values():
             self._push_head(lane.first)
         if self._oldest:
