@@ -18,6 +18,7 @@ from paceline.runner.cuda.kernels import (
     turn_and_put,
 )
 from paceline.runner.cuda.split import Split
+from paceline.runner.cuda.streamed import Streamed
 from paceline.runner.cuda.thin import MOST_ROWS, add, normed
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import Dense
@@ -28,6 +29,9 @@ from paceline.runner.weights.checkpoint import Checkpoint, verify
 # Rows up to which a norm after the product is cheaper than a kernel before it; beyond so many
 # inputs, every program that needs a row's length has too much to read.
 LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
+
+# Rows up to which reading the weights takes longer than anything the library is better at.
+STREAMED_ROWS, STREAMED_SUM_ROWS, STREAMED_GATED_ROWS = 64, 128, 192
 
 
 @runtime_checkable
@@ -102,7 +106,7 @@ class Normed:
     def __init__(self, parts: Parts, names: list[str], norm: str) -> None:
         product = parts.linear(names, parts.factor(norm))
         assert isinstance(product, Dense)
-        self._product = product
+        self._product, self._streamed = product, Streamed(product)
         self._floor = floor_of(parts, parts.config.width)
 
     def __call__(self, hidden: Tensor, is_ordered: bool = False) -> tuple[Tensor, Late]:
@@ -112,12 +116,17 @@ class Normed:
         most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
         if len(hidden) > most or self._product.bias is not None:
             return self._product(direction(hidden, self._floor)), Late(hidden, 0.0, 0)
-        return self._product(hidden), Late(hidden, self._floor, hidden.shape[1])
+        late = Late(hidden, self._floor, hidden.shape[1])
+        if self._streamed.takes(len(hidden), STREAMED_ROWS):
+            return self._streamed(hidden), late
+        return self._product(hidden), late
 
     def gated(self, hidden: Tensor, is_silu: bool) -> Tensor:
         """Of a product that makes pairs: act(one) * other."""
         if len(hidden) <= MOST_ROWS:
             return normed(hidden, self._product, self._floor, is_silu)
+        if self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
+            return self._streamed.gated(direction(hidden, self._floor), is_silu)
         found, late = self(hidden)
         return gated(found, is_silu, late)
 
@@ -128,7 +137,7 @@ class Sum:
     def __init__(self, parts: Parts, name: str, norm: str) -> None:
         product = parts.linear([name])
         assert isinstance(product, Dense)
-        self._product, self._split = product, Split(product)
+        self._product, self._split, self._streamed = product, Split(product), Streamed(product)
         self._norm = None
         if parts.config.traits.post_norms:
             self._norm = parts.factor(norm), floor_of(parts, parts.config.width)
@@ -140,6 +149,8 @@ class Sum:
             add(hidden, x, self._product)
         elif self._split.takes(len(x)):
             self._split.add(hidden, x)
+        elif self._streamed.takes(len(x), STREAMED_SUM_ROWS):
+            self._streamed.add_to(hidden, x)
         else:
             self._product.add_to(hidden, x)
 

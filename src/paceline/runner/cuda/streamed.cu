@@ -1,0 +1,225 @@
+// Products whose time is that of reading the weights: out[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T.
+//
+// One round of processors. A processor has GROUPS warpgroups with LINES outputs each, of all rows; one more
+// warpgroup brings weights and rows into its memory, STAGES pieces of DEPTH inputs ahead. SPLIT neighbours share
+// the inputs of their outputs: then each adds up the sums of all of them for a share of the rows.
+//
+//   memory    | weights, rows | weights, rows | ...    filled in a circle: `full` when they are there,
+//                                                      `empty` when every warpgroup has multiplied them
+//
+// Set by whoever compiles: TILES (64 rows each), LINES, SPLIT, STAGES, and what becomes of the product:
+//   PUT   out = product              ADD   out += product
+//   SILU  out = silu(gate) * up      GELU  out = gelu(gate) * up     gate: the first half of the outputs, up: the second
+
+#define GROUPS 2
+#define DEPTH 64
+#define ROWS (TILES * 64)
+#define OUTPUTS (GROUPS * LINES)
+#define WEIGHT_BYTES (OUTPUTS * DEPTH * 2)
+#define STAGE_BYTES (WEIGHT_BYTES + ROWS * DEPTH * 2)
+#define TILE_BYTES (64 * DEPTH * 2)
+#define SWIZZLE_BYTES 128              // of a row in a stage; eight of them make a pattern
+#define SUMS_BYTES (OUTPUTS * 4 + 32)  // of a row of sums, so that neighbours lie in different banks
+#define IS_GATED (OUTCOME == SILU || OUTCOME == GELU)
+#define WIDTH (IS_GATED ? LINES : OUTPUTS)  // what a processor writes of a row
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned short u16;
+struct alignas(64) Map { u64 words[16]; };  // how the card finds its way in a tensor
+
+__device__ __forceinline__ u32 place(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Barriers of shared memory. They count arrivals and bytes, and turn their parity when all are there.
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Everything in front has ended and can be read.
+__device__ __forceinline__ void wait_for_front() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+__device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int line, u32 barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(input), "r"(line), "l"(policy)
+      : "memory");
+}
+
+// found[64 rows, LINES] (+)= 16 inputs of both: one instruction, written by whoever compiles, because it names as many
+// registers as there are sums. void multiply(float (&found)[LINES / 2], u64 rows, u64 lines, int is_sum)
+// multiply
+
+// What the matrix units want to know of a place: address, 1,024 bytes from eight rows to the next, the swizzle.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+  return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void all_groups() { asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory"); }
+__device__ __forceinline__ void neighbours() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
+__device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000); }
+__device__ __forceinline__ u32 pair(float low, float high) {
+  u32 both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// Eight sums of a row, of all who share its inputs, in their order.
+__device__ __forceinline__ void gather(float (&sums)[8], u32 at) {
+#pragma unroll
+  for (int share = 0; share < SPLIT; share++) {
+    u32 there = at;
+    float part[8];
+#if SPLIT > 1
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(share));
+#endif
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(part[i]), "=f"(part[i + 1]), "=f"(part[i + 2]), "=f"(part[i + 3])
+                   : "r"(there + i * 4) : "memory");
+#pragma unroll
+    for (int i = 0; i < 8; i++) sums[i] = share ? sums[i] + part[i] : part[i];
+  }
+}
+
+__device__ __forceinline__ float act(float x) {
+#if OUTCOME == GELU
+  float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return __fdividef(x, 1.0f + __expf(-2.0f * inner));  // (1 + tanh) / 2 is a sigmoid
+#else
+  return __fdividef(x, 1.0f + __expf(-x));
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
+    streamed(const __grid_constant__ Map weight, const __grid_constant__ Map x, u16* out, int rows, int inputs,
+             int outputs) {
+  extern __shared__ char memory[];
+  __shared__ u64 barriers[2 * STAGES];
+  const u32 base = (place(memory) + 1023) & ~1023u;
+  const u32 full = place(barriers), empty = full + 8 * STAGES;
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const int tile = blockIdx.x / SPLIT, share = blockIdx.x % SPLIT;
+  const int depths = inputs / DEPTH, begin = depths * share / SPLIT, end = depths * (share + 1) / SPLIT;
+
+  asm volatile("griddepcontrol.launch_dependents;");
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; stage++) {
+      barrier_init(full + 8 * stage, 1);
+      barrier_init(empty + 8 * stage, GROUPS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+
+  if (group == GROUPS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (thread == 0) {
+      const u64 once = 0x12F0000000000000, often = 0x14F0000000000000;  // who leaves the cache first, and last
+      const int step = IS_GATED ? outputs : LINES;  // from the outputs of a warpgroup to those of the next
+      int stage = 0, parity = 1;
+      for (int depth = begin, waited = 0; depth < end; depth++) {
+        const u32 to = base + stage * STAGE_BYTES, here = full + 8 * stage;
+        barrier_wait(empty + 8 * stage, parity);
+        barrier_expect(here, WEIGHT_BYTES + rows * DEPTH * 2);
+        for (int g = 0; g < GROUPS; g++)
+          fetch(to + g * LINES * SWIZZLE_BYTES, &weight, depth * DEPTH, tile * WIDTH + g * step, here, once);
+        // Weights may be read before those in front have ended. When all stages have theirs, rows follow.
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (!waited && (depth + 1 - begin == STAGES || depth + 1 == end)) {
+          wait_for_front();
+          for (int early = begin; early <= depth; early++)
+            fetch(base + (early - begin) * STAGE_BYTES + WEIGHT_BYTES, &x, early * DEPTH, 0, full + 8 * (early - begin), often);
+          waited = 1;
+        } else if (waited) {
+          fetch(to + WEIGHT_BYTES, &x, depth * DEPTH, 0, here, often);
+        }
+      }
+    }
+    __syncwarp();
+    if (SPLIT > 1) neighbours(), neighbours();
+    return;
+  }
+
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  float found[TILES][LINES / 2];
+  int stage = 0, parity = 0, last = 0;
+  for (int depth = begin; depth < end; depth++) {
+    const u32 at = base + stage * STAGE_BYTES;
+    const u64 here = descriptor(at + WEIGHT_BYTES), lines = descriptor(at + group * LINES * SWIZZLE_BYTES);
+    barrier_wait(full + 8 * stage, parity);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++)
+#pragma unroll
+      for (int t = 0; t < TILES; t++)  // descriptors count in 16 bytes
+        multiply(found[t], here + t * (TILE_BYTES / 16) + 2 * k, lines + 2 * k, depth > begin || k > 0);
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
+    if (depth > begin && thread == 0) barrier_arrive(empty + 8 * last);
+    last = stage;
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int t = 0; t < TILES; t++)
+#pragma unroll
+    for (int i = 0; i < LINES / 2; i++) asm volatile("" : "+f"(found[t][i])::"memory");  // not before the wait
+
+  // All sums, by rows, where weights were; then whole lines of them leave.
+  all_groups();
+#pragma unroll
+  for (int t = 0; t < TILES; t++)
+#pragma unroll
+    for (int i = 0; i < LINES / 2; i += 2) {
+      const int row = t * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 4 * 4, line = i / 4 * 8 + thread % 4 * 2;
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + row * SUMS_BYTES + (group * LINES + line) * 4),
+                   "f"(found[t][i]), "f"(found[t][i + 1]) : "memory");
+    }
+  if (SPLIT > 1)
+    neighbours();
+  else
+    all_groups();
+  wait_for_front();
+  const int stop = rows * (share + 1) / SPLIT * (WIDTH / 8);
+#pragma unroll 2
+  for (int i = rows * share / SPLIT * (WIDTH / 8) + group * 128 + thread; i < stop; i += GROUPS * 128) {
+    const int row = i / (WIDTH / 8), line = i % (WIDTH / 8) * 8;
+    if (tile * WIDTH + line >= outputs) continue;
+    uint4* to = (uint4*)(out + (u64)row * outputs + tile * WIDTH + line);
+    const u32 at = base + row * SUMS_BYTES + line * 4;
+    float sums[8];
+#if OUTCOME == ADD
+    const uint4 old = *to;
+#endif
+    gather(sums, at);
+#if IS_GATED
+    float up[8];
+    gather(up, at + LINES * 4);
+#pragma unroll
+    for (int n = 0; n < 8; n++) sums[n] = act(sums[n]) * up[n];
+#elif OUTCOME == ADD
+    sums[0] += low(old.x), sums[1] += high(old.x), sums[2] += low(old.y), sums[3] += high(old.y);
+    sums[4] += low(old.z), sums[5] += high(old.z), sums[6] += low(old.w), sums[7] += high(old.w);
+#endif
+    *to = make_uint4(pair(sums[0], sums[1]), pair(sums[2], sums[3]), pair(sums[4], sums[5]), pair(sums[6], sums[7]));
+  }
+  if (SPLIT > 1) neighbours();  // who is read from stays
+}

@@ -1,0 +1,138 @@
+"""Products of some rows with large weights, at the speed at which the weights can be read.
+
+The kernel is `streamed.cu`; here is who uses it, and in which shape.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from paceline.runner.cuda.driver import ALIGNED, SHARED_BYTES, Kernel, Map, can_compile
+from paceline.runner.layers.linear import Dense
+
+Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
+
+SOURCE = Path(__file__).with_name("streamed.cu")
+INSTRUCTION = "// multiply\n"  # the line of the source in whose place it comes
+GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in pieces
+ROW_BYTES = DEPTH * 2
+MOST_STAGES, MOST_SPLIT = 12, 2
+LEAST_LINES, MOST_LINES = 32, 136  # of a warpgroup
+MOST_SUMS = 204  # that a thread can hold
+LEAST_BYTES = 32 << 20  # of weights: what is less is read before a round has begun
+BUSY = 0.9  # the share of processors that a round needs, to be worth it
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """How the outputs of a product are shared out among processors, in one round."""
+
+    lines: int
+    split: int
+    programs: int
+
+    @staticmethod
+    def of(inputs: int, outputs: int, processors: int) -> "Round | None":
+        """As few neighbours as possible share their inputs; none if no round is good."""
+        for split in range(1, MOST_SPLIT + 1):
+            tiles = processors // split
+            lines = -(-outputs // (tiles * GROUPS * PIECE)) * PIECE
+            programs = -(-outputs // (GROUPS * lines)) * split
+            if LEAST_LINES <= lines <= MOST_LINES and programs >= BUSY * processors:
+                return Round(lines, split, programs) if inputs % (DEPTH * split) == 0 else None
+        return None
+
+    def stages(self, tiles: int) -> int:
+        """For so many tiles of rows, as many as there is memory for."""
+        bytes_ = (GROUPS * self.lines + tiles * TILE) * ROW_BYTES
+        return min(MOST_STAGES, (SHARED_BYTES - ALIGNED) // bytes_)
+
+    def shared(self, tiles: int) -> int:
+        """Bytes for stages, and afterwards for sums."""
+        stages = self.stages(tiles) * (GROUPS * self.lines + tiles * TILE) * ROW_BYTES
+        sums = tiles * TILE * (GROUPS * self.lines * 4 + 32)
+        return ALIGNED + max(stages, sums)
+
+    def fits(self, tiles: int) -> bool:
+        held = tiles * self.lines // 2
+        return held <= MOST_SUMS and self.shared(tiles) <= SHARED_BYTES
+
+
+class Streamed:
+    """A product that takes some rows. Where it does not, the library is as good."""
+
+    def __init__(self, product: Dense) -> None:
+        weight = product.weight  # [inputs, outputs], laid out as [outputs, inputs]
+        self._lines = weight.t()
+        self._round: Round | None = None
+        is_large = weight.numel() * weight.element_size() >= LEAST_BYTES
+        is_ours = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and product.bias is None
+        if is_large and is_ours and can_compile(weight.device):
+            processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+            inputs, outputs = weight.shape
+            self._round = Round.of(inputs, outputs, processors)
+        self._map = None if self._round is None else Map(self._lines, (self._round.lines, DEPTH))
+
+    def takes(self, rows: int, most: int) -> bool:
+        """Up to `most`, from where on the library is faster."""
+        tiles = -(-rows // TILE)
+        return rows <= most and self._round is not None and self._round.fits(tiles)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty((len(x), len(self._lines)), dtype=x.dtype, device=x.device)
+        self._run("PUT", x, out)
+        return out
+
+    def gated(self, x: Tensor, is_silu: bool) -> Tensor:
+        """act(gate) * up, of a product that makes both."""
+        out = torch.empty((len(x), len(self._lines) // 2), dtype=x.dtype, device=x.device)
+        self._run("SILU" if is_silu else "GELU", x, out)
+        return out
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self._run("ADD", x, total)
+
+    def _run(self, outcome: Outcome, x: Tensor, out: Tensor) -> None:
+        assert self._round is not None
+        assert self._map is not None
+        rows, inputs = x.shape
+        kernel = _kernel(self._round, -(-rows // TILE), outcome)
+        arguments = (self._map, Map(x, (rows, DEPTH)), out, rows, inputs, out.shape[1])
+        kernel.launch(self._round.programs, arguments)
+
+
+@cache
+def _kernel(round_: Round, tiles: int, outcome: Outcome) -> Kernel:
+    source = source_for(round_, tiles, outcome)
+    return Kernel(source, "streamed", (GROUPS + 1) * 128, round_.shared(tiles), round_.split)
+
+
+def source_for(round_: Round, tiles: int, outcome: Outcome) -> str:
+    sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
+    sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": round_.stages(tiles)}
+    sizes |= {"LINES": round_.lines, "SPLIT": round_.split}
+    defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
+    return defined + SOURCE.read_text(encoding="utf-8").replace(
+        INSTRUCTION, _multiply(round_.lines)
+    )
+
+
+def _multiply(lines: int) -> str:
+    """found[64 rows, lines] (+)= 16 inputs of both; the instruction names each register."""
+    held = lines // 2  # of a thread
+    registers = ", ".join(f"%{i}" for i in range(held))
+    values = ", ".join(f'"+f"(found[{i}])' for i in range(held))
+    return f"""
+__device__ __forceinline__ void multiply(
+    float (&found)[{held}], u64 rows, u64 lines, int is_sum) {{
+  asm volatile(
+      "{{.reg .pred p; setp.ne.b32 p, %{held + 2}, 0;"
+      "wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.bf16.bf16"
+      " {{{registers}}}, %{held}, %{held + 1}, p, 1, 1, 0, 0;}}"
+      : {values} : "l"(rows), "l"(lines), "r"(is_sum));
+}}
+"""

@@ -1,0 +1,90 @@
+"""Products at the speed of the memory, against float32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.runner.cuda.streamed import Streamed
+from paceline.runner.layers.linear import Dense
+from tests.gpu.support import ON_A_CARD
+
+pytestmark = ON_A_CARD
+
+# Inputs and outputs: one round, two who share inputs, and a last processor with less to do.
+SHAPES = [(5120, 34816), (17408, 5120), (4096, 4096 + 16 * 5)]
+
+
+def product_of(inputs: int, outputs: int, seed: int) -> tuple[Dense, Streamed]:
+    random = torch.Generator("cuda").manual_seed(seed)
+    weight = torch.randn(outputs, inputs, device="cuda", generator=random) * inputs**-0.5
+    dense = Dense(weight, None, torch.bfloat16)
+    return dense, Streamed(dense)
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    assert torch.isfinite(got).all()
+    assert (got.float() - expected).norm() / expected.norm() < 4e-3
+
+
+@pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 100, 128, 160, 192])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_every_outcome(inputs: int, outputs: int, rows: int) -> None:
+    dense, streamed = product_of(inputs, outputs, rows)
+    assert streamed.takes(rows, 192)
+    assert not streamed.takes(rows, rows - 1)
+    x = torch.randn(rows, inputs, device="cuda").bfloat16()
+    expected = x.float() @ dense.weight.float()
+    got = streamed(x)
+    close(got, expected)
+    assert torch.equal(got, streamed(x))  # in the same order every time
+    before = torch.randn_like(got)
+    total = before.clone()
+    streamed.add_to(total, x)
+    close(total, before.float() + expected)
+    gate, up = expected.chunk(2, dim=1)
+    close(streamed.gated(x, is_silu=True), F.silu(gate) * up)
+    close(streamed.gated(x, is_silu=False), F.gelu(gate, approximate="tanh") * up)
+
+
+def test_rows_do_not_see_each_other() -> None:
+    _, streamed = product_of(5120, 5120, 1)
+    x = torch.randn(70, 5120, device="cuda").bfloat16()
+    apart = streamed(x)
+    x[3] = float("nan")
+    got = streamed(x)
+    assert got[3].isnan().all()
+    others = [row for row in range(70) if row != 3]
+    assert torch.equal(got[others], apart[others])
+
+
+def test_a_chain_of_them_in_a_graph() -> None:
+    """Each may start before the one in front has ended, and must not read its rows before."""
+    products = [product_of(5120, 5120, seed) for seed in range(4)]
+    x = torch.randn(64, 5120, device="cuda").bfloat16()
+
+    def chain(start: Tensor) -> Tensor:
+        for _, streamed in products:
+            start = streamed(start)
+        return start
+
+    chain(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain(x)
+    for seed in range(3):
+        x.copy_(torch.randn(64, 5120, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        expected = x
+        for dense, _ in products:
+            expected = dense(expected)
+        assert (found.float() - expected.float()).norm() / expected.float().norm() < 1e-2
+
+
+def test_what_is_small_or_of_another_type_is_left_to_the_library() -> None:
+    small = Dense(torch.randn(1024, 1024, device="cuda"), None, torch.bfloat16)
+    exact = Dense(torch.randn(5120, 5120, device="cuda"), None, torch.float32)
+    biased = Dense(
+        torch.randn(5120, 5120, device="cuda"), torch.ones(5120, device="cuda"), torch.bfloat16
+    )
+    assert not any(Streamed(product).takes(8, 64) for product in (small, exact, biased))
