@@ -46,12 +46,14 @@ class Worker:
         self._process.wait()
 
     def _read(self) -> dict[str, Any]:
+        """The next line of JSON; what a side has to say besides is passed on."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self._script} ended with status {self._process.wait()}")
-        read: dict[str, Any] = json.loads(line)
-        return read
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                read: dict[str, Any] = json.loads(line)
+                return read
+            print(line, end="", file=sys.stderr)
+        raise SystemExit(f"{self._script} ended with status {self._process.wait()}")
 
 
 def medians(runs: list[Figures]) -> Figures:

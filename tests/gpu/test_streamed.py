@@ -5,11 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.cuda.driver import can_compile
 from paceline.runner.cuda.streamed import Streamed
 from paceline.runner.layers.linear import Dense
 from tests.gpu.support import ON_A_CARD
 
 pytestmark = ON_A_CARD
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or not can_compile(torch.device("cuda", 0)),
+    reason="the kernel is for H100 and H200",
+)
 
 # Inputs and outputs: one round, two who share inputs, and a last processor with less to do.
 SHAPES = [(5120, 34816), (17408, 5120), (4096, 4096 + 16 * 5)]
@@ -23,10 +28,12 @@ def product_of(inputs: int, outputs: int, seed: int) -> tuple[Dense, Streamed]:
 
 
 def close(got: Tensor, expected: Tensor) -> None:
+    """By rows, in which a few wrong outputs would show."""
     assert torch.isfinite(got).all()
-    assert (got.float() - expected).norm() / expected.norm() < 4e-3
+    assert ((got.float() - expected).norm(dim=1) / expected.norm(dim=1)).max() < 6e-3
 
 
+@on_hopper
 @pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 100, 128, 160, 192])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_every_outcome(inputs: int, outputs: int, rows: int) -> None:
@@ -47,6 +54,7 @@ def test_every_outcome(inputs: int, outputs: int, rows: int) -> None:
     close(streamed.gated(x, is_silu=False), F.gelu(gate, approximate="tanh") * up)
 
 
+@on_hopper
 def test_rows_do_not_see_each_other() -> None:
     _, streamed = product_of(5120, 5120, 1)
     x = torch.randn(70, 5120, device="cuda").bfloat16()
@@ -58,6 +66,7 @@ def test_rows_do_not_see_each_other() -> None:
     assert torch.equal(got[others], apart[others])
 
 
+@on_hopper
 def test_a_chain_of_them_in_a_graph() -> None:
     """Each may start before the one in front has ended, and must not read its rows before."""
     products = [product_of(5120, 5120, seed) for seed in range(4)]

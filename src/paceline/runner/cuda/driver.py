@@ -1,7 +1,9 @@
 """Kernels in CUDA's own language, compiled by the library that comes with torch."""
 
 import ctypes
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from hashlib import sha256
@@ -15,6 +17,7 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder
 
+log = logging.getLogger(__name__)
 SHARED_BYTES = 226 << 10  # of a processor's memory, for all but a kernel's barriers
 ALIGNED = 1024  # what kernels put there begins at a multiple of it
 CAPABILITY = (9, 0)
@@ -46,6 +49,8 @@ class Map:
     """
 
     def __init__(self, tensor: Tensor, box: Sequence[int]) -> None:
+        assert tensor.dtype == torch.bfloat16
+        assert tensor.stride(-1) == 1
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNED)
         start = ctypes.addressof(self._memory)
         self.address = -(-start // MAP_ALIGNED) * MAP_ALIGNED
@@ -101,27 +106,34 @@ class Kernel:
             self._attributes,
             len(self._attributes),
         )
-        _expect(_driver().cuLaunchKernelEx(byref(launch), self._function, pointers, None), "launch")
+        status = _driver().cuLaunchKernelEx(byref(launch), self._function, pointers, None)
+        if status:
+            raise RuntimeError(f"a kernel cannot be launched: {_said(status)}")
 
 
 @cache
 def can_compile(device: torch.device) -> bool:
     """Is the card of the kind that kernels are written for, and a compiler and a driver that know
     it?"""
-    if torch.cuda.get_device_capability(device) != CAPABILITY:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CAPABILITY:
         return False
     try:
-        _compile(NOTHING)
+        Kernel(NOTHING, "nothing", 128, 0)
         return hasattr(_driver(), "cuTensorMapEncodeTiled")
-    except (ConfigError, OSError):
+    except (ConfigError, OSError) as error:
+        log.info("products are left to the library: %s", error)
         return False
+
+
+def _said(status: int) -> str:
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(status, byref(text))
+    return (text.value or b"?").decode()
 
 
 def _expect(status: int, what: str) -> None:
     if status:
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, byref(text))
-        raise ConfigError(f"the card's driver refuses {what}: {(text.value or b'?').decode()}")
+        raise ConfigError(f"the card's driver refuses {what}: {_said(status)}")
 
 
 @cache
@@ -144,20 +156,28 @@ def _compiler() -> ctypes.CDLL:
 
 def _compiled(source: str) -> bytes:
     """From the cache folder, where another process may be about to put it, too."""
-    digest = sha256(b"\n".join([source.encode(), *FLAGS])).hexdigest()[:16]
+    major, minor = c_int(), c_int()
+    _compiler().nvrtcVersion(byref(major), byref(minor))
+    by = f"{major.value}.{minor.value}".encode()
+    digest = sha256(b"\n".join([source.encode(), by, *FLAGS])).hexdigest()[:16]
     target = cache_folder() / "cuda" / f"{digest}.cubin"
-    if not target.exists():
+    if target.exists():
+        return target.read_bytes()
+    found = _compile(source)
+    with suppress(OSError):  # a folder that cannot be written to costs time, every time
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=target.parent) as folder:
             built = Path(folder) / target.name
-            built.write_bytes(_compile(source))
+            built.write_bytes(found)
             built.replace(target)
-    return target.read_bytes()
+    return found
 
 
 def _compile(source: str) -> bytes:
     compiler, program, size = _compiler(), c_void_p(), c_size_t()
-    compiler.nvrtcCreateProgram(byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    made = compiler.nvrtcCreateProgram(byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    if made:
+        raise ConfigError(f"the compiler for kernels does not start: error {made}")
     try:
         flags = (ctypes.c_char_p * len(FLAGS))(*FLAGS)
         if compiler.nvrtcCompileProgram(program, len(FLAGS), flags):
@@ -167,7 +187,8 @@ def _compile(source: str) -> bytes:
             raise ConfigError(f"a kernel does not compile: {said.value.decode()}")
         compiler.nvrtcGetCUBINSize(program, byref(size))
         found = ctypes.create_string_buffer(size.value)
-        compiler.nvrtcGetCUBIN(program, found)
+        if compiler.nvrtcGetCUBIN(program, found) or not size.value:
+            raise ConfigError("a kernel was compiled, and is not there")
         return found.raw
     finally:
         compiler.nvrtcDestroyProgram(byref(program))

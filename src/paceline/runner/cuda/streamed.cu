@@ -1,8 +1,8 @@
 // Products whose time is that of reading the weights: out[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T.
 //
-// One round of processors. A processor has GROUPS warpgroups with LINES outputs each, of all rows; one more
-// warpgroup brings weights and rows into its memory, STAGES pieces of DEPTH inputs ahead. SPLIT neighbours share
-// the inputs of their outputs: then each adds up the sums of all of them for a share of the rows.
+// One round of processors (SMs). Each has GROUPS warpgroups with LINES outputs each, of all rows; a thread of one more
+// warpgroup brings weights and rows into its memory, STAGES pieces of DEPTH inputs ahead. SPLIT neighbours (a cluster)
+// share the inputs of their outputs: then each adds up the sums of all of them for a share of the rows.
 //
 //   memory    | weights, rows | weights, rows | ...    filled in a circle: `full` when they are there,
 //                                                      `empty` when every warpgroup has multiplied them
@@ -131,18 +131,20 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   __syncthreads();
 
   if (group == GROUPS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");  // who fetches leaves its registers to who multiplies
     if (thread == 0) {
       const u64 once = 0x12F0000000000000, often = 0x14F0000000000000;  // who leaves the cache first, and last
       const int step = IS_GATED ? outputs : LINES;  // from the outputs of a warpgroup to those of the next
-      int stage = 0, parity = 1;
+      int stage = 0, parity = 1;  // of a round before the first, so that stages are empty at the start
       for (int depth = begin, waited = 0; depth < end; depth++) {
         const u32 to = base + stage * STAGE_BYTES, here = full + 8 * stage;
         barrier_wait(empty + 8 * stage, parity);
         barrier_expect(here, WEIGHT_BYTES + rows * DEPTH * 2);
         for (int g = 0; g < GROUPS; g++)
           fetch(to + g * LINES * SWIZZLE_BYTES, &weight, depth * DEPTH, tile * WIDTH + g * step, here, once);
-        // Weights may be read before those in front have ended. When all stages have theirs, rows follow.
+        // Weights may be read before those in front have ended. When all stages have theirs, rows follow; until they
+        // are there, too, no stage is full. Places of a stage behind the last row stay as they are: what comes of
+        // them does not leave.
         if (++stage == STAGES) stage = 0, parity ^= 1;
         if (!waited && (depth + 1 - begin == STAGES || depth + 1 == end)) {
           wait_for_front();
@@ -155,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
       }
     }
     __syncwarp();
-    if (SPLIT > 1) neighbours(), neighbours();
+    if (SPLIT > 1) neighbours(), neighbours();  // as often as the others below
     return;
   }
 
@@ -197,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     neighbours();
   else
     all_groups();
-  wait_for_front();
+  wait_for_front();  // which may read what is written here
   const int stop = rows * (share + 1) / SPLIT * (WIDTH / 8);
 #pragma unroll 2
   for (int i = rows * share / SPLIT * (WIDTH / 8) + group * 128 + thread; i < stop; i += GROUPS * 128) {

@@ -22,7 +22,8 @@ GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in p
 ROW_BYTES = DEPTH * 2
 MOST_STAGES, MOST_SPLIT = 12, 2
 LEAST_LINES, MOST_LINES = 32, 136  # of a warpgroup
-MOST_SUMS = 204  # that a thread can hold
+MOST_SUMS = 204  # that a thread can hold, of its 240 registers
+MOST_FETCHED = 256  # rows at a time
 LEAST_BYTES = 32 << 20  # of weights: what is less is read before a round has begun
 BUSY = 0.9  # the share of processors that a round needs, to be worth it
 
@@ -38,6 +39,8 @@ class Round:
     @staticmethod
     def of(inputs: int, outputs: int, processors: int) -> "Round | None":
         """As few neighbours as possible share their inputs; none if no round is good."""
+        if outputs % (2 * PIECE):  # whole pieces leave, also of either half
+            return None
         for split in range(1, MOST_SPLIT + 1):
             tiles = processors // split
             lines = -(-outputs // (tiles * GROUPS * PIECE)) * PIECE
@@ -59,7 +62,8 @@ class Round:
 
     def fits(self, tiles: int) -> bool:
         held = tiles * self.lines // 2
-        return held <= MOST_SUMS and self.shared(tiles) <= SHARED_BYTES
+        is_held = held <= MOST_SUMS and tiles * TILE <= MOST_FETCHED
+        return is_held and self.shared(tiles) <= SHARED_BYTES
 
 
 class Streamed:
@@ -100,6 +104,9 @@ class Streamed:
         assert self._round is not None
         assert self._map is not None
         rows, inputs = x.shape
+        assert x.dtype == out.dtype == torch.bfloat16
+        assert inputs == self._lines.shape[1]
+        assert out.is_contiguous()
         kernel = _kernel(self._round, -(-rows // TILE), outcome)
         arguments = (self._map, Map(x, (rows, DEPTH)), out, rows, inputs, out.shape[1])
         kernel.launch(self._round.programs, arguments)
