@@ -7,7 +7,8 @@
  */
 #include "attention.h"
 
-enum { VECTORS = 4, CHUNK = FLOATS * VECTORS, TILE = 16, TOGETHER = 4 };
+enum { CHUNK = 64, VECTORS = CHUNK / FLOATS, TILE = 16, TOGETHER = 4 };
+enum { HELD = FLOATS == 8 ? 2 : 4 }; /* vectors of each query that registers have room for */
 
 struct query {
     const float *at; /* [head_dim] */
@@ -70,9 +71,12 @@ static void turn_keys(const float *const keys[CHUNK], int64_t head_dim, int64_t 
     }
 }
 
+#define FROM(n) n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7
+static const int32_t ORDER[CHUNK] = {
+    FROM(0), FROM(8), FROM(16), FROM(24), FROM(32), FROM(40), FROM(48), FROM(56)};
+
 /* The weights of a chunk's positions from their scores, in place; what was summed is rescaled. */
 static inline void weigh(struct query *query, const struct chunk *chunk, floats weight[VECTORS]) {
-    const ints order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const floats least = (floats){0} - INFINITY;
     int64_t first = query->first - chunk->from, last = query->end - chunk->from;
     int begin = first > 0 ? (int)(first < CHUNK ? first : CHUNK) : 0;
@@ -83,7 +87,7 @@ static inline void weigh(struct query *query, const struct chunk *chunk, floats 
     }
     floats tops = least;
     for (int v = 0; v < VECTORS; v++) {
-        ints at = order + v * FLOATS;
+        ints at = *(const ints *)(ORDER + v * FLOATS);
         weight[v] = chosen((at >= begin) & (at < end), weight[v] * chunk->scale, least);
         tops = larger(weight[v], tops);
     }
@@ -95,7 +99,7 @@ static inline void weigh(struct query *query, const struct chunk *chunk, floats 
         query->top = top;
     }
     for (int v = 0; v < VECTORS; v++) {
-        ints at = order + v * FLOATS;
+        ints at = *(const ints *)(ORDER + v * FLOATS);
         floats power = exp_of(weight[v] - query->top);
         weight[v] = chosen((at >= begin) & (at < end), power, (floats){0});
         query->total += weight[v];
@@ -105,23 +109,26 @@ static inline void weigh(struct query *query, const struct chunk *chunk, floats 
 /* Scores of `count` queries with `vectors` of keys; both are constants wherever this is called. */
 static inline __attribute__((always_inline)) void score(
     const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
-    floats found[][VECTORS]) {
-    floats sum[TOGETHER][VECTORS] = {{{0}}};
+    int first, floats found[][VECTORS]) {
+    floats sum[TOGETHER][HELD] = {{{0}}};
     for (int64_t d = 0; d < chunk->head_dim; d++) {
-        const floats *keys = (const floats *)(chunk->turned + d * CHUNK);
+        const floats *keys = (const floats *)(chunk->turned + d * CHUNK) + first;
 #pragma GCC unroll 4
         for (int q = 0; q < count; q++)
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) sum[q][v] += queries[q].at[d] * keys[v];
     }
-    memcpy(found, sum, sizeof sum);
+#pragma GCC unroll 4
+    for (int q = 0; q < count; q++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) found[q][first + v] = sum[q][v];
 }
 
 /* Add the weighed values of `count` queries, `vectors` of head_dim from d on; both constants. */
 static inline __attribute__((always_inline)) void add_values(
     const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
     const float each[][CHUNK], int64_t d, int begin, int end) {
-    floats sum[TOGETHER][VECTORS];
+    floats sum[TOGETHER][HELD];
 #pragma GCC unroll 4
     for (int q = 0; q < count; q++)
         for (int v = 0; v < vectors; v++) sum[q][v] = ((const floats *)(queries[q].out + d))[v];
@@ -149,14 +156,17 @@ static inline __attribute__((always_inline)) void take(
     int end = last - chunk->from < CHUNK ? (int)(last - chunk->from) : CHUNK;
     if (begin >= end) return;
     floats weight[TOGETHER][VECTORS] = {{{0}}};
-    if (end > 2 * FLOATS) score(count, 4, queries, chunk, weight);
-    else if (end > FLOATS) score(count, 2, queries, chunk, weight);
-    else score(count, 1, queries, chunk, weight);
+    for (int v = 0; v * FLOATS < end; v += HELD) {
+        int left = end - v * FLOATS;
+        if (HELD > 2 && left > 2 * FLOATS) score(count, HELD, queries, chunk, v, weight);
+        else if (left > FLOATS) score(count, 2, queries, chunk, v, weight);
+        else score(count, 1, queries, chunk, v, weight);
+    }
     for (int q = 0; q < count; q++) weigh(&queries[q], chunk, weight[q]);
     float each[TOGETHER][CHUNK];
     memcpy(each, weight, sizeof each);
-    for (; d + CHUNK <= head_dim; d += CHUNK)
-        add_values(count, VECTORS, queries, chunk, each, d, begin, end);
+    for (; d + HELD * FLOATS <= head_dim; d += HELD * FLOATS)
+        add_values(count, HELD, queries, chunk, each, d, begin, end);
     for (; d + FLOATS <= head_dim; d += FLOATS)
         add_values(count, 1, queries, chunk, each, d, begin, end);
     for (int q = 0; q < count; q++)

@@ -40,7 +40,7 @@ typedef __m256i sums, weights, inputs;
 #define ADD(sum, w, x) _mm256_add_epi32(sum, _mm256_madd_epi16(w, x))
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
-enum { LANES = 4, VECS = 4, ROWS = 4, DEPTH = 4, GROUP = 64 };
+enum { LANES = 4, VECS = 2, ROWS = 16, DEPTH = 4, GROUP = 32 };
 typedef int8_t whole;
 typedef int32x4_t sums;
 typedef int8x16_t weights, inputs;
@@ -48,6 +48,9 @@ typedef int8x16_t weights, inputs;
 #define WEIGHTS(at) vld1q_s8(at)
 #define INPUTS(at) vreinterpretq_s8_s32(vdupq_n_s32(four_bytes(at)))
 #define ADD(sum, w, x) vdotq_s32(sum, w, x)
+#define ADD_AT(sum, w, x, place) vdotq_laneq_s32(sum, w, x, place)
+#define MEET(k, x, place) \
+    for (int v = 0; v < VECS; v++) sum[v] = ADD_AT(sum[v], part[k][v], x, place);
 #else
 #error "no instructions for products of whole numbers are known for this processor"
 #endif
@@ -113,7 +116,14 @@ static void round_row(
     memset(to + m->inputs, 0, (size_t)(m->width - m->inputs) * sizeof *to);
 }
 
-/* One panel of outputs for `count` rows, a constant wherever this is called. */
+/* What a group adds to the outputs of a row. */
+static inline __attribute__((always_inline)) void add_group(
+    lanes found[VECS], const sums sum[VECS], float scale) {
+    for (int v = 0; v < VECS; v++)
+        found[v] += __builtin_convertvector((whole_lanes)sum[v], lanes) * scale;
+}
+
+/* One panel of outputs for `count` rows, a constant wherever that matters. */
 static inline __attribute__((always_inline)) void tile(
     const int count, const struct matrix *m, const int8_t *w, const whole *x, const float *scale,
     lanes found[][VECS]) {
@@ -121,6 +131,25 @@ static inline __attribute__((always_inline)) void tile(
     memset(found, 0, sizeof found[0] * (size_t)count);
     for (int64_t g = 0, k = 0; g < groups; g++) {
         int64_t end = k + GROUP < width ? k + GROUP : width;
+#ifdef ADD_AT
+        /* The weights of a group stay in registers, and rows come to them. A sum that follows
+         * itself is faster than one of many. */
+        if (end - k == GROUP) {
+            weights part[GROUP / DEPTH][VECS];
+            for (int i = 0; i < GROUP / DEPTH; i++)
+                for (int v = 0; v < VECS; v++, w += LANES * DEPTH) part[i][v] = WEIGHTS(w);
+#pragma GCC unroll 1
+            for (int r = 0; r < count; r++) {
+                sums sum[VECS] = {{0}};
+                inputs low = vld1q_s8(x + r * width + k), high = vld1q_s8(x + r * width + k + 16);
+                MEET(0, low, 0) MEET(1, low, 1) MEET(2, low, 2) MEET(3, low, 3)
+                MEET(4, high, 0) MEET(5, high, 1) MEET(6, high, 2) MEET(7, high, 3)
+                add_group(found[r], sum, scale[r * groups + g]);
+            }
+            k = end;
+            continue;
+        }
+#endif
         sums sum[ROWS][VECS];
         for (int r = 0; r < count; r++)
             for (int v = 0; v < VECS; v++) sum[r][v] = ZERO();
@@ -132,10 +161,7 @@ static inline __attribute__((always_inline)) void tile(
                 for (int v = 0; v < VECS; v++) sum[r][v] = ADD(sum[r][v], part[v], row);
             }
         }
-        for (int r = 0; r < count; r++)
-            for (int v = 0; v < VECS; v++)
-                found[r][v] += __builtin_convertvector((whole_lanes)sum[r][v], lanes)
-                    * scale[r * groups + g];
+        for (int r = 0; r < count; r++) add_group(found[r], sum[r], scale[r * groups + g]);
     }
 }
 
@@ -166,10 +192,16 @@ static void panel(
         const whole *part = all + r * width;
         const float *by = scale + r * groups;
         count = rows - r;
+#ifdef ADD_AT
+        count = count < ROWS ? count : ROWS; /* rows come one by one, so any number is as good */
+        if (count > 1) tile((int)count, m, w, part, by, found);
+        else tile(1, m, w, part, by, found);
+#else
         if (count >= ROWS) tile(count = ROWS, m, w, part, by, found);
         else if (count >= 4) tile(count = 4, m, w, part, by, found);
         else if (count >= 2) tile(count = 2, m, w, part, by, found);
         else tile(1, m, w, part, by, found);
+#endif
         settle(m, panel * PANEL, count, found, out + r * out_stride, out_stride, is_added);
     }
 }

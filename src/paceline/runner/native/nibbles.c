@@ -47,14 +47,15 @@ typedef __m256i bytes;
 #define WHOLE(sum) _mm256_madd_epi16(sum, _mm256_set1_epi16(1))
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
-enum { LANES = 4, PAIRS = 2, ROWS = 4 };
+enum { LANES = 4, PAIRS = 1, ROWS = 16 };
 typedef int8x16_t bytes;
+#define MEET(k, x, place) \
+    for (int v = 0; v < VECS; v++) sum[v] = ADD_AT(sum[v], part[k][v], x, place);
 #define LOAD(at) vld1q_s8(at)
 #define LOW(x) vandq_s8(x, vdupq_n_s8(15))
 #define HIGH(x) vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4))
-#define FOUR(at) vreinterpretq_s8_s32(vdupq_n_s32(four_bytes(at)))
 #define HALVES(at) (lanes) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)))
-#define ADD(sum, w, x) (bytes) vdotq_s32((int32x4_t)(sum), w, x)
+#define ADD_AT(sum, w, x, place) (bytes) vdotq_laneq_s32((int32x4_t)(sum), w, x, place)
 #define WHOLE(sum) (sum)
 #else
 #error "no instructions for products of whole numbers are known for this processor"
@@ -82,16 +83,19 @@ static int64_t bytes_of(const struct matrix *m, int64_t rows) {
     return rows * (m->width / GROUP * (int64_t)sizeof(struct scaled) + m->width);
 }
 
-static struct scaled rounded(floats first, floats second, float by, int8_t *to) {
-    float top = largest(larger(size_of(first), size_of(second)));
+static struct scaled rounded(const floats part[GROUP / FLOATS], float by, int8_t *to) {
+    floats tops = size_of(part[0]);
+    for (int i = 1; i < GROUP / FLOATS; i++) tops = larger(tops, size_of(part[i]));
+    float top = largest(tops);
     float factor = top > FLT_MIN ? 127.0f / top : 0.0f, scale = top / 127.0f * by;
-    ints a = __builtin_convertvector(whole_of(first * factor), ints);
-    ints b = __builtin_convertvector(whole_of(second * factor), ints);
-    some_bytes low = __builtin_convertvector(a, some_bytes);
-    some_bytes high = __builtin_convertvector(b, some_bytes);
-    memcpy(to, &low, sizeof low);
-    memcpy(to + FLOATS, &high, sizeof high);
-    return (struct scaled){scale, scale * sum_of(__builtin_convertvector(a + b, floats))};
+    ints sum = {0};
+    for (int i = 0; i < GROUP / FLOATS; i++) {
+        ints whole = __builtin_convertvector(whole_of(part[i] * factor), ints);
+        some_bytes found = __builtin_convertvector(whole, some_bytes);
+        memcpy(to + i * FLOATS, &found, sizeof found);
+        sum += whole;
+    }
+    return (struct scaled){scale, scale * sum_of(__builtin_convertvector(sum, floats))};
 }
 
 static void round_row(
@@ -100,23 +104,64 @@ static void round_row(
     struct scaled *scaled = (struct scaled *)scratch + row * groups;
     int8_t *to = (int8_t *)((struct scaled *)scratch + rows * groups) + row * m->width;
     for (int64_t g = 0; g < groups; g++) {
-        int64_t at = g * GROUP, left = m->inputs - at, more = left > FLOATS ? left - FLOATS : 0;
-        floats first = some_of(x + at, left), second = some_of(x + at + FLOATS, more);
-        if (m->factor) {
-            first *= some_of(m->factor + at, left);
-            second *= some_of(m->factor + at + FLOATS, more);
+        floats part[GROUP / FLOATS];
+        for (int i = 0; i < GROUP / FLOATS; i++) {
+            int64_t at = g * GROUP + i * FLOATS, left = m->inputs - at;
+            part[i] = some_of(x + at, left > 0 ? left : 0);
+            if (m->factor) part[i] *= some_of(m->factor + at, left > 0 ? left : 0);
         }
-        scaled[g] = rounded(first, second, by, to + at);
+        scaled[g] = rounded(part, by, to + g * GROUP);
     }
 }
 
-/* One panel of outputs for `count` rows, a constant wherever this is called. */
+/* The scales of one group and one panel. */
+struct scales {
+    lanes step[VECS], least[VECS];
+};
+
+static inline struct scales scales_at(const uint16_t *steps) {
+    struct scales found;
+    for (int v = 0; v < VECS; v++) {
+        found.step[v] = HALVES(steps + v * LANES);
+        found.least[v] = HALVES(steps + PANEL + v * LANES);
+    }
+    return found;
+}
+
+/* What a group adds to the outputs of a row. */
+static inline __attribute__((always_inline)) void add_group(
+    lanes found[VECS], const bytes sum[VECS], struct scaled by, const struct scales *scales) {
+    for (int v = 0; v < VECS; v++) {
+        lanes whole = __builtin_convertvector((whole_lanes)WHOLE(sum[v]), lanes);
+        found[v] = found[v] + by.sum * scales->least[v];
+        found[v] = found[v] + whole * by.scale * scales->step[v];
+    }
+}
+
+/* One panel of outputs for `count` rows, a constant wherever that matters. */
 static inline __attribute__((always_inline)) void tile(
     const int count, int64_t width, const int8_t *w, const uint16_t *steps, const int8_t *x,
     const struct scaled *scaled, lanes found[][VECS]) {
     int64_t groups = width / GROUP;
     memset(found, 0, sizeof found[0] * (size_t)count);
     for (int64_t g = 0; g < groups; g++, x += GROUP, steps += 2 * PANEL) {
+#ifdef ADD_AT
+        /* The weights of a group stay in registers, and rows come to them. A sum that follows
+         * itself is faster than one of many. */
+        struct scales scales = scales_at(steps);
+        bytes part[GROUP / 4][VECS];
+        for (int k = 0; k < GROUP / 4; k++, w += sizeof(bytes)) {
+            bytes both = LOAD(w);
+            part[k][0] = LOW(both), part[k][1] = HIGH(both);
+        }
+#pragma GCC unroll 1
+        for (int r = 0; r < count; r++) {
+            bytes sum[VECS] = {{0}}, low = LOAD(x + r * width), high = LOAD(x + r * width + 16);
+            MEET(0, low, 0) MEET(1, low, 1) MEET(2, low, 2) MEET(3, low, 3)
+            MEET(4, high, 0) MEET(5, high, 1) MEET(6, high, 2) MEET(7, high, 3)
+            add_group(found[r], sum, scaled[r * groups + g], &scales);
+        }
+#else
         bytes sum[ROWS][VECS];
         memset(sum, 0, sizeof sum[0] * (size_t)count);
 #pragma GCC unroll 8
@@ -132,20 +177,11 @@ static inline __attribute__((always_inline)) void tile(
                 for (int v = 0; v < VECS; v++) sum[r][v] = ADD(sum[r][v], part[v], row);
             }
         }
-        lanes step[VECS], least[VECS];
-        for (int v = 0; v < VECS; v++) {
-            step[v] = HALVES(steps + v * LANES);
-            least[v] = HALVES(steps + PANEL + v * LANES);
-        }
+        struct scales scales = scales_at(steps);
 #pragma GCC unroll 8
-        for (int r = 0; r < count; r++) {
-            struct scaled by = scaled[r * groups + g];
-            for (int v = 0; v < VECS; v++) {
-                lanes whole = __builtin_convertvector((whole_lanes)WHOLE(sum[r][v]), lanes);
-                found[r][v] = found[r][v] + by.sum * least[v];
-                found[r][v] = found[r][v] + whole * by.scale * step[v];
-            }
-        }
+        for (int r = 0; r < count; r++)
+            add_group(found[r], sum[r], scaled[r * groups + g], &scales);
+#endif
     }
 }
 
@@ -175,10 +211,16 @@ static void panel(
         const int8_t *part = x + r * width;
         const struct scaled *by = scaled + r * groups;
         count = rows - r;
+#ifdef ADD_AT
+        count = count < ROWS ? count : ROWS; /* rows come one by one, so any number is as good */
+        if (count > 1) tile((int)count, width, w, steps, part, by, found);
+        else tile(1, width, w, steps, part, by, found);
+#else
         if (count >= ROWS) tile(count = ROWS, width, w, steps, part, by, found);
         else if (count >= 4) tile(count = 4, width, w, steps, part, by, found);
         else if (count >= 2) tile(count = 2, width, w, steps, part, by, found);
         else tile(1, width, w, steps, part, by, found);
+#endif
         settle(m, panel * PANEL, count, found, out + r * out_stride, out_stride, is_added);
     }
 }

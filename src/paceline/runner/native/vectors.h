@@ -6,7 +6,14 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { FLOATS = 16 };
+/* As many as a register of the processor holds: of longer ones, compilers compare each by itself. */
+#if defined(__AVX512F__)
+#define FLOATS 16
+#elif defined(__AVX2__)
+#define FLOATS 8
+#else
+#define FLOATS 4
+#endif
 #define VECTOR_OF(type, count) type __attribute__((vector_size(4 * (count)), aligned(4)))
 typedef VECTOR_OF(float, FLOATS) floats;
 typedef VECTOR_OF(int32_t, FLOATS) ints;
@@ -22,6 +29,7 @@ static inline floats larger(floats a, floats b) { return chosen(a > b, a, b); }
 static inline floats size_of(floats x) { return (floats)((ints)x & 0x7fffffff); }
 
 static inline float largest(floats x) {
+#if FLOATS == 16
     eight a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7);
     eight b = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
     float top = a[0] > b[0] ? a[0] : b[0];
@@ -29,14 +37,24 @@ static inline float largest(floats x) {
         float one = a[i] > b[i] ? a[i] : b[i];
         top = one > top ? one : top;
     }
+#else
+    float top = x[0];
+    for (int i = 1; i < FLOATS; i++) top = x[i] > top ? x[i] : top;
+#endif
     return top;
 }
 
 static inline four folded(floats x) {
+#if FLOATS == 16
     eight half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7)
         + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
     return __builtin_shufflevector(half, half, 0, 1, 2, 3)
         + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#elif FLOATS == 8
+    return __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+#else
+    return x;
+#endif
 }
 
 static inline float sum_of(floats x) {
