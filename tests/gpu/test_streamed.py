@@ -5,14 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.cuda.driver import can_compile
-from paceline.runner.cuda.streamed import Streamed
+from paceline.runner.cuda.streamed import Streamed, can_stream
 from paceline.runner.layers.linear import Dense
 from tests.gpu.support import ON_A_CARD
 
 pytestmark = ON_A_CARD
 on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not can_compile(torch.device("cuda", 0)),
+    not torch.cuda.is_available() or not can_stream(torch.device("cuda", 0)),
     reason="the kernel is for H100 and H200",
 )
 

@@ -8,7 +8,7 @@ model=${2:?usage: setup.sh FOLDER MODEL.gguf}
 version=0.3.36
 
 mkdir -p "$folder"
-"${PYTHON:-python3}" -m pip download --quiet --no-deps --no-binary :all: \
+"${PYTHON:-python3}" -m pip download --quiet --no-deps --no-binary llama-cpp-python \
     --dest "$folder" "llama-cpp-python==$version"
 tar -xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder"
 cmake -G Ninja -S "$folder/llama_cpp_python-$version/vendor/llama.cpp" -B "$folder/build" \

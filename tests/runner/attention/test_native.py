@@ -31,10 +31,16 @@ def test_without_kernels_everything_is_paged(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(not is_available(), reason="needs a C compiler")
 @pytest.mark.parametrize("window", [None, 5, 70])
-def test_a_position_is_the_same_bits_in_any_step(window: int | None) -> None:
-    kv = KVStore(CONFIG, 60, 4)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 72), (2, 2, 70), (3, 1, 24)])
+def test_a_position_is_the_same_bits_in_any_step(
+    heads: int, kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    """Also where one query goes alone, or three do, and where head_dim is no whole vectors."""
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    config = tiny(**shape)
+    kv = KVStore(config, 60, 4)
     kv.content.normal_(generator=torch.Generator().manual_seed(2))
-    query = torch.randn(150, CONFIG.heads, CONFIG.head_dim)
+    query = torch.randn(150, heads, head_dim)
     blocks = list(range(40))
 
     def attend(*spans: range) -> Tensor:

@@ -37,11 +37,12 @@ class TestCompiled:
     def test_again_for_other_sources(
         self, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        before = module._digest("cc")
+        before = module._digest(module.FLAGS, "")
         changed = tmp_path / "linear.c"
         changed.write_text(module.SOURCES[0].read_text(encoding="utf-8") + "\n")
         monkeypatch.setattr(module, "SOURCES", [changed, *module.SOURCES[1:]])
-        assert module._digest("cc") != before
+        assert module._digest(module.FLAGS, "") != before
+        assert module._digest(module.FLAGS, "#define __clang__ 1") != module._digest([], "")
 
     def test_what_does_not_compile_is_told(
         self, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -1,7 +1,6 @@
 """Kernels in CUDA's own language, compiled by the library that comes with torch."""
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
@@ -17,11 +16,9 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder
 
-log = logging.getLogger(__name__)
 SHARED_BYTES = 226 << 10  # of a processor's memory, for all but a kernel's barriers
 ALIGNED = 1024  # what kernels put there begins at a multiple of it
 CAPABILITY = (9, 0)
-NOTHING = 'extern "C" __global__ void nothing() {}'
 FLAGS = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
 # As the driver numbers them.
 BFLOAT16, SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 9, 3, 3, 8, 4, 6
@@ -111,18 +108,9 @@ class Kernel:
             raise RuntimeError(f"a kernel cannot be launched: {_said(status)}")
 
 
-@cache
-def can_compile(device: torch.device) -> bool:
-    """Is the card of the kind that kernels are written for, and a compiler and a driver that know
-    it?"""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CAPABILITY:
-        return False
-    try:
-        Kernel(NOTHING, "nothing", 128, 0)
-        return hasattr(_driver(), "cuTensorMapEncodeTiled")
-    except (ConfigError, OSError) as error:
-        log.info("products are left to the library: %s", error)
-        return False
+def is_ours(device: torch.device) -> bool:
+    """Is the card of the kind that kernels are written for?"""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == CAPABILITY
 
 
 def _said(status: int) -> str:

@@ -3,6 +3,7 @@
 The kernel is `streamed.cu`; here is who uses it, and in which shape.
 """
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from paceline.runner.cuda.driver import ALIGNED, SHARED_BYTES, Kernel, Map, can_compile
+from paceline.core.errors import ConfigError
+from paceline.runner.cuda.driver import ALIGNED, SHARED_BYTES, Kernel, Map, is_ours
 from paceline.runner.layers.linear import Dense
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
 
+log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("streamed.cu")
 INSTRUCTION = "// multiply\n"  # the line of the source in whose place it comes
 GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in pieces
@@ -74,8 +77,8 @@ class Streamed:
         self._lines = weight.t()
         self._round: Round | None = None
         is_large = weight.numel() * weight.element_size() >= LEAST_BYTES
-        is_ours = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and product.bias is None
-        if is_large and is_ours and can_compile(weight.device):
+        is_plain = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and product.bias is None
+        if is_large and is_plain and can_stream(weight.device):
             processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
             inputs, outputs = weight.shape
             self._round = Round.of(inputs, outputs, processors)
@@ -110,6 +113,19 @@ class Streamed:
         kernel = _kernel(self._round, -(-rows // TILE), outcome)
         arguments = (self._map, Map(x, (rows, DEPTH)), out, rows, inputs, out.shape[1])
         kernel.launch(self._round.programs, arguments)
+
+
+@cache
+def can_stream(device: torch.device) -> bool:
+    """Is the card one for the kernel, and is there what compiles and loads it?"""
+    if not is_ours(device):
+        return False
+    try:
+        _kernel(Round(LEAST_LINES, 1, 1), 1, "PUT")
+    except (ConfigError, OSError) as error:
+        log.info("products of large weights are left to the library: %s", error)
+        return False
+    return True
 
 
 @cache

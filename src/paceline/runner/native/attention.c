@@ -8,6 +8,7 @@
 #include "attention.h"
 
 enum { CHUNK = 64, VECTORS = CHUNK / FLOATS, TILE = 16, TOGETHER = 4 };
+enum { LINE = 16 }; /* floats that come from memory together */
 enum { HELD = FLOATS == 8 ? 2 : 4 }; /* vectors of each query that registers have room for */
 
 struct query {
@@ -212,7 +213,7 @@ static void attend_tile(
         for (int64_t c = 0; c < CHUNK; c++) {
             int64_t run = (table[entry] * step->layers + layer) * size;
             chunk.keys[c] = step->content + (run + place) * cell + kv_head * head_dim;
-            for (int64_t d = 0; d < head_dim; d += FLOATS) { /* cells are too far apart to guess */
+            for (int64_t d = 0; d < head_dim; d += LINE) { /* cells are too far apart to guess */
                 __builtin_prefetch(chunk.keys[c] + d);
                 __builtin_prefetch(chunk.keys[c] + chunk.to_values + d);
             }

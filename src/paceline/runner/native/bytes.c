@@ -132,6 +132,7 @@ static inline __attribute__((always_inline)) void tile(
     for (int64_t g = 0, k = 0; g < groups; g++) {
         int64_t end = k + GROUP < width ? k + GROUP : width;
 #ifdef ADD_AT
+        _Static_assert(DEPTH == 4 && GROUP == 32, "steps are written out");
         /* The weights of a group stay in registers, and rows come to them. A sum that follows
          * itself is faster than one of many. */
         if (end - k == GROUP) {

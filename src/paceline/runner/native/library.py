@@ -19,6 +19,8 @@ SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 # Threads are those of torch: it has loaded its own OpenMP by then, and the linker finds that one.
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+# For some processors gcc leaves a lone sum unfused that it fuses beside others: other bits.
+GCC_FLAGS = ["--param=avoid-fma-max-bits=0"]
 
 
 class Matrix(Structure):
@@ -97,9 +99,11 @@ def library() -> ctypes.CDLL:
     compiler = os.environ.get("CC") or "cc"
     if shutil.which(compiler) is None:
         raise ConfigError(f"the native kernels need a C compiler, and there is no {compiler!r}")
-    target = cache_folder() / "native" / f"{_digest(compiler)}.so"
+    macros = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
+    flags = FLAGS if "__clang__" in macros else [*FLAGS, *GCC_FLAGS]
+    target = cache_folder() / "native" / f"{_digest(flags, macros)}.so"
     if not target.exists():
-        _compile(compiler, target)
+        _compile([compiler, *flags], target)
     kernels = ctypes.CDLL(str(target))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(kernels, name)
@@ -115,20 +119,19 @@ def is_available() -> bool:
     return True
 
 
-def _digest(compiler: str) -> str:
+def _digest(flags: list[str], macros: str) -> str:
     """Names the sources, the compiler and the instructions it may use on this processor."""
-    macros = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
     texts = [source.read_text(encoding="utf-8") for source in [*SOURCES, *HEADERS]]
-    return sha256("\n".join([*texts, *FLAGS, macros]).encode()).hexdigest()[:16]
+    return sha256("\n".join([*texts, *flags, macros]).encode()).hexdigest()[:16]
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: list[str], target: Path) -> None:
     """Under another name first: several processes may do so at once, and none sees a part."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         sources = [str(source) for source in SOURCES]
-        _run([compiler, *FLAGS, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
+        _run([*compiler, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
         built.replace(target)
 
 

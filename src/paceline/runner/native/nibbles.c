@@ -146,6 +146,7 @@ static inline __attribute__((always_inline)) void tile(
     memset(found, 0, sizeof found[0] * (size_t)count);
     for (int64_t g = 0; g < groups; g++, x += GROUP, steps += 2 * PANEL) {
 #ifdef ADD_AT
+        _Static_assert(PAIRS == 1 && GROUP == 32, "steps are written out");
         /* The weights of a group stay in registers, and rows come to them. A sum that follows
          * itself is faster than one of many. */
         struct scales scales = scales_at(steps);
