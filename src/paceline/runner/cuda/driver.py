@@ -3,18 +3,17 @@
 import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder
+from paceline.core.folders import cache_folder, placed
 
 SHARED_BYTES = 226 << 10  # of a processor's memory, for all but a kernel's barriers
 ALIGNED = 1024  # what kernels put there begins at a multiple of it
@@ -65,7 +64,7 @@ class Map:
         _expect(tell(self.address, BFLOAT16, rank, *where, *how), "a map of a tensor")
 
 
-Argument = Tensor | Map | int | float
+Argument = Tensor | Map | int
 
 
 class Kernel:
@@ -93,7 +92,7 @@ class Kernel:
             elif isinstance(argument, Tensor):
                 values.append(c_void_p(argument.data_ptr()))
             else:
-                values.append(c_int(argument) if isinstance(argument, int) else c_float(argument))
+                values.append(c_int(argument))
         pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
         launch = Launch(
             (programs, 1, 1),
@@ -143,7 +142,7 @@ def _compiler() -> ctypes.CDLL:
 
 
 def _compiled(source: str) -> bytes:
-    """From the cache folder, where another process may be about to put it, too."""
+    """From the cache folder, if it is there."""
     major, minor = c_int(), c_int()
     _compiler().nvrtcVersion(byref(major), byref(minor))
     by = f"{major.value}.{minor.value}".encode()
@@ -152,12 +151,9 @@ def _compiled(source: str) -> bytes:
     if target.exists():
         return target.read_bytes()
     found = _compile(source)
-    with suppress(OSError):  # a folder that cannot be written to costs time, every time
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=target.parent) as folder:
-            built = Path(folder) / target.name
-            built.write_bytes(found)
-            built.replace(target)
+    # A folder that cannot be written to costs time, every time.
+    with suppress(OSError), placed(target) as built:
+        built.write_bytes(found)
     return found
 
 

@@ -58,13 +58,13 @@ class Steps:
 
 
 def nibbles(steps: Steps) -> Packed:
-    lanes, pairs = library().nibbles_lanes(), library().nibbles_pairs()
+    lanes = library().nibbles_lanes()
     outputs, groups, group = steps.whole.shape
-    panel = 2 * pairs * lanes
+    panel = 2 * lanes
     missing = -outputs % panel
     whole = F.pad(steps.whole, (0, 0, 0, 0, 0, missing))
-    # [panels, groups, group / 4, pairs, lanes, 4] each
-    parts = whole.view(-1, pairs, 2, lanes, groups, group // 4, 4).permute(0, 4, 5, 1, 3, 6, 2)
+    # [panels, groups, group / 4, lanes, 4] each
+    parts = whole.view(-1, 2, lanes, groups, group // 4, 4).permute(0, 3, 4, 2, 5, 1)
     low, high = parts.unbind(dim=-1)
     scale = F.pad(torch.stack((steps.step, steps.least)), (0, 0, 0, missing))
     scale = scale.view(2, -1, panel, groups).permute(1, 3, 0, 2)  # [panels, groups, 2, panel]

@@ -49,8 +49,6 @@ typedef int8x16_t weights, inputs;
 #define INPUTS(at) vreinterpretq_s8_s32(vdupq_n_s32(four_bytes(at)))
 #define ADD(sum, w, x) vdotq_s32(sum, w, x)
 #define ADD_AT(sum, w, x, place) vdotq_laneq_s32(sum, w, x, place)
-#define MEET(k, x, place) \
-    for (int v = 0; v < VECS; v++) sum[v] = ADD_AT(sum[v], part[k][v], x, place);
 #else
 #error "no instructions for products of whole numbers are known for this processor"
 #endif
@@ -133,8 +131,6 @@ static inline __attribute__((always_inline)) void tile(
         int64_t end = k + GROUP < width ? k + GROUP : width;
 #ifdef ADD_AT
         _Static_assert(DEPTH == 4 && GROUP == 32, "steps are written out");
-        /* The weights of a group stay in registers, and rows come to them. A sum that follows
-         * itself is faster than one of many. */
         if (end - k == GROUP) {
             weights part[GROUP / DEPTH][VECS];
             for (int i = 0; i < GROUP / DEPTH; i++)
@@ -143,8 +139,7 @@ static inline __attribute__((always_inline)) void tile(
             for (int r = 0; r < count; r++) {
                 sums sum[VECS] = {{0}};
                 inputs low = vld1q_s8(x + r * width + k), high = vld1q_s8(x + r * width + k + 16);
-                MEET(0, low, 0) MEET(1, low, 1) MEET(2, low, 2) MEET(3, low, 3)
-                MEET(4, high, 0) MEET(5, high, 1) MEET(6, high, 2) MEET(7, high, 3)
+                MEET_ALL(low, high)
                 add_group(found[r], sum, scale[r * groups + g]);
             }
             k = end;

@@ -8,11 +8,10 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder
+from paceline.core.folders import cache_folder, placed
 
 NAMES = ("linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
@@ -68,7 +67,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_panel": (c_int, []),
     "bytes_depth": (c_int, []),
     "nibbles_lanes": (c_int, []),
-    "nibbles_pairs": (c_int, []),
     "nibbles_group": (c_int, []),
     "linear_scratch_bytes": (c_int64, [POINTER(Matrix), c_int64]),
     "linear": (
@@ -126,13 +124,9 @@ def _digest(flags: list[str], macros: str) -> str:
 
 
 def _compile(compiler: list[str], target: Path) -> None:
-    """Under another name first: several processes may do so at once, and none sees a part."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
-        sources = [str(source) for source in SOURCES]
+    sources = [str(source) for source in SOURCES]
+    with placed(target) as built:
         _run([*compiler, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
-        built.replace(target)
 
 
 def _run(command: list[str]) -> str:

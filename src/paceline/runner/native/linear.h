@@ -42,4 +42,12 @@ void multiply(
     const struct matrix *m, const void *rounded, int64_t rows, float *out, int64_t out_stride,
     int is_added);
 
+/* Where inputs can be named by their place in a vector (ADD_AT), the weights of a group, `part`,
+ * stay in registers, and rows of 32 inputs come to them, one by one. A sum that follows itself is
+ * faster there than one of many. */
+#define MEET(k, x, place) \
+    for (int v = 0; v < VECS; v++) sum[v] = ADD_AT(sum[v], part[k][v], x, place);
+#define MEET_FOUR(k, x) MEET(k, x, 0) MEET(k + 1, x, 1) MEET(k + 2, x, 2) MEET(k + 3, x, 3)
+#define MEET_ALL(low, high) MEET_FOUR(0, low) MEET_FOUR(4, high)
+
 #endif

@@ -5,8 +5,7 @@
  *
  *     packed weights   | panel 0                        | panel 1 …    PANEL outputs each
  *                      | group 0             | group 1… |              GROUP inputs each
- *                      | inputs 0 … 3 | 4 … 7 | …       |
- *                      | pair 0 | pair 1 | …  |                        two vectors of outputs
+ *                      | inputs 0 … 3 | 4 … 7 | …       |              of two vectors of outputs:
  *                      a byte is a weight of the first vector, and above it one of the second
  *     scales           | panel | group | steps of PANEL outputs, then leasts |       as halves
  *
@@ -20,7 +19,7 @@
 
 #if defined(__AVX512BW__)
 #include <immintrin.h>
-enum { LANES = 16, PAIRS = 1, ROWS = 8 };
+enum { LANES = 16, ROWS = 8 };
 typedef __m512i bytes;
 #define LOAD(at) _mm512_loadu_si512(at)
 #define LOW(x) _mm512_and_si512(x, _mm512_set1_epi8(15))
@@ -36,7 +35,7 @@ typedef __m512i bytes;
 #endif
 #elif defined(__AVX2__) && defined(__F16C__)
 #include <immintrin.h>
-enum { LANES = 8, PAIRS = 1, ROWS = 4 };
+enum { LANES = 8, ROWS = 4 };
 typedef __m256i bytes;
 #define LOAD(at) _mm256_loadu_si256((const void *)(at))
 #define LOW(x) _mm256_and_si256(x, _mm256_set1_epi8(15))
@@ -47,10 +46,8 @@ typedef __m256i bytes;
 #define WHOLE(sum) _mm256_madd_epi16(sum, _mm256_set1_epi16(1))
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
-enum { LANES = 4, PAIRS = 1, ROWS = 16 };
+enum { LANES = 4, ROWS = 16 };
 typedef int8x16_t bytes;
-#define MEET(k, x, place) \
-    for (int v = 0; v < VECS; v++) sum[v] = ADD_AT(sum[v], part[k][v], x, place);
 #define LOAD(at) vld1q_s8(at)
 #define LOW(x) vandq_s8(x, vdupq_n_s8(15))
 #define HIGH(x) vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4))
@@ -61,7 +58,7 @@ typedef int8x16_t bytes;
 #error "no instructions for products of whole numbers are known for this processor"
 #endif
 
-enum { GROUP = 32, VECS = 2 * PAIRS, PANEL = LANES * VECS };
+enum { GROUP = 32, VECS = 2, PANEL = LANES * VECS };
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int8_t some_bytes __attribute__((vector_size(FLOATS)));
@@ -76,7 +73,6 @@ static inline int32_t four_bytes(const void *at) {
 }
 
 int nibbles_lanes(void) { return LANES; }
-int nibbles_pairs(void) { return PAIRS; }
 int nibbles_group(void) { return GROUP; }
 
 static int64_t bytes_of(const struct matrix *m, int64_t rows) {
@@ -146,9 +142,7 @@ static inline __attribute__((always_inline)) void tile(
     memset(found, 0, sizeof found[0] * (size_t)count);
     for (int64_t g = 0; g < groups; g++, x += GROUP, steps += 2 * PANEL) {
 #ifdef ADD_AT
-        _Static_assert(PAIRS == 1 && GROUP == 32, "steps are written out");
-        /* The weights of a group stay in registers, and rows come to them. A sum that follows
-         * itself is faster than one of many. */
+        _Static_assert(GROUP == 32, "steps are written out");
         struct scales scales = scales_at(steps);
         bytes part[GROUP / 4][VECS];
         for (int k = 0; k < GROUP / 4; k++, w += sizeof(bytes)) {
@@ -158,20 +152,15 @@ static inline __attribute__((always_inline)) void tile(
 #pragma GCC unroll 1
         for (int r = 0; r < count; r++) {
             bytes sum[VECS] = {{0}}, low = LOAD(x + r * width), high = LOAD(x + r * width + 16);
-            MEET(0, low, 0) MEET(1, low, 1) MEET(2, low, 2) MEET(3, low, 3)
-            MEET(4, high, 0) MEET(5, high, 1) MEET(6, high, 2) MEET(7, high, 3)
+            MEET_ALL(low, high)
             add_group(found[r], sum, scaled[r * groups + g], &scales);
         }
 #else
         bytes sum[ROWS][VECS];
         memset(sum, 0, sizeof sum[0] * (size_t)count);
 #pragma GCC unroll 8
-        for (int k = 0; k < GROUP; k += 4, w += PAIRS * (int64_t)sizeof(bytes)) {
-            bytes part[VECS];
-            for (int p = 0; p < PAIRS; p++) {
-                bytes both = LOAD(w + p * (int64_t)sizeof(bytes));
-                part[2 * p] = LOW(both), part[2 * p + 1] = HIGH(both);
-            }
+        for (int k = 0; k < GROUP; k += 4, w += sizeof(bytes)) {
+            bytes both = LOAD(w), part[VECS] = {LOW(both), HIGH(both)};
 #pragma GCC unroll 8
             for (int r = 0; r < count; r++) {
                 bytes row = FOUR(x + r * width + k);
