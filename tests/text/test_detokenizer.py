@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import RequestError
@@ -98,8 +98,16 @@ def test_pieces_add_up_to_the_whole_cut_at_the_stop(
         assert stream.tokens == len(ids)
 
 
+def unfinished(spelled: bytes) -> str:
+    """How half a character at the end is shown. Half of a surrogate is two bytes of which no
+    character can come any more, but Python's decoder still waits for a third."""
+    is_surrogate = spelled[-2:-1] == b"\xed" and spelled[-1] >= 0xA0
+    return "\ufffd" * (1 + is_surrogate)
+
+
 @settings(max_examples=120, deadline=None)
 @given(cases())
+@example((BYTE_LEVEL, [], [172, 105], [], [0, 2]))  # half of a surrogate
 def test_nothing_is_withheld_without_a_reason(
     case: tuple[Tokenizer, list[int], list[int], list[str], list[int]],
 ) -> None:
@@ -111,7 +119,8 @@ def test_nothing_is_withheld_without_a_reason(
             break
         whole = tokenizer.decode(ids[:count])
         missing = whole[len(given_so_far) :]
-        reasons = [missing, missing.removesuffix("\ufffd")]  # an unfinished character at the end
+        half = unfinished(b"".join(map(tokenizer.spelled(True).__getitem__, ids[:count])))
+        reasons = [missing, missing.removesuffix(half)]
         assert any(one.startswith(reason) for one in ("", *stop) for reason in reasons), whole
 
 
