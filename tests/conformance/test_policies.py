@@ -49,7 +49,7 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 
 
 def test_the_policies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"fcfs", "priority", "shortest", "deadline", "fair"} <= set(POLICIES)
+    assert {"fcfs", "priority", "shortest", "longest", "deadline", "fair"} <= set(POLICIES)
     monkeypatch.setenv("PACELINE_POLICIES", "some.module.Policy other.Policy")
     assert courses.found()[-2:] == ["some.module.Policy", "other.Policy"]
 
@@ -180,6 +180,14 @@ def judge_ageing(policy: str, **settings: Any) -> Siege:
     return siege
 
 
+def judge_ageing_of_a_dwarf(policy: str, **settings: Any) -> Siege:
+    """The same where large ones are preferred."""
+    siege = besieged(policy, dwarf(), giant, **settings)
+    assert_aged_goes_first(siege, AGEING_S, LONGEST_GIANT)
+    assert siege.overtakers, "the stream was never preferred: this shows nothing"
+    return siege
+
+
 def judge_patience(policy: str, **settings: Any) -> Siege:
     """The same for a policy of which nothing else is known, so that two opposite streams try."""
     patience = patience_s(policy, ageing_s=AGEING_S)
@@ -285,6 +293,7 @@ BOUNDS: dict[str, list[Callable[..., Siege]]] = {
     "fcfs": [judge_first_come],
     "priority": [judge_ageing],
     "shortest": [judge_ageing],
+    "longest": [judge_ageing_of_a_dwarf],
     "deadline": [judge_deadline],
     "fair": [judge_fair, judge_fair_to_newcomers],
 }

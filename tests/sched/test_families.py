@@ -656,7 +656,7 @@ def test_a_family_can_be_parked_and_woken() -> None:
     assert set(finish_all(scheduler)) == {"0_a", "1_a", "a"}
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest", "deadline", "fair"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest", "longest", "deadline", "fair"])
 def test_families_run_under_every_policy(policy: str) -> None:
     asked = [
         ask(name, 4 + number, max_tokens=8, n=number % 3 + 1, seed=number, priority=3 - number)

@@ -138,7 +138,8 @@ class Options:
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Who goes first: fcfs, priority, shortest, deadline, fair.", rich_help_panel=HOW
+            help="Who goes first: fcfs, priority, shortest, longest, deadline, fair.",
+            rich_help_panel=HOW,
         ),
     ] = None
     depth: Annotated[

@@ -84,9 +84,9 @@ SENTENCES = {
     "max_wait": "prefill_first: seconds that arrivals may hold up those who decode.",
     "max_num_queued_reqs": "Requests that may wait; more are refused with status 429.",
     # policy
-    "policy": "Who goes first: fcfs, priority, shortest, deadline, fair, or a dotted path.",
+    "policy": "Who is first: fcfs, priority, shortest, longest, deadline, fair, or a dotted path.",
     "victim": "Who gives way when memory runs out: the newest, or the cheapest to recompute.",
-    "ageing_s": "priority, shortest: seconds after which a waiting request goes first anyway.",
+    "ageing_s": "priority, shortest, longest: who has waited so many seconds goes first.",
     "preempt_on_arrival": "priority: may a strictly better request displace one that runs?",
     "refuse_late": "deadline: refuse what missed its first-token deadline in the queue.",
     "default_deadline_s": "deadline: seconds to the first token where a request names none.",

@@ -107,7 +107,7 @@ class PolicyConfig:
 
     policy: str = "fcfs"  # a module in sched/policies, or a dotted path to a class
     victim: Victim = "newest"  # among those that may be preempted; "cheapest": least to recompute
-    ageing_s: float = 60.0  # seconds after which a waiting request goes first (priority, shortest)
+    ageing_s: float = 60.0  # priority, shortest, longest: who has waited so long goes first
     preempt_on_arrival: bool = False  # priority: a strictly better request displaces a resident
     refuse_late: bool = False  # deadline: refuse what missed its first-token deadline in the queue
     default_deadline_s: float = 30.0  # deadline: seconds assumed where a request names none

@@ -473,7 +473,7 @@ def test_blocks_are_findable_as_soon_as_they_are_planned() -> None:
     assert findable(scheduler, range(13)) == 8
 
 
-POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
+POLICIES = ("fcfs", "priority", "shortest", "longest", "deadline", "fair")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -505,5 +505,5 @@ def test_who_is_prefilled_first_is_for_the_policy_to_say(policy: str) -> None:
     scheduler = first(policy=policy, max_num_seqs=1)
     scheduler.submit(ask("long", 9, priority=5, deadline=9.0), 0.0)
     scheduler.submit(ask("short", 2, priority=1, deadline=1.0), 0.0)
-    expected = "long" if policy in ("fcfs", "fair") else "short"
+    expected = "long" if policy in ("fcfs", "fair", "longest") else "short"
     assert step(scheduler)["new"] == [expected]

@@ -125,7 +125,8 @@ class Decodes:
             on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
             parts = torch.empty((batch.rows, heads, sharing.splits, dim), **on)
             peaks = torch.empty((batch.rows, heads, sharing.splits), **on)
-        decode[(kv.kv_heads, batch.rows, sharing.splits)](
+        programs = batch.rows + (bounds is not None)  # one waits for those who run beside
+        decode[(kv.kv_heads, programs, sharing.splits)](
             query,
             kv.content,
             batch.block_table,
@@ -239,13 +240,13 @@ class Tiles:
 
 
 class Mixed:
-    """Rows of one position by one kernel, and those behind them by the other."""
+    """Rows of one position by one kernel, and those behind them by the other, at the same time."""
 
     def __init__(self, singles: Decodes, others: Tiles) -> None:
         self._singles, self._others = singles, others
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self._singles.attend_into(out, query, layer, window, scale)
         self._others.attend_into(out, query, layer, window, scale)
+        self._singles.attend_into(out, query, layer, window, scale)
         return out

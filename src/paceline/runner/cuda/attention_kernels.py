@@ -45,16 +45,21 @@ def decode(
 ):
     """Rows of one position each; if bounded, only the first `bounds[0]` of them.
 
+    If bounded, it runs beside `tiles` in front of it, which lets it start when all that both read
+    is there; one more row waits, so that whoever comes next finds both of them done.
+
     If it is new, its query, key and value lie behind each other as a product left them: they are
     turned here, and the first program of a context puts key and value into the store. The store
     has all that is older, so that reading it does not wait for the product.
     """
     tl.extra.cuda.gdc_launch_dependents()
-    if not NEW:
+    if not (NEW or BOUNDED):
         tl.extra.cuda.gdc_wait()
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if BOUNDED:
         if row >= tl.load(bounds):
+            if row == tl.num_programs(1) - 1:
+                tl.extra.cuda.gdc_wait()
             return
     end = tl.load(context + row).to(tl.int32)
     stored = end - 1 if NEW else end
@@ -334,8 +339,8 @@ def tiles(
     CELLS: tl.constexpr,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length."""
-    tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()  # not before: `decode` begins without a wait
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     skip = tl.load(bounds)
     row = skip + _row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)

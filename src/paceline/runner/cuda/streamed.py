@@ -120,6 +120,7 @@ def can_stream(device: torch.device) -> bool:
     """Is the card one for the kernel, and is there what compiles and loads it?"""
     if not is_ours(device):
         return False
+    torch.cuda.synchronize(device)  # there is a context then, which the driver wants
     try:
         _kernel(Round(LEAST_LINES, 1, 1), 1, "PUT")
     except (ConfigError, OSError) as error:
