@@ -13,10 +13,11 @@ from time import perf_counter
 
 PEER_S = 30
 PARTS = {
-    "gpu_step qwen3-0.6b triton 1 64 256": 80,
-    "gpu_offline qwen3-0.6b triton script script tight tight shared watermark=0.01": 80,
-    "gpu_step qwen3-14b triton 1 64 256": 100,
-    "gpu_offline qwen3-14b triton script": 110,
+    "gpu_step qwen3-0.6b triton 1 64 256": 60,
+    "gpu_offline qwen3-0.6b triton script script tight shared watermark=0.01": 70,
+    "gpu_step qwen3-14b triton 1 64 256": 80,
+    "gpu_offline qwen3-14b triton script": 90,
+    "gpu_offline qwen3-14b triton script policy=longest budget=256": 90,
     f"gpu_peer qwen3-0.6b {PEER_S}": PEER_S + 60,
 }  # and the seconds that each gets
 

@@ -1,17 +1,25 @@
 """Products at the speed of the memory, against float32."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.cuda.streamed import Streamed, can_stream
+from paceline.runner.attention.backend import load
+from paceline.runner.cuda.driver import can_compile
+from paceline.runner.cuda.streamed import Streamed
+from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import Dense
+from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_A_CARD
+from tests.gpu.test_attention import rows_of
+from tests.runner.support import tiny
 
 pytestmark = ON_A_CARD
 on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not can_stream(torch.device("cuda", 0)),
+    not torch.cuda.is_available() or not can_compile(torch.device("cuda", 0)),
     reason="the kernel is for H100 and H200",
 )
 
@@ -87,6 +95,44 @@ def test_a_chain_of_them_in_a_graph() -> None:
         for dense, _ in products:
             expected = dense(expected)
         assert (found.float() - expected.float()).norm() / expected.float().norm() < 1e-2
+
+
+@on_hopper
+def test_a_whole_model_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of the width of a 14B model, at the numbers of rows where the ways part."""
+    from paceline.runner.cuda.model import CudaModel
+
+    shape = {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}
+    shape |= {"hidden_size": 5120, "intermediate_size": 5120, "num_hidden_layers": 2}
+    config = tiny(architectures=["Qwen3ForCausalLM"], **shape)
+    source = Dummy(config, device="cuda")
+    streaming = CudaModel.load(source, 64)
+    ran: list[str] = []
+    kept = Streamed._run
+
+    def counted(self: Streamed, outcome: Any, x: Tensor, out: Tensor) -> None:
+        ran.append(outcome)
+        kept(self, outcome, x, out)
+
+    monkeypatch.setattr(Streamed, "_run", counted)
+    monkeypatch.setattr("paceline.runner.cuda.streamed.LEAST_BYTES", 1 << 60)
+    library = CudaModel.load(source, 64)
+    expected_runs = {5: 8, 64: 8, 65: 6, 128: 6, 129: 2, 192: 2, 193: 0}
+    for rows, count in expected_runs.items():
+        batch, blocks = rows_of([(1, 1 + row % 40) for row in range(rows)], 16)
+        batch.tokens.copy_(torch.arange(rows) * 7 % config.vocab)
+        found = []
+        for model in (streaming, library):
+            kv = KVStore(config, blocks, 16, torch.bfloat16, "cuda")
+            kv.content.normal_(generator=torch.Generator("cuda").manual_seed(rows))
+            cells = batch.write_cell.long()
+            cells = cells // 16 * kv.content.stride(0) + cells % 16 * kv.content.stride(2)
+            ran.clear()
+            attention = load("triton").prepare(batch, kv)
+            found.append(model.forward(batch, cells, kv, attention).float())
+            assert len(ran) == (count if model is streaming else 0), rows
+        got, expected = found
+        assert ((got - expected).norm(dim=1) / expected.norm(dim=1)).max() < 2e-2, rows
 
 
 def test_what_is_small_or_of_another_type_is_left_to_the_library() -> None:

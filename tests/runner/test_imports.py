@@ -19,6 +19,7 @@ KERNELS = {
     "cuda/sampling.py": {"triton"},
     "cuda/split.py": {"triton"},
     "cuda/thin.py": {"triton"},
+    "cuda/tiled.py": {"triton"},
 }
 HEAVY = "paceline.runner.weights.safetensors"
 MAY_IMPORT_HEAVY = {"weights/files.py"}

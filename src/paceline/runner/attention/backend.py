@@ -22,6 +22,14 @@ class Prepared(Protocol):
         ...
 
 
+class Laid(Prepared, Protocol):
+    """Attention over a fixed batch in a graph, whose tensors change while it stays."""
+
+    def lay_out(self) -> None:
+        """What the card has to prepare for all layers; part of the graph."""
+        ...
+
+
 class Attention(Protocol):
     """A way to compute attention. It keeps nothing of one step for another."""
 

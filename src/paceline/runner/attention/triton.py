@@ -14,6 +14,7 @@ from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.attention_kernels import decode, tiles
 from paceline.runner.cuda.kernels import Turn
+from paceline.runner.cuda.tiled import Tiled
 from paceline.runner.kv_store import KVStore
 
 BUSY = 384  # programs that fill a large card, about three on each of its processors
@@ -71,10 +72,15 @@ class Triton:
         """Decodes for a graph; the batch is the memory that every replay reads."""
         return Independent(batch, kv)
 
-    def hold_rows(self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int) -> "Mixed":
+    def hold_rows(
+        self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, heads: int
+    ) -> "Mixed":
         """Rows of any length for a graph: up to `bounds[0]` those of one position, and up to
         `bounds[1]` the others, of which there are `longer` at most."""
-        return Mixed(Decodes(batch, kv, bounds), Tiles(batch, kv, bounds, longer))
+        others: Tiles | Tiled = Tiles(batch, kv, bounds, longer)
+        if Tiled.can(kv, heads):
+            others = Tiled(batch, kv, bounds, longer, heads)
+        return Mixed(Decodes(batch, kv, bounds), others)
 
 
 class Decodes:
@@ -196,6 +202,9 @@ class Tiles:
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int) -> None:
         self._batch, self._kv, self._bounds, self._rows = batch, kv, bounds, rows
 
+    def lay_out(self) -> None:
+        """The kernel finds its rows by itself."""
+
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         self.attend_into(out, query, layer, window, scale)
@@ -242,8 +251,11 @@ class Tiles:
 class Mixed:
     """Rows of one position by one kernel, and those behind them by the other, at the same time."""
 
-    def __init__(self, singles: Decodes, others: Tiles) -> None:
+    def __init__(self, singles: Decodes, others: Tiles | Tiled) -> None:
         self._singles, self._others = singles, others
+
+    def lay_out(self) -> None:
+        self._others.lay_out()
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)

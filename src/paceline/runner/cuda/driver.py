@@ -1,9 +1,10 @@
 """Kernels in CUDA's own language, compiled by the library that comes with torch."""
 
 import ctypes
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder, placed
 
+log = logging.getLogger(__name__)
 SHARED_BYTES = 226 << 10  # of a processor's memory, for all but a kernel's barriers
 ALIGNED = 1024  # what kernels put there begins at a multiple of it
 CAPABILITY = (9, 0)
@@ -64,7 +66,7 @@ class Map:
         _expect(tell(self.address, BFLOAT16, rank, *where, *how), "a map of a tensor")
 
 
-Argument = Tensor | Map | int
+Argument = Tensor | Map | int | float
 
 
 class Kernel:
@@ -92,7 +94,7 @@ class Kernel:
             elif isinstance(argument, Tensor):
                 values.append(c_void_p(argument.data_ptr()))
             else:
-                values.append(c_int(argument))
+                values.append(c_float(argument) if isinstance(argument, float) else c_int(argument))
         pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
         launch = Launch(
             (programs, 1, 1),
@@ -107,9 +109,26 @@ class Kernel:
             raise RuntimeError(f"a kernel cannot be launched: {_said(status)}")
 
 
-def is_ours(device: torch.device) -> bool:
-    """Is the card of the kind that kernels are written for?"""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == CAPABILITY
+def source_of(name: str, sizes: Mapping[str, int | str]) -> str:
+    """A kernel's source behind its sizes and what all of them begin with."""
+    defined = "".join(f"#define {size} {value}\n" for size, value in sizes.items())
+    folder = Path(__file__).parent
+    texts = [(folder / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", name)]
+    return defined + "".join(texts)
+
+
+@cache
+def can_compile(device: torch.device) -> bool:
+    """Is the card one for kernels of ours, and is there what compiles and loads them?"""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CAPABILITY:
+        return False
+    torch.cuda.synchronize(device)  # there is a context then, which the driver wants
+    try:
+        Kernel('extern "C" __global__ void probe() {}', "probe", 32, ALIGNED)
+    except (ConfigError, OSError) as error:
+        log.info("kernels in CUDA are not used: %s", error)
+        return False
+    return True
 
 
 def _said(status: int) -> str:

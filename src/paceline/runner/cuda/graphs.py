@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32
-from paceline.runner.attention.backend import Attention, Prepared
+from paceline.runner.attention.backend import Attention, Laid
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.capture import Captured, Memory
 from paceline.runner.cuda.columns import begin, settle
@@ -19,12 +19,8 @@ from paceline.runner.cuda.state import CardState
 from paceline.runner.kv_store import KVStore
 
 
-class Held(Prepared, Protocol):
-    """Attention over a fixed batch, whose tensors change while it stays."""
-
-    def lay_out(self) -> None:
-        """What the card has to prepare for all layers; part of the graph."""
-        ...
+class Held(Laid, Protocol):
+    """Attention over rows of one position each for a graph."""
 
     def refresh(self, contexts: I32) -> None:
         """What the host has to prepare; each step, before the graph."""

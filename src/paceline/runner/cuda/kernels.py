@@ -1,8 +1,9 @@
 """Fused kernels of a decoder layer: norms, rotation, activation, and the write to the store.
 
 Every kernel of a step may start before the one in front of it has ended, and lets the next do so:
-it reads nothing but weights until `gdc_wait` returns. The one exception is attention to new
-positions, behind a product that is ordered: it may read all that was there before that product.
+it reads nothing but weights until `gdc_wait` returns. Two exceptions: attention to new positions,
+behind a product that is ordered, may read all that was there before that product; and attention of
+single rows beside that of others starts when the others have waited.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
-from paceline.runner.attention.backend import Prepared
+from paceline.runner.attention.backend import Laid
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.capture import Captured, Memory
 from paceline.runner.cuda.columns import settle, spread
@@ -29,7 +29,7 @@ BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = rang
 class Rowwise(Protocol):
     """Attention over rows of any length that can be part of a graph."""
 
-    def hold_rows(self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int) -> Prepared:
+    def hold_rows(self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, heads: int) -> Laid:
         """Up to `bounds[0]` rows have one position; up to `bounds[1]` more, in `longer` rows."""
         ...
 
@@ -80,7 +80,7 @@ class MixedGraphs:
         )
         self.ids = torch.zeros(self._rows, **column)
         self._lengths, self._sizes = lengths(most), sizes(self._rows)
-        self._held: dict[int, Prepared] = {}
+        self._held: dict[int, Laid] = {}
         self._forward = Captured(self._positions, memory)
         self._sample = Captured(self._samples, memory)
 
@@ -157,9 +157,12 @@ class MixedGraphs:
         batch = Batch(tokens, position, starts, context[:rows], table, cells, sample_at)
         if positions not in self._held:
             longer = min(rows, max(positions // SHARE, LEAST_ROWS))
-            held = self._attention.hold_rows(batch, self._kv, columns[BOUNDS], longer)
+            heads = self._model.config.heads
+            held = self._attention.hold_rows(batch, self._kv, columns[BOUNDS], longer, heads)
             self._held[positions] = held
-        hidden = self._model.forward(batch, cells, self._kv, self._held[positions])
+        held = self._held[positions]
+        held.lay_out()
+        hidden = self._model.forward(batch, cells, self._kv, held)
         torch.index_select(hidden, 0, sample_at, out=self._hidden[:rows])
 
     def _samples(self, rows: int) -> None:

@@ -23,35 +23,6 @@
 #define IS_GATED (OUTCOME == SILU || OUTCOME == GELU)
 #define WIDTH (IS_GATED ? LINES : OUTPUTS)  // what a processor writes of a row
 
-typedef unsigned long long u64;
-typedef unsigned int u32;
-typedef unsigned short u16;
-struct alignas(64) Map { u64 words[16]; };  // how the card finds its way in a tensor
-
-__device__ __forceinline__ u32 place(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
-
-// Barriers of shared memory. They count arrivals and bytes, and turn their parity when all are there.
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-// Everything in front has ended and can be read.
-__device__ __forceinline__ void wait_for_front() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 __device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int line, u32 barrier, u64 policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
@@ -71,14 +42,6 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
 __device__ __forceinline__ void all_groups() { asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory"); }
 __device__ __forceinline__ void neighbours() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
-__device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000); }
-__device__ __forceinline__ u32 pair(float low, float high) {
-  u32 both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
 }
 
 // Eight sums of a row, of all who share its inputs, in their order.

@@ -3,23 +3,18 @@
 The kernel is `streamed.cu`; here is who uses it, and in which shape.
 """
 
-import logging
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
-from paceline.runner.cuda.driver import ALIGNED, SHARED_BYTES, Kernel, Map, is_ours
+from paceline.runner.cuda.driver import ALIGNED, SHARED_BYTES, Kernel, Map, can_compile, source_of
 from paceline.runner.layers.linear import Dense
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
 
-log = logging.getLogger(__name__)
-SOURCE = Path(__file__).with_name("streamed.cu")
 INSTRUCTION = "// multiply\n"  # the line of the source in whose place it comes
 GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in pieces
 ROW_BYTES = DEPTH * 2
@@ -78,7 +73,7 @@ class Streamed:
         self._round: Round | None = None
         is_large = weight.numel() * weight.element_size() >= LEAST_BYTES
         is_plain = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and product.bias is None
-        if is_large and is_plain and can_stream(weight.device):
+        if is_large and is_plain and can_compile(weight.device):
             processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
             inputs, outputs = weight.shape
             self._round = Round.of(inputs, outputs, processors)
@@ -116,20 +111,6 @@ class Streamed:
 
 
 @cache
-def can_stream(device: torch.device) -> bool:
-    """Is the card one for the kernel, and is there what compiles and loads it?"""
-    if not is_ours(device):
-        return False
-    torch.cuda.synchronize(device)  # there is a context then, which the driver wants
-    try:
-        _kernel(Round(LEAST_LINES, 1, 1), 1, "PUT")
-    except (ConfigError, OSError) as error:
-        log.info("products of large weights are left to the library: %s", error)
-        return False
-    return True
-
-
-@cache
 def _kernel(round_: Round, tiles: int, outcome: Outcome) -> Kernel:
     source = source_for(round_, tiles, outcome)
     return Kernel(source, "streamed", (GROUPS + 1) * 128, round_.shared(tiles), round_.split)
@@ -139,10 +120,7 @@ def source_for(round_: Round, tiles: int, outcome: Outcome) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": round_.stages(tiles)}
     sizes |= {"LINES": round_.lines, "SPLIT": round_.split}
-    defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
-    return defined + SOURCE.read_text(encoding="utf-8").replace(
-        INSTRUCTION, _multiply(round_.lines)
-    )
+    return source_of("streamed", sizes).replace(INSTRUCTION, _multiply(round_.lines))
 
 
 def _multiply(lines: int) -> str:

@@ -1,0 +1,158 @@
+"""Attention of rows with more than one position, at the speed of the matrix units.
+
+The kernel is `tiled.cu`; here is who uses it, and how rows become tiles.
+"""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.driver import ALIGNED, Kernel, Map, can_compile, source_of
+from paceline.runner.kv_store import KVStore
+
+DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel
+SLOTS = 6
+SLOT_BYTES = KEYS * DIM * 2
+MULTIPLY = "// multiply\n"  # the line of the source in whose place the instructions come
+NOBODY = tl.constexpr(1 << 30)  # the work of a place without a tile is none, and comes last
+
+
+class Tiled:
+    """Tiles of queries in the order of their work, for all layers of a step."""
+
+    def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int, heads: int) -> None:
+        """Rows from `bounds[0]` up to `bounds[1]`, of which there are `rows` at most."""
+        self._batch, self._kv, self._bounds = batch, kv, bounds
+        self._group = heads // kv.kv_heads
+        self._tile = PAIRS // self._group
+        self._places = triton.next_power_of_2(batch.positions // self._tile + rows)
+        device = kv.content.device
+        self._items = torch.zeros((self._places, 4), dtype=torch.int32, device=device)
+        self._count = torch.zeros(1, dtype=torch.int32, device=device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._programs = min(processors, self._places * kv.kv_heads)
+        shape = (kv.blocks * kv.layers, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
+        halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half lie together
+        self._map = Map(halves, (1, 1, 1, CHUNK, HALF))
+
+    @staticmethod
+    def can(kv: KVStore, heads: int) -> bool:
+        """Is the kernel made for such a store?"""
+        is_shaped = kv.head_dim == DIM and kv.block_size % CHUNK == 0
+        is_shaped = is_shaped and heads // kv.kv_heads <= PAIRS
+        return is_shaped and kv.dtype == torch.bfloat16 and can_compile(kv.content.device)
+
+    def lay_out(self) -> None:
+        """Find the tiles of the step."""
+        _deal[(1,)](
+            self._batch.row_start,
+            self._batch.context,
+            self._bounds,
+            self._items,
+            self._count,
+            TILE=self._tile,
+            KEYS=KEYS,
+            PLACES=self._places,
+            HALVINGS=self._places.bit_length(),
+            num_warps=4,
+        )
+
+    def attend_into(
+        self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
+    ) -> None:
+        """Of queries [positions, heads, head_dim], which may lie apart."""
+        kv, table = self._kv, self._batch.block_table
+        halves = query.view(*query.shape[:2], DIM // HALF, HALF)
+        arguments = (
+            *(self._map, Map(halves, (self._tile, self._group, 1, HALF)), self._items, self._count),
+            *(table, out, table.stride(0), kv.block_size, kv.layers, layer, window or 0, scale),
+        )
+        _kernel(kv.kv_heads, self._group).launch(self._programs, arguments)
+
+
+@cache
+def _kernel(kv_heads: int, group: int) -> Kernel:
+    return Kernel(source_for(kv_heads, group), "tiled", 384, ALIGNED + (SLOTS + 1) * SLOT_BYTES)
+
+
+def source_for(kv_heads: int, group: int) -> str:
+    sizes = {"KV_HEADS": kv_heads, "GROUP": group, "SLOTS": SLOTS}
+    multiply = _multiply("score", is_turned=False) + _multiply("weigh", is_turned=True)
+    return source_of("tiled", sizes).replace(MULTIPLY, multiply)
+
+
+def _multiply(name: str, is_turned: bool) -> str:
+    """sums[64 rows, 128] (+)= rows by 16 lines; the instruction names each register."""
+    registers = ", ".join(f"%{i}" for i in range(64))
+    values = ", ".join(f'"+f"(sums[{i}])' for i in range(64))
+    return f"""
+__device__ __forceinline__ void {name}(
+    float (&sums)[64], const u32 (&rows)[4], u64 lines, int is_sum) {{
+  asm volatile(
+      "{{.reg .pred p; setp.ne.b32 p, %69, 0;"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
+      " {{{registers}}}, {{%64, %65, %66, %67}}, %68, p, 1, 1, {int(is_turned)};}}"
+      : {values}
+      : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "l"(lines), "r"(is_sum));
+}}
+"""
+
+
+@triton.jit
+def _deal(
+    row_start,
+    context,
+    bounds,
+    items,
+    count,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    PLACES: tl.constexpr,
+    HALVINGS: tl.constexpr,
+):
+    """Tiles of all rows, those with the most keys first.
+
+    A row has its first tile at the place `start // TILE + row`, and may leave its last one empty.
+    """
+    skip = tl.load(bounds)
+    rows = tl.load(bounds + 1) - skip
+    starts, contexts = row_start + skip, context + skip
+    place = tl.arange(0, PLACES)
+    _, _, some, lowest = _tile_at(place, starts, contexts, rows, TILE, HALVINGS)
+    work = tl.cdiv(lowest + some, KEYS)
+    key = tl.where(some > 0, NOBODY // PLACES - 1 - work, NOBODY // PLACES) * PLACES + place
+    order = tl.sort(key) % PLACES
+    row, index, some, lowest = _tile_at(order, starts, contexts, rows, TILE, HALVINGS)
+    tl.store(items + place * 4, index)
+    tl.store(items + place * 4 + 1, lowest)
+    tl.store(items + place * 4 + 2, some)
+    tl.store(items + place * 4 + 3, skip + row)
+    tl.store(count, tl.sum((some > 0).to(tl.int32), 0))
+
+
+@triton.jit
+def _tile_at(place, starts, contexts, rows, TILE: tl.constexpr, HALVINGS: tl.constexpr):
+    """Its row, first position in the batch, how many positions, and its place in the sequence."""
+    first = tl.load(starts)
+    low, high = tl.zeros_like(place), tl.zeros_like(place) + rows
+    for _ in tl.static_range(HALVINGS):
+        middle = (low + high) // 2
+        begins = (tl.load(starts + middle) - first) // TILE + middle
+        is_before = (middle == low) | (begins <= place)
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    is_row = low < rows
+    start = tl.load(starts + low)
+    size = tl.load(starts + low + 1, mask=is_row, other=0) - start
+    end = tl.load(contexts + low, mask=is_row, other=0)
+    before = (place - (start - first) // TILE - low) * TILE
+    some = tl.where(is_row, tl.maximum(tl.minimum(size - before, TILE), 0), 0)
+    return low, start + before, some, end - size + before
