@@ -3,15 +3,17 @@
 import pytest
 import torch
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention.backend import Queries, load
 from paceline.runner.cuda.driver import can_compile
 from paceline.runner.kv_store import KVStore
+from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_A_CARD
 from tests.gpu.test_attention import rows_of
 from tests.runner.support import tiny
 
 try:
-    from paceline.runner.attention.triton import Mixed, Triton
+    from paceline.runner.attention.triton import Tiles, Triton
+    from paceline.runner.cuda.model import CudaModel
     from paceline.runner.cuda.tiled import Tiled
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
@@ -40,6 +42,10 @@ def store_for(heads: int, kv_heads: int, blocks: int, block_size: int) -> KVStor
     return kv
 
 
+def asking(heads: int) -> Queries:
+    return Queries(heads, torch.bfloat16)
+
+
 def bounds_of(counts: Rows) -> torch.Tensor:
     singles = sum(count == 1 for count, _ in counts)
     return torch.tensor([singles, len(counts)], dtype=torch.int32, device="cuda")
@@ -50,8 +56,8 @@ def compare(
 ) -> None:
     batch, blocks = rows_of(counts, block_size)
     kv = store_for(heads, kv_heads, blocks, block_size)
-    assert Tiled.can(kv, heads)
-    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), heads)
+    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(heads))
+    assert isinstance(held.others, Tiled)
     held.lay_out()
     lines = torch.randn(batch.positions, heads + 2 * kv_heads, 128, device="cuda").bfloat16()
     query = lines[:, :heads]  # a view into more, as a model has it
@@ -65,7 +71,9 @@ def compare(
 
 @on_hopper
 @pytest.mark.parametrize("block_size", [16, 64])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (40, 8), (32, 8), (4, 4), (64, 4)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), [(16, 8), (40, 8), (32, 8), (4, 4), (64, 4), (6, 2)]
+)
 @pytest.mark.parametrize("counts", ROWS, ids=lambda counts: f"{len(counts)} rows")
 def test_rows_of_any_length(counts: Rows, heads: int, kv_heads: int, block_size: int) -> None:
     compare(counts, heads, kv_heads, block_size)
@@ -90,7 +98,7 @@ def test_a_graph_sees_other_rows_in_the_same_memory() -> None:
     batch, blocks = rows_of([*SINGLES, (300, 500), (80, 80), (2, 3)], 16)
     kv = store_for(16, 8, 2 * blocks, 16)
     bounds = torch.zeros(2, dtype=torch.int32, device="cuda")
-    held = Triton().hold_rows(batch, kv, bounds, 8, 16)
+    held = Triton().hold_rows(batch, kv, bounds, 8, asking(16))
     query = torch.randn(batch.positions, 16, 128, device="cuda").bfloat16()
     held.lay_out()
     held.attend(query, 0, None, 0.09)
@@ -120,20 +128,56 @@ def test_what_others_left_behind_the_last_cell_is_not_read() -> None:
     for row, (_, context) in enumerate(counts):
         last = batch.block_table[row, (context - 1) // 16]
         kv.content[last, :, (context - 1) % 16 + 1 :] = float("nan")
-    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), 16)
+    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(16))
     held.lay_out()
     query = torch.randn(batch.positions, 16, 128, device="cuda").bfloat16()
     assert torch.isfinite(held.attend(query, 1, None, 0.09)).all()
 
 
-def test_stores_it_is_not_made_for() -> None:
+@on_hopper
+def test_layers_in_a_graph_are_the_same_every_time() -> None:
+    """Kernels start before those in front have ended, and single rows beside prompts: whoever read
+    too early would now and then read something else."""
+    shape = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
+    shape |= {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6}
+    config = tiny(architectures=["Qwen3ForCausalLM"], **shape)
+    model = CudaModel.load(Dummy(config, device="cuda"), 1024)
+    counts: Rows = [*[(1, 20 + 37 * row) for row in range(20)], (70, 200), (130, 130), (2, 50)]
+    batch, blocks = rows_of(counts, 16)
+    batch.tokens.copy_(torch.arange(batch.positions) * 7 % config.vocab)
+    kv = KVStore(config, blocks, 16, torch.bfloat16, "cuda")
+    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(2))
+    at = batch.write_cell.long()
+    cells = at // 16 * kv.content.stride(0) + at % 16 * kv.content.stride(2)
+    expected = model.forward(batch, cells, kv, load("triton").prepare(batch, kv)).float()
+    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(8))
+    assert isinstance(held.others, Tiled)
+    held.lay_out()
+    model.forward(batch, cells, kv, held)
+    torch.cuda.synchronize()
+    graph, out = torch.cuda.CUDAGraph(), torch.empty(0)
+    with torch.cuda.graph(graph):
+        held.lay_out()
+        out = model.forward(batch, cells, kv, held)
+    graph.replay()
+    first = out.clone()
+    assert ((first.float() - expected).norm(dim=1) / expected.norm(dim=1)).max() < 2e-2
+    for _ in range(300):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, first)
+
+
+def test_what_it_is_not_made_for_is_left_to_triton() -> None:
     shape = {"num_hidden_layers": 1, "num_attention_heads": 9, "num_key_value_heads": 3}
-    for config, block_size, dtype in (
-        (tiny(**shape, head_dim=64), 16, torch.bfloat16),
-        (tiny(**shape, head_dim=128), 8, torch.bfloat16),
-        (tiny(**shape, head_dim=128), 16, torch.float32),
+    for config, block_size, dtype, asked in (
+        (tiny(**shape, head_dim=64), 16, torch.bfloat16, torch.bfloat16),
+        (tiny(**shape, head_dim=128), 8, torch.bfloat16, torch.bfloat16),
+        (tiny(**shape, head_dim=128), 16, torch.float32, torch.float32),
+        (tiny(**shape, head_dim=128), 16, torch.bfloat16, torch.float16),
     ):
         kv = KVStore(config, 4, block_size, dtype, "cuda")
-        assert not Tiled.can(kv, 9)
-        batch, _ = rows_of([(1, 3), (5, 9)], block_size)
-        assert isinstance(Triton().hold_rows(batch, kv, bounds_of([(1, 3), (5, 9)]), 2, 9), Mixed)
+        counts: Rows = [(1, 3), (5, 9)]
+        batch, _ = rows_of(counts, block_size)
+        held = Triton().hold_rows(batch, kv, bounds_of(counts), 2, Queries(9, asked))
+        assert isinstance(held.others, Tiles)

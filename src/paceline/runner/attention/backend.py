@@ -1,8 +1,10 @@
 """Attention over paged memory: what a model asks of it, and where it is found."""
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
@@ -20,6 +22,14 @@ class Prepared(Protocol):
         runs. With a window, a position sees itself and the window - 1 before it.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What a model asks with."""
+
+    heads: int
+    dtype: torch.dtype
 
 
 class Laid(Prepared, Protocol):

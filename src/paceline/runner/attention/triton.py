@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from paceline.core.arrays import I32
-from paceline.runner.attention.backend import Prepared
+from paceline.runner.attention.backend import Prepared, Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.attention_kernels import decode, tiles
 from paceline.runner.cuda.kernels import Turn
@@ -73,13 +73,13 @@ class Triton:
         return Independent(batch, kv)
 
     def hold_rows(
-        self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, heads: int
+        self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
     ) -> "Mixed":
         """Rows of any length for a graph: up to `bounds[0]` those of one position, and up to
         `bounds[1]` the others, of which there are `longer` at most."""
         others: Tiles | Tiled = Tiles(batch, kv, bounds, longer)
-        if Tiled.can(kv, heads):
-            others = Tiled(batch, kv, bounds, longer, heads)
+        if Tiled.can(kv, queries, batch.positions):
+            others = Tiled(batch, kv, bounds, longer, queries.heads)
         return Mixed(Decodes(batch, kv, bounds), others)
 
 
@@ -249,16 +249,19 @@ class Tiles:
 
 
 class Mixed:
-    """Rows of one position by one kernel, and those behind them by the other, at the same time."""
+    """Rows of one position by one kernel, and those behind them by the other, which is in front.
+
+    They run side by side as far as there are processors for both.
+    """
 
     def __init__(self, singles: Decodes, others: Tiles | Tiled) -> None:
-        self._singles, self._others = singles, others
+        self._singles, self.others = singles, others
 
     def lay_out(self) -> None:
-        self._others.lay_out()
+        self.others.lay_out()
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self._others.attend_into(out, query, layer, window, scale)
+        self.others.attend_into(out, query, layer, window, scale)
         self._singles.attend_into(out, query, layer, window, scale)
         return out

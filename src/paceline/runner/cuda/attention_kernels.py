@@ -113,6 +113,10 @@ def decode(
         peak = tl.where(is_first, score, peak)
         total = tl.where(is_first, 1.0, total)
         found = tl.where(is_first, value.to(tl.float32), found)
+    elif BOUNDED:  # past a cache that nobody has told of the kernel in front of `tiles`
+        q = tl.load(
+            line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0, cache_modifier=".cg"
+        )
     else:
         q = tl.load(line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0)
 

@@ -124,7 +124,7 @@ def can_compile(device: torch.device) -> bool:
         return False
     torch.cuda.synchronize(device)  # there is a context then, which the driver wants
     try:
-        Kernel('extern "C" __global__ void probe() {}', "probe", 32, ALIGNED)
+        Kernel('extern "C" __global__ void probe() {}', "probe", 32, SHARED_BYTES)
     except (ConfigError, OSError) as error:
         log.info("kernels in CUDA are not used: %s", error)
         return False

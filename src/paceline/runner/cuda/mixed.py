@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
-from paceline.runner.attention.backend import Laid
+from paceline.runner.attention.backend import Laid, Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.capture import Captured, Memory
 from paceline.runner.cuda.columns import settle, spread
@@ -29,7 +29,9 @@ BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = rang
 class Rowwise(Protocol):
     """Attention over rows of any length that can be part of a graph."""
 
-    def hold_rows(self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, heads: int) -> Laid:
+    def hold_rows(
+        self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
+    ) -> Laid:
         """Up to `bounds[0]` rows have one position; up to `bounds[1]` more, in `longer` rows."""
         ...
 
@@ -157,8 +159,8 @@ class MixedGraphs:
         batch = Batch(tokens, position, starts, context[:rows], table, cells, sample_at)
         if positions not in self._held:
             longer = min(rows, max(positions // SHARE, LEAST_ROWS))
-            heads = self._model.config.heads
-            held = self._attention.hold_rows(batch, self._kv, columns[BOUNDS], longer, heads)
+            queries = Queries(self._model.config.heads, self._model.dtype)
+            held = self._attention.hold_rows(batch, self._kv, columns[BOUNDS], longer, queries)
             self._held[positions] = held
         held = self._held[positions]
         held.lay_out()

@@ -121,6 +121,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
       const int first = window ? max(item.y - window + 1, 0) / KEYS : 0, last = (stop - 1) / KEYS;
       const int* blocks = table + (u64)item.w * table_stride;
       barrier_wait(taken, parity);
+      __syncwarp();  // nobody still waits when the next parity comes
       if (lane == 0) {
         shown = item;
         barrier_expect(asked, 2 * TILE * GROUP * 128);

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.attention.backend import Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.driver import ALIGNED, Kernel, Map, can_compile, source_of
 from paceline.runner.kv_store import KVStore
@@ -22,7 +23,7 @@ DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel
 SLOTS = 6
 SLOT_BYTES = KEYS * DIM * 2
 MULTIPLY = "// multiply\n"  # the line of the source in whose place the instructions come
-NOBODY = tl.constexpr(1 << 30)  # the work of a place without a tile is none, and comes last
+MOST_PLACES = 4096  # for tiles, in a step
 
 
 class Tiled:
@@ -44,26 +45,22 @@ class Tiled:
         self._map = Map(halves, (1, 1, 1, CHUNK, HALF))
 
     @staticmethod
-    def can(kv: KVStore, heads: int) -> bool:
-        """Is the kernel made for such a store?"""
+    def can(kv: KVStore, queries: Queries, positions: int) -> bool:
+        """Is the kernel made for such a store, and for so many positions of such queries?"""
+        group = queries.heads // kv.kv_heads
         is_shaped = kv.head_dim == DIM and kv.block_size % CHUNK == 0
-        is_shaped = is_shaped and heads // kv.kv_heads <= PAIRS
-        return is_shaped and kv.dtype == torch.bfloat16 and can_compile(kv.content.device)
+        is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_PLACES
+        is_typed = kv.dtype == queries.dtype == torch.bfloat16
+        return is_shaped and is_typed and can_compile(kv.content.device)
 
     def lay_out(self) -> None:
-        """Find the tiles of the step."""
-        _deal[(1,)](
-            self._batch.row_start,
-            self._batch.context,
-            self._bounds,
-            self._items,
-            self._count,
-            TILE=self._tile,
-            KEYS=KEYS,
-            PLACES=self._places,
-            HALVINGS=self._places.bit_length(),
-            num_warps=4,
-        )
+        """Find the tiles of the step, those with the most keys first."""
+        rows = self._batch.row_start, self._batch.context, self._bounds
+        sizes = {"TILE": self._tile, "PLACES": self._places}
+        sizes |= {"HALVINGS": self._places.bit_length(), "num_warps": 8}
+        work = torch.empty(self._places, dtype=torch.int32, device=self._items.device)
+        _weigh[(1,)](*rows, work, self._count, KEYS=KEYS, **sizes)
+        _list[(1,)](*rows, work.argsort(descending=True), self._items, **sizes)
 
     def attend_into(
         self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
@@ -107,40 +104,54 @@ __device__ __forceinline__ void {name}(
 
 
 @triton.jit
-def _deal(
+def _weigh(
     row_start,
     context,
     bounds,
-    items,
+    work,
     count,
     TILE: tl.constexpr,
     KEYS: tl.constexpr,
     PLACES: tl.constexpr,
     HALVINGS: tl.constexpr,
 ):
-    """Tiles of all rows, those with the most keys first.
+    """Tiles of keys for the tile at each place, and how many there are; 0 where there is none."""
+    place = tl.arange(0, PLACES)
+    _, _, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
+    tl.store(work + place, tl.where(some > 0, tl.cdiv(lowest + some, KEYS), 0))
+    tl.store(count, tl.sum((some > 0).to(tl.int32), 0))
+
+
+@triton.jit
+def _list(
+    row_start,
+    context,
+    bounds,
+    order,
+    items,
+    TILE: tl.constexpr,
+    PLACES: tl.constexpr,
+    HALVINGS: tl.constexpr,
+):
+    """Tiles in their order."""
+    index = tl.arange(0, PLACES)
+    place = tl.load(order + index).to(tl.int32)
+    row, start, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
+    tl.store(items + index * 4, start)
+    tl.store(items + index * 4 + 1, lowest)
+    tl.store(items + index * 4 + 2, some)
+    tl.store(items + index * 4 + 3, row)
+
+
+@triton.jit
+def _tile_at(place, row_start, context, bounds, TILE: tl.constexpr, HALVINGS: tl.constexpr):
+    """Its row, first position in the batch, how many positions, and its place in the sequence.
 
     A row has its first tile at the place `start // TILE + row`, and may leave its last one empty.
     """
     skip = tl.load(bounds)
     rows = tl.load(bounds + 1) - skip
-    starts, contexts = row_start + skip, context + skip
-    place = tl.arange(0, PLACES)
-    _, _, some, lowest = _tile_at(place, starts, contexts, rows, TILE, HALVINGS)
-    work = tl.cdiv(lowest + some, KEYS)
-    key = tl.where(some > 0, NOBODY // PLACES - 1 - work, NOBODY // PLACES) * PLACES + place
-    order = tl.sort(key) % PLACES
-    row, index, some, lowest = _tile_at(order, starts, contexts, rows, TILE, HALVINGS)
-    tl.store(items + place * 4, index)
-    tl.store(items + place * 4 + 1, lowest)
-    tl.store(items + place * 4 + 2, some)
-    tl.store(items + place * 4 + 3, skip + row)
-    tl.store(count, tl.sum((some > 0).to(tl.int32), 0))
-
-
-@triton.jit
-def _tile_at(place, starts, contexts, rows, TILE: tl.constexpr, HALVINGS: tl.constexpr):
-    """Its row, first position in the batch, how many positions, and its place in the sequence."""
+    starts = row_start + skip
     first = tl.load(starts)
     low, high = tl.zeros_like(place), tl.zeros_like(place) + rows
     for _ in tl.static_range(HALVINGS):
@@ -152,7 +163,7 @@ def _tile_at(place, starts, contexts, rows, TILE: tl.constexpr, HALVINGS: tl.con
     is_row = low < rows
     start = tl.load(starts + low)
     size = tl.load(starts + low + 1, mask=is_row, other=0) - start
-    end = tl.load(contexts + low, mask=is_row, other=0)
+    end = tl.load(context + skip + low, mask=is_row, other=0)
     before = (place - (start - first) // TILE - low) * TILE
     some = tl.where(is_row, tl.maximum(tl.minimum(size - before, TILE), 0), 0)
-    return low, start + before, some, end - size + before
+    return skip + low, start + before, some, end - size + before

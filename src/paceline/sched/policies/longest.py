@@ -10,7 +10,8 @@ class Longest(Policy):
 
     For a batch that somebody wants done, all of it, as soon as possible. Short requests fill the
     places that become free, and their prompts the steps of those who decode; in any other order a
-    long one that came in late decodes alone at the end. Nobody waits longer than `ageing_s`.
+    long one that came in late decodes alone at the end. After `ageing_s` a request goes first
+    whatever it may generate, so a batch that takes longer ends in the order of arrival.
     """
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
