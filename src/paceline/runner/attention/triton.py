@@ -1,7 +1,5 @@
 """Attention by kernels of our own: split contexts for decodes, tiles of queries for the rest."""
 
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -2,7 +2,6 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl

@@ -2,7 +2,6 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 import torch
 import triton

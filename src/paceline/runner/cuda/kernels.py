@@ -8,7 +8,6 @@ single rows beside that of others starts when the others have waited.
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
 from math import gcd

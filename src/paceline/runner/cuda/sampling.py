@@ -6,7 +6,6 @@ them; rows with further wishes go through the sampler itself.
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0124, PLR0913, PLR0917
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from math import gcd
 from typing import Any

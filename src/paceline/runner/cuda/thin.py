@@ -2,7 +2,7 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: C901, PLR0913, PLR0917, RUF005
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
 

@@ -5,9 +5,9 @@ The kernel is `tiled.cu`; here is who uses it, and how rows become tiles.
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -26,20 +26,35 @@ MULTIPLY = "// multiply\n"  # the line of the source in whose place the instruct
 MOST_PLACES = 4096  # for tiles, in a step
 
 
+class Listed:
+    """Tiles of queries, those with the most keys first, as they are once they are laid out."""
+
+    def __init__(self, batch: Batch, bounds: Tensor, rows: int, size: int) -> None:
+        """Of so many positions each; of rows from `bounds[0]` up to `bounds[1]`, `rows` at most."""
+        self._rows = batch.row_start, batch.context, bounds
+        self.size, self.places = size, triton.next_power_of_2(batch.positions // size + rows)
+        on: dict[str, Any] = {"dtype": torch.int32, "device": bounds.device}
+        # The first position in the batch, its place in the sequence, how many, and the row.
+        self.items = torch.zeros((self.places, 4), **on)
+        self.count = torch.zeros(1, **on)
+
+    def lay_out(self) -> None:
+        sizes = {"TILE": self.size, "PLACES": self.places}
+        sizes |= {"HALVINGS": self.places.bit_length(), "num_warps": 8}
+        work = torch.empty(self.places, dtype=torch.int32, device=self.items.device)
+        _weigh[(1,)](*self._rows, work, self.count, KEYS=KEYS, **sizes)
+        _list[(1,)](*self._rows, work.argsort(descending=True), self.items, **sizes)
+
+
 class Tiled:
-    """Tiles of queries in the order of their work, for all layers of a step."""
+    """Attention of tiles of queries, for all layers of a step."""
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int, heads: int) -> None:
         """Rows from `bounds[0]` up to `bounds[1]`, of which there are `rows` at most."""
-        self._batch, self._kv, self._bounds = batch, kv, bounds
-        self._group = heads // kv.kv_heads
-        self._tile = PAIRS // self._group
-        self._places = triton.next_power_of_2(batch.positions // self._tile + rows)
-        device = kv.content.device
-        self._items = torch.zeros((self._places, 4), dtype=torch.int32, device=device)
-        self._count = torch.zeros(1, dtype=torch.int32, device=device)
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._programs = min(processors, self._places * kv.kv_heads)
+        self._table, self._kv, self._group = batch.block_table, kv, heads // kv.kv_heads
+        self._tiles = Listed(batch, bounds, rows, PAIRS // self._group)
+        processors = torch.cuda.get_device_properties(kv.content.device).multi_processor_count
+        self._programs = min(processors, self._tiles.places * kv.kv_heads)
         shape = (kv.blocks * kv.layers, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
         halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half lie together
         self._map = Map(halves, (1, 1, 1, CHUNK, HALF))
@@ -54,22 +69,16 @@ class Tiled:
         return is_shaped and is_typed and can_compile(kv.content.device)
 
     def lay_out(self) -> None:
-        """Find the tiles of the step, those with the most keys first."""
-        rows = self._batch.row_start, self._batch.context, self._bounds
-        sizes = {"TILE": self._tile, "PLACES": self._places}
-        sizes |= {"HALVINGS": self._places.bit_length(), "num_warps": 8}
-        work = torch.empty(self._places, dtype=torch.int32, device=self._items.device)
-        _weigh[(1,)](*rows, work, self._count, KEYS=KEYS, **sizes)
-        _list[(1,)](*rows, work.argsort(descending=True), self._items, **sizes)
+        self._tiles.lay_out()
 
     def attend_into(
         self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
     ) -> None:
         """Of queries [positions, heads, head_dim], which may lie apart."""
-        kv, table = self._kv, self._batch.block_table
+        kv, table, tiles = self._kv, self._table, self._tiles
         halves = query.view(*query.shape[:2], DIM // HALF, HALF)
         arguments = (
-            *(self._map, Map(halves, (self._tile, self._group, 1, HALF)), self._items, self._count),
+            *(self._map, Map(halves, (tiles.size, self._group, 1, HALF)), tiles.items, tiles.count),
             *(table, out, table.stride(0), kv.block_size, kv.layers, layer, window or 0, scale),
         )
         _kernel(kv.kv_heads, self._group).launch(self._programs, arguments)

@@ -1,0 +1,82 @@
+"""Attention for a card against the slow truth, on stores that an interpreter can read."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from paceline.runner.attention.backend import Queries, load
+from paceline.runner.attention.triton import Tiles, Triton
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+from tests.runner.support import Blocks, Piece, batch_of, tiny
+
+Rows = list[tuple[int, int]]  # positions and contexts, those of one position first
+ROWS: list[Rows] = [
+    [(1, 1), (1, 40), (1, 16), (1, 150)],
+    [(5, 5), (2, 70), (33, 40)],
+    [(1, 9), (1, 90), (20, 20), (3, 12)],
+]
+
+
+def rows_of(counts: Rows, block_size: int) -> tuple[Batch, int]:
+    total = sum(-(-context // block_size) for _, context in counts) + 3
+    blocks = Blocks(total, block_size)
+    pieces = [
+        Piece([0] * count, context - count, blocks.take(context)) for count, context in counts
+    ]
+    batch = batch_of(pieces, block_size)
+    return replace(batch, **{name: getattr(batch, name).int() for name in Batch.__slots__}), total
+
+
+def store_for(heads: int, kv_heads: int, head_dim: int, blocks: int, block_size: int) -> KVStore:
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    kv = KVStore(tiny(num_hidden_layers=2, **shape), blocks, block_size)
+    kv.content.normal_(generator=torch.Generator().manual_seed(1))
+    return kv
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (5, 1, 24)])
+@pytest.mark.parametrize("counts", ROWS, ids=str)
+def test_rows_of_every_kind(
+    counts: Rows, heads: int, kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    batch, blocks = rows_of(counts, 8)
+    kv = store_for(heads, kv_heads, head_dim, blocks, 8)
+    query = torch.randn(batch.positions, heads, head_dim)
+    expected = load("sdpa").prepare(batch, kv).attend(query, 1, window, 0.3)
+    got = Triton().prepare(batch, kv).attend(query, 1, window, 0.3)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    singles = sum(count == 1 for count, _ in counts)
+    bounds = torch.tensor([singles, len(counts)], dtype=torch.int32)
+    asked = Queries(heads, torch.float32)
+    held = Triton().hold_rows(batch, kv, bounds, len(counts), asked)
+    assert isinstance(held.others, Tiles)
+    held.lay_out()
+    got = held.attend(query, 1, window, 0.3)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_whoever_ends_last_joins_the_pieces_of_a_context(rows: int) -> None:
+    random = Random(rows)
+    batch, blocks = rows_of([(1, random.randint(60, 300)) for _ in range(rows)], 16)
+    kv = store_for(4, 2, 16, blocks, 16)
+    held, truth = Triton().hold(batch, kv, 4), load("sdpa").prepare(batch, kv)
+    for _ in range(2):  # and leaves no trace
+        query = torch.randn(rows, 4, 16)
+        expected = truth.attend(query, 0, None, 0.3)
+        torch.testing.assert_close(held.attend(query, 0, None, 0.3), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_behind_the_bounds_are_nobodys() -> None:
+    batch, blocks = rows_of([(1, 9), (1, 30), (6, 6), (4, 20)], 8)
+    kv = store_for(4, 2, 16, blocks, 8)
+    query = torch.randn(batch.positions, 4, 16)
+    bounds = torch.tensor([2, 3], dtype=torch.int32)
+    held = Triton().hold_rows(batch, kv, bounds, 4, Queries(4, torch.float32))
+    expected = load("sdpa").prepare(batch, kv).attend(query, 0, None, 0.3)
+    got = held.attend(query, 0, None, 0.3)
+    torch.testing.assert_close(got[:8], expected[:8], rtol=1e-4, atol=1e-4)

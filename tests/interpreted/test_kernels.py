@@ -1,0 +1,56 @@
+"""Kernels that do the work of several, against those several."""
+
+import pytest
+import torch
+
+from paceline.runner.attention.triton import Triton
+from paceline.runner.cuda.kernels import Late, Turn, turn_and_put
+from paceline.runner.cuda.model import turns_of
+from paceline.runner.cuda.split import Split
+from paceline.runner.layers.linear import Dense
+from tests.interpreted.test_attention import rows_of, store_for
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_new_positions_are_turned_stored_and_attended_at_once(
+    is_normed: bool, window: int | None
+) -> None:
+    contexts, heads, kv_heads, dim = [1, 2, 64, 65, 66, 130], 4, 2, 16
+    batch, blocks = rows_of([(1, context) for context in contexts], 16)
+    kv = store_for(heads, kv_heads, dim, blocks, 16)
+    cell = batch.write_cell.long()
+    at = cell // 16 * kv.content.stride(0) + cell % 16 * kv.content.stride(2)
+    turns = turns_of(tuple(100.0 ** (-place / 8) for place in range(8)), 256, "cpu")
+    turn = Turn(turns, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
+    qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim)
+    held, before = Triton().hold(batch, kv, heads), kv.content.clone()
+    got = held.attend_new(qkv, turn, 1, window, 0.3)
+    stored = kv.content.clone()
+    kv.content.copy_(before)
+    apart = qkv.clone()
+    turn_and_put(apart, turn, Late(apart, 0.0, 0), batch.position, at, kv, 1)
+    expected = held.attend(apart[:, :heads], 1, window, 0.3)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stored, kv.content, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(stored, before)
+
+
+@pytest.mark.parametrize(("rows", "is_biased"), [(5, False), (70, True)])
+def test_programs_that_share_inputs_add_up(rows: int, is_biased: bool) -> None:
+    inputs, outputs = 3072, 64
+    weight = torch.randn(outputs, inputs) / inputs**0.5
+    bias = torch.randn(outputs).half() if is_biased else None
+    product = Dense(weight, bias, torch.float16)
+    product.weight = product.weight.t().contiguous().t()  # as on a card
+    split = Split(product)
+    assert split.takes(rows)
+    x = torch.randn(rows, inputs).half()
+    total = torch.randn(rows, outputs).half()
+    expected = total.float() + x.float() @ weight.half().float().t()
+    expected += 0.0 if bias is None else bias.float()
+    first, second = total.clone(), total.clone()
+    split.add(first, x)
+    split.add(second, x)  # the counts of programs are set back
+    torch.testing.assert_close(first.float(), expected, rtol=1e-2, atol=2e-2)
+    assert torch.equal(first, second)

@@ -1,0 +1,54 @@
+"""A whole model of kernels for a card, against the one for a CPU, in float32."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.runner.attention.backend import load
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.linear import Dense
+from paceline.runner.models.model import Model
+from paceline.runner.weights.dummy import Dummy
+from tests.interpreted.test_attention import Rows, rows_of
+from tests.runner.support import tiny
+
+
+class AsOnACard(Dense):
+    """Weights as they come: those of an output lie together."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.weight = self.weight.t().contiguous().t()
+
+
+FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
+ROWS: list[Rows] = [
+    [(1, 9), (1, 1), (1, 30)],  # as few as have kernels of their own
+    [(1, 1 + 5 * row) for row in range(6)],
+    [(1, 9), (1, 20), (13, 13), (4, 17)],
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("counts", ROWS, ids=lambda counts: f"{len(counts)} rows")
+def test_hidden_states_and_the_store(
+    family: str, counts: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.runner.cuda.model.Dense", AsOnACard)
+    config = tiny(architectures=[f"{family}ForCausalLM"], num_hidden_layers=2, sliding_window=9)
+    source = Dummy(config, seed=3)
+    batch, blocks = rows_of(counts, 8)
+    batch.tokens.copy_(torch.arange(batch.positions) * 7 % config.vocab)
+    ours, truth = KVStore(config, blocks, 8), KVStore(config, blocks, 8)
+    ours.content.normal_(generator=torch.Generator().manual_seed(2))
+    truth.content.copy_(ours.content)
+    card = CudaModel.load(source, 64, torch.float32, device="cpu")
+    at = batch.write_cell.long()
+    cells = at // 8 * ours.content.stride(0) + at % 8 * ours.content.stride(2)
+    hidden = card.forward(batch, cells, ours, load("triton").prepare(batch, ours))
+    model = Model.load(source)
+    expected = model.forward(batch, truth, load("sdpa"))
+    torch.testing.assert_close(ours.content, truth.content, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(card.logits(hidden), model.logits(expected), rtol=1e-3, atol=1e-3)
