@@ -1,6 +1,6 @@
 """Attention on a card against the slow truth in float32, at the head shapes of real models."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -8,10 +8,8 @@ import torch
 
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load
-from paceline.runner.batch import Batch
-from paceline.runner.kv_store import KVStore
-from tests.gpu.support import ON_A_CARD
-from tests.runner.support import Blocks, Piece, batch_of, tiny
+from tests.gpu.support import ON_A_CARD, rows_of
+from tests.runner.support import filled_store, tiny
 
 try:
     from paceline.runner.attention.triton import Triton
@@ -52,21 +50,6 @@ class Shape:
     block_size: int
 
 
-def on_card(batch: Batch) -> Batch:
-    return replace(
-        batch, **{name: getattr(batch, name).to("cuda", torch.int32) for name in Batch.__slots__}
-    )
-
-
-def rows_of(counts: list[tuple[int, int]], block_size: int) -> tuple[Batch, int]:
-    total = sum(-(-context // block_size) for _, context in counts) + 3
-    blocks = Blocks(total, block_size)
-    pieces = [
-        Piece([0] * count, context - count, blocks.take(context)) for count, context in counts
-    ]
-    return on_card(batch_of(pieces, block_size)), total
-
-
 def compare(
     name: str,
     counts: list[tuple[int, int]],
@@ -81,8 +64,7 @@ def compare(
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
     )
-    kv = KVStore(config, blocks, shape.block_size, dtype, "cuda")
-    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    kv = filled_store(config, blocks, shape.block_size, dtype=dtype, device="cuda")
     heads = torch.randn(batch.positions, shape.heads + 2, shape.head_dim, device="cuda")
     query = heads.to(dtype)[:, : shape.heads]  # a view into more, as a model has it
     prepared, truth = load(name).prepare(batch, kv), load("sdpa").prepare(batch, kv)
@@ -134,8 +116,7 @@ def test_triton_holds_decodes_whose_contexts_change(rows: int, window: int | Non
     contexts = [random.randint(1, 1800) for _ in range(rows)]
     batch, blocks = rows_of([(1, context) for context in contexts], shape.block_size)
     config = tiny(num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
-    kv = KVStore(config, blocks, shape.block_size, torch.bfloat16, "cuda")
-    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    kv = filled_store(config, blocks, shape.block_size, dtype=torch.bfloat16, device="cuda")
     held = Triton().hold(batch, kv, shape.heads)
     for longest in (1800, 300, 1):
         batch.context.copy_(torch.tensor([min(one, longest) for one in contexts]))

@@ -5,11 +5,9 @@ from random import Random
 import pytest
 import torch
 
-from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import Dense
-from tests.gpu.support import ON_A_CARD
-from tests.gpu.test_attention import rows_of
-from tests.runner.support import tiny
+from tests.gpu.support import ON_A_CARD, rows_of
+from tests.runner.support import cells_of, filled_store, tiny
 
 try:
     from paceline.runner.attention.triton import Triton
@@ -33,10 +31,9 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     contexts = [1, 2, 64, 65, 66, 1700, *(random.randint(1, 900) for _ in range(3))]
     batch, blocks = rows_of([(1, context) for context in contexts], 16)
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
-    kv = KVStore(tiny(num_hidden_layers=2, **shape), blocks, 16, dtype, "cuda")
-    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(1))
-    cell = batch.write_cell.long()
-    at = cell // 16 * kv.content.stride(0) + cell % 16 * kv.content.stride(2)
+    config = tiny(num_hidden_layers=2, **shape)
+    kv = filled_store(config, blocks, 16, dtype=dtype, device="cuda")
+    at = cells_of(batch, kv)
     frequencies = tuple(10000.0 ** (-place / (dim // 2)) for place in range(dim // 2))
     turns = turns_of(frequencies, 2048, "cuda")
     factor = torch.rand(heads + kv_heads, dim, device="cuda", dtype=dtype) if is_normed else None

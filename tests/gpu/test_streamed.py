@@ -8,20 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.attention.backend import load
-from paceline.runner.cuda.driver import can_compile
 from paceline.runner.cuda.streamed import Streamed
-from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import Dense
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.support import ON_A_CARD
-from tests.gpu.test_attention import rows_of
-from tests.runner.support import tiny
+from tests.gpu.support import ON_A_CARD, on_hopper, rows_of
+from tests.runner.support import cells_of, filled_store, tiny
+
+try:
+    from paceline.runner.cuda.model import CudaModel
+except ImportError:
+    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_A_CARD
-on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not can_compile(torch.device("cuda", 0)),
-    reason="the kernel is for H100 and H200",
-)
 
 # Inputs and outputs: one round, two who share inputs, and a last processor with less to do.
 SHAPES = [(5120, 34816), (17408, 5120), (4096, 4096 + 16 * 5)]
@@ -100,8 +98,6 @@ def test_a_chain_of_them_in_a_graph() -> None:
 @on_hopper
 def test_a_whole_model_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of the width of a 14B model, at the numbers of rows where the ways part."""
-    from paceline.runner.cuda.model import CudaModel
-
     shape = {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128}
     shape |= {"hidden_size": 5120, "intermediate_size": 5120, "num_hidden_layers": 2}
     config = tiny(architectures=["Qwen3ForCausalLM"], **shape)
@@ -123,13 +119,10 @@ def test_a_whole_model_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPa
         batch.tokens.copy_(torch.arange(rows) * 7 % config.vocab)
         found = []
         for model in (streaming, library):
-            kv = KVStore(config, blocks, 16, torch.bfloat16, "cuda")
-            kv.content.normal_(generator=torch.Generator("cuda").manual_seed(rows))
-            cells = batch.write_cell.long()
-            cells = cells // 16 * kv.content.stride(0) + cells % 16 * kv.content.stride(2)
+            kv = filled_store(config, blocks, 16, dtype=torch.bfloat16, device="cuda")
             ran.clear()
             attention = load("triton").prepare(batch, kv)
-            found.append(model.forward(batch, cells, kv, attention).float())
+            found.append(model.forward(batch, cells_of(batch, kv), kv, attention).float())
             assert len(ran) == (count if model is streaming else 0), rows
         got, expected = found
         assert ((got - expected).norm(dim=1) / expected.norm(dim=1)).max() < 2e-2, rows

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from paceline.runner.attention.backend import Queries, load
-from paceline.runner.cuda.driver import can_compile
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.support import ON_A_CARD
-from tests.gpu.test_attention import rows_of
-from tests.runner.support import tiny
+from tests.gpu.support import ON_A_CARD, on_hopper, rows_of
+from tests.runner import support
+from tests.runner.support import Rows, cells_of, filled_store, tiny
 
 try:
     from paceline.runner.attention.triton import Tiles, Triton
@@ -19,12 +18,7 @@ except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_A_CARD
-on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not can_compile(torch.device("cuda", 0)),
-    reason="the kernel is for H100 and H200",
-)
 
-Rows = list[tuple[int, int]]  # positions and contexts, those of one position first
 SINGLES: Rows = [(1, 700), (1, 3), (1, 1)]
 ROWS: list[Rows] = [
     [(2, 2)],
@@ -37,9 +31,8 @@ ROWS: list[Rows] = [
 
 def store_for(heads: int, kv_heads: int, blocks: int, block_size: int) -> KVStore:
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128}
-    kv = KVStore(tiny(num_hidden_layers=3, **shape), blocks, block_size, torch.bfloat16, "cuda")
-    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(1))
-    return kv
+    config = tiny(num_hidden_layers=3, **shape)
+    return filled_store(config, blocks, block_size, dtype=torch.bfloat16, device="cuda")
 
 
 def asking(heads: int) -> Queries:
@@ -47,8 +40,7 @@ def asking(heads: int) -> Queries:
 
 
 def bounds_of(counts: Rows) -> torch.Tensor:
-    singles = sum(count == 1 for count, _ in counts)
-    return torch.tensor([singles, len(counts)], dtype=torch.int32, device="cuda")
+    return support.bounds_of(counts, "cuda")
 
 
 def compare(
@@ -145,10 +137,8 @@ def test_layers_in_a_graph_are_the_same_every_time() -> None:
     counts: Rows = [*[(1, 20 + 37 * row) for row in range(20)], (70, 200), (130, 130), (2, 50)]
     batch, blocks = rows_of(counts, 16)
     batch.tokens.copy_(torch.arange(batch.positions) * 7 % config.vocab)
-    kv = KVStore(config, blocks, 16, torch.bfloat16, "cuda")
-    kv.content.normal_(generator=torch.Generator("cuda").manual_seed(2))
-    at = batch.write_cell.long()
-    cells = at // 16 * kv.content.stride(0) + at % 16 * kv.content.stride(2)
+    kv = filled_store(config, blocks, 16, dtype=torch.bfloat16, device="cuda")
+    cells = cells_of(batch, kv)
     expected = model.forward(batch, cells, kv, load("triton").prepare(batch, kv)).float()
     held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(8))
     assert isinstance(held.others, Tiled)

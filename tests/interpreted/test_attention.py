@@ -1,6 +1,5 @@
 """Attention for a card against the slow truth, on stores that an interpreter can read."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 
 from paceline.runner.attention.backend import Queries, load
 from paceline.runner.attention.triton import Tiles, Triton
-from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from tests.runner.support import Blocks, Piece, batch_of, tiny
+from tests.runner.support import Rows, bounds_of, filled_store, rows_of, tiny
 
-Rows = list[tuple[int, int]]  # positions and contexts, those of one position first
 ROWS: list[Rows] = [
     [(1, 1), (1, 40), (1, 16), (1, 150)],
     [(5, 5), (2, 70), (33, 40)],
@@ -20,21 +17,9 @@ ROWS: list[Rows] = [
 ]
 
 
-def rows_of(counts: Rows, block_size: int) -> tuple[Batch, int]:
-    total = sum(-(-context // block_size) for _, context in counts) + 3
-    blocks = Blocks(total, block_size)
-    pieces = [
-        Piece([0] * count, context - count, blocks.take(context)) for count, context in counts
-    ]
-    batch = batch_of(pieces, block_size)
-    return replace(batch, **{name: getattr(batch, name).int() for name in Batch.__slots__}), total
-
-
 def store_for(heads: int, kv_heads: int, head_dim: int, blocks: int, block_size: int) -> KVStore:
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    kv = KVStore(tiny(num_hidden_layers=2, **shape), blocks, block_size)
-    kv.content.normal_(generator=torch.Generator().manual_seed(1))
-    return kv
+    return filled_store(tiny(num_hidden_layers=2, **shape), blocks, block_size)
 
 
 @pytest.mark.parametrize("window", [None, 7])
@@ -49,10 +34,8 @@ def test_rows_of_every_kind(
     expected = load("sdpa").prepare(batch, kv).attend(query, 1, window, 0.3)
     got = Triton().prepare(batch, kv).attend(query, 1, window, 0.3)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    singles = sum(count == 1 for count, _ in counts)
-    bounds = torch.tensor([singles, len(counts)], dtype=torch.int32)
     asked = Queries(heads, torch.float32)
-    held = Triton().hold_rows(batch, kv, bounds, len(counts), asked)
+    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asked)
     assert isinstance(held.others, Tiles)
     held.lay_out()
     got = held.attend(query, 1, window, 0.3)

@@ -8,7 +8,8 @@ from paceline.runner.cuda.kernels import Late, Turn, turn_and_put
 from paceline.runner.cuda.model import turns_of
 from paceline.runner.cuda.split import Split
 from paceline.runner.layers.linear import Dense
-from tests.interpreted.test_attention import rows_of, store_for
+from tests.interpreted.test_attention import store_for
+from tests.runner.support import cells_of, rows_of
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -19,8 +20,7 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     contexts, heads, kv_heads, dim = [1, 2, 64, 65, 66, 130], 4, 2, 16
     batch, blocks = rows_of([(1, context) for context in contexts], 16)
     kv = store_for(heads, kv_heads, dim, blocks, 16)
-    cell = batch.write_cell.long()
-    at = cell // 16 * kv.content.stride(0) + cell % 16 * kv.content.stride(2)
+    at = cells_of(batch, kv)
     turns = turns_of(tuple(100.0 ** (-place / 8) for place in range(8)), 256, "cpu")
     turn = Turn(turns, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim)

@@ -7,12 +7,10 @@ import torch
 
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import Dense
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
-from tests.interpreted.test_attention import Rows, rows_of
-from tests.runner.support import tiny
+from tests.runner.support import Rows, cells_of, filled_store, rows_of, tiny
 
 
 class AsOnACard(Dense):
@@ -41,13 +39,9 @@ def test_hidden_states_and_the_store(
     source = Dummy(config, seed=3)
     batch, blocks = rows_of(counts, 8)
     batch.tokens.copy_(torch.arange(batch.positions) * 7 % config.vocab)
-    ours, truth = KVStore(config, blocks, 8), KVStore(config, blocks, 8)
-    ours.content.normal_(generator=torch.Generator().manual_seed(2))
-    truth.content.copy_(ours.content)
+    ours, truth = filled_store(config, blocks, 8), filled_store(config, blocks, 8)
     card = CudaModel.load(source, 64, torch.float32, device="cpu")
-    at = batch.write_cell.long()
-    cells = at // 8 * ours.content.stride(0) + at % 8 * ours.content.stride(2)
-    hidden = card.forward(batch, cells, ours, load("triton").prepare(batch, ours))
+    hidden = card.forward(batch, cells_of(batch, ours), ours, load("triton").prepare(batch, ours))
     model = Model.load(source)
     expected = model.forward(batch, truth, load("sdpa"))
     torch.testing.assert_close(ours.content, truth.content, rtol=1e-4, atol=1e-4)

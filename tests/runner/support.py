@@ -1,7 +1,7 @@
 """Small models, and batches built row by row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 
 TINY: dict[str, Any] = {
@@ -86,3 +87,38 @@ class Blocks:
 
     def take(self, positions: int) -> list[int]:
         return [self.free.pop() for _ in range(-(-positions // self.block_size))]
+
+
+Rows = list[tuple[int, int]]  # positions and contexts, those of one position first
+
+
+def rows_of(counts: Rows, block_size: int, device: str = "cpu") -> tuple[Batch, int]:
+    """A batch of such rows as a card has it, and the blocks that it needs."""
+    total = sum(-(-context // block_size) for _, context in counts) + 3
+    blocks = Blocks(total, block_size)
+    pieces = [
+        Piece([0] * count, context - count, blocks.take(context)) for count, context in counts
+    ]
+    batch = batch_of(pieces, block_size)
+    columns = {name: getattr(batch, name).to(device, torch.int32) for name in Batch.__slots__}
+    return replace(batch, **columns), total
+
+
+def bounds_of(counts: Rows, device: str = "cpu") -> Tensor:
+    """Up to where rows have one position, and up to where there are rows."""
+    singles = sum(count == 1 for count, _ in counts)
+    return torch.tensor([singles, len(counts)], dtype=torch.int32, device=device)
+
+
+def cells_of(batch: Batch, kv: KVStore) -> Tensor:
+    """Where in the first layer of the store each position goes, as kernels for a card count."""
+    at = batch.write_cell.long()
+    return at // kv.block_size * kv.content.stride(0) + at % kv.block_size * kv.content.stride(2)
+
+
+def filled_store(config: ModelConfig, blocks: int, block_size: int, **how: Any) -> KVStore:
+    """One in which every cell has something, the same every time."""
+    kv = KVStore(config, blocks, block_size, **how)
+    random = torch.Generator(kv.content.device).manual_seed(1)
+    kv.content.normal_(generator=random)
+    return kv

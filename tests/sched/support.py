@@ -61,6 +61,14 @@ def step(scheduler: Scheduler, now: float = 0.0, **tokens: Iterable[int]) -> dic
     return plan.to_dict()
 
 
+def order(scheduler: Scheduler, now: float = 0.0) -> list[str]:
+    """Who is admitted from here on, in order."""
+    came: list[str] = []
+    while not scheduler.idle:
+        came += step(scheduler, now)["new"]
+    return came
+
+
 def crowded(**settings: Any) -> Scheduler:
     """Two residents at the edge of their first block, with one block free."""
     scheduler = small(**{"num_blocks": 3, "max_num_seqs": 2} | settings)

@@ -3,19 +3,11 @@
 from typing import Any
 
 from paceline import Scheduler
-from tests.sched.support import ask, small, step
+from tests.sched.support import ask, order, small, step
 
 
 def longest(**settings: Any) -> Scheduler:
     return small(**{"policy": "longest", "max_num_seqs": 1} | settings)
-
-
-def order(scheduler: Scheduler, now: float = 0.0) -> list[str]:
-    """Who is admitted from here on, in order."""
-    came: list[str] = []
-    while not scheduler.idle:
-        came += step(scheduler, now)["new"]
-    return came
 
 
 def test_who_may_generate_most_goes_first_then_the_earliest() -> None:

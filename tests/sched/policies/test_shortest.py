@@ -4,7 +4,7 @@ from typing import Any
 
 from paceline import Scheduler
 from paceline.sched.queue import REFRESHED_PER_STEP
-from tests.sched.support import ask, finish_all, small, step
+from tests.sched.support import ask, finish_all, order, small, step
 
 COMMON = range(32)
 
@@ -18,14 +18,6 @@ def warmed(scheduler: Scheduler) -> Scheduler:
     scheduler.submit(ask("warm", [*COMMON, 0], 1), now=0.0)
     finish_all(scheduler)
     return scheduler
-
-
-def order(scheduler: Scheduler, now: float = 0.0) -> list[str]:
-    """Who is admitted from here on, in order."""
-    came: list[str] = []
-    while not scheduler.idle:
-        came += step(scheduler, now)["new"]
-    return came
 
 
 def test_the_shortest_prompt_goes_first_then_the_earliest() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder, placed
+from paceline.runner.cuda.instructions import PLACE
 
 log = logging.getLogger(__name__)
 SHARED_BYTES = 226 << 10  # of a processor's memory, for all but a kernel's barriers
@@ -109,12 +110,12 @@ class Kernel:
             raise RuntimeError(f"a kernel cannot be launched: {_said(status)}")
 
 
-def source_of(name: str, sizes: Mapping[str, int | str]) -> str:
-    """A kernel's source behind its sizes and what all of them begin with."""
+def source_of(name: str, sizes: Mapping[str, int | str], instructions: str) -> str:
+    """A kernel's source with its instructions, behind its sizes and what all of them begin with."""
     defined = "".join(f"#define {size} {value}\n" for size, value in sizes.items())
     folder = Path(__file__).parent
     texts = [(folder / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", name)]
-    return defined + "".join(texts)
+    return defined + "".join(texts).replace(PLACE, instructions)
 
 
 @cache

@@ -30,8 +30,8 @@ __device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int lin
       : "memory");
 }
 
-// found[64 rows, LINES] (+)= 16 inputs of both: one instruction, written by whoever compiles, because it names as many
-// registers as there are sums. void multiply(float (&found)[LINES / 2], u64 rows, u64 lines, int is_sum)
+// sums[64 rows, LINES] (+)= 16 inputs of both; see instructions.py.
+// void multiply(float (&sums)[LINES / 2], u64 rows, u64 lines, int is_sum)
 // multiply
 
 // What the matrix units want to know of a place: address, 1,024 bytes from eight rows to the next, the swizzle.

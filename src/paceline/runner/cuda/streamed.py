@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.driver import ALIGNED, SHARED_BYTES, Kernel, Map, can_compile, source_of
+from paceline.runner.cuda.instructions import multiply
 from paceline.runner.layers.linear import Dense
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
 
-INSTRUCTION = "// multiply\n"  # the line of the source in whose place it comes
 GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in pieces
 ROW_BYTES = DEPTH * 2
 MOST_STAGES, MOST_SPLIT = 12, 2
@@ -120,21 +120,4 @@ def source_for(round_: Round, tiles: int, outcome: Outcome) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": round_.stages(tiles)}
     sizes |= {"LINES": round_.lines, "SPLIT": round_.split}
-    return source_of("streamed", sizes).replace(INSTRUCTION, _multiply(round_.lines))
-
-
-def _multiply(lines: int) -> str:
-    """found[64 rows, lines] (+)= 16 inputs of both; the instruction names each register."""
-    held = lines // 2  # of a thread
-    registers = ", ".join(f"%{i}" for i in range(held))
-    values = ", ".join(f'"+f"(found[{i}])' for i in range(held))
-    return f"""
-__device__ __forceinline__ void multiply(
-    float (&found)[{held}], u64 rows, u64 lines, int is_sum) {{
-  asm volatile(
-      "{{.reg .pred p; setp.ne.b32 p, %{held + 2}, 0;"
-      "wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.bf16.bf16"
-      " {{{registers}}}, %{held}, %{held + 1}, p, 1, 1, 0, 0;}}"
-      : {values} : "l"(rows), "l"(lines), "r"(is_sum));
-}}
-"""
+    return source_of("streamed", sizes, multiply("multiply", round_.lines))

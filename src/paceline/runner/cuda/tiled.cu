@@ -43,7 +43,7 @@ __device__ __forceinline__ float power(float x) {  // of two
 }
 __device__ __forceinline__ float across(float x, int lanes) { return __shfl_xor_sync(~0u, x, lanes); }
 
-// Sums of 64 rows of registers, by 16 lines of shared memory, written by whoever compiles.
+// Sums of 64 rows of registers, by lines of shared memory; see instructions.py.
 // void score(float (&sums)[64], const u32 (&rows)[4], u64 keys, int is_sum)      lines are columns of the sums
 // void weigh(float (&sums)[64], const u32 (&rows)[4], u64 values, int is_sum)    lines are what is summed over
 // multiply

@@ -17,12 +17,12 @@ from torch import Tensor
 from paceline.runner.attention.backend import Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.driver import ALIGNED, Kernel, Map, can_compile, source_of
+from paceline.runner.cuda.instructions import multiply
 from paceline.runner.kv_store import KVStore
 
 DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel
 SLOTS = 6
 SLOT_BYTES = KEYS * DIM * 2
-MULTIPLY = "// multiply\n"  # the line of the source in whose place the instructions come
 MOST_PLACES = 4096  # for tiles, in a step
 
 
@@ -91,25 +91,9 @@ def _kernel(kv_heads: int, group: int) -> Kernel:
 
 def source_for(kv_heads: int, group: int) -> str:
     sizes = {"KV_HEADS": kv_heads, "GROUP": group, "SLOTS": SLOTS}
-    multiply = _multiply("score", is_turned=False) + _multiply("weigh", is_turned=True)
-    return source_of("tiled", sizes).replace(MULTIPLY, multiply)
-
-
-def _multiply(name: str, is_turned: bool) -> str:
-    """sums[64 rows, 128] (+)= rows by 16 lines; the instruction names each register."""
-    registers = ", ".join(f"%{i}" for i in range(64))
-    values = ", ".join(f'"+f"(sums[{i}])' for i in range(64))
-    return f"""
-__device__ __forceinline__ void {name}(
-    float (&sums)[64], const u32 (&rows)[4], u64 lines, int is_sum) {{
-  asm volatile(
-      "{{.reg .pred p; setp.ne.b32 p, %69, 0;"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
-      " {{{registers}}}, {{%64, %65, %66, %67}}, %68, p, 1, 1, {int(is_turned)};}}"
-      : {values}
-      : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]), "l"(lines), "r"(is_sum));
-}}
-"""
+    score = multiply("score", KEYS, is_held=True)
+    weigh = multiply("weigh", DIM, is_held=True, is_turned=True)
+    return source_of("tiled", sizes, score + weigh)
 
 
 @triton.jit
