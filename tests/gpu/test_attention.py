@@ -12,7 +12,7 @@ from tests.gpu.support import ON_A_CARD, rows_of
 from tests.runner.support import filled_store, tiny
 
 try:
-    from paceline.runner.attention.triton import Triton
+    from paceline.runner.attention.triton import CUTS, Triton
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -23,6 +23,7 @@ CHUNKS = [(40, 40), (9, 30), (133, 370)]
 DRAFTS = [(4, 20), (2, 20), (4, 21), (4, 4), (8, 290)]
 MIXED = [(1, 9), (20, 20), (1, 600), (3, 12), (170, 265), (1, 1), (4, 50)]
 HEADS = [(16, 8), (40, 8), (32, 8)]
+ROWS_OF_EVERY_CUT = [1, *(least // 8 for least, _ in CUTS)]  # with eight heads of keys
 
 
 def known(name: str) -> bool:
@@ -108,7 +109,7 @@ def test_triton_has_every_shape_and_float32(
         compare("triton", counts, Shape(heads, kv_heads, head_dim, block_size), 11, torch.float32)
 
 
-@pytest.mark.parametrize("rows", [1, 12, 17, 40, 95, 200])
+@pytest.mark.parametrize("rows", ROWS_OF_EVERY_CUT)
 @pytest.mark.parametrize("window", [None, 50])
 def test_triton_holds_decodes_whose_contexts_change(rows: int, window: int | None) -> None:
     """The same held batch twice, as a graph has it: longer contexts in the same memory."""

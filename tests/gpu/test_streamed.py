@@ -25,11 +25,16 @@ pytestmark = ON_A_CARD
 SHAPES = [(5120, 34816), (17408, 5120), (4096, 4096 + 16 * 5)]
 
 
-def product_of(inputs: int, outputs: int, seed: int) -> tuple[Dense, Streamed]:
+FLOOR = 3.0  # a length between those of the rows
+
+
+def product_of(
+    inputs: int, outputs: int, seed: int, is_gated: bool = False
+) -> tuple[Dense, Streamed]:
     random = torch.Generator("cuda").manual_seed(seed)
     weight = torch.randn(outputs, inputs, device="cuda", generator=random) * inputs**-0.5
     dense = Dense(weight, None, torch.bfloat16)
-    return dense, Streamed(dense)
+    return dense, Streamed(dense, is_gated)
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -57,6 +62,40 @@ def test_every_outcome(inputs: int, outputs: int, rows: int) -> None:
     gate, up = expected.chunk(2, dim=1)
     close(streamed.gated(x, is_silu=True), F.silu(gate) * up)
     close(streamed.gated(x, is_silu=False), F.gelu(gate, approximate="tanh") * up)
+
+
+@on_hopper
+@pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 128, 192])
+@pytest.mark.parametrize(("inputs", "outputs"), [(5120, 34816), (1024, 6144)])
+def test_a_norm_inside(inputs: int, outputs: int, rows: int) -> None:
+    """Of rows as different in length as can be, one of which is nothing."""
+    dense, streamed = product_of(inputs, outputs, rows, is_gated=True)
+    if inputs == 1024:
+        assert not product_of(inputs, outputs, rows)[1].takes(rows, 192)  # too small by itself
+        assert streamed.takes(rows, 192) == (rows <= 64)
+    if not streamed.takes(rows, 192):
+        return
+    assert streamed.can_norm
+    x = (
+        torch.randn(rows, inputs, device="cuda")
+        * torch.logspace(-3, 2, rows, device="cuda")[:, None]
+    )
+    x[rows // 2] = 0.0
+    x = x.bfloat16()
+    long = (x.float().square().sum(dim=1, keepdim=True) + FLOOR**2).sqrt()
+    gate, up = (x.float() / long @ dense.weight.float()).chunk(2, dim=1)
+    for is_silu, expected in ((True, F.silu(gate)), (False, F.gelu(gate, approximate="tanh"))):
+        got = streamed.gated(x, is_silu, FLOOR)
+        assert not got[rows // 2].any()
+        kept = [row for row in range(rows) if row != rows // 2]
+        if kept:
+            close(got[kept], (expected * up)[kept])
+        assert torch.equal(got, streamed.gated(x, is_silu, FLOOR))
+    if rows > 1:
+        x[0] = float("nan")
+        hurt = streamed.gated(x, False, FLOOR)
+        assert hurt[0].isnan().all()
+        assert torch.equal(hurt[1:], got[1:])
 
 
 @on_hopper
@@ -106,12 +145,13 @@ def test_a_whole_model_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPa
     ran: list[str] = []
     kept = Streamed._run
 
-    def counted(self: Streamed, outcome: Any, x: Tensor, out: Tensor) -> None:
+    def counted(self: Streamed, outcome: Any, *given: Any) -> None:
         ran.append(outcome)
-        kept(self, outcome, x, out)
+        kept(self, outcome, *given)
 
     monkeypatch.setattr(Streamed, "_run", counted)
-    monkeypatch.setattr("paceline.runner.cuda.streamed.LEAST_BYTES", 1 << 60)
+    for least in ("LEAST_BYTES", "GATED_BYTES"):
+        monkeypatch.setattr(f"paceline.runner.cuda.streamed.{least}", 1 << 60)
     library = CudaModel.load(source, 64)
     expected_runs = {5: 8, 64: 8, 65: 6, 128: 6, 129: 2, 192: 2, 193: 0}
     for rows, count in expected_runs.items():

@@ -32,17 +32,22 @@ class Cut:
     portion: int = 1  # tiles of each program, at least
     tile: int = LEAST_TILE  # cells that it reads at a time
     stages: int = 3  # tiles under way
+    warps: int = 2
 
 
 # From so many contexts on. What was fastest on an H200 for contexts as different as those of a
 # script; joining costs more than an even load gains when there are many.
 CUTS = (
+    (1600, Cut(1, tile=32)),
+    (1408, Cut(1)),
+    (1088, Cut(2, portion=20)),
     (768, Cut(1)),
-    (513, Cut(2, portion=6, tile=128, stages=2)),
     (384, Cut(2, portion=12)),
     (192, Cut(4, portion=4)),
+    (128, Cut(8, portion=4)),
     (64, Cut(8)),
 )
+MANY, BESIDE = 768, Cut(2, portion=12)  # beside prompts, often fewer than there is room for
 
 
 def cut(contexts: int) -> Cut:
@@ -50,7 +55,7 @@ def cut(contexts: int) -> Cut:
     for least, found in CUTS:
         if contexts >= least:
             return found
-    return Cut(min(-(-BUSY // contexts), MOST_SPLITS))
+    return Cut(min(-(-BUSY // contexts), MOST_SPLITS), warps=4)
 
 
 class Triton:
@@ -90,7 +95,8 @@ class Decodes:
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor | None = None) -> None:
         self._batch, self._kv, self._bounds = batch, kv, bounds
-        self._cut = cut(batch.rows * kv.kv_heads)
+        contexts = batch.rows * kv.kv_heads
+        self._cut = BESIDE if bounds is not None and contexts >= MANY else cut(contexts)
         # How many programs of a row and a head have ended; whoever joins them sets it back.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
@@ -159,7 +165,7 @@ class Decodes:
             PARTS=triton.next_power_of_2(sharing.splits),
             PORTION=sharing.portion,
             BOUNDED=bounds is not None,
-            num_warps=4,
+            num_warps=sharing.warps if is_small else 4,
             num_stages=sharing.stages if is_small else 1,
             launch_pdl=True,
             **sizes,

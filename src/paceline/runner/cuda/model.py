@@ -69,7 +69,7 @@ class Block:
         qkv = [f"{attention}.{part}_proj" for part in "qkv"]
         gate_up = [f"{name}.mlp.{part}_proj" for part in ("gate", "up")]
         self._qkv = Normed(parts, qkv, f"{name}.input_layernorm")
-        self._gate_up = Normed(parts, gate_up, f"{name}.{before_mlp}_layernorm")
+        self._gate_up = Normed(parts, gate_up, f"{name}.{before_mlp}_layernorm", is_gated=True)
         self._out = Sum(parts, f"{attention}.o_proj", f"{name}.post_attention_layernorm")
         self._down = Sum(parts, f"{name}.mlp.down_proj", f"{name}.post_feedforward_layernorm")
         self._turn = Turn(turns, None, 0.0)
@@ -103,10 +103,10 @@ class Normed:
     many it is cheaper to do it before, once.
     """
 
-    def __init__(self, parts: Parts, names: list[str], norm: str) -> None:
+    def __init__(self, parts: Parts, names: list[str], norm: str, is_gated: bool = False) -> None:
         product = parts.linear(names, parts.factor(norm))
         assert isinstance(product, Dense)
-        self._product, self._streamed = product, Streamed(product)
+        self._product, self._streamed = product, Streamed(product, is_gated)
         self._floor = floor_of(parts, parts.config.width)
 
     def __call__(self, hidden: Tensor, is_ordered: bool = False) -> tuple[Tensor, Late]:
@@ -126,6 +126,8 @@ class Normed:
         if len(hidden) <= MOST_ROWS:
             return normed(hidden, self._product, self._floor, is_silu)
         if self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
+            if self._streamed.can_norm:
+                return self._streamed.gated(hidden, is_silu, self._floor)
             return self._streamed.gated(direction(hidden, self._floor), is_silu)
         found, late = self(hidden)
         return gated(found, is_silu, late)

@@ -5,9 +5,11 @@
 // share the inputs of their outputs: then each adds up the sums of all of them for a share of the rows.
 //
 //   memory    | weights, rows | weights, rows | ...    filled in a circle: `full` when they are there,
-//                                                      `empty` when every warpgroup has multiplied them
+//                                                      `empty` when every warp is done with them
 //
-// Set by whoever compiles: TILES (64 rows each), LINES, SPLIT, STAGES, and what becomes of the product:
+// Rows may be divided by their lengths (NORMED): the warpgroups add up squares of what passes through their memory.
+//
+// Set by whoever compiles: TILES (64 rows each), LINES, SPLIT, STAGES, NORMED, and what becomes of the product:
 //   PUT   out = product              ADD   out += product
 //   SILU  out = silu(gate) * up      GELU  out = gelu(gate) * up     gate: the first half of the outputs, up: the second
 
@@ -22,6 +24,10 @@
 #define SUMS_BYTES (OUTPUTS * 4 + 32)  // of a row of sums, so that neighbours lie in different banks
 #define IS_GATED (OUTCOME == SILU || OUTCOME == GELU)
 #define WIDTH (IS_GATED ? LINES : OUTPUTS)  // what a processor writes of a row
+#define SHARES (ROWS <= 64 ? 4 : ROWS <= 128 ? 2 : 1)  // threads that add up squares of a row
+#if NORMED && SPLIT > 1
+#error "who has a share of the inputs does not know the length of a row"
+#endif
 
 __device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int line, u32 barrier, u64 policy) {
   asm volatile(
@@ -74,9 +80,10 @@ __device__ __forceinline__ float act(float x) {
 
 extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     streamed(const __grid_constant__ Map weight, const __grid_constant__ Map x, u16* out, int rows, int inputs,
-             int outputs) {
+             int outputs, float floor) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[2 * STAGES];
+  __shared__ float factors[NORMED ? ROWS : 1];  // by which rows are multiplied
   const u32 base = (place(memory) + 1023) & ~1023u;
   const u32 full = place(barriers), empty = full + 8 * STAGES;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
@@ -87,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
       barrier_init(full + 8 * stage, 1);
-      barrier_init(empty + 8 * stage, GROUPS);
+      barrier_init(empty + 8 * stage, GROUPS * 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -125,7 +132,8 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-  float found[TILES][LINES / 2];
+  float found[TILES][LINES / 2], squares = 0.f;
+  const int own = min((group * 128 + thread) / SHARES, ROWS - 1), piece = thread % SHARES * (8 / SHARES);
   int stage = 0, parity = 0, last = 0;
   for (int depth = begin; depth < end; depth++) {
     const u32 at = base + stage * STAGE_BYTES;
@@ -137,8 +145,19 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #pragma unroll
       for (int t = 0; t < TILES; t++)  // descriptors count in 16 bytes
         multiply(found[t], here + t * (TILE_BYTES / 16) + 2 * k, lines + 2 * k, depth > begin || k > 0);
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
-    if (depth > begin && thread == 0) barrier_arrive(empty + 8 * last);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < (NORMED ? 8 / SHARES : 0); i++) {  // neighbours read from different banks
+      u32 word[4];
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                   : "r"(at + WEIGHT_BYTES + own * SWIZZLE_BYTES + (piece + (i + own) % (8 / SHARES)) * 16) : "memory");
+#pragma unroll
+      for (int k = 0; k < 4; k++) squares += low(word[k]) * low(word[k]) + high(word[k]) * high(word[k]);
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    __syncwarp();
+    if (depth > begin && thread % 32 == 0) barrier_arrive(empty + 8 * last);
     last = stage;
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
@@ -148,6 +167,11 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #pragma unroll
     for (int i = 0; i < LINES / 2; i++) asm volatile("" : "+f"(found[t][i])::"memory");  // not before the wait
 
+  if (NORMED) {
+#pragma unroll
+    for (int lanes = 1; lanes < SHARES; lanes *= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
+    factors[own] = rsqrtf(squares + floor * floor);
+  }
   // All sums, by rows, where weights were; then whole lines of them leave.
   all_groups();
 #pragma unroll
@@ -179,7 +203,10 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     float up[8];
     gather(up, at + LINES * 4);
 #pragma unroll
-    for (int n = 0; n < 8; n++) sums[n] = act(sums[n]) * up[n];
+    for (int n = 0; n < 8; n++) {
+      if (NORMED) sums[n] *= factors[row], up[n] *= factors[row];
+      sums[n] = act(sums[n]) * up[n];
+    }
 #elif OUTCOME == ADD
     sums[0] += low(old.x), sums[1] += high(old.x), sums[2] += low(old.y), sums[3] += high(old.y);
     sums[4] += low(old.z), sums[5] += high(old.z), sums[6] += low(old.w), sums[7] += high(old.w);

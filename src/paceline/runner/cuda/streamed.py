@@ -23,6 +23,7 @@ LEAST_LINES, MOST_LINES = 32, 136  # of a warpgroup
 MOST_SUMS = 204  # that a thread can hold, of its 240 registers
 MOST_FETCHED = 256  # rows at a time
 LEAST_BYTES = 32 << 20  # of weights: what is less is read before a round has begun
+GATED_BYTES, GATED_LINES = 8 << 20, 24  # where a round spares kernels for norm and activation
 BUSY = 0.9  # the share of processors that a round needs, to be worth it
 
 
@@ -35,15 +36,21 @@ class Round:
     programs: int
 
     @staticmethod
-    def of(inputs: int, outputs: int, processors: int) -> "Round | None":
+    def of(
+        inputs: int,
+        outputs: int,
+        processors: int,
+        least: int = LEAST_LINES,
+        most: int = MOST_SPLIT,
+    ) -> "Round | None":
         """As few neighbours as possible share their inputs; none if no round is good."""
         if outputs % (2 * PIECE):  # whole pieces leave, also of either half
             return None
-        for split in range(1, MOST_SPLIT + 1):
+        for split in range(1, most + 1):
             tiles = processors // split
             lines = -(-outputs // (tiles * GROUPS * PIECE)) * PIECE
             programs = -(-outputs // (GROUPS * lines)) * split
-            if LEAST_LINES <= lines <= MOST_LINES and programs >= BUSY * processors:
+            if least <= lines <= MOST_LINES and programs >= BUSY * processors:
                 return Round(lines, split, programs) if inputs % (DEPTH * split) == 0 else None
         return None
 
@@ -59,6 +66,8 @@ class Round:
         return ALIGNED + max(stages, sums)
 
     def fits(self, tiles: int) -> bool:
+        if self.lines < LEAST_LINES and tiles > 1:  # more rows to fetch than weights
+            return False
         held = tiles * self.lines // 2
         is_held = held <= MOST_SUMS and tiles * TILE <= MOST_FETCHED
         return is_held and self.shared(tiles) <= SHARED_BYTES
@@ -67,16 +76,21 @@ class Round:
 class Streamed:
     """A product that takes some rows. Where it does not, the library is as good."""
 
-    def __init__(self, product: Dense) -> None:
+    def __init__(self, product: Dense, is_gated: bool = False) -> None:
         weight = product.weight  # [inputs, outputs], laid out as [outputs, inputs]
         self._lines = weight.t()
         self._round: Round | None = None
-        is_large = weight.numel() * weight.element_size() >= LEAST_BYTES
+        size = weight.numel() * weight.element_size()
+        least = GATED_BYTES if is_gated else LEAST_BYTES
         is_plain = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and product.bias is None
-        if is_large and is_plain and can_compile(weight.device):
+        if size >= least and is_plain and can_compile(weight.device):
             processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
             inputs, outputs = weight.shape
-            self._round = Round.of(inputs, outputs, processors)
+            self._round = (
+                Round.of(inputs, outputs, processors)
+                if size >= LEAST_BYTES
+                else Round.of(inputs, outputs, processors, least=GATED_LINES, most=1)
+            )
         self._map = None if self._round is None else Map(self._lines, (self._round.lines, DEPTH))
 
     def takes(self, rows: int, most: int) -> bool:
@@ -89,35 +103,42 @@ class Streamed:
         self._run("PUT", x, out)
         return out
 
-    def gated(self, x: Tensor, is_silu: bool) -> Tensor:
-        """act(gate) * up, of a product that makes both."""
+    @property
+    def can_norm(self) -> bool:
+        """Who reads all inputs of a row knows its length."""
+        return self._round is not None and self._round.split == 1
+
+    def gated(self, x: Tensor, is_silu: bool, floor: float | None = None) -> Tensor:
+        """act(gate) * up, of a product that makes both; of rows over their lengths, which are
+        `floor` at least, if there is one."""
         out = torch.empty((len(x), len(self._lines) // 2), dtype=x.dtype, device=x.device)
-        self._run("SILU" if is_silu else "GELU", x, out)
+        self._run("SILU" if is_silu else "GELU", x, out, floor)
         return out
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         self._run("ADD", x, total)
 
-    def _run(self, outcome: Outcome, x: Tensor, out: Tensor) -> None:
+    def _run(self, outcome: Outcome, x: Tensor, out: Tensor, floor: float | None = None) -> None:
         assert self._round is not None
         assert self._map is not None
         rows, inputs = x.shape
         assert x.dtype == out.dtype == torch.bfloat16
         assert inputs == self._lines.shape[1]
         assert out.is_contiguous()
-        kernel = _kernel(self._round, -(-rows // TILE), outcome)
-        arguments = (self._map, Map(x, (rows, DEPTH)), out, rows, inputs, out.shape[1])
+        kernel = _kernel(self._round, -(-rows // TILE), outcome, floor is not None)
+        shape = rows, inputs, out.shape[1]
+        arguments = (self._map, Map(x, (rows, DEPTH)), out, *shape, floor or 0.0)
         kernel.launch(self._round.programs, arguments)
 
 
 @cache
-def _kernel(round_: Round, tiles: int, outcome: Outcome) -> Kernel:
-    source = source_for(round_, tiles, outcome)
+def _kernel(round_: Round, tiles: int, outcome: Outcome, is_normed: bool) -> Kernel:
+    source = source_for(round_, tiles, outcome, is_normed)
     return Kernel(source, "streamed", (GROUPS + 1) * 128, round_.shared(tiles), round_.split)
 
 
-def source_for(round_: Round, tiles: int, outcome: Outcome) -> str:
+def source_for(round_: Round, tiles: int, outcome: Outcome, is_normed: bool = False) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": round_.stages(tiles)}
-    sizes |= {"LINES": round_.lines, "SPLIT": round_.split}
+    sizes |= {"LINES": round_.lines, "SPLIT": round_.split, "NORMED": int(is_normed)}
     return source_of("streamed", sizes, multiply("multiply", round_.lines))
