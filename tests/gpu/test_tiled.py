@@ -139,7 +139,8 @@ def test_layers_in_a_graph_are_the_same_every_time() -> None:
     batch.tokens.copy_(torch.arange(batch.positions) * 7 % config.vocab)
     kv = filled_store(config, blocks, 16, dtype=torch.bfloat16, device="cuda")
     cells = cells_of(batch, kv)
-    expected = model.forward(batch, cells, kv, load("triton").prepare(batch, kv)).float()
+    expected = model.forward(batch, cells, kv, load("sdpa").prepare(batch, kv)).float()
+    other = model.forward(batch, cells, kv, load("triton").prepare(batch, kv))
     held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(8))
     assert isinstance(held.others, Tiled)
     held.lay_out()
@@ -151,8 +152,10 @@ def test_layers_in_a_graph_are_the_same_every_time() -> None:
         out = model.forward(batch, cells, kv, held)
     graph.replay()
     first = out.clone()
-    # Either is as far from the slow truth: six layers of bfloat16 over contexts that are noise.
-    assert ((first.float() - expected).norm(dim=1) / expected.norm(dim=1)).max() < 4e-2
+    off, usual = (((one - expected).norm(dim=1) / expected.norm(dim=1)) for one in (first, other))
+    assert usual.max() < 4e-2  # six layers of bfloat16, over contexts that are noise
+    assert off.max() < 1.5 * usual.max()
+    assert off.mean() < 1.2 * usual.mean()
     for _ in range(300):
         with torch.inference_mode():  # where the model has made it
             out.zero_()

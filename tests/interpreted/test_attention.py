@@ -5,8 +5,9 @@ from random import Random
 import pytest
 import torch
 
+from paceline.runner.attention import triton
 from paceline.runner.attention.backend import Queries, load
-from paceline.runner.attention.triton import Tiles, Triton
+from paceline.runner.attention.triton import Cut, Tiles, Triton, cut
 from paceline.runner.kv_store import KVStore
 from tests.runner.support import Rows, bounds_of, filled_store, rows_of, tiny
 
@@ -63,3 +64,33 @@ def test_rows_behind_the_bounds_are_nobodys() -> None:
     expected = load("sdpa").prepare(batch, kv).attend(query, 0, None, 0.3)
     got = held.attend(query, 0, None, 0.3)
     torch.testing.assert_close(got[:8], expected[:8], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_single_rows_beside_others_are_split_however_many_there_are(
+    head_dim: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts of which some are shorter than a piece; pieces are joined, and leave no trace."""
+    monkeypatch.setattr(triton, "CUTS", ((1, Cut(2, portion=2)),))
+    counts: Rows = [(1, 300), (1, 64), (1, 130), (1, 1), (1, 257), (6, 6), (4, 20)]
+    batch, blocks = rows_of(counts, 8)
+    kv = store_for(4, 2, head_dim, blocks, 8)
+    query = torch.randn(batch.positions, 4, head_dim)
+    expected = load("sdpa").prepare(batch, kv).attend(query, 0, window, 0.3)
+    bounds = bounds_of(counts)
+    held = Triton().hold_rows(batch, kv, bounds, 7, Queries(4, torch.float32))
+    for singles, all_ in ((5, 7), (3, 3), (0, 0), (5, 7)):
+        bounds.copy_(torch.tensor([singles, all_]))
+        got = held.attend(query, 0, window, 0.3)
+        seen = len(query) if all_ == len(counts) else singles
+        torch.testing.assert_close(got[:seen], expected[:seen], rtol=1e-4, atol=1e-4)
+
+
+def test_how_contexts_are_shared_out() -> None:
+    """Programs enough for a card, and no more for a context than its joiner takes."""
+    for contexts in range(1, 3000, 7):
+        found = cut(contexts)
+        assert 1 <= found.splits <= triton.MOST_SPLITS
+        assert contexts * found.splits >= min(triton.BUSY, contexts * triton.MOST_SPLITS)
+    assert [least for least, _ in triton.CUTS] == sorted((n for n, _ in triton.CUTS), reverse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.runner.cuda.driver import SHARED_BYTES
-from paceline.runner.cuda.streamed import GROUPS, TILE, Round, source_for
+from paceline.runner.cuda.streamed import GATED_LINES, GROUPS, MOST_STAGES, TILE, Round, source_for
 
 PROCESSORS = 132
 PRODUCTS = {
@@ -65,3 +65,15 @@ def test_the_source_names_as_many_registers_as_a_thread_has_sums() -> None:
     assert "%19}, %20, %21, p" in source
     assert "#define OUTCOME ADD\n" in source
     assert "#define ADD 1\n" in source
+
+
+def test_a_small_product_with_gates_has_a_round_of_few_lines() -> None:
+    assert Round.of(1024, 6144, PROCESSORS, GATED_LINES, 1) == Round(24, 1, 128)
+    assert Round.of(1024, 6144, PROCESSORS) != Round(24, 1, 128)
+    assert Round.of(1024, 4096, PROCESSORS, GATED_LINES, 1) is None  # would have to be split
+
+
+def test_there_is_room_for_barriers_and_lengths_beside_stages() -> None:
+    """Which are not in what a launch asks for; the driver keeps a KiB for itself."""
+    barriers, lengths = 2 * 8 * MOST_STAGES, 4 * 3 * TILE
+    assert 1024 + SHARED_BYTES + barriers + lengths <= 228 << 10

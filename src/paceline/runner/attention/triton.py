@@ -20,7 +20,9 @@ LEAST = 16  # rows and columns of the smallest product that tensor cores take
 MOST_SPLITS = 32
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
-LEAST_TILE = 64
+TILE = 64
+STAGES = 3  # tiles under way
+FEW_DIMS = 128  # of a head, up to which two warps hold what four would
 FEW = 2048  # positions, up to which longer tiles of keys are faster
 
 
@@ -30,13 +32,11 @@ class Cut:
 
     splits: int  # programs of a context, at most
     portion: int = 1  # tiles of each program, at least
-    tile: int = LEAST_TILE  # cells that it reads at a time
-    stages: int = 3  # tiles under way
-    warps: int = 2
+    tile: int = TILE  # cells that it reads at a time
 
 
 # From so many contexts on. What was fastest on an H200 for contexts as different as those of a
-# script; joining costs more than an even load gains when there are many.
+# script: pieces make the load even, and cost time to join.
 CUTS = (
     (1600, Cut(1, tile=32)),
     (1408, Cut(1)),
@@ -47,7 +47,7 @@ CUTS = (
     (128, Cut(8, portion=4)),
     (64, Cut(8)),
 )
-MANY, BESIDE = 768, Cut(2, portion=12)  # beside prompts, often fewer than there is room for
+BESIDE = 512  # contexts to reckon with beside prompts, at most: often there is room for more
 
 
 def cut(contexts: int) -> Cut:
@@ -55,7 +55,7 @@ def cut(contexts: int) -> Cut:
     for least, found in CUTS:
         if contexts >= least:
             return found
-    return Cut(min(-(-BUSY // contexts), MOST_SPLITS), warps=4)
+    return Cut(min(-(-BUSY // contexts), MOST_SPLITS))
 
 
 class Triton:
@@ -96,7 +96,7 @@ class Decodes:
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor | None = None) -> None:
         self._batch, self._kv, self._bounds = batch, kv, bounds
         contexts = batch.rows * kv.kv_heads
-        self._cut = BESIDE if bounds is not None and contexts >= MANY else cut(contexts)
+        self._cut = cut(contexts if bounds is None else min(contexts, BESIDE))
         # How many programs of a row and a head have ended; whoever joins them sets it back.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
@@ -160,13 +160,13 @@ class Decodes:
             DIM=dim,
             WIDTH=max(triton.next_power_of_2(dim), LEAST),
             BLOCK=kv.block_size,
-            CELLS=sharing.tile if is_small else min(sharing.tile, LEAST_TILE),
+            CELLS=sharing.tile,
             SPLITS=sharing.splits,
             PARTS=triton.next_power_of_2(sharing.splits),
             PORTION=sharing.portion,
             BOUNDED=bounds is not None,
-            num_warps=sharing.warps if is_small else 4,
-            num_stages=sharing.stages if is_small else 1,
+            num_warps=2 if is_small and dim <= FEW_DIMS and not sizes["NEW"] else 4,
+            num_stages=STAGES if is_small else 1,
             launch_pdl=True,
             **sizes,
         )

@@ -99,8 +99,8 @@ class Block:
 class Normed:
     """A product of the normalised residual stream. Its norm comes when it is cheapest.
 
-    Few rows are divided by their lengths after the product, by the kernel that comes next; for
-    many it is cheaper to do it before, once.
+    Few rows are divided by their lengths after the product, by the kernel that comes next, or
+    inside it; for many it is cheaper to do it before, once.
     """
 
     def __init__(self, parts: Parts, names: list[str], norm: str, is_gated: bool = False) -> None:

@@ -25,8 +25,8 @@
 #define IS_GATED (OUTCOME == SILU || OUTCOME == GELU)
 #define WIDTH (IS_GATED ? LINES : OUTPUTS)  // what a processor writes of a row
 #define SHARES (ROWS <= 64 ? 4 : ROWS <= 128 ? 2 : 1)  // threads that add up squares of a row
-#if NORMED && SPLIT > 1
-#error "who has a share of the inputs does not know the length of a row"
+#if NORMED && (SPLIT > 1 || !IS_GATED)
+#error "only who sees all inputs of a row knows its length, and only gates are divided by it"
 #endif
 
 __device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int line, u32 barrier, u64 policy) {

@@ -1,4 +1,4 @@
-"""Products of some rows with large weights, at the speed at which the weights can be read.
+"""Products of some rows, at the speed at which their weights can be read.
 
 The kernel is `streamed.cu`; here is who uses it, and in which shape.
 """
@@ -23,7 +23,7 @@ LEAST_LINES, MOST_LINES = 32, 136  # of a warpgroup
 MOST_SUMS = 204  # that a thread can hold, of its 240 registers
 MOST_FETCHED = 256  # rows at a time
 LEAST_BYTES = 32 << 20  # of weights: what is less is read before a round has begun
-GATED_BYTES, GATED_LINES = 8 << 20, 24  # where a round spares kernels for norm and activation
+GATED_BYTES, GATED_LINES = 8 << 20, 24  # where a round spares a kernel, for one tile of rows
 BUSY = 0.9  # the share of processors that a round needs, to be worth it
 
 
@@ -66,8 +66,6 @@ class Round:
         return ALIGNED + max(stages, sums)
 
     def fits(self, tiles: int) -> bool:
-        if self.lines < LEAST_LINES and tiles > 1:  # more rows to fetch than weights
-            return False
         held = tiles * self.lines // 2
         is_held = held <= MOST_SUMS and tiles * TILE <= MOST_FETCHED
         return is_held and self.shared(tiles) <= SHARED_BYTES
@@ -81,21 +79,19 @@ class Streamed:
         self._lines = weight.t()
         self._round: Round | None = None
         size = weight.numel() * weight.element_size()
+        self._is_small = size < LEAST_BYTES
         least = GATED_BYTES if is_gated else LEAST_BYTES
         is_plain = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and product.bias is None
         if size >= least and is_plain and can_compile(weight.device):
             processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
             inputs, outputs = weight.shape
-            self._round = (
-                Round.of(inputs, outputs, processors)
-                if size >= LEAST_BYTES
-                else Round.of(inputs, outputs, processors, least=GATED_LINES, most=1)
-            )
+            shape = inputs, outputs, processors
+            self._round = Round.of(*shape, GATED_LINES, 1) if self._is_small else Round.of(*shape)
         self._map = None if self._round is None else Map(self._lines, (self._round.lines, DEPTH))
 
     def takes(self, rows: int, most: int) -> bool:
         """Up to `most`, from where on the library is faster."""
-        tiles = -(-rows // TILE)
+        tiles, most = -(-rows // TILE), TILE if self._is_small else most
         return rows <= most and self._round is not None and self._round.fits(tiles)
 
     def __call__(self, x: Tensor) -> Tensor:
