@@ -1,7 +1,10 @@
 """What the tests on a card have in common."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.driver import can_compile
@@ -20,3 +23,21 @@ on_hopper = pytest.mark.skipif(
 
 def rows_of(counts: Rows, block_size: int) -> tuple[Batch, int]:
     return support.rows_of(counts, block_size, "cuda")
+
+
+def replayed(run: Callable[[], Tensor], times: int = 300) -> Tensor:
+    """What a model gives in a graph, the same every time: whoever read too early would now and
+    then read something else."""
+    run()  # compiles what it needs
+    torch.cuda.synchronize()
+    graph, out = torch.cuda.CUDAGraph(), torch.empty(0)
+    with torch.cuda.graph(graph):
+        out = run()
+    graph.replay()
+    first = out.clone()
+    for _ in range(times):
+        with torch.inference_mode():  # where the model has made it
+            out.zero_()
+        graph.replay()
+        assert torch.equal(out, first)
+    return first
