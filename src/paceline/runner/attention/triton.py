@@ -55,7 +55,7 @@ def cut(contexts: int) -> Cut:
     for least, found in CUTS:
         if contexts >= least:
             return found
-    return Cut(min(-(-BUSY // contexts), MOST_SPLITS))
+    return Cut(min(-(-BUSY // contexts), MOST_SPLITS), tile=32)
 
 
 class Triton:
