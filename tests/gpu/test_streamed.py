@@ -24,8 +24,6 @@ pytestmark = ON_A_CARD
 
 # Inputs and outputs: one round, two who share inputs, and a last processor with less to do.
 SHAPES = [(5120, 34816), (17408, 5120), (4096, 4096 + 16 * 5)]
-
-
 FLOOR = 3.0  # a length between those of the rows
 
 

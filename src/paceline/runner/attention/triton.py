@@ -20,7 +20,7 @@ LEAST = 16  # rows and columns of the smallest product that tensor cores take
 MOST_SPLITS = 32
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
-TILE = 64
+TILE, SHORT = 64, 32  # cells: where contexts are many or few, shorter tiles are faster
 STAGES = 3  # tiles under way
 FEW_DIMS = 128  # of a head, up to which two warps hold what four would
 FEW = 2048  # positions, up to which longer tiles of keys are faster
@@ -38,7 +38,7 @@ class Cut:
 # From so many contexts on. What was fastest on an H200 for contexts as different as those of a
 # script: pieces make the load even, and cost time to join.
 CUTS = (
-    (1600, Cut(1, tile=32)),
+    (1600, Cut(1, tile=SHORT)),
     (1408, Cut(1)),
     (1088, Cut(2, portion=20)),
     (768, Cut(1)),
@@ -55,7 +55,7 @@ def cut(contexts: int) -> Cut:
     for least, found in CUTS:
         if contexts >= least:
             return found
-    return Cut(min(-(-BUSY // contexts), MOST_SPLITS), tile=32)
+    return Cut(min(-(-BUSY // contexts), MOST_SPLITS), tile=SHORT)
 
 
 class Triton:
