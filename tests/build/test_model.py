@@ -7,9 +7,10 @@ import pytest
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.build.assembly import device_of
-from paceline.build.model import bytes_as_tokens, find_model
+from paceline.build.model import find_model
+from paceline.build.words import bytes_as_tokens
 from paceline.hub.progress import silent
-from paceline.runner.weights.dummy import config_in, named_shapes
+from paceline.runner.models.shape import config_in, named_shapes
 from paceline.text.tokenizer import Tokenizer
 from tests.golden.support import SIZES
 

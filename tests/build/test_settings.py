@@ -5,12 +5,13 @@ import pytest
 from paceline import ConfigError
 from paceline.build.settings import (
     CUDA_DEFAULTS,
+    SCHEDULERS,
     Hardware,
     block_bytes,
     resolve,
     sort_settings,
 )
-from paceline.core.config import LoadConfig
+from paceline.core.config import Config, LoadConfig
 from tests.runner.support import tiny
 
 MODEL = tiny(max_position_embeddings=1024)
@@ -39,6 +40,13 @@ def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for(
 )
 def test_an_unknown_setting_is_refused_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
+        sort_settings({name: 1})
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(name: str) -> None:
+    assert name in Config.names()
+    with pytest.raises(ConfigError, match=f"{name} is a setting of a scheduler alone: "):
         sort_settings({name: 1})
 
 

@@ -9,6 +9,7 @@ from paceline.cli.main import main
 from paceline.cli.sentences import NAMES, OF_ENGINES, SENTENCES, TITLES
 from paceline.cli.settings import HIDDEN, ServingSettings, Settings
 from paceline.core.config import PARTS, Config, LoadConfig
+from paceline.core.errors import ConfigError
 
 
 def test_every_setting_has_a_flag() -> None:
@@ -39,6 +40,18 @@ def test_only_what_was_given_is_passed_on() -> None:
     assert ServingSettings.among(given) == {}
     given |= {"api_keys": ["a", "b"], "depth": 2, "timings": False, "aliases": []}
     assert ServingSettings.among(given) == {"api_keys": ("a", "b"), "depth": 2, "timings": False}
+
+
+def test_tenants_have_weights_by_name() -> None:
+    given = dict.fromkeys(one.name for one in Settings.all())
+    assert Settings.among({**given, "tenant_weights": []}) == {}
+    pairs = ["alice=2", "team=b=0.5"]
+    assert Settings.among({**given, "tenant_weights": pairs}) == {
+        "tenant_weights": {"alice": 2.0, "team=b": 0.5}
+    }
+    for wrong in ("alice", "=2", "alice=much"):
+        with pytest.raises(ConfigError, match="NAME=WEIGHT"):
+            Settings.among({**given, "tenant_weights": [wrong]})
 
 
 def test_help_groups_settings_by_component(capsys: pytest.CaptureFixture[str]) -> None:

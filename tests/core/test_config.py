@@ -202,7 +202,10 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
             "preemption_mode is 'flee'; choose one of recompute, swap, auto",
         ),
         ({"swap_space": -1}, "swap_space is -1; it cannot be negative"),
-        ({"preemption_mode": "swap"}, "preemption_mode 'swap' needs a swap_space of some blocks"),
+        (
+            {"preemption_mode": "swap"},
+            "preemption_mode 'swap' needs a swap_space: blocks for a scheduler, GiB for an engine",
+        ),
         (
             {"recompute_tokens_per_s": 0.0},
             "rates of recomputation and of swapping are positive",

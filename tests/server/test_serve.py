@@ -1,10 +1,14 @@
-"""A server that is told to end."""
+"""A server from its start to its end."""
 
 import asyncio
+import json
 import os
 import signal
+from pathlib import Path
 
 from paceline.server.settings import ServerSettings
+from tests.golden.support import SIZES
+from tests.server.real import running
 from tests.server.support import Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
@@ -58,3 +62,19 @@ def test_a_second_signal_ends_it_at_once() -> None:
         await site.until(lambda: site.empty)
 
     on_its_own_server(scenario, breaks=paced)
+
+
+def test_random_weights_are_served_by_what_describes_them_alone(tmp_path: Path) -> None:
+    described = {"architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with running(tmp_path, load_format="dummy") as server:
+        answer = server.http.post(PATH, json={**LONG, "max_tokens": 3}).json()
+        assert answer["usage"] == {
+            "prompt_tokens": len("the"),
+            "completion_tokens": 3,
+            "total_tokens": 6,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        server.process.send_signal(signal.SIGTERM)
+        status, said = server.ended()
+        assert (status, said) == (0, "False\n"), "the front end needs no torch"

@@ -8,6 +8,8 @@ from time import monotonic
 from typing import Any
 
 from paceline.build.models import FACTORY
+from paceline.build.words import words_of
+from paceline.core.config import LoadFormat
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.frontend import Frontend
 from paceline.engine.parts import factory_named
@@ -23,7 +25,6 @@ from paceline.server import serve as http
 from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.text.chat import ChatTemplate
-from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +44,13 @@ def serve(
     """
     chosen: ServerSettings = taken(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
-    path = str(pull(model, progress=progress))
+    form: LoadFormat = settings.get("load_format", "auto")
+    path = model if form == "dummy" else str(pull(model, progress=progress))
     log.info("loading %s", model)
     core = core_of(path, settings)
     try:
         length = core.ready().max_model_len
-        tokenizer = Tokenizer.load(path)
+        tokenizer = words_of(path, form)
     except BaseException:
         core.close()
         raise

@@ -20,6 +20,15 @@ CUDA_DEFAULTS: dict[str, Any] = {
     "watermark": 0.01,
 }
 OWN = [setting.name for setting in fields(LoadConfig)]
+# What a scheduler by itself is told, and why an engine is not.
+SCHEDULERS = {
+    "num_blocks": "an engine counts its blocks; see num_gpu_blocks_override",
+    "recompute_tokens_per_s": "an engine measures it",
+    "swap_blocks_per_s": "an engine measures it",
+    "enable_kv_cache_events": "nobody would take the events of an engine; see "
+    "Scheduler.cache_events",
+    "lookahead_slots": "no drafter of an engine writes beyond its row",
+}
 C = TypeVar("C")
 SHARE_OF_MEMORY = 0.25  # of what is free, for KV, where nobody says how much
 
@@ -83,9 +92,11 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
     """The scheduler's settings and ours; an unknown name is an error with the nearest one."""
     ours = {name: settings[name] for name in OWN if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
-    known = [*Config.names(), *OWN]
+    known = [name for name in (*Config.names(), *OWN) if name not in SCHEDULERS]
     for name in rest:
-        if name not in Config.names() or name == "num_blocks":
+        if name in SCHEDULERS:
+            raise ConfigError(f"{name} is a setting of a scheduler alone: {SCHEDULERS[name]}")
+        if name not in Config.names():
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"unknown setting {name!r}{hint}")

@@ -9,19 +9,18 @@ from paceline.cli.command import WrongOption
 from paceline.cli.settings import Settings
 from paceline.hub.catalogue import DEFAULT
 
+WHICH = f"{DEFAULT}, a .gguf file, a folder, or owner/name[@revision] of Hugging Face."
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A name that `paceline pull` knows, a .gguf file, a folder, or owner/name.",
+        help=WHICH,
         show_default=DEFAULT,
     ),
 ]
 ModelFlag = Annotated[
     str | None,
-    typer.Option(
-        "--model", metavar="NAME", help="The same as MODEL, by flag.", show_default=DEFAULT
-    ),
+    typer.Option("--model", metavar="NAME", help=WHICH, show_default=DEFAULT),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 UrlOption = Annotated[

@@ -18,7 +18,9 @@ NAMES = {
     "api_keys": "api_key",
     "allowed_origins": "allowed_origin",
     "aliases": "served_model_name",
+    "tenant_weights": "tenant_weight",
 }
+METAVARS = {"tenant_weights": "NAME=WEIGHT"}
 
 # Defaults that an engine has and a scheduler by itself has not.
 OF_ENGINES = {
@@ -36,12 +38,13 @@ SENTENCES = {
     "body_bytes": "Largest body of a request.",
     "header_bytes": "Largest head of a request, names and values together.",
     "body_s": "Seconds within which each part of a body must come.",
-    "unread_s": "Seconds to leave a stream unread; after twice as many a client is dropped.",
+    "unread_s": "A client that reads nothing of its stream for so many seconds is dropped.",
     "drain_s": "Seconds that running requests get when the server is told to end.",
     "timeout_s": "Seconds that a request gets where it names no timeout; 0: no limit.",
     "timings": "Put timings into every response, not only where a request asks for them.",
     "log_format": "Lines of the log: text, or json, one object each.",
-    "otlp_endpoint": "Where spans go, one for each request, such as http://localhost:4318.",
+    "otlp_endpoint": "Where spans go, one for each request: the full address, such as "
+    "http://localhost:4318/v1/traces.",
     # the step loop
     "inbox_requests": "Requests that may wait for the loop's next turn.",
     "on_failure": "After a step that failed: go on with the next requests, or stop.",
@@ -55,14 +58,16 @@ SENTENCES = {
     "core_restart_span_s": "Seconds in which restarts are counted.",
     # the model on this machine
     "device": "Where the model runs; auto: on a card if there is one.",
-    "load_format": "How weights are stored; auto: by what is found; dummy: random ones.",
+    "load_format": "How weights are stored; auto: by what is found; dummy: random ones, for a "
+    "folder with a config.json or a shape such as qwen3-0.6b.",
     "dtype": "Of weights on a card; auto: bfloat16.",
     "kv_cache_dtype": "Of keys and values on a card; auto: as the weights.",
     "gpu_memory_utilization": "Share of a card's memory for weights, steps and KV.",
     "async_scheduling": "Plan a step while one runs, where the device is another.",
     "kv_cache_gib": "GiB of memory for keys and values; 0 takes a share of what is free.",
     "num_gpu_blocks_override": "Blocks of KV memory by count; 0: as many as the memory holds.",
-    "attention": "How attention is computed: a module in runner/attention, a dotted path, or auto.",
+    "attention": "How attention is computed: native, paged, sdpa; on a card triton, flashinfer, "
+    "sdpa; a dotted path; or auto.",
     "weights": "How products use the weights: float32, int8, or auto, whichever is faster here.",
     "depth": "Steps in flight: above 1 the next is planned while one runs; 0: by device.",
     "threads": "Cores that a forward may use; 0: as many as torch takes.",
@@ -70,7 +75,6 @@ SENTENCES = {
     "block_size": "Positions in one block; prefixes are shared in whole blocks.",
     "enable_prefix_caching": "Let requests that begin alike share what was computed.",
     "free_order": "Which free block is reused first: one without cached content, or the oldest.",
-    "enable_kv_cache_events": "Record stored and removed blocks, for routers.",
     # step
     "max_num_seqs": "Sequences that run at once; more of them share a step, each a bit slower.",
     "max_num_batched_tokens": "Positions computed in one step: more favours throughput, fewer "
@@ -91,18 +95,18 @@ SENTENCES = {
     "refuse_late": "deadline: refuse what missed its first-token deadline in the queue.",
     "default_deadline_s": "deadline: seconds to the first token where a request names none.",
     "prefill_tokens_per_s": "deadline: turns prompt tokens into time.",
+    "tenant_weights": "fair: the share of a tenant beside those of others, 1 where unnamed; may "
+    "repeat.",
     "input_token_weight": "fair: what a tenant is charged for a prompt token computed.",
     "output_token_weight": "fair: what a tenant is charged for a token generated.",
     # preemption
     "preemption_mode": "Compute again, copy to host memory and back, or whichever costs less.",
     "swap_space": "GiB of host memory for sequences that are swapped out.",
-    "recompute_tokens_per_s": "auto: positions computed again per second; measured at the start.",
-    "swap_blocks_per_s": "auto: blocks moved either way per second; measured at the start.",
     # speculation
-    "num_speculative_tokens": "Drafts per sequence and step, where a request names none.",
+    "num_speculative_tokens": "Drafts per sequence and step, where a request names none: what "
+    "followed its last two tokens when they came before.",
     "speculation": "How many drafts are worth it: adaptive, fixed, or a dotted path.",
     "speculation_max_batch_tokens": "No drafts beyond this many rows and drafts in a step.",
-    "lookahead_slots": "Further KV positions that a drafter writes beyond the row.",
     # journal
     "journal_requests": "Ended requests remembered.",
     "journal_spells": "Stretches of blocked admission remembered.",

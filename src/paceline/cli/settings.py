@@ -7,12 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_origin,
 
 import typer
 
-from paceline.cli.sentences import NAMES, OF_ENGINES, SENTENCES, TITLES
+from paceline.build.settings import SCHEDULERS
+from paceline.cli.sentences import METAVARS, NAMES, OF_ENGINES, SENTENCES, TITLES
 from paceline.core.config import PARTS, LoadConfig
+from paceline.core.errors import ConfigError
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
 
-HIDDEN = ("num_blocks", "swap_space", "tenant_weights")  # of the scheduler: an engine has its own
+HIDDEN = (*SCHEDULERS, "swap_space")  # of the scheduler: an engine has its own, or none
 
 S = TypeVar("S", bound="Settings")
 
@@ -33,7 +35,7 @@ class Setting:
         option = typer.Option(
             f"--{plain}/--no-{plain}" if self.kind is bool else f"--{plain}",
             help=SENTENCES.get(self.name, ""),
-            metavar="TEXT" if self.default == () else None,
+            metavar=METAVARS.get(self.name, "TEXT" if self.default == () else None),
             show_default=OF_ENGINES.get(self.name) or told(self.default),
             rich_help_panel=TITLES.get(self.component, self.component),
         )
@@ -45,7 +47,13 @@ class Setting:
         """What the command line can read: a choice, a list, or a value of a plain type."""
         if get_origin(self.kind) is Literal:
             return self.kind
-        return list[str] if self.default == () else self.kind
+        return list[str] if isinstance(self.default, tuple | Mapping) else self.kind
+
+    def read(self, given: Any) -> Any:
+        """What was given, as the setting has it: several values in a tuple, pairs in a dict."""
+        if isinstance(self.default, Mapping):
+            return weights_in(given or [])
+        return tuple(cast("list[Any]", given)) if isinstance(given, list) else given
 
 
 class Settings(dict[str, Any]):
@@ -59,13 +67,16 @@ class Settings(dict[str, Any]):
             hints = get_type_hints(component)
             for one in fields(component):
                 hidden = component is not LoadConfig and one.name in HIDDEN
-                if one.default is not MISSING and not hidden:
-                    yield Setting(part, one.name, hints[one.name], one.default)
+                default = one.default
+                if one.default_factory is not MISSING:
+                    default = one.default_factory()
+                if default is not MISSING and not hidden:
+                    yield Setting(part, one.name, hints[one.name], default)
 
     @classmethod
     def among(cls: type[S], given: Mapping[str, Any]) -> S:
-        found = {one.name: plain(given[one.name]) for one in cls.all()}
-        return cls({name: value for name, value in found.items() if value not in (None, ())})
+        found = {one.name: one.read(given[one.name]) for one in cls.all()}
+        return cls({name: value for name, value in found.items() if value not in (None, (), {})})
 
 
 class ServingSettings(Settings):
@@ -79,13 +90,22 @@ class ServingSettings(Settings):
     }
 
 
-def plain(value: Any) -> Any:
-    """Settings that hold several values hold them in tuples."""
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+def weights_in(pairs: list[str]) -> dict[str, float]:
+    """Each a name and a number, such as alice=2."""
+    found: dict[str, float] = {}
+    for pair in pairs:
+        name, _, weight = pair.rpartition("=")
+        try:
+            found[name] = float(weight)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ConfigError(f"{pair!r} is no weight of a tenant; write NAME=WEIGHT")
+    return found
 
 
 def told(default: Any) -> str | bool:
     """A default as people read it; False where there is nothing to show."""
     if isinstance(default, bool):
         return "yes" if default else "no"
-    return str(default) if default not in ("", ()) else False
+    return str(default) if default not in ("", (), {}) else False

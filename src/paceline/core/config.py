@@ -160,7 +160,7 @@ class PreemptionConfig:
         require(self.swap_space >= 0, f"swap_space is {self.swap_space}; it cannot be negative")
         require(
             self.preemption_mode != "swap" or self.swap_space > 0,
-            "preemption_mode 'swap' needs a swap_space of some blocks",
+            "preemption_mode 'swap' needs a swap_space: blocks for a scheduler, GiB for an engine",
         )
         require(
             self.recompute_tokens_per_s > 0 and self.swap_blocks_per_s > 0,

@@ -1,34 +1,10 @@
 """Random weights of any size, for tests and for measuring without a download."""
 
-import json
-from importlib.resources import files
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import Shape, manifest
-
-
-def named_shapes() -> list[str]:
-    """Names of the model shapes that come with the package."""
-    folder = files("paceline.runner.models") / "shapes"
-    return sorted(file.name.removesuffix(".json") for file in folder.iterdir())
-
-
-def config_in(name: str) -> ModelConfig:
-    """Of a shape by its name, or of a folder that has a config.json."""
-    folder = Path(name).expanduser()
-    if name in named_shapes():
-        text = (files("paceline.runner.models") / "shapes" / f"{name}.json").read_text()
-    elif (folder / "config.json").is_file():
-        text = (folder / "config.json").read_text()
-    else:
-        known = ", ".join(named_shapes())
-        raise ConfigError(f"no shape {name!r}: there are {known}, and folders with a config.json")
-    return ModelConfig.of_hf(json.loads(text))
 
 
 class Dummy:

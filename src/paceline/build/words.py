@@ -1,0 +1,30 @@
+"""The words of a model, for whoever reads text and has no use for the weights."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from paceline.core.config import LoadFormat
+from paceline.runner.models.shape import config_in
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
+
+
+def words_of(path: str, form: LoadFormat) -> Tokenizer:
+    """Those that lie beside the weights; for random weights without any, bytes."""
+    folder = Path(path).expanduser()
+    if form == "dummy" and not (folder / "tokenizer.json").is_file():
+        return Tokenizer(bytes_as_tokens(config_in(path).vocab))
+    return Tokenizer.load(folder)
+
+
+def bytes_as_tokens(size: int) -> Vocabulary:
+    """A token for each byte, for models that say nothing anyway. The others stand for their
+    number, and no text has them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:size]
+    words = [*alphabet, *(f"<{id}>" for id in range(len(alphabet), size))]
+    backend = Backend(models.BPE({word: id for id, word in enumerate(words)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Vocabulary(backend, bos=None, eos=(), chat_template=None)
