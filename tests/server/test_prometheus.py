@@ -8,9 +8,11 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.server.meanings import MEANINGS
 from tests.server.support import MODEL, Site, on_its_own_server, paced
 
 BOARD = Path(__file__).parents[2] / "ops" / "grafana" / "paceline.json"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
 PATH = "/v1/completions"
 
 GAUGES = """num_requests_running num_requests_waiting num_requests_waiting_by_reason
@@ -35,7 +37,7 @@ LEFT_OUT = {
     "external_prefix_cache_hits": "there is no cache outside",
     "mm_cache_queries": "text only",
     "mm_cache_hits": "text only",
-    "corrupted_requests": "logits are not searched for NaN",
+    "corrupted_requests": "paceline:failed_rows counts those, which end",
     "kv_block_lifetime_seconds": "blocks are not timed",
     "kv_block_idle_before_evict_seconds": "blocks are not timed",
     "kv_block_reuse_gap_seconds": "blocks are not timed",
@@ -45,6 +47,17 @@ LEFT_OUT = {
 async def families(site: Site) -> dict[str, Metric]:
     text = (await site.http.get("/metrics")).text
     return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_every_metric_has_a_meaning_there_and_in_the_guide() -> None:
+    async def scenario(site: Site) -> None:
+        found = await families(site)
+        meanings = {name.partition(":")[2]: one.documentation for name, one in found.items()}
+        assert meanings == MEANINGS
+
+    on_its_own_server(scenario)
+    told = dict(re.findall(r"^\| `(\w+?)(?:_total)?` \| (.+) \|$", GUIDE.read_text(), re.MULTILINE))
+    assert told == {name.removesuffix("_total"): text for name, text in MEANINGS.items()}
 
 
 def test_every_metric_of_the_list_is_there_or_left_out_for_a_reason() -> None:

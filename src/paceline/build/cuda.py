@@ -80,7 +80,7 @@ def free_bytes(utilization: float) -> int:
 
 def rehearsed(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> tuple[int, float]:
     """Bytes that the largest step takes, and positions that it computes in a second: it is run
-    over a store of no size."""
+    over a store of two blocks."""
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
     runner = runner_of(model, kv, load_attention(ATTENTION), step)
     before = torch.cuda.memory_allocated()

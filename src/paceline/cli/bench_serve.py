@@ -58,7 +58,7 @@ class Timing:
         typer.Option(
             metavar="FILE",
             help="Arrivals and lengths of real requests: Azure's CSV, Mooncake's JSON lines, or "
-            "lines with token ids. --num-prompts takes the first of them.",
+            "lines with input_toks, output_toks and arrival_time_ns; --num-prompts of them.",
             rich_help_panel=TRACE,
         ),
     ] = None

@@ -69,7 +69,7 @@ class Settings(dict[str, Any]):
                 hidden = component is not LoadConfig and one.name in HIDDEN
                 default = one.default
                 if one.default_factory is not MISSING:
-                    default = one.default_factory()
+                    default = dict(one.default_factory())  # the one kind that there is
                 if default is not MISSING and not hidden:
                     yield Setting(part, one.name, hints[one.name], default)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from paceline.core.errors import ConfigError
@@ -14,6 +15,9 @@ def load(what: str, name: str, package: str, base: type[T]) -> Callable[..., T]:
     module, _, own = name.rpartition(".")
     if not module:
         module, own = f"{package}.{name}", name.title().replace("_", "")
+        known = [one.name for one in iter_modules(import_module(package).__path__)]
+        if name not in known:
+            raise ConfigError(f"no {what} {name!r}: there are {', '.join(known)}, and dotted paths")
     try:
         found: Any = getattr(import_module(module), own)
     except (ImportError, AttributeError, TypeError, ValueError) as error:

@@ -52,7 +52,8 @@ class SamplingParams:
     presence_penalty            is taken from the logits of tokens in the output
     frequency_penalty           is taken from them as often as they occur in the output
     repetition_penalty          divides the logits of tokens in prompt or output
-    seed                        of the samples; None: another one for each request
+    seed                        of the samples; None: one made of the request's id; a script's
+                                requests are numbered, so that it repeats itself
     max_tokens                  most tokens to generate; None: all that the model length allows;
                                 0: only the prompt is computed, for its logprobs
     min_tokens                  before this many neither tokens nor strings stop it

@@ -10,7 +10,7 @@ from paceline.core.request import Item, Request
 KEY_BYTES = 16
 BYTES_PER_TOKEN = 4
 BLANK = blake2b(digest_size=KEY_BYTES)
-CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # blocks that are remembered at once, and at most together
+CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # a stem grows by chunks, up to so many blocks
 MEMO_STEMS = 4096  # that are remembered
 
 

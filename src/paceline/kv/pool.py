@@ -7,7 +7,7 @@ from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv.runs import Run
 
-LOT, REMEMBERED = 16, 1024  # blocks of beginnings in such steps, of so many, are remembered
+LOT, REMEMBERED = 16, 1024  # `find` remembers so many beginnings, each of a multiple of a lot
 
 
 class BlockPool:

@@ -29,7 +29,7 @@ class Fence:
     device: tuple[int, ...]
     host: tuple[int, ...] = ()
     stored: tuple[int, ...] = ()  # serials whose content `step` brings to the host
-    arriving: tuple[int, ...] = ()  # serials that have not all their content before `step` ran
+    arriving: tuple[int, ...] = ()  # serials whose blocks are complete only after `step`
     keys: tuple[tuple[int, bytes], ...] = ()  # seals of host blocks that count once it has run
 
 
@@ -171,7 +171,7 @@ class HostTier:
 
     @property
     def arriving(self) -> set[int]:
-        """Serials of residents whose content is not all there before the steps in flight ran."""
+        """Serials of residents whose blocks are complete only after the steps in flight."""
         return {serial for fence in self._fences for serial in fence.arriving}
 
     @property

@@ -41,7 +41,7 @@ class Failures:
         for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
             if slot not in reasons or not table.resident[slot]:  # it may have gone with its family
                 continue
-            if not self._is_another_s(slot, doubtful):
+            if not self._may_be_inherited(slot, doubtful):
                 leader = at.live[table.sequence(slot).id]
                 for member in at.group(leader):
                     doubtful |= self._forget(member)
@@ -52,7 +52,7 @@ class Failures:
             self._compute_again(doubtful, well)
         return ended
 
-    def _is_another_s(self, slot: int, doubtful: Doubtful) -> bool:
+    def _may_be_inherited(self, slot: int, doubtful: Doubtful) -> bool:
         """May a failure come from what one that was admitted earlier has computed?"""
         shares = not doubtful.keys().isdisjoint(self._at.cache.blocks(slot))
         return shares and not self._has_sampled(slot)

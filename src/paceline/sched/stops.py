@@ -8,37 +8,37 @@ from paceline.core.arrays import I32, Bool, Index, sparse_zeros
 from paceline.core.request import Request
 from paceline.sched.slots import SlotTable
 
-BITS = 1 << 20  # more than any vocabulary has
+FLAGS = 1 << 20  # more than any vocabulary has
 
 
 class StopWatch:
     """Watches for the stop tokens of all residents at once.
 
-    One bit per token id says whether any resident could stop at it, so that a step
+    One flag per token id says whether any resident could stop at it, so that a step
     costs one lookup per sampled id, and only rows that sampled such a token are
-    looked at one by one. The last bit stands for all token ids from there on.
+    looked at one by one. The last flag stands for all token ids from there on.
     """
 
     def __init__(self) -> None:
-        self._watchers: Counter[int] = Counter()  # by bit
-        self._watched = sparse_zeros(1, BITS)[0]
+        self._watchers: Counter[int] = Counter()  # by flag
+        self._watched = sparse_zeros(1, FLAGS)[0]
 
     def watch(self, request: Request) -> None:
-        for bit in self._bits(request):
-            self._watchers[bit] += 1
-            self._watched[bit] = 1
+        for flag in self._flags(request):
+            self._watchers[flag] += 1
+            self._watched[flag] = 1
 
     def unwatch(self, request: Request) -> None:
-        for bit in self._bits(request):
-            self._watchers[bit] -= 1
-            if not self._watchers[bit]:
-                del self._watchers[bit]
-                self._watched[bit] = 0
+        for flag in self._flags(request):
+            self._watchers[flag] -= 1
+            if not self._watchers[flag]:
+                del self._watchers[flag]
+                self._watched[flag] = 0
 
     @staticmethod
-    def _bits(request: Request) -> list[int]:
+    def _flags(request: Request) -> list[int]:
         tokens = request.stop_token_ids + (() if request.ignore_eos else request.eos_token_ids)
-        return [min(token, BITS - 1) for token in tokens] if tokens else []
+        return [min(token, FLAGS - 1) for token in tokens] if tokens else []
 
     def suspects(self, ids: I32) -> Bool | None:
         """Where some resident's stop token was sampled; None if nobody watches anything."""

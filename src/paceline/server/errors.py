@@ -51,10 +51,8 @@ class Refusal(HTTPException):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry_after: int | None = None,
     ) -> None:
-        headers = None if retry_after is None else {"Retry-After": str(retry_after)}
-        super().__init__(status, message, headers)
+        super().__init__(status, message)
         self.param, self.code = param, code
 
     @property

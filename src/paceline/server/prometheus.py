@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from paceline.core.request import Finish
 from paceline.engine.histogram import Histogram
 from paceline.engine.metrics import Report
+from paceline.server.meanings import MEANINGS
 
 LABELS = ("model_name", "engine")
 WAITING = ("num_requests_waiting_by_reason", "reason")
@@ -36,15 +37,15 @@ class Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         report = self._report
         for name, value in with_old_names(report.gauges, OLD_GAUGES).items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", words(name), labels=LABELS)
+            gauge = GaugeMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
             gauge.add_metric(self._values, value)
             yield gauge
         for name, value in with_old_names(report.counters, OLD_COUNTERS).items():
-            counter = CounterMetricFamily(f"vllm:{name}", words(name), labels=LABELS)
+            counter = CounterMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
             counter.add_metric(self._values, value)
             yield counter
         for name, histogram in report.histograms.items():
-            family = HistogramMetricFamily(f"vllm:{name}", words(name), labels=LABELS)
+            family = HistogramMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
             family.add_metric(self._values, buckets(histogram), histogram.total)
             yield family
         yield from self._labelled()
@@ -61,38 +62,28 @@ class Exposition(Collector):
             (CounterMetricFamily, "prompt_tokens_by_source", "source", report.prompt_by_source),
             (CounterMetricFamily, *ACCEPTED, places),
         ):
-            family = kind(f"vllm:{name}", words(name), labels=(*LABELS, label))
+            family = kind(f"vllm:{name}", MEANINGS[name], labels=(*LABELS, label))
             for value, count in counts.items():
                 family.add_metric((*self._values, value), count)
             yield family
         config = {name: str(value) for name, value in report.cache_config.items()}
         cache = GaugeMetricFamily(
-            "vllm:cache_config_info", "settings of the KV cache", labels=("engine", *config)
+            "vllm:cache_config_info", MEANINGS["cache_config_info"], labels=("engine", *config)
         )
         cache.add_metric(("0", *config.values()), 1)
         yield cache
 
     def _own(self) -> Iterator[Metric]:
         """What others have no name for."""
-        healthy = GaugeMetricFamily(
-            "paceline:engine_healthy", "1, or 0 where /health is red", labels=LABELS
-        )
-        healthy.add_metric(self._values, float(self._healthy))
-        yield healthy
-        crashes = CounterMetricFamily(
-            "paceline:engine_crashes", "times that the step loop died", labels=LABELS
-        )
-        crashes.add_metric(self._values, self._report.crashes)
-        yield crashes
-        failed = CounterMetricFamily(
-            "paceline:failed_rows", "requests that ended alone on an error", labels=LABELS
-        )
-        failed.add_metric(self._values, self._report.failed_rows)
-        yield failed
-
-
-def words(name: str) -> str:
-    return name.replace("_", " ")
+        report = self._report
+        for kind, name, value in (
+            (GaugeMetricFamily, "engine_healthy", float(self._healthy)),
+            (CounterMetricFamily, "engine_crashes", report.crashes),
+            (CounterMetricFamily, "failed_rows", report.failed_rows),
+        ):
+            family = kind(f"paceline:{name}", MEANINGS[name], labels=LABELS)
+            family.add_metric(self._values, value)
+            yield family
 
 
 def with_old_names(values: Mapping[str, float], old: Mapping[str, str]) -> dict[str, float]:

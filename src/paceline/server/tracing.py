@@ -20,5 +20,6 @@ def tracing_to(endpoint: str) -> Tracing:
     try:
         spans = import_module("paceline.server.spans")
     except ImportError as error:
-        raise ConfigError(f"otlp_endpoint needs OpenTelemetry's packages: {error}") from error
+        wanted = "otlp_endpoint needs OpenTelemetry, pip install 'paceline[otel]'"
+        raise ConfigError(f"{wanted}: {error}") from error
     return spans.Spans.sent_to(endpoint)

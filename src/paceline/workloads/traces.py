@@ -1,4 +1,4 @@
-"""Reads logs of real requests: Azure's CSV, Mooncake's JSON lines, and lines with token ids."""
+"""Reads logs of real requests: Azure's CSV, Mooncake's JSON lines, and lines of counts."""
 
 import csv
 import json
@@ -85,6 +85,6 @@ def mooncake(number: int, row: Row) -> Call:
 
 
 def tokens(number: int, row: Row) -> Call:
-    """The ids are those of another model, so only their number is taken."""
+    """Lengths, and when it came."""
     prompt = Segment(f"{number}", int(row["input_toks"]))
     return Call(row["arrival_time_ns"] * NS, (prompt,), int(row["output_toks"]))

@@ -25,10 +25,7 @@ class Deadline(Policy):
 
     def due(self, sequence: Sequence) -> float:
         """When its next token should be there."""
-        request = sequence.request
-        first = sequence.arrival + (request.deadline or self.config.default_deadline_s)
-        outputs = len(sequence.tokens) - len(request.prompt)
-        return first + outputs * (request.token_deadline or 0.0)
+        return self._due_after(sequence, len(sequence.tokens) - len(sequence.request.prompt))
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
         work_s = self.view.uncached(sequence) / self.config.prefill_tokens_per_s
@@ -37,16 +34,17 @@ class Deadline(Policy):
     def victim(self) -> int:
         """The resident that can best afford it."""
         table = self.view.table
-        due = {slot: self._resident_due(slot) for slot in table.order.tolist()}
+        outputs = table.known - table.prompt
+        due = {
+            slot: self._due_after(table.sequence(slot), int(outputs[slot]))
+            for slot in table.order.tolist()
+        }
         latest = max(due.values())
         return self.pick(table.order[[due[slot] == latest for slot in table.order.tolist()]])
 
-    def _resident_due(self, slot: int) -> float:
-        table = self.view.table
-        sequence = table.sequence(slot)
+    def _due_after(self, sequence: Sequence, outputs: int) -> float:
         request = sequence.request
         first = sequence.arrival + (request.deadline or self.config.default_deadline_s)
-        outputs = int(table.known[slot] - table.prompt[slot])
         return first + outputs * (request.token_deadline or 0.0)
 
     def joined(self, sequence: Sequence) -> None:

@@ -20,8 +20,8 @@ class Fair(Policy):
     it, divided by its weight. `fair_share` is what a tenant would have that was always
     here: the service of each moment, split by weight among those who are, and at least
     where the last admitted tenant stood. One that comes back is lifted to it, so idling
-    saves up nothing, and a stream of newcomers keeps nobody waiting for longer than it
-    takes to serve each of them what that one had beyond its share.
+    saves up nothing. A tenant that is ahead of its share waits until about as much has been
+    served to each newcomer, and no longer.
 
     While two tenants both have requests waiting, one is ahead of the other by at most
     (input_token_weight * P + output_token_weight * max_num_seqs * O) / weight, with P its

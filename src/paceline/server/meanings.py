@@ -1,0 +1,47 @@
+"""What each metric means, for those who read `/metrics`; names are without prefix and `_total`."""
+
+MEANINGS = {
+    # gauges
+    "num_requests_running": "Sequences in a slot, which the next step may compute.",
+    "num_requests_waiting": "Sequences that are not in a slot: in the queue, swapped or parked.",
+    "num_requests_swapped": "Sequences whose KV lies on the host; they wait, too.",
+    "num_requests_waiting_by_reason": "Those that wait: for capacity, or deferred until an event.",
+    "kv_cache_usage_perc": "Share of the KV blocks that somebody holds, 0 to 1.",
+    "gpu_cache_usage_perc": "The old name of kv_cache_usage_perc.",
+    "cache_config_info": "Settings of the KV cache, as labels.",
+    # counters
+    "prompt_tokens": "Prompt tokens of requests that have got their first token.",
+    "prompt_tokens_cached": "Prompt tokens of ended requests that came from the prefix cache.",
+    "prompt_tokens_by_source": "Prompt tokens of ended requests, computed or from the cache.",
+    "generation_tokens": "Tokens generated.",
+    "request_success": "Choices that ended, by finish reason.",
+    "num_preemptions": "Sequences that lost their slot to others.",
+    "prefix_cache_queries": "Tokens that were looked for in the prefix cache.",
+    "prefix_cache_hits": "Tokens that were found there.",
+    "gpu_prefix_cache_queries": "The old name of prefix_cache_queries.",
+    "gpu_prefix_cache_hits": "The old name of prefix_cache_hits.",
+    "spec_decode_num_drafts": "Rows that verified drafts.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
+    "spec_decode_num_accepted_tokens_per_pos": "Draft tokens that were right, by their place.",
+    # histograms, each observed once for a request unless said otherwise
+    "time_to_first_token_seconds": "From arrival to the first token.",
+    "inter_token_latency_seconds": "Between deliveries of tokens, once for each of them.",
+    "request_time_per_output_token_seconds": "Time after the first token, per further token.",
+    "e2e_request_latency_seconds": "From arrival to the end.",
+    "request_queue_time_seconds": "From arrival to the first slot.",
+    "request_inference_time_seconds": "From the first slot to the end.",
+    "request_prefill_time_seconds": "From the first slot to the first token.",
+    "request_decode_time_seconds": "From the first token to the end.",
+    "request_prompt_tokens": "Tokens of the prompt.",
+    "request_generation_tokens": "Tokens generated, of all choices together.",
+    "request_max_num_generation_tokens": "Tokens of the longest choice.",
+    "request_params_max_tokens": "The max_tokens that was asked for, if it was.",
+    "request_params_n": "The n that was asked for.",
+    "request_prefill_kv_computed_tokens": "Tokens of the prompt that were not in the cache.",
+    "iteration_tokens_total": "Tokens that a step computed, once for each step.",
+    # ours
+    "engine_healthy": "1, or 0 where /health is red.",
+    "engine_crashes": "Times that the step loop died.",
+    "failed_rows": "Requests that ended alone with an error.",
+}
