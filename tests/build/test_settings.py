@@ -50,6 +50,12 @@ def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(n
         sort_settings({name: 1})
 
 
+def test_sequences_are_no_longer_than_the_model_knows() -> None:
+    rest, own = sort_settings({"max_model_len": 1025})
+    with pytest.raises(ConfigError, match="max_model_len is 1025, and the model knows 1024"):
+        resolve(rest, own, MODEL, Hardware(2**40))
+
+
 def test_without_chunks_a_step_takes_the_longest_prompt() -> None:
     rest, own = sort_settings({"enable_chunked_prefill": False, "max_model_len": 768})
     assert resolve(rest, own, MODEL, Hardware(2**40)).step.max_num_batched_tokens == 768

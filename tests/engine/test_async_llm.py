@@ -7,13 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from time import sleep
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from paceline.core.errors import QueueFull, RequestError
 from paceline.core.plan import Plan
 from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams
-from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.async_llm import LONG_TEXT, AsyncLLM
 from paceline.engine.delivery import EngineFailed
 from paceline.engine.parts import Parts
 from tests.engine.support import (
@@ -93,6 +94,46 @@ def test_refusals_are_raised() -> None:
         for read in (pieces_of, lambda stream: stream.whole()):
             with pytest.raises(RequestError, match="max_model_len"):
                 await read(engine.generate(ask("hello " * 400)))
+
+    with_engine(use)
+
+
+def test_a_long_text_is_read_on_a_thread_and_one_that_cannot_fit_not_at_all() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        reader = engine._frontend.tokenizer
+        read: list[tuple[int, bool]] = []
+        encode, here = reader.encode, threading.get_ident()
+
+        def noted(text: str, special: bool = True) -> list[int]:
+            read.append((len(text), threading.get_ident() == here))
+            return encode(text, special)
+
+        with patch.object(reader, "encode", noted):
+            short = await engine.encoded(ask("hello", max_tokens=3))
+            assert (short.text, short.prompt) == ("hello", None)
+            assert short.prompt_token_ids == encode("hello")
+            whole = await engine.generate(short).whole()
+            assert whole.prompt == "hello"
+            await engine.encoded(ask(" " * LONG_TEXT))
+            with pytest.raises(RequestError, match=r"tokens at least .* max_model_len"):
+                await engine.encoded(ask("hello " * 100_000))
+        assert read == [(5, True), (LONG_TEXT, False)]
+        ids = Ask(prompt_token_ids=[5, 6])
+        assert await engine.encoded(ids) is ids
+
+    with_engine(use)
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        def unable(_request: Any) -> None:
+            raise OverflowError("too large")
+
+        with patch.object(engine._core, "submit", unable), pytest.raises(OverflowError):
+            engine.generate(Ask(prompt="hello", request_id="a"))
+        assert not engine._frontend.open
+        output = await engine.generate(Ask(prompt="hello", request_id="a")).whole()
+        assert output.request_id == "a"
 
     with_engine(use)
 

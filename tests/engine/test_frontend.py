@@ -282,6 +282,16 @@ def test_log_probabilities_stand_beside_their_tokens() -> None:
         assert [(each.token_id, each.logprob) for each in one.top] == best
 
 
+def test_alternatives_are_told_for_every_token_also_where_others_have_drafts() -> None:
+    told = ask("hello", max_tokens=20, seed=3, logprobs=2)
+    drafting = {"num_speculative_tokens": 3, "speculation": "fixed"}
+    one, other = run([told, ask("hello", max_tokens=20, seed=4)], **drafting)
+    (alone,) = run([told])
+    assert one.joined(0).logprobs == alone.joined(0).logprobs
+    assert all(len(entry.top) == 2 for entry in one.joined(0).logprobs or ())
+    assert other.output is not None
+
+
 def test_a_failed_step_is_told_with_what_came_before() -> None:
     desk = Desk(parts(lambda plan, where: plan.step == 4 and where == "wait"))
     ear = desk.begin(ask("hello", max_tokens=10, seed=1, n=2))
@@ -312,6 +322,8 @@ def test_a_refusal_reaches_its_client() -> None:
         (Ask(messages=[{"content": "x"}]), "role"),
         (ask("a", logit_bias={5000: 1.0}), "logit_bias"),
         (Ask(prompt="a", deadline=-1.0), "deadline"),
+        (Ask(prompt="a", priority=10**30), "priority"),
+        (Ask(prompt="a", priority=-(2**63) - 1), "priority"),
         (Ask(prompt="half \ud800"), "surrogate"),
     ],
 )

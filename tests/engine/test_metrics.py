@@ -2,9 +2,10 @@
 
 from paceline.engine.delivery import Capacity, Timings
 from paceline.engine.histogram import Histogram
-from paceline.engine.metrics import Metrics, first_figures
+from paceline.engine.metrics import Lengths, Metrics, first_figures
 
 NOW = first_figures(Capacity(max_model_len=256, block_size=4, num_blocks=96))
+ONE = Lengths(prompt=7, outputs=[2], n=1, max_tokens=None)
 
 
 def test_a_bound_belongs_to_the_bucket_below_it() -> None:
@@ -17,9 +18,9 @@ def test_a_bound_belongs_to_the_bucket_below_it() -> None:
 
 def test_a_report_does_not_change_afterwards() -> None:
     metrics = Metrics()
-    metrics.asked(1, 16)
+    metrics.cut(ONE, 1.0)
     report = metrics.report(NOW)
-    metrics.asked(1, 16)
+    metrics.cut(ONE, 1.0)
     metrics.generated(3)
     assert report.histograms["request_params_n"].count == 1
     assert report.counters["generation_tokens"] == 0
@@ -27,7 +28,7 @@ def test_a_report_does_not_change_afterwards() -> None:
 
 def test_a_request_is_measured_when_it_ends() -> None:
     metrics = Metrics()
-    metrics.ended(10, 4, [5, 3], Timings(1.0, 2.0, 8.0, 11.0))
+    metrics.ended(Lengths(10, [5, 3], 2, 5), 4, Timings(1.0, 2.0, 8.0, 11.0))
     metrics.finished("stop")
     metrics.finished("length")
     report = metrics.report(NOW)
@@ -39,8 +40,25 @@ def test_a_request_is_measured_when_it_ends() -> None:
     assert total["request_generation_tokens"] == 8.0
     assert total["request_max_num_generation_tokens"] == 5.0
     assert total["request_prefill_kv_computed_tokens"] == 6.0
+    assert total["request_prompt_tokens"] == 10.0
+    assert total["request_params_n"] == 2.0
+    assert total["request_params_max_tokens"] == 5.0
     assert report.counters["prompt_tokens_cached"] == 4
     assert report.request_success == {"stop": 1, "length": 1}
+
+
+def test_a_request_that_was_cut_is_counted_without_its_stages() -> None:
+    metrics = Metrics()
+    metrics.cut(ONE, 3.0)
+    counts = {name: one.count for name, one in metrics.report(NOW).histograms.items()}
+    seen = {name for name, count in counts.items() if count}
+    assert seen == {
+        "e2e_request_latency_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_max_num_generation_tokens",
+        "request_params_n",
+    }
 
 
 def test_gauges_are_those_of_the_scheduler() -> None:

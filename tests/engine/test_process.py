@@ -19,6 +19,7 @@ from paceline.engine.frontend import Frontend
 from paceline.engine.parts import factory_named
 from paceline.engine.process import ProcessCore
 from paceline.engine.settings import EngineSettings, OnFailure
+from paceline.engine.stream import Mailbox
 from paceline.text.chat import ChatTemplate
 from tests.engine.support import ask, build, expected, expected_text, tokenizer
 
@@ -127,6 +128,19 @@ def test_a_mistake_of_ours_is_told_with_its_reason(capfd: pytest.CaptureFixture[
 
     with_process(use, "build_breaking", step=4, mistake=True)
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_request_that_cannot_be_written_down_is_not_waited_for() -> None:
+    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
+        request = engine._frontend.begin(Ask(prompt="hello"), Mailbox())
+        object.__setattr__(request, "priority", 10**30)
+        with pytest.raises(OverflowError):
+            core.submit(request)
+        engine._frontend.drop(request.id)
+        await asyncio.sleep(0.05)
+        assert core.healthy() is None
+
+    with_process(use, stall_s=0.01)
 
 
 def test_a_failed_step_or_a_full_queue_ends_requests_and_not_the_engine() -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from paceline.server.settings import ServerSettings
 from tests.golden.support import SIZES
 from tests.server.real import running
@@ -36,14 +38,32 @@ def test_what_runs_is_finished_and_nothing_new_is_taken() -> None:
     on_its_own_server(scenario, breaks=paced)
 
 
-def test_what_takes_too_long_is_cut_and_told_so() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_has_not_begun_when_time_is_over_may_be_asked_for_elsewhere(stream: bool) -> None:
     async def scenario(site: Site) -> None:
         await site.engine.pause("all")
-        asking = asyncio.create_task(site.post(PATH, **LONG))
+        asking = asyncio.create_task(site.post(PATH, **LONG, stream=stream))
         await site.until(lambda: len(site.desk.open_requests) == 1)
         os.kill(os.getpid(), signal.SIGTERM)
         await site.until(lambda: site.desk.draining)
-        assert (await asking).json()["choices"][0]["finish_reason"] == "abort"
+        answer = await asking
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "draining"
+        assert "retry-after" in answer.headers
+        await site.until(lambda: site.server.should_exit)
+
+    on_its_own_server(scenario, ServerSettings(drain_s=0.05), breaks=paced)
+
+
+def test_what_takes_too_long_is_cut_and_keeps_what_it_has() -> None:
+    async def scenario(site: Site) -> None:
+        asking = asyncio.create_task(site.post(PATH, **LONG))
+        await site.until_told()
+        await site.engine.pause("all")
+        site.server.begin_drain()
+        choice = (await asking).json()["choices"][0]
+        assert choice["finish_reason"] == "abort"
+        assert choice["text"]
         await site.until(lambda: site.server.should_exit)
 
     on_its_own_server(scenario, ServerSettings(drain_s=0.05), breaks=paced)

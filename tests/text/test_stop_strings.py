@@ -11,7 +11,7 @@ SHORT = st.text("ab🙂", min_size=1, max_size=5)
 @settings(deadline=None)
 @given(st.lists(SHORT, max_size=5), st.text("ab🙂c", max_size=30))
 def test_the_ending_is_the_longest_that_begins_a_stop_string(stop: list[str], text: str) -> None:
-    ending = stop_strings(stop)
+    ending = stop_strings(tuple(stop))
     for end in range(1, len(text) + 1):
         ending = ending.after(text[end - 1])
         suffixes = [text[begin:end] for begin in range(end)]
@@ -21,10 +21,10 @@ def test_the_ending_is_the_longest_that_begins_a_stop_string(stop: list[str], te
 
 
 def test_nothing_is_withheld_without_stop_strings() -> None:
-    assert stop_strings([]).after("a") is not None
-    assert stop_strings([]).after("a").depth == 0
+    assert stop_strings(()).after("a") is not None
+    assert stop_strings(()).after("a").depth == 0
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(RequestError, match="empty"):
-        stop_strings(["a", ""])
+        stop_strings(("a", ""))

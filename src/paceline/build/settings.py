@@ -57,6 +57,11 @@ def suggested(
 ) -> dict[str, Any]:
     """Settings with those filled in that do not depend on memory."""
     chosen = {**defaults, "max_model_len": model.max_position, **settings}
+    if chosen["max_model_len"] > model.max_position:
+        raise ConfigError(
+            f"max_model_len is {chosen['max_model_len']}, and the model knows "
+            f"{model.max_position} positions"
+        )
     if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
     return chosen

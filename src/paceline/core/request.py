@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from math import inf, isfinite
+from math import isfinite
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -33,6 +33,8 @@ FINISHED_STATE = {
     Finish.TIMEOUT: "FINISHED_TIMED_OUT",
     Finish.ERROR: "FINISHED_ERROR",
 }
+MOST_PRIORITY = 2.0**53  # either way, exact in every form that carries it
+MOST_PENALTY = 10.0  # either way: what a length is raised to
 PARKED_STATE = {"grammar": "WAITING_FOR_GRAMMAR", "remote_kv": "WAITING_FOR_REMOTE_KV"}
 
 
@@ -209,8 +211,8 @@ class Request:
             return "a deadline must be positive"
         if self.arrival is not None and not isfinite(self.arrival):
             return f"arrival is {self.arrival}; it must be a time"
-        if self.priority != self.priority or self.priority in (inf, -inf):
-            return f"priority is {self.priority}; it must be a number"
+        if not -MOST_PRIORITY <= self.priority <= MOST_PRIORITY:
+            return f"priority is {self.priority}; it lies in -2**53..2**53"
         if self.drafts is not None and self.drafts < 0:
             return f"drafts is {self.drafts}; it cannot be negative"
         return ""
@@ -248,8 +250,8 @@ class Request:
             return "best_of is for sampling; beam_width says how many beams there are"
         if self.early_stopping not in (True, False, "never"):
             return f'early_stopping is {self.early_stopping!r}; True, False or "never"'
-        if not isfinite(self.length_penalty):
-            return f"length_penalty is {self.length_penalty}; it must be a number"
+        if not -MOST_PENALTY <= self.length_penalty <= MOST_PENALTY:
+            return f"length_penalty is {self.length_penalty}; it lies in [-10, 10]"
         return ""
 
     # -- families -----------------------------------------------------------

@@ -20,7 +20,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 2.0, "[0, 2]"),
     "top_p": (ABOVE_ZERO, 1.0, "(0, 1]"),
     "min_p": (0.0, 1.0, "[0, 1]"),
-    "repetition_penalty": (ABOVE_ZERO, LARGEST, "(0, inf)"),
+    "repetition_penalty": (0.001, 1000.0, "[0.001, 1000]"),
     "presence_penalty": (-2.0, 2.0, "[-2, 2]"),
     "frequency_penalty": (-2.0, 2.0, "[-2, 2]"),
 }

@@ -60,6 +60,7 @@ class Ask:
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] | None = None
     add_generation_prompt: bool = True
+    text: str | None = None  # what the token ids were made of
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -207,6 +208,11 @@ class Stream(Protocol):
 
 class AsyncEngine(Protocol):
     """An engine as the server sees it. All of it is for the thread of one event loop."""
+
+    async def encoded(self, ask: Ask) -> Ask:
+        """With token ids for its text, made where that holds up nobody. RequestError if it is
+        longer than any prompt can be."""
+        ...
 
     def generate(self, ask: Ask) -> Stream:
         """Begin a request. RequestError, QueueFull or EngineFailed if it is refused at once."""

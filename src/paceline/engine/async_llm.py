@@ -4,10 +4,11 @@ from asyncio import AbstractEventLoop, Event, get_running_loop, timeout, to_thre
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any, Literal
 
-from paceline.core.errors import PacelineError
 from paceline.core.request import Finish
 from paceline.engine.api import Ask, Report
 from paceline.engine.delivery import Delivery, EngineFailed, Question, Verb
@@ -19,6 +20,7 @@ from paceline.engine.stream import Mailbox, PieceStream
 from paceline.engine.thread import ThreadCore
 
 TICK_S = 0.001  # a loop's clock may be coarser than ours
+LONG_TEXT = 4096  # characters, whose tokens take a millisecond or so
 STATS_S = 2.0  # after which figures of a while ago have to do
 
 
@@ -38,7 +40,9 @@ class AsyncLLM:
         self._quiet = Event()  # is no request open?
         self._gone = Event()
         self._end = ""  # why it is gone for good
-        self._figures = first_figures(core.ready())  # the latest answer to "gauges"
+        capacity = core.ready()
+        frontend.max_model_len = capacity.max_model_len
+        self._figures = first_figures(capacity)  # the latest answer to "gauges"
 
     @classmethod
     def of(cls, parts: Parts) -> "AsyncLLM":
@@ -48,14 +52,23 @@ class AsyncLLM:
 
     # -- requests -----------------------------------------------------------
 
+    async def encoded(self, ask: Ask) -> Ask:
+        """With the token ids of its text. A long text is read on a thread, while others go on."""
+        text = self._frontend.text_of(ask)
+        if text is None:
+            return ask
+        read = partial(self._frontend.ids_of, text, framed=ask.messages is None)
+        ids = read() if len(text) < LONG_TEXT else await to_thread(read)
+        return replace(ask, prompt=None, messages=None, prompt_token_ids=ids, text=text)
+
     def generate(self, ask: Ask) -> PieceStream:
         self._attach()
         mailbox = Mailbox()
         request = self._frontend.begin(ask, mailbox)
         try:
             self._core.submit(request)
-        except PacelineError as error:
-            self._frontend.forget(request.id, error)
+        except BaseException:
+            self._frontend.drop(request.id)
             raise
         self._quiet.clear()
         if ask.timeout is not None:

@@ -11,7 +11,7 @@ from paceline.core.request import Finish, Request
 from paceline.engine.api import Alternative, Ask, PromptLogprob, RequestOutput, TokenLogprob
 from paceline.engine.conversation import Conversation
 from paceline.engine.delivery import Abort, Delivery, Departure, Timings
-from paceline.engine.metrics import Metrics
+from paceline.engine.metrics import Lengths, Metrics
 from paceline.engine.ports import Clock, Sink
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ class Frontend:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, clock: Clock) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.metrics = Metrics()
+        self.max_model_len = 0  # of the engine; 0: it refuses by itself what is too long
         self.open: dict[str, Conversation] = {}
         self._failed_at: float | None = None  # when a request ended with an error, the last one
         self._clock = clock
@@ -42,6 +43,7 @@ class Frontend:
         if name in self.open or name in self._leaving:
             raise RequestError(f"request {name!r} is already here")
         text, ids = self.encode(ask)
+        self._check_length(len(ids), "tokens")
         arrival = self._clock() if ask.arrival is None else ask.arrival
         request = self._request(name, ids, ask, arrival)
         largest, words = int(request.prompt.max()), self.tokenizer.vocab_size
@@ -51,22 +53,39 @@ class Frontend:
         self.open[name] = one
         if one.timeout is not None:
             heappush(self._due, (one.due, name))
-        self.metrics.asked(ask.params.n, ask.params.max_tokens)
         return request
 
     def encode(self, ask: Ask) -> tuple[str | None, Sequence[int]]:
         """The prompt as text, if there was one, and as token ids."""
-        if ask.messages is not None:
-            text = self.template.render(
-                ask.messages,
-                add_generation_prompt=ask.add_generation_prompt,
-                tools=ask.tools,
-                variables=ask.variables,
+        text = self.text_of(ask)
+        if text is None:
+            return ask.text, ask.prompt_token_ids or ()
+        return text, self.ids_of(text, framed=ask.messages is None)
+
+    def text_of(self, ask: Ask) -> str | None:
+        """What is to be made token ids of."""
+        if ask.messages is None:
+            return ask.prompt
+        return self.template.render(
+            ask.messages,
+            add_generation_prompt=ask.add_generation_prompt,
+            tools=ask.tools,
+            variables=ask.variables,
+        )
+
+    def ids_of(self, text: str, framed: bool) -> list[int]:
+        """For any thread. A text that can only be too long is not read."""
+        if self.max_model_len and len(text) > self.max_model_len:
+            least = len(text) // self.tokenizer.longest
+            self._check_length(least, f"tokens at least ({len(text)} characters)")
+        return self.tokenizer.encode(text, special=framed)
+
+    def _check_length(self, tokens: int, what: str) -> None:
+        if self.max_model_len and tokens >= self.max_model_len:
+            raise RequestError(
+                f"a prompt of {tokens} {what} leaves no room for one more within max_model_len "
+                f"{self.max_model_len}"
             )
-            return text, self.tokenizer.encode(text, special=False)
-        if ask.prompt is not None:
-            return ask.prompt, self.tokenizer.encode(ask.prompt)
-        return None, ask.prompt_token_ids or ()
 
     def _request(self, name: str, ids: Sequence[int], ask: Ask, arrival: float) -> Request:
         params = ask.params
@@ -95,6 +114,8 @@ class Frontend:
             n=params.n,
             best_of=None if params.beams else params.best_of,
             beam_width=params.beams,
+            # Alternatives are known for the first token of a row, not for drafts behind it.
+            drafts=0 if params.logprobs else None,
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             sampling=sampling,
@@ -127,10 +148,14 @@ class Frontend:
         return [one for one in told if one.request_id in self.open]
 
     def forget(self, request_id: str, error: PacelineError) -> None:
-        """It never began."""
-        self._leaving.discard(request_id)
-        if conversation := self.open.pop(request_id, None):
+        """It never began, and hears why."""
+        if conversation := self.drop(request_id):
             conversation.sink.refuse(error)
+
+    def drop(self, request_id: str) -> Conversation | None:
+        """It never began, and whoever asked for it knows."""
+        self._leaving.discard(request_id)
+        return self.open.pop(request_id, None)
 
     def end(self, request_id: str, finish: Finish, message: str = "") -> None:
         """The engine does not have it, or is gone and cannot tell where the time went."""
@@ -139,7 +164,7 @@ class Frontend:
         ended = Ended(request_id, finish, message=message)
         self._note_failure(ended)
         output = conversation.close(Departure(ended, took))
-        self.metrics.cut(took.total_s)
+        self.metrics.cut(self._lengths(conversation, output), took.total_s)
         self._count_ends(output)
 
     def end_all(self, finish: Finish, message: str = "") -> list[str]:
@@ -195,9 +220,13 @@ class Frontend:
         if ended.choices:
             self.metrics.generated(output.usage.completion_tokens)
             self._first(conversation, took.queue_s + took.prefill_s)
-        lengths = [len(one.token_ids) for one in output.outputs]
-        self.metrics.ended(output.usage.prompt_tokens, departure.cached, lengths, took)
+        self.metrics.ended(self._lengths(conversation, output), departure.cached, took)
         self._count_ends(output)
+
+    def _lengths(self, conversation: Conversation, output: RequestOutput) -> Lengths:
+        asked = conversation.params
+        outputs = [len(one.token_ids) for one in output.outputs]
+        return Lengths(output.usage.prompt_tokens, outputs, asked.n, asked.max_tokens)
 
     def _measure(self, conversation: Conversation, child: int, count: int, time: float) -> None:
         choice = conversation.choices[max(child, 0)]

@@ -68,6 +68,20 @@ class Report:
     failed_rows: int  # results that ended their request with an error, and no other
 
 
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How much a request was, and how much it asked for."""
+
+    prompt: int
+    outputs: Sequence[int]  # of each choice
+    n: int
+    max_tokens: int | None
+
+    @property
+    def longest(self) -> int:
+        return max(self.outputs, default=0)
+
+
 class Metrics:
     """Only grows. What the scheduler counts by itself is asked of it when reporting."""
 
@@ -79,11 +93,6 @@ class Metrics:
         self._success: Counter[str] = Counter()
         self._crashes = 0
 
-    def asked(self, n: int, max_tokens: int | None) -> None:
-        self._params_n.observe(n)
-        if max_tokens is not None:
-            self._counts["request_params_max_tokens"].observe(max_tokens)
-
     def first_token(self, prompt: int, after_s: float) -> None:
         self._totals["prompt_tokens"] += prompt
         self._seconds["time_to_first_token_seconds"].observe(after_s)
@@ -94,28 +103,31 @@ class Metrics:
     def generated(self, tokens: int) -> None:
         self._totals["generation_tokens"] += tokens
 
-    def ended(self, prompt: int, cached: int, outputs: Sequence[int], took: Timings) -> None:
-        """A request is over; `outputs` are the tokens of each choice."""
-        seconds, counts = self._seconds, self._counts
+    def ended(self, lengths: Lengths, cached: int, took: Timings) -> None:
+        """A request is over."""
+        self.cut(lengths, took.total_s)
+        seconds, prompt = self._seconds, lengths.prompt
         self._totals["prompt_tokens_cached"] += cached
         self._totals["prompt_tokens_computed"] += prompt - cached
-        seconds["e2e_request_latency_seconds"].observe(took.total_s)
         seconds["request_queue_time_seconds"].observe(took.queue_s)
         seconds["request_prefill_time_seconds"].observe(took.prefill_s)
         seconds["request_decode_time_seconds"].observe(took.decode_s)
         seconds["request_inference_time_seconds"].observe(took.prefill_s + took.decode_s)
-        longest = max(outputs, default=0)
-        if longest > 1:
-            per_token = took.decode_s / (longest - 1)
+        if lengths.longest > 1:
+            per_token = took.decode_s / (lengths.longest - 1)
             seconds["request_time_per_output_token_seconds"].observe(per_token)
-        counts["request_prompt_tokens"].observe(prompt)
-        counts["request_generation_tokens"].observe(sum(outputs))
-        counts["request_max_num_generation_tokens"].observe(longest)
-        counts["request_prefill_kv_computed_tokens"].observe(prompt - cached)
+        self._counts["request_prefill_kv_computed_tokens"].observe(prompt - cached)
 
-    def cut(self, total_s: float) -> None:
+    def cut(self, lengths: Lengths, total_s: float) -> None:
         """A request is over, and nobody knows where its time went."""
         self._seconds["e2e_request_latency_seconds"].observe(total_s)
+        counts = self._counts
+        counts["request_prompt_tokens"].observe(lengths.prompt)
+        counts["request_generation_tokens"].observe(sum(lengths.outputs))
+        counts["request_max_num_generation_tokens"].observe(lengths.longest)
+        self._params_n.observe(lengths.n)
+        if lengths.max_tokens is not None:
+            counts["request_params_max_tokens"].observe(lengths.max_tokens)
 
     def crashed(self) -> None:
         self._crashes += 1

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Literal, cast
 
 from paceline.core.errors import RequestError
+from paceline.core.request import MOST_PENALTY
 from paceline.core.sampling import (
     LARGEST_ID,
     MOST_LOGPROBS,
@@ -16,13 +16,14 @@ from paceline.core.sampling import (
 )
 
 MOST_SEQUENCES = 4096
+MOST_CHARACTERS = 4096  # of all stop strings together
 SEED_BOUNDS = 2**63
 DEFAULT_TOKENS = 16
 FLAGS = ("use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
 def texts(name: str, given: Any) -> tuple[str, ...]:
-    """One string or several, none of them empty."""
+    """One string or several, none of them empty, all of them together not too long."""
     found: Any = (given,) if isinstance(given, str) else given
     if found is None:
         return ()
@@ -32,6 +33,8 @@ def texts(name: str, given: Any) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string:
             raise RequestError(f"{name} has {string!r}; it must be a string that is not empty")
+    if sum(map(len, strings)) > MOST_CHARACTERS:
+        raise RequestError(f"{name} has more than {MOST_CHARACTERS} characters altogether")
     return cast("tuple[str, ...]", strings)
 
 
@@ -111,7 +114,7 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         if self.max_tokens is not None:
-            whole("max_tokens", self.max_tokens, 0, LARGEST_ID, "cannot be negative")
+            whole("max_tokens", self.max_tokens, 0, LARGEST_ID, f"lies in 0..{LARGEST_ID}")
         most = LARGEST_ID if self.max_tokens is None else self.max_tokens
         whole("min_tokens", self.min_tokens, 0, most, f"lies in 0..{most}")
         if self.seed is not None:
@@ -136,8 +139,8 @@ class SamplingParams:
         penalty: Any = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, int | float):
             raise RequestError(f"length_penalty is {penalty!r}; it must be a number")
-        if not isfinite(penalty):
-            raise RequestError(f"length_penalty is {penalty}; it must be finite")
+        if not -MOST_PENALTY <= penalty <= MOST_PENALTY:
+            raise RequestError(f"length_penalty is {penalty}; it lies in [-10, 10]")
         if self.logprobs is not None and self.silent:
             raise RequestError("logprobs cannot be told with best_of above n or with beam search")
 

@@ -81,8 +81,12 @@ class ProcessCore:
             receiver.died(dead, for_good=True)
 
     def submit(self, request: Request) -> None:
-        self._watch.begun(request.id)
-        self._send(wire.submitted(request))
+        self._watch.begun(request.id)  # before the core can tell of its end
+        try:
+            self._send(wire.submitted(request))
+        except BaseException:
+            self._watch.ended(request.id)
+            raise
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         with suppress(EngineFailed):  # with the process its requests have ended too
@@ -202,6 +206,9 @@ class Watch:
             self._since = monotonic()
         self._open[request_id] = None
 
+    def ended(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
+
     def asked(self, question: Question) -> None:
         if question.verb in ("pause", "resume"):
             self._paused, self._since = question.verb == "pause", monotonic()
@@ -210,9 +217,9 @@ class Watch:
         self._since = monotonic()
         for one in delivery.departures:
             if one.ended.child < 0:
-                self._open.pop(one.ended.request_id, None)
+                self.ended(one.ended.request_id)
         for one in delivery.refused:
-            self._open.pop(one.request_id, None)
+            self.ended(one.request_id)
 
     def stalled(self) -> str | None:
         silence = monotonic() - self._since

@@ -14,7 +14,7 @@ from paceline.core.errors import PacelineError
 from paceline.engine.api import Ask, EngineFailed, Piece, RequestOutput, Stream
 from paceline.server.caller import Caller
 from paceline.server.desk import Desk
-from paceline.server.errors import GATEWAY_TIMEOUT, Refusal, refusal_of
+from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, Refusal, refusal_of
 from paceline.server.log import Line
 from paceline.server.shapes import event
 
@@ -71,7 +71,8 @@ class Answering(Response):
         begun = monotonic()
         try:
             with self._desk.visit(work.name, len(work.asks)) as ids:
-                for ask, part in zip(work.asks, ids, strict=True):
+                asks = [await self._desk.engine.encoded(ask) for ask in work.asks]
+                for ask, part in zip(asks, ids, strict=True):
                     streams.append(self._desk.begin(ask, part))
                 await (self._send_stream(send, line) if work.stream else self._send_whole(send))
             line.account(self._outputs())
@@ -91,7 +92,7 @@ class Answering(Response):
 
     async def _send_whole(self, send: Send) -> None:
         outputs = await asyncio.gather(*(stream.whole() for stream in self._streams))
-        check(outputs)
+        self._check(outputs)
         body = self._work.form.whole(outputs)
         await self._start(send, JSON, (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
@@ -112,7 +113,7 @@ class Answering(Response):
                     if told := form.piece(part, piece):
                         await self._send_event(send, told)
                 outputs = self._outputs()
-                check(outputs)
+                self._check(outputs)
                 last = form.closing(outputs)
             except PacelineError as error:
                 last = event(refusal_of(error).body)
@@ -124,9 +125,9 @@ class Answering(Response):
         silent: list[Told] = []
         async for part, piece in pieces:
             silent.append((part, piece))
-            if piece.token_ids or piece.finish_reason not in ("error", "timeout"):
+            if piece.token_ids or piece.finish_reason not in ("error", "timeout", "abort"):
                 return silent
-        check(self._outputs())
+        self._check(self._outputs())
         return silent
 
     async def _send_event(self, send: Send, body: bytes) -> None:
@@ -149,20 +150,25 @@ class Answering(Response):
         headers = [(b"content-type", kind), own, header]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
+    def _check(self, outputs: Sequence[RequestOutput]) -> None:
+        """A part that failed fails the whole. Being cut is an answer only if something was said:
+        an empty one looks like success, and is not asked for again elsewhere."""
+        answers = [answer for output in outputs for answer in output.outputs]
+        why = next((output.error for output in outputs if output.error), "")
+        if any(answer.finish_reason == "error" for answer in answers):
+            raise EngineFailed(why)
+        if any(answer.token_ids for answer in answers):
+            return
+        if why:
+            raise Refusal(GATEWAY_TIMEOUT, why, code="timeout")
+        cut = all(answer.finish_reason == "abort" for answer in answers)
+        if cut and (reason := self._desk.closed):
+            raise Refusal(UNAVAILABLE, reason, code="draining")
+
     def _outputs(self) -> list[RequestOutput]:
         found = [stream.output for stream in self._streams]
         assert all(found), "a stream has ended without its output"
         return [output for output in found if output is not None]
-
-
-def check(outputs: Sequence[RequestOutput]) -> None:
-    """A part that failed fails the whole; no time is left only for those that said nothing."""
-    answers = [answer for output in outputs for answer in output.outputs]
-    why = next((output.error for output in outputs if output.error), "")
-    if any(answer.finish_reason == "error" for answer in answers):
-        raise EngineFailed(why)
-    if why and not any(answer.token_ids for answer in answers):
-        raise Refusal(GATEWAY_TIMEOUT, why, code="timeout")
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncGenerator[Told, None]:

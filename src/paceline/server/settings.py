@@ -29,7 +29,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    body_bytes: int = 16 * 2**20
+    body_bytes: int = 4 * 2**20
     header_bytes: int = 32 * 2**10
     body_s: float = 30.0
     unread_s: float = 60.0

@@ -3,7 +3,8 @@
 from time import time
 from typing import Any
 
-from fastapi import APIRouter
+import msgspec
+from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 
 from paceline.server.desk import Desk
@@ -16,17 +17,11 @@ def token_routes(desk: Desk) -> APIRouter:
     router = APIRouter(tags=["tokens"], responses=ERRORS)
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest) -> Response:
         """The token ids of a text, or of a conversation as the model reads it."""
         desk.model(body.model)
-        ids = await run_in_threadpool(encoded, desk, body)
-        strings = [desk.tokenizer.token(id) for id in ids] if body.return_token_strs else None
-        return {
-            "count": len(ids),
-            "max_model_len": desk.max_model_len,
-            "tokens": ids,
-            "token_strs": strings,
-        }
+        told = await run_in_threadpool(tokenized, desk, body)
+        return Response(told, media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
@@ -35,6 +30,19 @@ def token_routes(desk: Desk) -> APIRouter:
         return {"prompt": desk.tokenizer.decode(body.tokens, skip_special=False)}
 
     return router
+
+
+def tokenized(desk: Desk, body: TokenizeRequest) -> bytes:
+    """Written here, since a text may be long."""
+    ids = encoded(desk, body)
+    strings = [desk.tokenizer.token(id) for id in ids] if body.return_token_strs else None
+    told = {
+        "count": len(ids),
+        "max_model_len": desk.max_model_len,
+        "tokens": ids,
+        "token_strs": strings,
+    }
+    return msgspec.json.encode(told)
 
 
 def encoded(desk: Desk, body: TokenizeRequest) -> list[int]:

@@ -35,7 +35,7 @@ class Detokenizer:
         self.tokens = 0
         self._bytes = tokenizer.spelled(skip_special)
         self._utf8 = utf8_decoder("replace")
-        self._ending = stop_strings(stop)
+        self._ending = stop_strings(tuple(stop))
         self._include_stop = include_stop
         self._unsearched = min_tokens if stop else inf  # leading tokens whose text is not searched
         self._withheld = ""

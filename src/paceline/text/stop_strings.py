@@ -1,8 +1,8 @@
 """Finds the first of several strings in a text that arrives piece by piece."""
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from paceline.core.errors import RequestError
 
@@ -28,7 +28,8 @@ class Ending:
         return ending.next.get(character, ending)
 
 
-def stop_strings(strings: Iterable[str]) -> Ending:
+@lru_cache(maxsize=32)  # the choices of a request have the same, and so may its neighbours
+def stop_strings(strings: tuple[str, ...]) -> Ending:
     """The empty ending, from which every text begins."""
     empty = Ending()
     for string in strings:

@@ -1,6 +1,7 @@
 """Text to token ids and back, whatever file the vocabulary comes from."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -63,6 +64,11 @@ class Tokenizer:
         if path.is_file():
             return cls(gguf_vocabulary(path))
         raise ConfigError(f"there is neither a GGUF file nor a folder at {path}")
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self._whole[id]) for id in range(self.vocab_size))
 
     @property
     def bos_token(self) -> str:
