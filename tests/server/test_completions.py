@@ -149,6 +149,24 @@ def test_what_is_wrong_is_named(on: Play, extra: dict[str, object], param: str |
     on(scenario)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ([-1], "token ids cannot be negative"),
+        ([[1], [2, -3]], "token ids cannot be negative"),
+        ([2**31], "token ids are at most 2147483647"),
+        ([1, "a"], "it is a text, a list of token ids, or a list of several of either"),
+        (None, "it is a text, a list of token ids, or a list of several of either"),
+    ],
+)
+def test_a_prompt_is_refused_for_one_reason(on: Play, prompt: object, reason: str) -> None:
+    async def scenario(site: Site) -> None:
+        error = (await site.post(PATH, prompt=prompt)).json()["error"]
+        assert (error["message"], error["param"]) == (f"prompt: {reason}", "prompt")
+
+    on(scenario)
+
+
 def test_one_bad_prompt_refuses_all_of_them(on: Play) -> None:
     async def scenario(site: Site) -> None:
         with pytest.raises(BadRequestError, match="vocabulary"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -118,6 +119,73 @@ def test_all_parts_of_a_request_are_aborted_together() -> None:
     on_its_own_server(scenario)
 
 
+def test_parts_have_names_that_no_client_can_send() -> None:
+    async def scenario(site: Site) -> None:
+        await site.http.post("/pause")
+        body = {**LONG, "prompt": ["the", "quick"], "max_tokens": 3}
+        two = asyncio.create_task(site.http.post(PATH, json=body, headers={"X-Request-Id": "two"}))
+        await site.until(lambda: "two" in site.desk.open_requests)
+        others = [
+            asyncio.create_task(site.http.post(PATH, json=LONG, headers={"X-Request-Id": name}))
+            for name in ("two-0", "two-1", "two%200")
+        ]
+        await site.until(lambda: len(site.desk.open_requests) == 4)
+        await site.http.post("/resume")
+        assert [(await one).status_code for one in (two, *others)] == [200] * 4
+
+    on_its_own_server(scenario)
+
+
+def test_all_parts_of_a_request_are_explained() -> None:
+    async def scenario(site: Site) -> None:
+        async def story(name: str) -> httpx.Response:
+            return await site.http.get(f"/requests/{quote(name)}/explain")
+
+        await site.http.post("/pause")
+        body = {**LONG, "prompt": ["the", "the quick", "hello"], "max_tokens": 3}
+        asked = asyncio.create_task(
+            site.http.post(PATH, json=body, headers={"X-Request-Id": "three"})
+        )
+        await site.until(lambda: len(site.engine._frontend.open) == 3)
+        heads = [f"'three {part}': " for part in range(3)]
+        waiting = (await story("three")).text
+        assert [line for line in waiting.splitlines() if "WAITING" in line]
+        assert all(head in waiting for head in heads)
+        await site.http.post("/resume")
+        await asked
+        ended = await story("three")
+        assert [
+            line[: len(heads[0])] for line in ended.text.splitlines() if line[0] == "'"
+        ] == heads
+        assert (await story("three 1")).text in ended.text
+        assert (await story("three 3")).status_code == 404
+        await site.post(PATH, **{**body, "prompt": ["the", "quick"]})
+        assert (await story("three")).text.startswith(heads[2])  # the journal is short
+        await site.post(PATH, **body)
+        lost = await story("three")
+        assert (lost.status_code, lost.json()["error"]["param"]) == (404, "request_id")
+
+    on_its_own_server(scenario, journal_requests=3)
+
+
+def test_an_id_that_is_in_use_is_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.server.desk.REMEMBERED_IDS", 1)
+
+    async def scenario(site: Site) -> None:
+        async def ask(name: str) -> httpx.Response:
+            return await site.http.post(PATH, json=LONG, headers={"X-Request-Id": name})
+
+        await site.http.post("/pause")
+        asked = [asyncio.create_task(ask("same"))]
+        await site.until(lambda: "same" in site.desk.open_requests)
+        asked += [asyncio.create_task(ask(name)) for name in ("other", "same")]
+        await site.until(lambda: len(site.desk.open_requests) == 3)
+        await site.http.post("/resume")
+        assert [(await one).status_code for one in asked] == [200] * 3
+
+    on_its_own_server(scenario)
+
+
 def test_an_id_used_twice_names_two_requests() -> None:
     async def scenario(site: Site) -> None:
         async def ask() -> httpx.Response:
@@ -167,5 +235,22 @@ def test_errors_have_the_shape_of_openai(
         assert response.status_code == status
         assert response.headers["x-request-id"] == "given"
         assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+    on(scenario)
+
+
+@pytest.mark.parametrize("kind", [None, "application/json"])
+def test_a_wrong_parameter_is_named(on: Play, kind: str | None) -> None:
+    async def scenario(site: Site) -> None:
+        headers = {"Content-Type": kind} if kind else {}
+        for path, param, reason in [
+            ("/pause?mode=half", "mode", "'new' or 'all'"),
+            ("/reset_prefix_cache?reset_running_requests=7", "reset_running_requests", "boolean"),
+        ]:
+            response = await site.http.post(path, headers=headers)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, param)
+            assert error["message"].startswith(f"{param}: ")
+            assert reason in error["message"]
 
     on(scenario)

@@ -10,7 +10,6 @@ import torch
 import transformers
 from openai import OpenAI
 
-from paceline.server.shapes import text_logprobs
 from tests.server.conftest import Play
 from tests.server.support import Site
 
@@ -106,13 +105,6 @@ def test_a_prompt_is_scored_without_a_token_generated(
         assert len(told.top_logprobs) == len(told.text_offset) == len(prompt)
         assert told.token_logprobs[0] is None
         assert told.token_logprobs[1:] == pytest.approx(expected(theirs, prompt), abs=1e-4)
-
-
-def test_what_frames_a_prompt_is_no_part_of_its_text() -> None:
-    tokens, told = ["<s>", "the", " fox", "!"], [None] * 4
-    text = "the fox"
-    offset = len(text) - sum(map(len, tokens[:3]))
-    assert text_logprobs(tokens, told, 1, offset).text_offset == [0, 0, 3, len(text)]
 
 
 def test_vllms_field_has_ranks(real: httpx.Client, theirs: Any) -> None:

@@ -121,6 +121,8 @@ def test_a_stream_has_the_events_that_the_client_knows(on: Play) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user"}]}, "input"),

@@ -27,6 +27,8 @@ SAME_NAMES = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "allowed_token_ids",
+    "bad_token_ids",
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
@@ -62,7 +64,10 @@ def biases(given: dict[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-def check_stream(body: Generation) -> None:
+def check_common(body: Generation) -> None:
+    """What no route can do."""
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format", f"{body.response_format.type!r} is not supported")
     if body.stream_options is not None and not body.stream:
         raise unsupported("stream_options", "only a stream has options")
 
@@ -85,10 +90,8 @@ def common(body: Generation) -> dict[str, Any]:
 
 def chat_ask(body: ChatRequest) -> Ask:
     """The number of tokens is limited by the model alone where the client sets no limit."""
-    check_stream(body)
+    check_common(body)
     check_prompt(body)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", f"{body.response_format.type!r} is not supported")
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice", "a call of a tool cannot be enforced")
     newer = body.max_completion_tokens
@@ -111,7 +114,7 @@ def chat_logprobs(body: ChatRequest) -> int | None:
 
 def completion_asks(body: CompletionRequest) -> list[Ask]:
     """One for each prompt."""
-    check_stream(body)
+    check_common(body)
     check_prompt(body)
     if body.suffix:
         raise unsupported("suffix", "text cannot be put in between")

@@ -1,6 +1,6 @@
 """POST /v1/completions: texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
@@ -21,6 +21,7 @@ from paceline.server.shapes import (
     prompt_column,
     text_logprobs,
 )
+from paceline.text.detokenizer import Detokenizer, utf8_decoder
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -45,6 +46,51 @@ def prompt_text(desk: Desk, ask: Ask) -> str:
     return ask.prompt or desk.tokenizer.decode(ask.prompt_token_ids or ())
 
 
+class Offsets:
+    """Where tokens begin in a text, which each of them makes longer by what it completes.
+
+    So a token that ends a character begins where the character does, and one that is left out of
+    the text makes it no longer. `prompt` comes before the text, whose first token is at `at`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special: bool, prompt: Sequence[int] = (), at: int = 0
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, prompt=prompt)
+        self._bytes = tokenizer.spelled(skip_special)
+        self._at = at
+
+    def of(self, ids: Iterable[int]) -> list[int]:
+        """Those of the next tokens."""
+        return [self._next(id) for id in ids]
+
+    def _next(self, id: int) -> int:
+        completed = len(self._detokenizer.push((id,)))
+        own = len(utf8_decoder("replace").decode(self._bytes[id]))
+        # One character more than its own is half a one, left by those before it.
+        begin = self._at + max(completed - own, 0)
+        self._at += completed
+        return begin
+
+
+def echoed_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str, given: bool) -> list[int]:
+    """Those of a prompt's tokens in its text, which was given or else is that of the tokens.
+
+    A text that was given has all of its special tokens, and none of those that frame it.
+    """
+    before, after = framing(tokenizer) if given else (0, 0)
+    inner = Offsets(tokenizer, skip_special=not given).of(ids[before : len(ids) - after])
+    return [min(at, len(text)) for at in (*[0] * before, *inner, *[len(text)] * after)]
+
+
+def framing(tokenizer: Tokenizer) -> tuple[int, int]:
+    """How many tokens are put before a text, and how many behind it."""
+    framed, bare = tokenizer.encode("x"), tokenizer.encode("x", special=False)
+    places = range(len(framed) - len(bare), -1, -1)
+    before = next((at for at in places if framed[at : at + len(bare)] == bare), 0)
+    return before, len(framed) - len(bare) - before
+
+
 class CompletionForm:
     """The n choices of the first prompt come first, then those of the second, and so on.
 
@@ -62,7 +108,8 @@ class CompletionForm:
         self._envelope, self._body, self._echoed = envelope, body, echoed
         self._tokenizer = tokenizer
         self._prompts: list[tuple[int, ...]] = []  # token ids
-        self._offsets: dict[int, int] = {}  # where its next token begins, by choice
+        self._begun: set[int] = set()  # choices of which something was told
+        self._offsets: dict[int, Offsets] = {}  # by choice, if their logprobs are told
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
@@ -92,27 +139,41 @@ class CompletionForm:
 
     def _choice(self, part: int, piece: Piece) -> TextChoice:
         body, index = self._body, part * (self._body.n or 1) + piece.index
-        echoes = bool(self._echoed) and index not in self._offsets
+        echoes = bool(self._echoed) and index not in self._begun
+        self._begun.add(index)
         return TextChoice(
             index,
             self._echoed[part] + piece.text if echoes else piece.text,
-            self._logprobs(index, piece, part if echoes else None),
+            self._logprobs(part, index, piece, echoes),
             piece.finish_reason,
             piece.stop_reason if piece.finish_reason else UNSET,
             prompt_column(piece.prompt_logprobs, body.prompt_logprobs),
         )
 
-    def _logprobs(self, index: int, piece: Piece, echoed: int | None) -> TextLogprobs | None:
+    def _logprobs(self, part: int, index: int, piece: Piece, echoes: bool) -> TextLogprobs | None:
         """Of the tokens of a piece; with those of a prompt before them, if one is echoed."""
-        offset = self._offsets.setdefault(index, 0)
         most = self._body.logprobs
         if most is None or piece.logprobs is None:
             return None
         tokens = [one.chosen.text for one in piece.logprobs]
+        offsets = self._offsets_of(part, index).of(one.chosen.token_id for one in piece.logprobs)
         told: list[TokenLogprob | None] = list(piece.logprobs)
-        if echoed is not None:
-            before = [self._tokenizer.token(id) for id in self._prompts[echoed]]
-            offset = len(self._echoed[echoed]) - sum(map(len, before))
-            tokens, told = before + tokens, [*(piece.prompt_logprobs or ()), *told]
-        self._offsets[index] = offset + sum(map(len, tokens))
-        return text_logprobs(tokens, told, most, offset)
+        if echoes:
+            ids, text = self._prompts[part], self._echoed[part]
+            tokens = [*map(self._tokenizer.token, ids), *tokens]
+            offsets = echoed_offsets(self._tokenizer, ids, text, self._given) + offsets
+            told = [*(piece.prompt_logprobs or ()), *told]
+        return text_logprobs(tokens, told, most, offsets)
+
+    def _offsets_of(self, part: int, index: int) -> Offsets:
+        if index not in self._offsets:
+            skip = self._body.skip_special_tokens is not False
+            begin = len(self._echoed[part]) if self._echoed else 0
+            self._offsets[index] = Offsets(self._tokenizer, skip, self._prompts[part], begin)
+        return self._offsets[index]
+
+    @property
+    def _given(self) -> bool:
+        """Are the prompts texts?"""
+        prompt = self._body.prompt
+        return isinstance(prompt, str) or isinstance(prompt[0], str)

@@ -14,6 +14,7 @@ from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
 REMEMBERED_IDS = 4096
+BETWEEN = " "  # a request and its part; no client can send an id that has one
 
 
 class Desk:
@@ -39,7 +40,7 @@ class Desk:
         self.pace = Pace()
         self.open_requests: dict[str, Sequence[str]] = {}
         self.draining = False
-        self._lately: dict[str, None] = {}  # names, oldest first
+        self._lately: dict[str, int] = {}  # parts by name, oldest first
 
     def model(self, name: str | None) -> str:
         """The name it was asked by, if it is one of the model's."""
@@ -60,8 +61,9 @@ class Desk:
 
     def name(self, request_id: str) -> str:
         """The id itself, or one with an ending if a request of that id was here lately."""
-        name = f"{request_id}-{uuid4().hex[:8]}" if request_id in self._lately else request_id
-        self._lately[name] = None
+        used = request_id in self._lately or request_id in self.open_requests
+        name = f"{request_id}-{uuid4().hex[:8]}" if used else request_id
+        self._lately[name] = 1
         if len(self._lately) > REMEMBERED_IDS:
             del self._lately[next(iter(self._lately))]
         return name
@@ -71,12 +73,17 @@ class Desk:
         """A request is here, with an id for each of its parts; or it is not let in."""
         if reason := self.closed:
             raise Refusal(UNAVAILABLE, reason, code="draining" if self.draining else "unhealthy")
-        ids = [name] if parts == 1 else [f"{name}-{part}" for part in range(parts)]
-        self.open_requests[name] = ids
+        ids = self.open_requests[name] = part_ids(name, parts)
+        if name in self._lately:
+            self._lately[name] = parts
         try:
             yield ids
         finally:
             del self.open_requests[name]
+
+    def parts(self, name: str) -> Sequence[str]:
+        """The ids of a request that is here or was here lately; one of a part is its own."""
+        return self.open_requests.get(name) or part_ids(name, self._lately.get(name, 1))
 
     def begin(self, ask: Ask, part: str) -> Stream:
         """Have the engine begin a part of a request, which has as much time as it may have."""
@@ -86,3 +93,7 @@ class Desk:
     def retry_after(self) -> int:
         """Seconds after which those who are here now have left, at the pace of late."""
         return self.pace.wait_s(len(self.open_requests))
+
+
+def part_ids(name: str, parts: int) -> list[str]:
+    return [name] if parts == 1 else [f"{name}{BETWEEN}{part}" for part in range(parts)]

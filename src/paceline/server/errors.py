@@ -93,11 +93,11 @@ def refusal_of(error: Exception) -> Refusal:
 
 def malformed(request: Request, error: RequestValidationError) -> Refusal:
     """The first thing that is wrong with a body, a path or a query, and where it is."""
+    first = cast("dict[str, Any]", error.errors()[0])
     kind = request.headers.get("content-type", "")
-    if request.method == "POST" and "json" not in kind:
+    if first["loc"][0] == "body" and "json" not in kind:
         problem = f"the body must be JSON, sent as application/json; it is {kind or 'of no type'}"
         return Refusal(BAD_REQUEST, problem, param="content-type")
-    first = cast("dict[str, Any]", error.errors()[0])
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", first["msg"])
         return Refusal(BAD_REQUEST, f"the body is not valid JSON: {why}", code="json_invalid")

@@ -84,16 +84,26 @@ def control_routes(desk: Desk) -> APIRouter:
 
     @router.get("/requests/{request_id:path}/explain", response_class=PlainTextResponse)
     async def explain(request_id: str) -> Response:
-        """The life of a request, in sentences."""
-        try:
-            return PlainTextResponse(await desk.engine.explain(request_id))
-        except RequestError as error:
-            raise Refusal(NOT_FOUND, str(error), param="request_id") from None
+        """The life of a request, in sentences; of several parts, one after the other."""
+        return PlainTextResponse(await story(desk, request_id))
 
     return router
 
 
 async def abort(desk: Desk, name: str) -> bool:
     """All parts of a request, or one part by its own id."""
-    parts = desk.open_requests.get(name, [name])
-    return any([await desk.engine.abort(part) for part in parts])
+    return any([await desk.engine.abort(part) for part in desk.parts(name)])
+
+
+async def story(desk: Desk, name: str) -> str:
+    """Of all parts that are remembered, or of one part by its own id."""
+    told: list[str] = []
+    problem = ""
+    for part in desk.parts(name):
+        try:
+            told.append(await desk.engine.explain(part))
+        except RequestError as error:
+            problem = str(error)
+    if not told:
+        raise Refusal(NOT_FOUND, problem, param="request_id")
+    return "\n".join(told)

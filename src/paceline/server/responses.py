@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from paceline.engine.api import Ask, Piece, RequestOutput, Stream
 from paceline.server.answering import Answering, Work
-from paceline.server.asking import check_stream, common, sampling, unsupported
+from paceline.server.asking import check_common, common, sampling, unsupported
 from paceline.server.caller import Caller
 from paceline.server.desk import Desk
 from paceline.server.documents import GENERATED
@@ -47,7 +47,7 @@ def response_routes(desk: Desk) -> APIRouter:
 
 
 def response_ask(body: ResponseRequest) -> Ask:
-    check_stream(body)
+    check_common(body)
     check_supported(body)
     most = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []

@@ -1,12 +1,45 @@
-"""The bodies of requests; fields that are not listed here are ignored, as OpenAI does."""
+"""The bodies of requests; fields that are not listed here are ignored."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
-from paceline.core.sampling import LARGEST_ID
+from paceline.core.sampling import LARGEST_ID, MOST_LOGPROBS
 
+
+def nothing(given: Any) -> None:
+    """Null, false and an empty list ask for nothing, so nothing is promised with them."""
+    if not (given is None or given is False or given == []):
+        raise PydanticCustomError("unsupported", "it is not supported")
+
+
+def one_reason(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A prompt that has none of its forms is refused for one reason, not for one by form."""
+    try:
+        return validate(given)
+    except ValidationError as error:
+        kinds = {one["type"] for one in error.errors(include_url=False, include_input=False)}
+    problem = "it is a text, a list of token ids, or a list of several of either"
+    if "greater_than_equal" in kinds:
+        problem = "token ids cannot be negative"
+    elif "less_than_equal" in kinds:
+        problem = f"token ids are at most {LARGEST_ID}"
+    raise PydanticCustomError("prompt", "{problem}", {"problem": problem})
+
+
+Unsupported = Annotated[None, BeforeValidator(nothing), Field(description="refused")]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
+Most = Annotated[int, Field(ge=1, le=LARGEST_ID)]
+Prompt = Annotated[str | list[str] | list[TokenId] | list[list[TokenId]], WrapValidator(one_reason)]
 PROMPT_LOGPROBS: Any = Field(
     None, ge=0, description="alternatives told with the logprob of each token of the prompt"
 )
@@ -25,14 +58,38 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = Field(None, description="have it in every chunk")
 
 
-class Generation(Body):
+class ResponseFormat(Body):
+    """Text is the only format there is."""
+
+    type: str
+
+
+class Constraints(Body):
+    """What others let a request say about its text or its prompt, and what is not done here.
+
+    A client that sends one relies on it. So it is told, and not left with a text that breaks it.
+    """
+
+    response_format: ResponseFormat | None = Field(None, description="text, and nothing else")
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    bad_words: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    continue_final_message: Unsupported = None
+
+
+class Generation(Constraints):
     """What chats and completions have in common.
 
     The fields: model, max_tokens, stream, stream_options, n, best_of, use_beam_search, beam_width,
     length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
     frequency_penalty, repetition_penalty, seed, min_tokens, stop, stop_token_ids, ignore_eos,
-    logit_bias, include_stop_str_in_output, skip_special_tokens, user, priority, cache_salt,
-    deadline, timeout, timings. None stands for what OpenAI does without them.
+    logit_bias, allowed_token_ids, bad_token_ids, include_stop_str_in_output, skip_special_tokens,
+    user, priority, cache_salt, deadline, timeout, timings. None stands for what OpenAI does without
+    them.
     """
 
     model: str | None = Field(None, description="a name from /v1/models")
@@ -58,6 +115,8 @@ class Generation(Body):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = Field(None, description="by token id, -100 to 100")
+    allowed_token_ids: list[int] | None = Field(None, description="only these are generated")
+    bad_token_ids: list[int] | None = Field(None, description="these never are")
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     user: str | None = Field(None, description="on whose account it runs")
@@ -68,27 +127,20 @@ class Generation(Body):
     timings: bool | None = Field(None, description="tell where the time went")
 
 
-class ResponseFormat(Body):
-    """Text is the only format there is."""
-
-    type: str
-
-
 class ChatRequest(Generation):
     """A conversation to be continued.
 
     Own fields: messages, max_completion_tokens, logprobs, top_logprobs, prompt_logprobs, tools,
-    tool_choice, response_format, chat_template_kwargs, add_generation_prompt.
+    tool_choice, chat_template_kwargs, add_generation_prompt.
     """
 
     messages: list[dict[str, Any]] = Field(description="role and content of each")
-    max_completion_tokens: int | None = Field(None, description="the newer name of max_tokens")
+    max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     prompt_logprobs: int | None = PROMPT_LOGPROBS
     tools: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
     tool_choice: str | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
@@ -96,7 +148,7 @@ class ChatRequest(Generation):
 class CompletionRequest(Generation):
     """A text, or several, to be continued."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Prompt
     echo: bool | None = Field(None, description="begin the text with the prompt")
     logprobs: int | None = None
     prompt_logprobs: int | None = PROMPT_LOGPROBS
@@ -108,7 +160,7 @@ class ResponseRequest(Generation):
 
     input: str | list[dict[str, Any]] = Field(description="a text, or messages")
     instructions: str | None = Field(None, description="the system's message")
-    max_output_tokens: int | None = Field(None, description="the name of max_tokens here")
+    max_output_tokens: Most | None = Field(None, description="the name of max_tokens here")
     metadata: dict[str, Any] | None = None
     previous_response_id: str | None = Field(None, description="refused: nothing is kept")
     conversation: str | dict[str, Any] | None = None

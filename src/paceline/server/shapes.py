@@ -1,7 +1,6 @@
 """The bodies of responses, field by field as OpenAI's clients read them."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import isfinite
 
 import msgspec
@@ -222,18 +221,17 @@ def top_logprob(other: Alternative) -> TopLogprob:
 
 
 def text_logprobs(
-    tokens: Sequence[str], told: Sequence[TokenLogprob | None], most: int, offset: int
+    tokens: Sequence[str],
+    told: Sequence[TokenLogprob | None],
+    most: int,
+    offsets: Sequence[int],
 ) -> TextLogprobs:
-    """Of tokens with at most so many alternatives; the first one is at `offset`.
-
-    What frames a prompt and is no part of its text lies before it, and counts as its beginning.
-    """
-    offsets = accumulate(map(len, tokens), initial=offset)
+    """Of tokens with at most so many alternatives, and with the places where they begin."""
     return TextLogprobs(
         list(tokens),
         [entry and finite(entry.chosen.logprob) for entry in told],
         [entry and {one.text: finite(one.logprob) for one in entry.top[:most]} for entry in told],
-        [max(at, 0) for at, _ in zip(offsets, tokens, strict=False)],
+        list(offsets),
     )
 
 

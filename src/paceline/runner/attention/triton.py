@@ -36,12 +36,16 @@ class Cut:
 
 
 # From so many contexts on. What was fastest on an H200 for contexts as different as those of a
-# script: pieces make the load even, and cost time to join.
+# script, and for equal ones: pieces make the load even, and cost time to join. Where contexts are
+# a few more than the programs that run at once, those few would have a card to themselves.
 CUTS = (
     (1600, Cut(1, tile=SHORT)),
     (1408, Cut(1)),
-    (1088, Cut(2, portion=20)),
-    (768, Cut(1)),
+    (1280, Cut(2, portion=20)),
+    (1088, Cut(3, portion=12)),
+    (832, Cut(1)),
+    (768, Cut(2, portion=12)),
+    (513, Cut(3, portion=4)),
     (384, Cut(2, portion=12)),
     (192, Cut(4, portion=4)),
     (128, Cut(8, portion=4)),

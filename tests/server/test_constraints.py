@@ -1,0 +1,92 @@
+"""What a client says about the text it wants is kept or refused, and never dropped."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import Play
+from tests.server.support import Site
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "the"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "the"}]},
+    "/v1/responses": {"input": "the"},
+}
+EVERYWHERE = pytest.mark.parametrize("path", list(BODIES))
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    if "output" in answer:
+        return str(answer["output"][0]["content"][0]["text"])
+    (choice,) = answer["choices"]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+@EVERYWHERE
+def test_only_tokens_that_are_allowed_come(real: httpx.Client, path: str) -> None:
+    def answer(**extra: Any) -> str:
+        body = {**BODIES[path], "max_tokens": 4, "temperature": 0.0, "ignore_eos": True, **extra}
+        return text_of(real.post(path, json=body).json())
+
+    word = real.post("/detokenize", json={"tokens": [5]}).json()["prompt"]
+    assert answer() != word * 4 == answer(allowed_token_ids=[5])
+    assert answer(allowed_token_ids=[5, 6], bad_token_ids=[5]) != word * 4
+    assert answer(allowed_token_ids=None) == answer()
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("ids", [[], [-1], [10**6], ["a"], 5])
+def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: object) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post(path, **BODIES[path], allowed_token_ids=ids)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "allowed_token_ids"
+
+    on(scenario)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("response_format", "json"),
+        ("structured_outputs", {"json": {}}),
+        ("guided_json", {}),
+        ("guided_json", "{}"),
+        ("guided_regex", "a+"),
+        ("guided_choice", ["a", "b"]),
+        ("guided_grammar", "root ::= 'a'"),
+        ("bad_words", ["-"]),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -1),
+        ("continue_final_message", True),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(
+    on: Play, path: str, field: str, value: object
+) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post(path, **BODIES[path], max_tokens=1, **{field: value})
+        error = response.json()["error"]
+        assert response.status_code == 400, error
+        assert error["param"] == field
+        assert error["message"].startswith(f"{field}: ")
+        assert error["type"] == "invalid_request_error"
+
+    on(scenario)
+
+
+@EVERYWHERE
+def test_what_asks_for_nothing_is_taken(on: Play, path: str) -> None:
+    async def scenario(site: Site) -> None:
+        for extra in [
+            {"guided_json": None, "structured_outputs": None, "truncate_prompt_tokens": None},
+            {"response_format": {"type": "text"}, "continue_final_message": False},
+            {"bad_words": [], "colour": "red"},
+        ]:
+            response = await site.post(path, **BODIES[path], max_tokens=1, **extra)
+            assert response.status_code == 200, response.text
+
+    on(scenario)
