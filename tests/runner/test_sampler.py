@@ -251,6 +251,11 @@ def test_min_p_comes_before_top_k_and_top_p() -> None:
     assert (found > 0).tolist() == [True, True, True, False, False, False]
 
 
+def test_more_alternatives_than_there_are_words_are_all_of_them() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert score(logits, torch.tensor([1]), 70).ids.tolist() == [[1, 2, 0]]
+
+
 def test_another_seed_is_another_sample() -> None:
     logits = torch.zeros(50, 1000)
     asks = [Ask(Sampling(), seed=seed) for seed in range(50)]

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from math import isfinite
+from math import inf, isfinite
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -206,9 +206,10 @@ class Request:
             return f"min_tokens is {least}; it cannot be negative"
         if most is not None and least > most:
             return f"min_tokens is {least}; it must lie in 0..{most}"
-        due, token_due = self.deadline, self.token_deadline
-        if (due is not None and not due > 0) or (token_due is not None and not token_due > 0):
+        if self.deadline is not None and not self.deadline > 0:
             return "a deadline must be positive"
+        if self.token_deadline is not None and not 0 < self.token_deadline < inf:
+            return "a deadline of tokens must be positive, and a time"
         if self.arrival is not None and not isfinite(self.arrival):
             return f"arrival is {self.arrival}; it must be a time"
         if not -MOST_PRIORITY <= self.priority <= MOST_PRIORITY:

@@ -227,7 +227,7 @@ class Engine:
         while len(self._pipeline) < self._depth:
             plan = self.scheduler.plan(self.clock())
             for new in plan.admitted:
-                self._room.admitted(new.request.id)
+                self._room.left(self.scheduler.residency.table.name[new.slot])
             self._pipeline.launch(plan)
             if plan.empty:
                 break

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.core.errors import QueueFull
-from paceline.core.request import Request, child_label
+from paceline.core.request import Request
 
 
 class Waiting(NamedTuple):
     """A request that nobody has begun."""
 
-    request_id: str
     tokens: int  # of its prompt
     since: float
 
@@ -18,8 +17,7 @@ class Waiting(NamedTuple):
 class WaitingRoom:
     """In the order in which they came; `tokens` is the sum of their prompts.
 
-    A request leaves when it is first admitted, or when it ends. It is kept under the name that
-    its first sequence is admitted by.
+    A request leaves when the first of its sequences is admitted, or when it ends.
     """
 
     def __init__(self, most_tokens: int, timeout_s: float) -> None:
@@ -37,24 +35,19 @@ class WaitingRoom:
             )
 
     def enter(self, request: Request, now: float) -> None:
-        first = child_label(request.id, 0 if request.width > 1 else -1)
-        self._waiting[first] = Waiting(request.id, len(request.prompt), now)
+        self._waiting[request.id] = Waiting(len(request.prompt), now)
         self.tokens += len(request.prompt)
 
-    def admitted(self, label: str) -> None:
-        if found := self._waiting.pop(label, None):
-            self.tokens -= found.tokens
-
     def left(self, request_id: str) -> None:
-        """It has ended, wherever it was."""
-        self.admitted(request_id)
-        self.admitted(child_label(request_id, 0))
+        """It was admitted, or has ended, wherever it was."""
+        if found := self._waiting.pop(request_id, None):
+            self.tokens -= found.tokens
 
     def overdue(self, now: float) -> Iterator[str]:
         """Those who have waited for too long, who leave with it."""
         while self._timeout_s and self._waiting:
-            label, first = next(iter(self._waiting.items()))
+            request_id, first = next(iter(self._waiting.items()))
             if now - first.since <= self._timeout_s:
                 return
-            self.admitted(label)
-            yield first.request_id
+            self.left(request_id)
+            yield request_id

@@ -117,7 +117,8 @@ class KVCache:
             elif keys := self._name_run(who):
                 named = True
                 rest = sequence.tokens[found * self.block_size :].tobytes()
-                if rest.startswith(who.content[: len(keys) * self.keys.width]):
+                is_same = rest.startswith(who.content[: len(keys) * self.keys.width])
+                if is_same and not sequence.request.items:
                     sequence.keys[found:] = keys  # they need not be hashed again
         return named
 

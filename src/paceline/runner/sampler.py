@@ -81,6 +81,7 @@ def likeliest(logits: Tensor, count: int) -> Tensor:
     As many cells as ids are wanted hold all of them: those with the largest maxima, among equals
     the first.
     """
+    count = min(count, logits.shape[-1])  # beams with many stop tokens may want more
     cells = by_cells(logits)  # [rows, cells, cell]
     size, width = cells.shape[1:]
     numbers = torch.arange(size, device=logits.device).expand(len(logits), size)

@@ -34,7 +34,9 @@ class Fair(Policy):
         self.served: dict[str, float] = {}
         self.fair_share = 0.0
         self._here: Counter[str] = Counter()  # requests that are here and not parked
-        self._weight_here = 0.0
+        # Tenants that are here by weight, of which there are few: a sum that had each of them
+        # added and taken away would drift.
+        self._weights_here: Counter[float] = Counter()
         self._forget_from = FORGOTTEN_FROM
         self._tenants: list[str] = []  # by number, for those that are here
         self._number: dict[str, int] = {}
@@ -53,7 +55,7 @@ class Fair(Policy):
         tenant = sequence.request.tenant
         if not self._here[tenant]:
             self.served[tenant] = max(self.served.get(tenant, 0.0), self.fair_share)
-            self._weight_here += self._weight(tenant)
+            self._weights_here[self._weight(tenant)] += 1
             self._number[tenant] = self._vacant.pop() if self._vacant else len(self._tenants)
             self._tenants[self._number[tenant] : self._number[tenant] + 1] = [tenant]
         self._here[tenant] += 1
@@ -67,7 +69,7 @@ class Fair(Policy):
         if self._here[tenant]:
             return
         del self._here[tenant]
-        self._weight_here = self._weight_here - self._weight(tenant) if self._here else 0.0
+        self._weights_here[self._weight(tenant)] -= 1
         self._vacant.append(self._number.pop(tenant))
         if len(self.served) > self._forget_from:
             self._forget()
@@ -111,4 +113,5 @@ class Fair(Policy):
 
     def _charge(self, tenant: str, cost: float) -> None:
         self.served[tenant] += cost / self._weight(tenant)
-        self.fair_share += cost / self._weight_here
+        here = sum(weight * tenants for weight, tenants in self._weights_here.items())
+        self.fair_share += cost / here
