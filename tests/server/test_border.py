@@ -1,9 +1,12 @@
 """Keys, sizes, patience and foreign pages."""
 
 import asyncio
+from typing import Any
 
 import httpx
+import pytest
 
+from paceline.core.errors import ConfigError
 from paceline.server.settings import ServerSettings
 from tests.server.conftest import Play
 from tests.server.support import Site, on_its_own_server
@@ -104,3 +107,13 @@ def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
             assert reason in response.json()["error"]["message"]
 
     on(scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("body_bytes", 0), ("drain_s", -1.0), ("timeout_s", -1.0), ("api_keys", ("",))]
+    + [("log_format", "xml"), ("otlp_endpoint", "localhost:4318")],
+)
+def test_a_setting_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="API key" if name == "api_keys" else name):
+        ServerSettings(**{name: value})

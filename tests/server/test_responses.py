@@ -170,5 +170,15 @@ def test_cuts_and_failures_are_told() -> None:
             await site.post("/abort_requests", request_ids=["mine"])
             said = "".join([line async for line in lines])
         assert '"status":"cancelled"' in said
+        events: list[Any] = []
+        async for event in await site.openai.responses.create(
+            model=MODEL, input="hello", stream=True, extra_body={"ignore_eos": True}
+        ):
+            events.append(event)
+            failing["now"] = event.type == "response.output_text.delta"
+        failing["now"] = False
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert (events[-1].type, events[-1].code) == ("error", "engine_failed")
+        assert "failed" in events[-1].message
 
     on_its_own_server(scenario, breaks=breaks)

@@ -14,9 +14,14 @@ from paceline.core.errors import PacelineError
 from paceline.engine.api import Ask, EngineFailed, Piece, RequestOutput, Stream
 from paceline.server.caller import Caller
 from paceline.server.desk import Desk
-from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, Refusal, refusal_of
+from paceline.server.errors import (
+    GATEWAY_TIMEOUT,
+    UNAVAILABLE,
+    ErrorBody,
+    Refusal,
+    refusal_of,
+)
 from paceline.server.log import Line
-from paceline.server.shapes import event
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -32,6 +37,8 @@ class Form(Protocol):
     def piece(self, part: int, piece: Piece) -> bytes: ...
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes: ...
+
+    def failing(self, error: ErrorBody) -> bytes: ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes: ...
 
@@ -116,7 +123,7 @@ class Answering(Response):
                 self._check(outputs)
                 last = form.closing(outputs)
             except PacelineError as error:
-                last = event(refusal_of(error).body)
+                last = form.failing(refusal_of(error).body)
         await self._send_event(send, last)
         await send({"type": "http.response.body", "body": b""})
 

@@ -12,6 +12,7 @@ from paceline.server.caller import Caller
 from paceline.server.desk import Desk
 from paceline.server.documents import GENERATED
 from paceline.server.envelope import Envelope
+from paceline.server.errors import ErrorBody
 from paceline.server.schema import ChatRequest
 from paceline.server.shapes import (
     AssistantMessage,
@@ -22,6 +23,7 @@ from paceline.server.shapes import (
     Delta,
     chat_logprobs,
     encode,
+    event,
     prompt_column,
 )
 
@@ -73,6 +75,9 @@ class ChatForm:
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         return self._envelope.closing(ChatChunk, outputs)
+
+    def failing(self, error: ErrorBody) -> bytes:
+        return event(error)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         envelope, (output,) = self._envelope, outputs

@@ -12,12 +12,14 @@ from paceline.server.caller import Caller
 from paceline.server.desk import Desk
 from paceline.server.documents import GENERATED
 from paceline.server.envelope import Envelope
+from paceline.server.errors import ErrorBody
 from paceline.server.schema import CompletionRequest
 from paceline.server.shapes import (
     Completion,
     TextChoice,
     TextLogprobs,
     encode,
+    event,
     prompt_column,
     text_logprobs,
 )
@@ -124,6 +126,9 @@ class CompletionForm:
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         return self._envelope.closing(Completion, outputs)
+
+    def failing(self, error: ErrorBody) -> bytes:
+        return event(error)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         envelope = self._envelope

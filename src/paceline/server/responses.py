@@ -14,6 +14,7 @@ from paceline.server.caller import Caller
 from paceline.server.desk import Desk
 from paceline.server.documents import GENERATED
 from paceline.server.envelope import Envelope
+from paceline.server.errors import ErrorBody
 from paceline.server.response_shapes import (
     OutputMessage,
     OutputText,
@@ -156,6 +157,10 @@ class ResponseForm:
             + self._event("response.output_item.done", output_index=0, item=item)
             + self._event(last, response=whole)
         )
+
+    def failing(self, error: ErrorBody) -> bytes:
+        told = error.error
+        return self._event("error", code=told.code, message=told.message, param=told.param)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         return encode(self._whole(outputs))

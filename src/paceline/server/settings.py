@@ -18,7 +18,7 @@ class ServerSettings:
     body_bytes       largest body of a request
     header_bytes     largest head of a request, names and values together
     body_s           seconds within which each part of a body must come
-    unread_s         seconds to leave a stream unread; after twice as many a client is dropped
+    unread_s         seconds to leave a stream unread; within twice as many a client is dropped
     drain_s          seconds that running requests get when the server is told to end
     timeout_s        seconds that a request gets where it names no timeout; 0: no limit
     timings          are timings part of every response, or only of those that ask for them?
@@ -47,5 +47,8 @@ class ServerSettings:
             raise ConfigError(f"timeout_s is {self.timeout_s}; it cannot be negative")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format is {self.log_format!r}; choose one of text, json")
+        where = self.otlp_endpoint
+        if where and not where.startswith(("http://", "https://")):
+            raise ConfigError(f"otlp_endpoint is {where!r}; it begins with http:// or https://")
         if not all(self.api_keys):
             raise ConfigError("an API key is empty")
