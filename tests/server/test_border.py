@@ -111,8 +111,14 @@ def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("body_bytes", 0), ("drain_s", -1.0), ("timeout_s", -1.0), ("api_keys", ("",))]
-    + [("log_format", "xml"), ("otlp_endpoint", "localhost:4318")],
+    [
+        ("body_bytes", 0),
+        ("drain_s", -1.0),
+        ("timeout_s", -1.0),
+        ("api_keys", ("",)),
+        ("log_format", "xml"),
+        ("otlp_endpoint", "localhost:4318"),
+    ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match="API key" if name == "api_keys" else name):
