@@ -1,13 +1,12 @@
 """From a model's name to the parts of an engine."""
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from paceline.build.model import Source, find_model
-from paceline.build.settings import Hardware, sort_settings
+from paceline.build.settings import sort_settings
 from paceline.core.errors import ConfigError
 from paceline.engine.parts import Parts
 from paceline.hub.catalogue import DEFAULT
@@ -15,20 +14,14 @@ from paceline.hub.progress import Progress, silent
 from paceline.text.chat import ChatTemplate
 
 
-def build(
-    model: str = DEFAULT,
-    *,
-    progress: Progress = silent,
-    hardware: Callable[[], Hardware] = Hardware.found,
-    **settings: Any,
-) -> Parts:
+def build(model: str = DEFAULT, *, progress: Progress = silent, **settings: Any) -> Parts:
     """Fetch a model if need be, load it, and make everything that serves it."""
     rest, own = sort_settings(settings)
     device = device_of(own.device)
     source: Source = find_model(model, own.load_format, device, progress)
     # One module for each device: what a card needs is imported where there is one.
     on = import_module(f"paceline.build.{device}")
-    scheduler, runner = on.assemble(rest, own, source.checkpoint, hardware())
+    scheduler, runner = on.assemble(rest, own, source.checkpoint)
     template = ChatTemplate.of(source.tokenizer)
     depth = own.steps_in_flight(on.DEPTH)
     return Parts(model, scheduler, runner, source.tokenizer, template, depth=depth)

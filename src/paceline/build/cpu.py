@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 def assemble(
-    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint, hardware: Hardware
+    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
 ) -> tuple[Scheduler, Runner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
-    config = resolve(settings, own, checkpoint.config, hardware)
+    config = resolve(settings, own, checkpoint.config, Hardware.found())
     if own.threads:
         torch.set_num_threads(own.threads)
     chosen = choose(own.weights, checkpoint.config)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def assemble(
-    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint, hardware: Hardware
+    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
 ) -> tuple[Scheduler, CudaRunner]:
     """Load, run the largest step once, give the memory that is left to KV, and capture graphs."""
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
