@@ -65,7 +65,7 @@ class Reading:
             self.whole = True
             return
         event = json.loads(line.removeprefix(EVENT))
-        if "error" in event:
+        if event.get("error"):
             raise Failure("error in the stream")
         if usage := event.get("usage"):
             self.prompt_tokens = usage["prompt_tokens"]
@@ -110,7 +110,7 @@ async def timed(
         error = "no connection"
     except httpx.HTTPError:
         error = "hung up"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         error = "malformed answer"
     return Sample(
         planned_s,

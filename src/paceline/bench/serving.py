@@ -46,10 +46,13 @@ async def first_model(http: httpx.AsyncClient) -> str:
         response = await http.get("/v1/models")
     except httpx.HTTPError as error:
         raise ServerMissing(f"{http.base_url} does not answer: {error}") from None
+    models = f"{str(http.base_url).rstrip('/')}/v1/models"
     if response.status_code != FINE:
-        raise ServerMissing(f"{http.base_url}v1/models answers with {response.status_code}")
-    found: dict[str, Any] = response.json()
-    return found["data"][0]["id"]
+        raise ServerMissing(f"{models} answers with {response.status_code}")
+    try:
+        return response.json()["data"][0]["id"]
+    except (ValueError, LookupError, TypeError):
+        raise ServerMissing(f"{models} names no model; give --model") from None
 
 
 async def run(

@@ -10,11 +10,13 @@ from typing import Any, BinaryIO, cast
 
 import httpx
 
+from paceline.cli.remote import sent
 from paceline.core.errors import PacelineError
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 REFUSED, TOO_MANY, CLOSED = 400, 429, 503
 DEFAULT_WAIT_S = 1.0
+BEGINNING = b'{"id": "batch_req_'  # of every line that is written
 
 
 class BatchStopped(PacelineError):
@@ -98,6 +100,11 @@ def complaining(number: int, custom_id: str | None, complaint: str) -> Entry:
 # -- out --------------------------------------------------------------------
 
 
+def name_of(custom_id: str | None, own: str) -> tuple[str, bool]:
+    """What a line is known by: its custom_id, or ours, which may look the same."""
+    return (custom_id or own), bool(custom_id)
+
+
 class Results:
     """The output file: whole lines only, and none twice for a custom_id.
 
@@ -106,7 +113,7 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        self._known: set[str] = set()
+        self._known: set[tuple[str, bool]] = set()
         if path.exists():
             with path.open("r+b") as there:
                 there.truncate(self._read(there))
@@ -124,7 +131,7 @@ class Results:
         self._out.close()
 
     def __contains__(self, entry: Entry) -> bool:
-        return (entry.custom_id or entry.id) in self._known
+        return name_of(entry.custom_id, entry.id) in self._known
 
     def write(self, entry: Entry, response: dict[str, Any] | None) -> None:
         error = {"code": "invalid_line", "message": entry.complaint} if entry.complaint else None
@@ -143,9 +150,10 @@ class Results:
         for line in there:
             try:
                 found: Any = json.loads(line) if line.endswith(b"\n") else None
-                self._known.add(found["custom_id"] or found["id"])
+                self._known.add(name_of(found["custom_id"], found["id"]))
             except (ValueError, KeyError, TypeError):
-                if there.read(1):
+                torn = not line.endswith(b"\n") and BEGINNING.startswith(line[: len(BEGINNING)])
+                if there.read(1) or not torn:
                     problem = f"{there.name} is no output of a batch: {line[:60]!r}"
                     raise BatchStopped(problem) from None
                 break
@@ -189,15 +197,16 @@ class Batch:
                 self.counts.refused += not fine
 
     async def _answer(self, entry: Entry) -> dict[str, Any]:
-        self._open += 1
-        try:
-            answer = await self._http.post(entry.url, json=entry.body)
+        while True:
+            self._open += 1
+            try:
+                answer = await self._http.post(entry.url, **sent(entry.body))
+            finally:
+                self._open -= 1
             # A queue that is full while others are served has room later.
-            while answer.status_code == TOO_MANY and self._open > 1:
-                await asyncio.sleep(float(answer.headers.get("retry-after", DEFAULT_WAIT_S)))
-                answer = await self._http.post(entry.url, json=entry.body)
-        finally:
-            self._open -= 1
+            if answer.status_code != TOO_MANY or not self._open:
+                break
+            await asyncio.sleep(float(answer.headers.get("retry-after", DEFAULT_WAIT_S)))
         if answer.status_code == CLOSED:
             raise BatchStopped(f"the engine takes no requests: {answer.text}")
         return {

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from paceline.cli.command import WrongOption
 from paceline.workloads.call import Call
 from paceline.workloads.prompts import Shape, Span
 
@@ -93,6 +94,13 @@ OutputOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write the results as JSON."),
 ]
+
+
+def writable(*files: Path | None) -> None:
+    """Before there is something to write: a measurement is not made twice."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise WrongOption(f"{file} cannot be written: there is no folder {file.parent}")
 
 
 def deliver(lines: Sequence[str], record: Any, output: Path | None) -> None:

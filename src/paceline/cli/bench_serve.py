@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, isinf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ import typer
 from paceline.bench.plot import check_kind, write
 from paceline.bench.report import lines_of, record
 from paceline.bench.samples import Outcome, Sample, targets_of
-from paceline.cli.bench_options import OutputOption, ShapeOptions, deliver
+from paceline.cli.bench_options import OutputOption, ShapeOptions, deliver, writable
 from paceline.cli.command import WrongOption
 from paceline.cli.options import KeyOption, root
 from paceline.workloads.arrivals import arrival_times
@@ -76,10 +76,12 @@ class Timing:
         for name in ("request_rate", "burstiness", "trace_speed"):
             if not getattr(self, name) > 0:
                 raise WrongOption(f"--{name.replace('_', '-')} must be positive")
+        if isinf(self.burstiness):
+            raise WrongOption("--burstiness must be finite")
 
     def calls(self, shape: ShapeOptions) -> list[Call]:
         if self.trace is None:
-            random = np.random.default_rng(shape.seed)
+            random = np.random.default_rng([shape.seed, 1])  # other than that of the lengths
             times = arrival_times(self.num_prompts, self.request_rate, self.burstiness, random)
             return shape.calls(times.tolist())
         found = read(self.trace, self.num_prompts)
@@ -143,6 +145,7 @@ def run(options: Options) -> int:
     against targets, and errors by kind. The exit status is 1 if no request ended well.
     """
     targets = options.targets_ms
+    writable(options.output, options.plot)
     if options.plot is not None:
         check_kind(options.plot)
     samples, settings = asyncio.run(measured(options))

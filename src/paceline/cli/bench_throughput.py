@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.bench_options import OutputOption, ShapeOptions, deliver
+from paceline.cli.bench_options import OutputOption, ShapeOptions, deliver, writable
 from paceline.cli.options import EngineOptions, ModelArgument
 from paceline.hub.progress import ProgressBar
 
@@ -28,6 +28,7 @@ def run(options: Options) -> int:
     from paceline.bench.report import lines_of_throughput, record_of_throughput
     from paceline.build.models import LLM
 
+    writable(options.output)
     model, shape = options.engine.name(options.argument), options.shape
     calls = shape.calls([0.0] * options.num_prompts)
     with ProgressBar(model) as bar:

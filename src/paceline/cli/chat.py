@@ -66,11 +66,17 @@ def run(options: Options) -> int:
     return 0
 
 
+def named(options: Options) -> str | None:
+    """The model that was asked for, if one was."""
+    asked = options.argument or options.engine.model
+    return asked and options.engine.name(options.argument)
+
+
 async def met(options: Options) -> Partner:
     if options.url:
         from paceline.cli.remote import ServerPartner
 
-        partner = ServerPartner(options.url, options.api_key, options.argument)
+        partner = ServerPartner(options.url, options.api_key, named(options))
         try:
             await partner.meet()
         except PacelineError:

@@ -45,6 +45,11 @@ def command(
         except PacelineError as error:
             print(f"{context.command_path}: {error}", file=sys.stderr)
             return WRONG if isinstance(error, ConfigError) else FAILED
+        except OSError as error:  # a file that cannot be read or written
+            if isinstance(error, BrokenPipeError):
+                raise
+            print(f"{context.command_path}: {error}", file=sys.stderr)
+            return FAILED
 
     own = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
     made: Any = called

@@ -38,7 +38,10 @@ class ServerPartner:
             check(response.status_code, response.text)
         except httpx.HTTPError as error:
             raise Unreachable(f"{self._url} does not answer: {error}") from None
-        self._model = self._model or response.json()["data"][0]["id"]
+        try:
+            self._model = self._model or response.json()["data"][0]["id"]
+        except (ValueError, LookupError, TypeError):
+            raise Unreachable(f"{self._url}/v1/models names no model") from None
 
     async def answer(
         self, messages: Sequence[Mapping[str, str]], manner: Manner
@@ -52,7 +55,7 @@ class ServerPartner:
             "stream_options": {"include_usage": True},
         }
         try:
-            async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            async with self._http.stream("POST", "/v1/chat/completions", **sent(body)) as response:
                 if response.status_code != FINE:
                     check(response.status_code, (await response.aread()).decode())
                 async for line in response.aiter_lines():
@@ -75,8 +78,13 @@ def fetched(url: str, path: str, key: str | None) -> str:
     return response.text
 
 
+def sent(body: Mapping[str, Any]) -> dict[str, Any]:
+    """For httpx, whose own JSON has no halves of surrogate pairs: let the server decide."""
+    return {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
+
+
 def said(event: dict[str, Any]) -> Said:
-    if "error" in event:
+    if event.get("error"):
         raise Unreachable(event["error"]["message"])
     usage: dict[str, Any] = event.get("usage") or {}
     choices: list[dict[str, Any]] = event.get("choices") or [{}]

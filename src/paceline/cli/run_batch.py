@@ -42,7 +42,7 @@ class Options:
     def __post_init__(self) -> None:
         if not self.input.is_file():
             raise WrongOption(f"--input {self.input} is not a file")
-        if self.input.absolute() == self.output.absolute():
+        if self.output.exists() and self.input.samefile(self.output):
             raise WrongOption("--input and --output are the same file")
 
 

@@ -158,9 +158,12 @@ class AsyncLLM:
     # -- on the event loop --------------------------------------------------
 
     def _attach(self) -> None:
+        loop = get_running_loop()
         if self._loop is None:
-            self._loop = get_running_loop()
+            self._loop = loop
             self._core.start(self)
+        elif self._loop is not loop:
+            raise EngineFailed("the engine belongs to another event loop; make one for each")
 
     def _pump(self) -> None:
         """Pass on everything that was delivered."""

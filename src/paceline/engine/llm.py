@@ -92,19 +92,21 @@ class LLM:
 
     def _run(self, asks: list[Ask], progress: bool) -> list[RequestOutput]:
         names: list[str] = []
-        for ask in asks:
-            name = ask.request_id or self._name()
-            try:
-                self.enqueue(replace(ask, request_id=name))
-            except RequestError as error:
-                self._done[name] = refusal(name, error)
-            names.append(name)
+        refused: dict[int, RequestOutput] = {}  # by place, since a name may be another's
         try:
+            for place, ask in enumerate(asks):
+                name = ask.request_id or self._name()
+                try:
+                    self.enqueue(replace(ask, request_id=name))
+                    names.append(name)
+                except RequestError as error:
+                    refused[place] = refusal(name, error)
             self._turn_until_done(names, Progress(len(names)) if progress else None)
         except BaseException:
             self._drop(names)
             raise
-        return [self._done.pop(name) for name in names]
+        ended = (self._done.pop(name) for name in names)
+        return [refused.get(place) or next(ended) for place in range(len(asks))]
 
     def _turn_until_done(self, names: list[str], progress: Progress | None) -> None:
         wanted = dict.fromkeys(names)
@@ -199,8 +201,11 @@ class LLM:
                 self._frontend.forget(name, error)
 
     def _name(self) -> str:
-        self._names += 1
-        return str(self._names - 1)
+        while True:
+            self._names += 1
+            name = str(self._names - 1)
+            if name not in self._done and name not in self._frontend.open:
+                return name
 
 
 def several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

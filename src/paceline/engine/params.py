@@ -1,7 +1,7 @@
 """What a user may ask about the output, under the names the field knows."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 from paceline.core.errors import RequestError
@@ -111,6 +111,12 @@ class SamplingParams:
         chosen = self.sampling()
         for name in ("logit_bias", "bad_token_ids", "allowed_token_ids"):
             fix(self, name, getattr(chosen, name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A mapping proxy cannot be sent to another process, a dict can."""
+        values: list[Any] = [getattr(self, one.name) for one in fields(self)]
+        plain = [dict(v) if v is self.logit_bias else v for v in values]
+        return SamplingParams, tuple(plain)
 
     def _check_numbers(self) -> None:
         if self.max_tokens is not None:

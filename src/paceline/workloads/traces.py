@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import chain, islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ def read(path: Path, count: int | None = None) -> list[Call]:
 def calls(path: Path) -> Iterator[Call]:
     """One after the other, with the times of the file."""
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             for number, row in rows(lines, path):
                 try:
-                    yield reader_of(row)(number, row)
+                    yield checked(reader_of(row)(number, row))
                 except (KeyError, TypeError, ValueError) as error:
                     raise ConfigError(f"{path}: request {number}: {error!r}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -51,8 +52,16 @@ def rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, Row]]:
         if line.strip():
             try:
                 yield number, json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{path}: line {number}: not JSON: {error}") from None
+
+
+def checked(call: Call) -> Call:
+    if min(call.output_len, *(segment.tokens for segment in call.segments)) < 0:
+        raise ValueError("a length is negative")
+    if not isfinite(call.at_s):
+        raise ValueError(f"it came at {call.at_s}")
+    return call
 
 
 def reader_of(row: Row) -> Callable[[int, Row], Call]:
