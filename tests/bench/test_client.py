@@ -72,6 +72,8 @@ DONE = b"data: [DONE]\n\n"
         ([event(choices=[{"index": 0, "text": ""}]), DONE], "no text"),
         ([TEXT, event(error={"message": "broken"}), DONE], "error in the stream"),
         ([TEXT, b"data: {nonsense\n\n", DONE], "malformed answer"),
+        ([TEXT, b"data: [1, 2]\n\n", DONE], "malformed answer"),
+        ([TEXT, event(error=None, choices=[]), TEXT, DONE], ""),
         ([TEXT, httpx.ReadTimeout("")], "timeout"),
         ([TEXT, httpx.RemoteProtocolError("")], "hung up"),
     ],

@@ -163,6 +163,55 @@ def test_the_command(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["c"]["response"]["body"]["error"]["param"] == "temperature"
 
 
+def test_numbers_and_texts_that_json_does_not_have_are_refused_like_others(tmp_path: Path) -> None:
+    lines = [line("a"), line("nan", temperature=float("nan")), line("half", prompt="\ud800")]
+    assert run(lines, tmp_path) == Counts(answered=1, refused=2)
+    found = read(tmp_path / "out")
+    assert {found[name]["response"]["status_code"] for name in ("nan", "half")} == {400}
+
+
+def test_two_that_are_too_much_for_the_queue_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    lines = [line(name, prompt=["the"] * 30) for name in "ab"]
+    counts = run(lines, tmp_path, max_num_queued_reqs=8, max_num_seqs=2)
+    assert counts == Counts(refused=2)
+
+
+@pytest.mark.parametrize("content", ['{"my": "settings"}', "my notes\n", "{}\n"])
+def test_a_file_of_one_line_that_is_something_else_is_left_alone(
+    content: str, tmp_path: Path
+) -> None:
+    (tmp_path / "out").write_text(content)
+    with pytest.raises(BatchStopped, match="is no output of a batch"):
+        Results(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == content
+
+
+def test_a_custom_id_that_looks_like_ours_stands_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(line("batch_req_2") + "\nnonsense\n")
+    first, second = entries(tmp_path / "in")
+    with Results(tmp_path / "out") as results:
+        results.write(first, {})
+    with Results(tmp_path / "out") as results:
+        assert first in results
+        assert second not in results
+
+
+def test_a_link_to_the_input_is_the_input(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(line("a"))
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    with pytest.raises(SystemExit):
+        main(["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "link")])
+    assert (tmp_path / "in").read_text() == line("a")
+
+
+def test_an_output_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text(line("a"))
+    assert main(["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "no" / "out")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
 def test_the_output_is_not_the_input(tmp_path: Path) -> None:
     (tmp_path / "in").write_text(line("a"))
     with pytest.raises(SystemExit):

@@ -390,3 +390,15 @@ def test_what_came_before_the_timeout_is_told_and_the_engine_learns_of_it() -> N
 def test_a_timeout_is_positive() -> None:
     with pytest.raises(RequestError, match="timeout is 0"):
         Ask(prompt="hello", timeout=0)
+
+
+def test_an_engine_of_another_loop_says_so() -> None:
+    engine = AsyncLLM.of(parts())
+
+    async def use() -> None:
+        await engine.generate(ask("hello", max_tokens=2)).whole()
+
+    asyncio.run(use())
+    with pytest.raises(EngineFailed, match="another event loop"):
+        asyncio.run(use())
+    asyncio.run(engine.shutdown())

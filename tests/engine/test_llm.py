@@ -70,6 +70,29 @@ def test_a_prompt_that_cannot_run_does_not_hold_up_the_others() -> None:
     left_nothing(model)
 
 
+def test_a_name_that_is_here_already_is_refused_and_loses_nothing() -> None:
+    model, params = llm(), SamplingParams(max_tokens=3)
+    twice = [Ask(prompt="a", request_id="d"), Ask(prompt="b", request_id="d")]
+    first, second = model.generate(twice, params, progress=False)
+    assert (first.error, second.error != "") == ("", True)
+    left_nothing(model)
+    model.enqueue(Ask(prompt="a", request_id="q"), params)
+    model.generate(["b"] * 2, SamplingParams(max_tokens=20), progress=False)
+    (again,) = model.generate([Ask(prompt="c", request_id="q")], params, progress=False)
+    assert "has not been taken yet" in again.error
+    assert [output.request_id for output in model.step()] == ["q"]
+    model.enqueue(Ask(prompt="a", request_id=str(model._names)), params)
+    (plain,) = model.generate(["b"], params, progress=False)
+    assert not plain.error
+
+
+def test_a_prompt_of_no_kind_leaves_nothing_of_the_others() -> None:
+    model = llm()
+    with pytest.raises(TypeError):
+        model.generate(["a", 5], SamplingParams(max_tokens=3), progress=False)  # type: ignore[list-item]
+    left_nothing(model)
+
+
 def test_chat_answers_one_conversation_or_several() -> None:
     model = llm()
     hello = [{"role": "user", "content": "hello"}]

@@ -1,5 +1,7 @@
 """Params: the names the field knows, and errors that name the field."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -116,3 +118,10 @@ def test_logprobs_are_for_what_is_told_as_it_comes() -> None:
     SamplingParams(n=2, logprobs=1)
     with pytest.raises(RequestError, match="logprobs"):
         SamplingParams(n=1, best_of=2, logprobs=1)
+
+
+def test_they_survive_the_way_to_another_process() -> None:
+    params = SamplingParams(logit_bias={3: 1.0}, stop=["a"], allowed_token_ids=[1, 2], n=2)
+    for other in (pickle.loads(pickle.dumps(params)), copy.deepcopy(params)):
+        assert other == params
+        assert other.logit_bias == {3: 1.0}

@@ -155,6 +155,8 @@ def test_an_error_in_a_template_is_told_with_its_text(source: str, complaint: st
 def test_a_template_that_is_none_is_refused_when_loaded() -> None:
     with pytest.raises(ConfigError, match=r"the chat template, line 2: .*endfor"):
         ChatTemplate("a\n{% for message in messages %}")
+    with pytest.raises(ConfigError, match="the chat template cannot be read"):
+        ChatTemplate("{{ " + "(" * 10_000 + "1" + ")" * 10_000 + " }}")
 
 
 @pytest.mark.parametrize(

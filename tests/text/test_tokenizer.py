@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,13 @@ def test_what_cannot_be_an_id_is_refused(wrong: int) -> None:
 def test_half_a_surrogate_pair_is_the_clients_fault() -> None:
     with pytest.raises(RequestError, match="character 3 is half a surrogate pair"):
         BYTE_LEVEL.encode("abc\ud800")
+
+
+def test_ids_are_those_that_the_model_has(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    for size in (200, 5000):
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
+        assert Tokenizer.load(tmp_path).vocab_size == size
 
 
 def test_a_path_to_nothing_is_refused(tmp_path: Path) -> None:

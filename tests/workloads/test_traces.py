@@ -65,6 +65,12 @@ def test_token_ids(tmp_path: Path) -> None:
     assert (early.input_len, early.output_len) == (3, 9)
 
 
+def test_a_mark_of_the_byte_order_is_no_part_of_a_table(tmp_path: Path) -> None:
+    text = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,2\n"
+    (call,) = read(write(tmp_path, text))
+    assert call.output_len == 2
+
+
 def test_only_the_first(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [4]}
     path = write(tmp_path, f"{json.dumps(row)}\n" * 3 + "nonsense")
@@ -83,6 +89,9 @@ def test_only_the_first(tmp_path: Path) -> None:
         ('{"a": 1}', "no known kind of trace has the fields a"),
         ('{"hash_ids": [1]}', "request 1: KeyError"),
         ("[1]", "request 1: "),
+        ("[" * 100_000, "line 1: not JSON"),
+        ('{"input_toks": -5, "output_toks": 1, "arrival_time_ns": 0}', "a length is negative"),
+        ('{"input_toks": 5, "output_toks": 1, "arrival_time_ns": NaN}', "it came at nan"),
     ],
 )
 def test_what_is_no_trace(text: str, expected: str, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Site:
 
         try:
             return self._insist(path, get)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FetchError(f"{self.endpoint}{path} answers with no JSON: {error}") from None
 
     def download(
@@ -95,7 +95,10 @@ class Site:
     ) -> None:
         """Put the file in place once it is complete; what is there already is not asked for."""
         part = beside(target, ".part")
-        self._insist(path, lambda: self._append(path, file, part, report))
+        try:
+            self._insist(path, lambda: self._append(path, file, part, report))
+        except ValueError as error:  # a length or an address that cannot be read
+            raise FetchError(f"{self.endpoint}{path} cannot be had: {error}") from None
         if file.sha256 is not None and sha256(part) != file.sha256:
             part.unlink()
             raise FetchError(f"{file.name} arrived damaged: its SHA-256 is not {file.sha256}")

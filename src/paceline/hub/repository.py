@@ -85,7 +85,7 @@ def listing(site: Site, repository: str, revision: str) -> Listing:
     try:
         files = [remote_file(entry) for entry in answer["siblings"]]
         commit = str(answer["sha"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise FetchError(f"{site.endpoint} lists {repository} in an unknown way: {error}") from None
     if not commit.isalnum():  # it becomes part of a path
         raise FetchError(f"{site.endpoint} lists {repository} at {commit!r}, which is no commit")
@@ -94,7 +94,10 @@ def listing(site: Site, repository: str, revision: str) -> Listing:
 
 def remote_file(entry: dict[str, Any]) -> RemoteFile:
     large: dict[str, Any] = entry.get("lfs") or {}
-    return RemoteFile(entry["rfilename"], entry.get("size"), large.get("sha256"))
+    name, size = entry["rfilename"], entry.get("size")
+    if not isinstance(name, str) or not isinstance(size, int | None):
+        raise TypeError(f"{name!r} of {size!r} bytes")
+    return RemoteFile(name, size, large.get("sha256"))
 
 
 def wanted(repository: str, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:

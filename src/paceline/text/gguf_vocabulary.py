@@ -82,7 +82,7 @@ def vocabulary_of(metadata: Mapping[str, Value]) -> Vocabulary:
         eos if entries.get("ggml.add_eos_token", bool, False) else None,
     )
     template = entries.get("chat_template", str, "")
-    return Vocabulary(backend, bos, ends(entries), template or None)
+    return Vocabulary(backend, bos, ends(entries), template or None, len(entries.tokens))
 
 
 def ends(entries: Entries) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
         bos,
         tuple(dict.fromkeys(end for end in ends if end is not None)),
         chat_template(folder, settings.get("chat_template")),
+        size=model.get("vocab_size"),
     )
 
 

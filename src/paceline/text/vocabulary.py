@@ -16,6 +16,7 @@ class Vocabulary:
     bos: int | None  # the id that begins a text
     eos: tuple[int, ...]  # ids that end one, the principal first
     chat_template: str | None  # its jinja source
+    size: int | None = None  # ids that the model has, where the files say
 
 
 def backend_of(document: str, origin: str) -> Backend:

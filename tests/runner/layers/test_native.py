@@ -107,6 +107,19 @@ def test_rows_of_any_size_give_numbers(scale: float) -> None:
     torch.testing.assert_close(product(x), x, rtol=0.02, atol=1e-36)
 
 
+@FORMS
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_is_not_hidden(form: Form, bad: float) -> None:
+    weight = form(torch.randn(70, 576, generator=torch.Generator().manual_seed(1)))
+    product = Native(weight, None, torch.float32)
+    rows = torch.randn(3, 576, generator=torch.Generator().manual_seed(2))
+    good = product(rows)
+    rows[1, 300] = bad
+    found = product(rows)
+    assert not torch.isfinite(found[1]).any()
+    assert torch.equal(found[[0, 2]], good[[0, 2]])
+
+
 def test_only_float32() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         Native(torch.zeros(2, 2), None, torch.bfloat16)

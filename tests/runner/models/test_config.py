@@ -140,11 +140,21 @@ def test_gguf() -> None:
 def test_gguf_scales_by_a_factor_or_by_many() -> None:
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     plain = frequencies(500.0, 8)
-    assert ModelConfig.of_gguf({**GGUF, **linear}, True).rope == tuple(f / 4 for f in plain)
+    for known in (linear, {"llama.rope.scaling.factor": 4.0}, {"llama.rope.scale_linear": 4.0}):
+        assert ModelConfig.of_gguf({**GGUF, **known}, True).rope == tuple(f / 4 for f in plain)
     many = ModelConfig.of_gguf(GGUF, True, (1.0, 1.0, 2.0, 8.0)).rope
     assert many == (plain[0], plain[1], plain[2] / 2, plain[3] / 8)
     with pytest.raises(ConfigError, match="3 rope factors for 4 rotary pairs"):
         ModelConfig.of_gguf(GGUF, True, (1.0, 1.0, 2.0))
+
+
+def test_only_the_largest_gemma_scales_queries_by_its_width() -> None:
+    named = {key.replace("llama", "gemma3"): value for key, value in GGUF.items()}
+    sizes = {"gemma3.attention.key_length": 16, "gemma3.attention.sliding_window": 8}
+    gemma = {**named, "general.architecture": "gemma3", **sizes}
+    for layers, scaled_by in ((61, 16), (62, 8)):
+        config = ModelConfig.of_gguf({**gemma, "gemma3.block_count": layers}, True)
+        assert config.query_scale == scaled_by**-0.5
 
 
 @pytest.mark.parametrize(
@@ -152,6 +162,9 @@ def test_gguf_scales_by_a_factor_or_by_many() -> None:
     [
         ({"general.architecture": None}, "the GGUF header has no 'general.architecture'"),
         ({"general.architecture": "rwkv"}, "'rwkv' is not supported"),
+        ({"general.architecture": "unittest.__main__"}, "'unittest.__main__' is not supported"),
+        ({"general.architecture": "..llama"}, r"'\.\.llama' is not supported"),
+        ({"llama.block_count": 2**31 - 9}, "which no model has"),
         ({"llama.block_count": None}, "the GGUF header has no 'llama.block_count'"),
         ({"llama.rope.dimension_count": 4}, "only a part of each head"),
         ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),

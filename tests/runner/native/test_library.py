@@ -24,8 +24,30 @@ def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         library()
 
 
+def test_without_a_cache_that_can_be_written(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    assert not is_available()
+    with pytest.raises(ConfigError):
+        library()
+
+
 @pytest.mark.skipif(not is_available(), reason="needs a C compiler")
 class TestCompiled:
+    def test_a_damaged_one_is_told(
+        self, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        library()
+        (built,) = fresh.iterdir()
+        (tmp_path / "other" / "native").mkdir(parents=True)
+        (tmp_path / "other" / "native" / built.name).write_bytes(b"torn")
+        monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "other"))
+        library.cache_clear()
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            library()
+
     def test_once(self, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert library().bytes_panel() > 0
         (built,) = fresh.iterdir()

@@ -8,6 +8,8 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Frequencies, frequencies, scaled
 from paceline.runner.models.traits import Traits, find
 
+LAYERS, MOST_LAYERS = ("num_hidden_layers", "block_count"), 10_000
+GEMMA_27B_LAYERS = 62
 FULL, SLIDING = "full_attention", "sliding_attention"
 UNSUPPORTED = (
     "attention_bias",
@@ -82,7 +84,7 @@ class ModelConfig:
         architecture = name.removesuffix("ForCausalLM").lower()
         if architecture == name.lower():
             raise ConfigError(f"{name or 'a model without a name'} is no causal language model")
-        traits = find(architecture)
+        traits = _known(architecture)
         _refuse(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
@@ -113,20 +115,23 @@ class ModelConfig:
     ) -> "ModelConfig":
         """From the fields of a GGUF header, and what only its tensors tell."""
         architecture = str(Entries(raw, "the GGUF header").need("general.architecture"))
-        traits = find(architecture)
+        traits = _known(architecture)
         read = Entries(raw, "the GGUF header", f"{architecture}.")
         heads, layers = read.number("attention.head_count"), read.number("block_count")
-        head_dim = read.get("attention.key_length") or read.number("embedding_length") // heads
+        width = read.number("embedding_length")
+        # The header has no word of it: only the largest Gemma 3 scales by its width.
+        is_27b = architecture == "gemma3" and layers == GEMMA_27B_LAYERS
+        head_dim = read.get("attention.key_length") or width // heads
         if read.get("rope.dimension_count", head_dim) != head_dim:
             raise ConfigError("a rotation of only a part of each head is not supported")
         plain = frequencies(read.get("rope.freq_base", 10_000.0), head_dim)
         factors = rope_factors or (1.0,) * len(plain)
         if len(factors) != len(plain):
             raise ConfigError(f"{len(factors)} rope factors for {len(plain)} rotary pairs")
-        kind = read.get("rope.scaling.type", "none")
+        kind = read.get("rope.scaling.type", "linear")  # as llama.cpp takes it
         scaling = {
             "rope_type": "default" if kind == "none" else kind,
-            "factor": read.get("rope.scaling.factor", 1.0),
+            "factor": read.get("rope.scaling.factor", read.get("rope.scale_linear")) or 1.0,
         }
         rope = scaled(tuple(f / by for f, by in zip(plain, factors, strict=True)), scaling)
         local = frequencies(traits.local_theta, head_dim) if traits.local_theta else rope
@@ -135,7 +140,7 @@ class ModelConfig:
             architecture=architecture,
             traits=traits,
             layers=layers,
-            width=read.number("embedding_length"),
+            width=width,
             mlp_width=read.number("feed_forward_length"),
             heads=heads,
             kv_heads=read.get("attention.head_count_kv", heads),
@@ -147,7 +152,7 @@ class ModelConfig:
             windows=_windows(layers, traits.global_every, read.get("attention.sliding_window")),
             rope=rope,
             local_rope=local,
-            query_scale=head_dim**-0.5,
+            query_scale=(width // heads if is_27b else head_dim) ** -0.5,
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
         )
@@ -175,7 +180,16 @@ class Entries:
         value = self.need(key)
         if type(value) is not int:
             raise ConfigError(f"{self.where}: {self.prefix + key} is {value!r}, not a number")
+        if key in LAYERS and value > MOST_LAYERS:
+            raise ConfigError(f"{self.where}: {self.prefix + key} is {value}, which no model has")
         return value
+
+
+def _known(architecture: str) -> Traits:
+    """A file names what is here; it does not choose what is imported."""
+    if not architecture.isidentifier():
+        raise ConfigError(f"architecture {architecture!r} is not supported")
+    return find(architecture)
 
 
 def _refuse(read: Entries, traits: Traits) -> None:

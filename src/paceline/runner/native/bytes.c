@@ -83,11 +83,12 @@ static inline float limit_of(int64_t count) {
 /* Round inputs to whole numbers, and return what they are multiples of. */
 static float rounded(const float *x, const float *factor, int64_t count, whole *to) {
     float limit = limit_of(count);
-    floats tops = {0};
+    floats tops = {0}, none = {0}; /* zero, unless an input is infinite or no number */
     for (int64_t i = 0; i < count; i += FLOATS) {
         floats part = some_of(x + i, count - i);
         if (factor) part *= some_of(factor + i, count - i);
         tops = larger(size_of(part), tops);
+        none += part - part;
     }
     float top = largest(tops), by = top > FLT_MIN ? limit / top : 0.0f;
     for (int64_t i = 0; i < count; i += FLOATS) {
@@ -98,7 +99,7 @@ static float rounded(const float *x, const float *factor, int64_t count, whole *
         int64_t some = count - i < FLOATS ? count - i : FLOATS;
         memcpy(to + i, &found, (size_t)some * sizeof *to);
     }
-    return top / limit;
+    return top / limit + sum_of(none);
 }
 
 static void round_row(

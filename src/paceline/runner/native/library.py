@@ -102,7 +102,10 @@ def library() -> ctypes.CDLL:
     target = cache_folder() / "native" / f"{_digest(flags, macros)}.so"
     if not target.exists():
         _compile([compiler, *flags], target)
-    kernels = ctypes.CDLL(str(target))
+    try:
+        kernels = ctypes.CDLL(str(target))
+    except OSError as error:
+        raise ConfigError(f"the native kernels cannot be loaded: {error}") from None
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(kernels, name)
         function.restype, function.argtypes = result, arguments
@@ -125,8 +128,11 @@ def _digest(flags: list[str], macros: str) -> str:
 
 def _compile(compiler: list[str], target: Path) -> None:
     sources = [str(source) for source in SOURCES]
-    with placed(target) as built:
-        _run([*compiler, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
+    try:
+        with placed(target) as built:
+            _run([*compiler, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
+    except OSError as error:
+        raise ConfigError(f"the native kernels cannot be stored: {error}") from None
 
 
 def _run(command: list[str]) -> str:

@@ -80,10 +80,13 @@ static int64_t bytes_of(const struct matrix *m, int64_t rows) {
 }
 
 static struct scaled rounded(const floats part[GROUP / FLOATS], float by, int8_t *to) {
-    floats tops = size_of(part[0]);
-    for (int i = 1; i < GROUP / FLOATS; i++) tops = larger(tops, size_of(part[i]));
+    floats tops = size_of(part[0]), none = part[0] - part[0];
+    for (int i = 1; i < GROUP / FLOATS; i++) {
+        tops = larger(tops, size_of(part[i]));
+        none += part[i] - part[i]; /* zero, unless one is infinite or no number */
+    }
     float top = largest(tops);
-    float factor = top > FLT_MIN ? 127.0f / top : 0.0f, scale = top / 127.0f * by;
+    float factor = top > FLT_MIN ? 127.0f / top : 0.0f, scale = top / 127.0f * by + sum_of(none);
     ints sum = {0};
     for (int i = 0; i < GROUP / FLOATS; i++) {
         ints whole = __builtin_convertvector(whole_of(part[i] * factor), ints);

@@ -13,6 +13,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import Shape
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+FLOATS = ("F64", "F32", "F16", "BF16")
 DERIVED = ".rotary_emb.inv_freq"  # old files keep what follows from the configuration
 
 
@@ -39,7 +40,10 @@ class SafetensorsFolder:
             if name in self.shapes:
                 raise ConfigError(f"{path} has {name!r}, and so has another file")
             if not name.endswith(DERIVED):
-                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+                part = file.get_slice(name)
+                if (kind := part.get_dtype()) not in FLOATS:
+                    raise ConfigError(f"{path}: {name!r} is of {kind}, which is not supported")
+                self.shapes[name] = tuple(part.get_shape())
                 self._file[name] = file
 
     def read(self, name: str) -> Tensor:
@@ -52,7 +56,7 @@ def _files(folder: Path) -> Iterable[Path]:
     if not index.exists():
         return [folder / SINGLE]
     names = _json(index).get("weight_map")
-    if not isinstance(names, dict):
+    if not isinstance(names, dict) or not all(isinstance(one, str) for one in names.values()):
         raise ConfigError(f"{index} has no weight_map")
     return [folder / name for name in sorted(set(names.values()))]
 
