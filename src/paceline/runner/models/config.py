@@ -1,6 +1,7 @@
 """The sizes of a model, read from a config.json or from a GGUF header."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,11 @@ class ModelConfig:
     @classmethod
     def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """From the content of a config.json, as any version of transformers writes it."""
-        read = Entries(raw, "config.json")
+        with _expected("config.json"):
+            return cls._of_hf(Entries(raw, "config.json"))
+
+    @classmethod
+    def _of_hf(cls, read: "Entries") -> "ModelConfig":
         name = (read.get("architectures") or [""])[0]
         architecture = name.removesuffix("ForCausalLM").lower()
         if architecture == name.lower():
@@ -183,6 +188,15 @@ class Entries:
         if key in LAYERS and value > MOST_LAYERS:
             raise ConfigError(f"{self.where}: {self.prefix + key} is {value}, which no model has")
         return value
+
+
+@contextmanager
+def _expected(where: str) -> Generator[None]:
+    """A file may have a text where others have a number."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
+        raise ConfigError(f"{where} is not as models have it: {error}") from None
 
 
 def _known(architecture: str) -> Traits:
