@@ -50,10 +50,14 @@ def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(n
         sort_settings({name: 1})
 
 
-def test_sequences_are_no_longer_than_the_model_knows() -> None:
+def test_sequences_that_are_longer_than_the_model_knows_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rest, own = sort_settings({"max_model_len": 1025})
-    with pytest.raises(ConfigError, match="max_model_len is 1025, and the model knows 1024"):
-        resolve(rest, own, MODEL, Hardware(2**40))
+    resolve(rest, own, MODEL, Hardware(2**40))
+    assert "max_model_len is 1025; the model knows 1024 positions" in caplog.text
+    with pytest.raises(ConfigError, match="max_model_len"):
+        resolve({"max_model_len": "long"}, own, MODEL, Hardware(2**40))
 
 
 def test_without_chunks_a_step_takes_the_longest_prompt() -> None:

@@ -5,9 +5,11 @@ import json
 import os
 import signal
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from paceline.engine.api import Ask
 from paceline.server.settings import ServerSettings
 from tests.golden.support import SIZES
 from tests.server.real import running
@@ -67,6 +69,36 @@ def test_what_takes_too_long_is_cut_and_keeps_what_it_has() -> None:
         await site.until(lambda: site.server.should_exit)
 
     on_its_own_server(scenario, ServerSettings(drain_s=0.05), breaks=paced)
+
+
+def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_abort() -> None:
+    async def scenario(site: Site) -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        encode = site.engine.encoded
+
+        async def slowly(one: Ask) -> Ask:
+            begun.set()
+            await go_on.wait()
+            return await encode(one)
+
+        with patch.object(site.engine, "encoded", slowly):
+            headers = {"X-Request-Id": "mine"}
+            asking = asyncio.create_task(site.http.post(PATH, json=LONG, headers=headers))
+            await begun.wait()
+            told = await site.post("/abort_requests", request_ids=["mine", "other"])
+            assert told.json() == {"aborted": ["mine"]}
+            go_on.set()
+            assert (await asking).json()["error"]["code"] == "aborted"
+            begun.clear(), go_on.clear()
+            asking = asyncio.create_task(site.post(PATH, **LONG))
+            await begun.wait()
+            site.desk.draining = True
+            go_on.set()
+            assert (await asking).json()["error"]["code"] == "draining"
+        assert not site.desk.unwanted
+        site.desk.draining = False
+
+    on_its_own_server(scenario, breaks=paced)
 
 
 def test_a_second_signal_ends_it_at_once() -> None:

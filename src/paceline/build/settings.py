@@ -1,5 +1,6 @@
 """All settings of an engine, from what was given, what the model is and what the machine has."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -9,6 +10,8 @@ from typing import Any, TypeVar
 from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
+
+log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 CPU_DEFAULTS: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
@@ -57,10 +60,10 @@ def suggested(
 ) -> dict[str, Any]:
     """Settings with those filled in that do not depend on memory."""
     chosen = {**defaults, "max_model_len": model.max_position, **settings}
-    if chosen["max_model_len"] > model.max_position:
-        raise ConfigError(
-            f"max_model_len is {chosen['max_model_len']}, and the model knows "
-            f"{model.max_position} positions"
+    longest = chosen["max_model_len"]
+    if isinstance(longest, int) and longest > model.max_position:
+        log.warning(
+            "max_model_len is %d; the model knows %d positions", longest, model.max_position
         )
     if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts

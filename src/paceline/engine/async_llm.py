@@ -58,7 +58,8 @@ class AsyncLLM:
         if text is None:
             return ask
         read = partial(self._frontend.ids_of, text, framed=ask.messages is None)
-        ids = read() if len(text) < LONG_TEXT else await to_thread(read)
+        short = min(LONG_TEXT, self._frontend.max_model_len)
+        ids = read() if len(text) <= short else await to_thread(read)
         return replace(ask, prompt=None, messages=None, prompt_token_ids=ids, text=text)
 
     def generate(self, ask: Ask) -> PieceStream:

@@ -16,7 +16,6 @@ from paceline.server.caller import Caller
 from paceline.server.desk import Desk
 from paceline.server.errors import (
     GATEWAY_TIMEOUT,
-    UNAVAILABLE,
     ErrorBody,
     Refusal,
     refusal_of,
@@ -78,7 +77,7 @@ class Answering(Response):
         begun = monotonic()
         try:
             with self._desk.visit(work.name, len(work.asks)) as ids:
-                asks = [await self._desk.engine.encoded(ask) for ask in work.asks]
+                asks = await self._desk.encoded(work.name, work.asks)
                 for ask, part in zip(asks, ids, strict=True):
                     streams.append(self._desk.begin(ask, part))
                 await (self._send_stream(send, line) if work.stream else self._send_whole(send))
@@ -168,9 +167,8 @@ class Answering(Response):
             return
         if why:
             raise Refusal(GATEWAY_TIMEOUT, why, code="timeout")
-        cut = all(answer.finish_reason == "abort" for answer in answers)
-        if cut and (reason := self._desk.closed):
-            raise Refusal(UNAVAILABLE, reason, code="draining")
+        if all(answer.finish_reason == "abort" for answer in answers):
+            self._desk.check_open()
 
     def _outputs(self) -> list[RequestOutput]:
         found = [stream.output for stream in self._streams]

@@ -1,5 +1,6 @@
 """What all routes share: the engine, its names, and the requests that are open."""
 
+import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ class Desk:
         self.template = ChatTemplate.of(tokenizer)
         self.pace = Pace()
         self.open_requests: dict[str, Sequence[str]] = {}
+        self.unwanted: set[str] = set()  # of these, aborted before the engine had them
         self.draining = False
         self._lately: dict[str, int] = {}  # parts by name, oldest first
 
@@ -71,8 +73,7 @@ class Desk:
     @contextmanager
     def visit(self, name: str, parts: int) -> Generator[Sequence[str]]:
         """A request is here, with an id for each of its parts; or it is not let in."""
-        if reason := self.closed:
-            raise Refusal(UNAVAILABLE, reason, code="draining" if self.draining else "unhealthy")
+        self.check_open()
         ids = self.open_requests[name] = part_ids(name, parts)
         if name in self._lately:
             self._lately[name] = parts
@@ -80,6 +81,22 @@ class Desk:
             yield ids
         finally:
             del self.open_requests[name]
+            self.unwanted.discard(name)
+
+    def check_open(self) -> None:
+        if reason := self.closed:
+            raise Refusal(UNAVAILABLE, reason, code="draining" if self.draining else "unhealthy")
+
+    async def encoded(self, name: str, asks: Sequence[Ask]) -> list[Ask]:
+        """With their token ids, which may take a while; then it may be too late to begin."""
+        found: list[Ask] = []
+        for ask in asks:
+            found.append(await self.engine.encoded(ask))
+            await asyncio.sleep(0)  # short texts are many at times, and others wait
+        self.check_open()
+        if name in self.unwanted:
+            raise Refusal(UNAVAILABLE, "the request was aborted before it began", code="aborted")
+        return found
 
     def parts(self, name: str) -> Sequence[str]:
         """The ids of a request that is here or was here lately; one of a part is its own."""

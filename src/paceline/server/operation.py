@@ -92,7 +92,11 @@ def control_routes(desk: Desk) -> APIRouter:
 
 async def abort(desk: Desk, name: str) -> bool:
     """All parts of a request, or one part by its own id."""
-    return any([await desk.engine.abort(part) for part in desk.parts(name)])
+    ended = any([await desk.engine.abort(part) for part in desk.parts(name)])
+    if not ended and name in desk.open_requests:  # its text is being read
+        desk.unwanted.add(name)
+        return True
+    return ended
 
 
 async def story(desk: Desk, name: str) -> str:

@@ -124,7 +124,7 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         ({"layer_types": ["full_attention", "mamba"]}, r"layers of \['mamba'\]"),
         ({"rope_scaling": {"type": "yarn"}}, "rope scaling 'yarn'"),
         ({"head_dim": "eight"}, "config.json is not as models have it"),
-        ({"num_attention_heads": 0}, "config.json is not as models have it"),
+        ({"num_attention_heads": 0}, "no size of zero"),
         ({"layer_types": 7}, "config.json is not as models have it"),
         ({"rms_norm_eps": "small"}, "config.json is not as models have it"),
         ({"architectures": 3}, "config.json is not as models have it"),

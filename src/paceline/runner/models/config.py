@@ -195,6 +195,8 @@ def _expected(where: str) -> Generator[None]:
     """A file may have a text where others have a number."""
     try:
         yield
+    except ConfigError:
+        raise
     except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"{where} is not as models have it: {error}") from None
 
