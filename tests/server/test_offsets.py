@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from paceline.server.completions import Offsets, echoed_offsets
+from paceline.server.offsets import Offsets, echoed_offsets
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 from tests.engine.support import tokenizer

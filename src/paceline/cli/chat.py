@@ -66,17 +66,13 @@ def run(options: Options) -> int:
     return 0
 
 
-def named(options: Options) -> str | None:
-    """The model that was asked for, if one was."""
-    asked = options.argument or options.engine.model
-    return asked and options.engine.name(options.argument)
-
-
 async def met(options: Options) -> Partner:
     if options.url:
         from paceline.cli.remote import ServerPartner
 
-        partner = ServerPartner(options.url, options.api_key, named(options))
+        is_named = options.argument or options.engine.model
+        model = options.engine.name(options.argument) if is_named else None
+        partner = ServerPartner(options.url, options.api_key, model)
         try:
             await partner.meet()
         except PacelineError:

@@ -57,7 +57,7 @@ def rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def checked(call: Call) -> Call:
-    if min(call.output_len, *(segment.tokens for segment in call.segments)) < 0:
+    if min([call.output_len, *(segment.tokens for segment in call.segments)]) < 0:
         raise ValueError("a length is negative")
     if not isfinite(call.at_s):
         raise ValueError(f"it came at {call.at_s}")
