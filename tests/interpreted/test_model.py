@@ -46,3 +46,7 @@ def test_hidden_states_and_the_store(
     expected = model.forward(batch, truth, load("sdpa"))
     torch.testing.assert_close(ours.content, truth.content, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(card.logits(hidden), model.logits(expected), rtol=1e-3, atol=1e-3)
+    for wanted in (batch.sample_at.flip(0), batch.sample_at[:0]):
+        prepared = load("triton").prepare(batch, ours)
+        some = card.forward(batch, cells_of(batch, ours), ours, prepared, wanted)
+        torch.testing.assert_close(some, hidden[wanted], rtol=1e-3, atol=1e-3)

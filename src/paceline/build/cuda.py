@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from paceline.build.settings import CUDA_DEFAULTS, GIB, Hardware, part_of, resolve, suggested
+from paceline.build.settings import GIB, Hardware, card_defaults, part_of, resolve, suggested
 from paceline.core.config import LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load as load_attention
@@ -35,7 +35,8 @@ def assemble(
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = checkpoint.config
-    chosen = suggested(settings, model_config, CUDA_DEFAULTS)
+    defaults = card_defaults(model_config, dtype.itemsize)
+    chosen = suggested(settings, model_config, defaults)
     step = part_of(StepConfig, chosen)
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
     needed, rate = rehearsed(model, step, kv_dtype)
@@ -48,7 +49,7 @@ def assemble(
             f"gpu_memory_utilization ({own.gpu_memory_utilization}) or lower "
             f"max_num_batched_tokens ({step.max_num_batched_tokens})"
         )
-    card = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, CUDA_DEFAULTS)
+    card = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults)
     config = resolve(settings, own, model_config, card)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size

@@ -4,12 +4,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from math import prod
 from os import sysconf
 from typing import Any, TypeVar
 
 from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.manifest import manifest
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,9 @@ CUDA_DEFAULTS: dict[str, Any] = {
     "max_num_seqs": 256,
     "watermark": 0.01,
 }
+# With policy `longest`, prompts fill up steps to so many positions where weights take long to be
+# read; where they do not, a step with a piece of a prompt costs more than it saves.
+FILL_POSITIONS, FILL_LEAST_BYTES = 256, 4 * GIB
 OWN = [setting.name for setting in fields(LoadConfig)]
 # What a scheduler by itself is told, and why an engine is not.
 SCHEDULERS = {
@@ -53,6 +58,13 @@ class Hardware:
 def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> int:
     """Memory of one block, keys and values of all layers."""
     return model.layers * block_size * 2 * model.kv_heads * model.head_dim * value_bytes
+
+
+def card_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
+    """What suits a model on a card whose weights are so wide."""
+    weights = value_bytes * sum(map(prod, manifest(model).values()))
+    fill = FILL_POSITIONS if weights >= FILL_LEAST_BYTES else 0
+    return CUDA_DEFAULTS | {"fill_positions": fill}
 
 
 def suggested(

@@ -162,6 +162,8 @@ class Notes:
                 return f"{head}, but all {rules.slots} slots are taken"
             case "blocks":
                 return f"{head}, but {blocks(gate.short)} short"
+            case "room":
+                return f"{head}, but it can wait: others will end after it"
             case "preempted":
                 return f"{head}, but nobody is admitted in a step that preempts"
             case "decodes":

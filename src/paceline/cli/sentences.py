@@ -91,6 +91,8 @@ SENTENCES = {
     "policy": "Who is first: fcfs, priority, shortest, longest, deadline, fair, or a dotted path.",
     "victim": "Who gives way when memory runs out: the newest, or the cheapest to recompute.",
     "ageing_s": "priority, shortest, longest: who has waited so many seconds goes first.",
+    "fill_positions": "longest: prompts that can wait fill steps up to so many positions; 0: none "
+    "waits.",
     "preempt_on_arrival": "priority: may a strictly better request displace one that runs?",
     "refuse_late": "deadline: refuse what missed its first-token deadline in the queue.",
     "default_deadline_s": "deadline: seconds to the first token where a request names none.",

@@ -101,11 +101,12 @@ class Runner:
         count = torch.from_numpy(rows.count.astype(np.int64))
         drafts = self._drafts(plan, slot, count)
         batch = self._state.batch(plan, slot, count)
-        hidden = self._model.forward(batch, self._kv, self._attention)
         asking = self._asking
+        wanted = None if asking else batch.sample_at  # who asks may want any position
+        hidden = self._model.forward(batch, self._kv, self._attention, wanted)
         prompt = prompt_scores(plan, batch, hidden, asking, self._model) if asking else ()
         if rows.samples.any():
-            logits = self._model.logits(hidden[batch.sample_at])
+            logits = self._model.logits(hidden[batch.sample_at] if wanted is None else hidden)
             result = self._sample(plan, batch, logits, drafts)
         else:
             self._state.advance(slot, count)

@@ -71,8 +71,10 @@ class Admission:
         """Admit a waiting sequence, or say what keeps it out."""
         at = self._at
         hit = at.lookup(head)
-        tokens = intake.share(self.rest(head, hit))
-        gate = self._gate(head, hit, tokens, intake.left, now)
+        taken = self._config.max_num_batched_tokens - intake.left
+        room = at.policy.room(head, taken, intake.left)
+        tokens = intake.chunk(self.rest(head, hit), room, intake.first)
+        gate = self._gate(head, hit, tokens, intake.left, room, now)
         if gate is not None:
             return gate
         new = at.admit(head, hit, self.span(head, hit, tokens))
@@ -132,12 +134,16 @@ class Admission:
         reserve = self._config.reserve_full_prompt
         return len(sequence.tokens) if reserve else len(sequence.request.prompt)
 
-    def _gate(self, head: Sequence, hit: Hit, tokens: int, left: int, now: float) -> Gate | None:
+    def _gate(
+        self, head: Sequence, hit: Hit, tokens: int, left: int, room: int, now: float
+    ) -> Gate | None:
         """What keeps `head` from being admitted, if anything."""
         at = self._at
         size = 1 if head.child < 0 else len(at.group(head))
         if at.table.vacant < size:
             return self.gate_at(head, "seqs", size - at.table.vacant, now)
+        if not tokens and room < left:
+            return self.gate_at(head, "room", 0, now)
         if not tokens:
             return self.gate_at(head, "budget", self.rest(head, hit) - left, now)
         free = at.cache.pool.free - self.spared()

@@ -158,6 +158,8 @@ def reason(spell: Spell) -> str:
             return "for a slot (max_num_seqs)"
         case "budget":
             return "for the token budget"
+        case "room":
+            return "for room in steps of those who end after it"
         case "preempted":
             return "in steps that had to preempt"
         case "decodes":

@@ -61,6 +61,11 @@ class Policy:
 
     # -- further questions, for those who need them -------------------------
 
+    def room(self, sequence: Sequence, taken: int, left: int) -> int:
+        """How many of the positions that are left in a step a waiting sequence may begin with; so
+        many are taken."""
+        return left
+
     def lane(self, sequence: Sequence) -> Hashable:
         return None
 

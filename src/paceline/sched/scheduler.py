@@ -24,7 +24,7 @@ from paceline.sched.steady import Steady
 from paceline.sched.swapping import Rates
 
 Pause = Literal["", "new", "all"]
-PASSING = ("preempted", "decodes", "prefill", "swapping")  # gates that open by themselves
+PASSING = ("preempted", "decodes", "prefill", "swapping", "room")  # gates that open by themselves
 
 
 class Scheduler:

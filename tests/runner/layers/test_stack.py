@@ -85,6 +85,24 @@ def test_the_same_bits_alone_batched_and_in_chunks(family: str, kind: type[Dummy
         assert torch.equal(chunked[-1], together[row])
 
 
+@pytest.mark.parametrize("kind", [Dummy, Stepped])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_bits_where_only_some_positions_are_wanted(family: str, kind: type[Dummy]) -> None:
+    """In any order, several times, more of them than there are, and none."""
+    model, attention = model_of(family, kind), load("native")
+    pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]
+    batch = batch_of(pieces, 4)
+    all_kv = KVStore(model.config, 30, 4)
+    every = model.forward(batch, all_kv, attention)
+    last = batch.positions - 1
+    for wanted in ([last], [last, 7, 7, 0], [3] * (2 * last), []):
+        for dtype in (torch.int32, torch.int64):
+            kv = KVStore(model.config, 30, 4)
+            found = model.forward(batch, kv, attention, torch.tensor(wanted, dtype=dtype))
+            assert torch.equal(found, every[wanted])
+            assert torch.equal(kv.content, all_kv.content)
+
+
 def test_threads_change_nothing() -> None:
     model = model_of("Llama", Stepped)
     pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]

@@ -53,6 +53,19 @@ def test_a_forward_leaves_the_weights_alone() -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("traits", FAMILIES)
+def test_positions_that_nobody_wants_are_left_out_at_the_end(traits: str) -> None:
+    model, attention = model_of(traits), load("paged")
+    batch = batch_of([Piece(range(3, 20), 0, [7, 2, 1, 3, 5]), Piece([6, 8], 0, [6])], 4)
+    all_kv = KVStore(model.config, 8, 4)
+    every = model.forward(batch, all_kv, attention)
+    for wanted in ([16, 18], [18, 3, 3, 0], [5] * 25, []):
+        kv = KVStore(model.config, 8, 4)
+        found = model.forward(batch, kv, attention, torch.tensor(wanted, dtype=torch.int64))
+        torch.testing.assert_close(found, every[wanted], rtol=1e-5, atol=1e-5)
+        assert torch.equal(kv.content, all_kv.content)
+
+
 @pytest.mark.parametrize("attention", ["paged", "sdpa"])
 def test_indices_may_be_of_32_bits(attention: str) -> None:
     model = model_of("Gemma3")

@@ -1,9 +1,12 @@
 """Most tokens still to come first."""
 
+from random import Random
 from typing import Any
 
+import pytest
+
 from paceline import Scheduler
-from tests.sched.support import ask, order, small, step
+from tests.sched.support import ask, gate, order, small, step, tokens_of_steps
 
 
 def longest(**settings: Any) -> Scheduler:
@@ -67,3 +70,127 @@ def test_a_batch_is_done_in_fewer_steps() -> None:
 
     assert steps("longest") == 16
     assert steps("fcfs") == 8 + 16
+
+
+# -- prompts that can wait --------------------------------------------------
+
+
+def filling(fill: int, **settings: Any) -> Scheduler:
+    return longest(**{"max_num_seqs": 4, "fill_positions": fill} | settings)
+
+
+def test_who_ends_before_others_fills_their_steps() -> None:
+    scheduler = filling(4)
+    scheduler.submit(ask("late", 8, 5), now=0.0)
+    scheduler.submit(ask("first", 6, 20), now=0.0)
+    assert tokens_of_steps(scheduler, 1) == [{"first": 6}]
+    assert gate(scheduler) == ("room", "late", 0)
+    assert tokens_of_steps(scheduler, 4) == [
+        {"first": 1, "late": 3},
+        {"first": 1, "late": 3},
+        {"first": 1, "late": 2},
+        {"first": 1, "late": 1},
+    ]
+
+
+def test_several_prompts_fill_a_step_and_a_cut_one_goes_on_first() -> None:
+    scheduler = filling(8)
+    for name, tokens in (("long", 20), ("b", 7), ("c", 6), ("d", 5)):
+        scheduler.submit(ask(name, 4, tokens), now=0.0)
+    assert tokens_of_steps(scheduler, 3) == [
+        {"long": 4, "b": 4},
+        {"long": 1, "b": 1, "c": 4, "d": 2},
+        {"long": 1, "b": 1, "c": 1, "d": 2},
+    ]
+
+
+def test_who_would_end_last_begins_at_once_as_does_its_equal() -> None:
+    scheduler = filling(4)
+    for name in "abc":
+        scheduler.submit(ask(name, 9, 12), now=0.0)
+    assert tokens_of_steps(scheduler, 1) == [{"a": 9, "b": 9, "c": 9}]
+
+
+def test_without_room_it_begins_when_it_can_wait_no_longer() -> None:
+    """The longest has 9 tokens to come when the other one, with as many, begins."""
+    scheduler = filling(1)
+    scheduler.submit(ask("long", 4, 12), now=0.0)
+    scheduler.submit(ask("short", 7, 9), now=0.0)
+    assert tokens_of_steps(scheduler, 4) == [
+        {"long": 4},
+        {"long": 1},
+        {"long": 1},
+        {"long": 1, "short": 7},
+    ]
+    assert all(names == {"long": 1, "short": 1} for names in tokens_of_steps(scheduler, 8))
+    assert scheduler.idle
+
+
+def test_a_piece_is_finished_at_once_when_nobody_will_end_after_it() -> None:
+    scheduler = filling(4)
+    scheduler.submit(ask("long", 4, 20), now=0.0)
+    scheduler.submit(ask("short", 12, 5), now=0.0)
+    assert tokens_of_steps(scheduler, 2) == [{"long": 4}, {"long": 1, "short": 3}]
+    scheduler.abort("long", now=0.0)
+    assert tokens_of_steps(scheduler, 1) == [{"short": 9}]
+
+
+def test_who_has_no_bound_does_not_wait() -> None:
+    scheduler = filling(4)
+    scheduler.submit(ask("long", 4, 20), now=0.0)
+    step(scheduler)
+    scheduler.submit(ask("unbounded", 50, None), now=0.0)
+    assert step(scheduler)["tokens"] == {"long": 1, "unbounded": 31}
+
+
+def test_who_is_old_does_not_wait() -> None:
+    scheduler = filling(1, ageing_s=10.0)
+    scheduler.submit(ask("long", 4, 20), now=0.0)
+    scheduler.submit(ask("short", 9, 3), now=0.0)
+    assert [step(scheduler, now)["new"] for now in (0.0, 9.9, 10.0)] == [["long"], [], ["short"]]
+
+
+def test_those_without_a_bound_tell_nothing_of_the_end() -> None:
+    """It may end with its next token, so nobody waits for it."""
+    scheduler = filling(4)
+    scheduler.submit(ask("unbounded", 4, None), now=0.0)
+    scheduler.submit(ask("bounded", 9, 5), now=0.0)
+    assert tokens_of_steps(scheduler, 1) == [{"unbounded": 4, "bounded": 9}]
+
+
+def test_explain_says_that_it_could_wait() -> None:
+    scheduler = filling(1)
+    scheduler.submit(ask("long", 4, 12), now=0.0)
+    scheduler.submit(ask("short", 7, 9), now=0.0)
+    for second in range(4):
+        waits = scheduler.why() if second else {}
+        assert waits == ({"short": "for room in steps of those who end after it"} if second else {})
+        step(scheduler, now=float(second))
+    assert "waited 3.0 s: 3.0 s for room in steps of those who end after it" in scheduler.explain(
+        "short"
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_ends_later_than_the_last_for_having_waited(seed: int) -> None:
+    """With slots, blocks and budget for all, a batch takes as many steps, and they are smaller."""
+    draw = Random(seed)
+    batch = [(draw.randint(1, 20), draw.randint(1, 30)) for _ in range(24)]
+
+    def sizes(fill: int) -> list[int]:
+        scheduler = longest(
+            max_num_seqs=24, max_num_batched_tokens=512, num_blocks=512, fill_positions=fill
+        )
+        for number, (prompt, tokens) in enumerate(batch):
+            scheduler.submit(ask(f"r{number}", prompt, tokens), now=0.0)
+        found: list[int] = []
+        while not scheduler.idle:
+            found.append(sum(step(scheduler)["tokens"].values()))
+        return found
+
+    at_once = sizes(0)
+    for fill in (1, 24, 40):
+        filled = sizes(fill)
+        assert len(filled) == len(at_once)
+        assert sum(filled) == sum(at_once)
+        assert max(filled) < max(at_once)

@@ -74,13 +74,15 @@ class DraftedSteps:
         the step tells of prompts."""
         batch, cells, slot = state.batch(plan)
         prepared = self._attention.prepare(batch, self._kv)
-        hidden = self._model.forward(batch, cells, self._kv, prepared)
-        state.advance(slot, batch.context)
         last = batch.starts[1:][wanted] - 1
         places = (last - plan.rows.drafts[wanted])[:, None] + np.arange(1 + most)
         at = torch.from_numpy(np.minimum(places, last[:, None]).astype(np.int64)).flatten()
-        logits = self._model.logits(hidden.index_select(0, at.to(hidden.device)))
+        at = at.to(cells.device)
+        is_asked = bool(self._prompts.spans(plan))  # who asks may want any position
+        hidden = self._model.forward(batch, cells, self._kv, prepared, None if is_asked else at)
+        state.advance(slot, batch.context)
         prompt = self._prompts.score(plan, hidden)
+        logits = self._model.logits(hidden.index_select(0, at) if is_asked else hidden)
         return logits.float().view(len(wanted), 1 + most, -1), prompt
 
 

@@ -164,8 +164,8 @@ class MixedGraphs:
             self._held[positions] = held
         held = self._held[positions]
         held.lay_out()
-        hidden = self._model.forward(batch, cells, self._kv, held)
-        torch.index_select(hidden, 0, sample_at, out=self._hidden[:rows])
+        hidden = self._model.forward(batch, cells, self._kv, held, sample_at)
+        self._hidden[:rows].copy_(hidden)
 
     def _samples(self, rows: int) -> None:
         state, ids = self._state, self.ids[:rows]

@@ -81,7 +81,8 @@ class Block:
             factor = torch.cat(factors).to(parts.dtype)  # [heads + kv_heads, head_dim]
             self._turn = Turn(turns, factor, floor_of(parts, config.head_dim))
 
-    def __call__(self, hidden: Tensor, step: Step) -> None:
+    def __call__(self, hidden: Tensor, step: Step, wanted: Tensor | None = None) -> Tensor:
+        """The residual stream after this layer, of all positions or of those that are wanted."""
         n, attention, how = len(hidden), step.attention, (self._layer, self._window, self._scale)
         turning = attention if n <= MOST_ROWS and isinstance(attention, Turning) else None
         # It reads the store while the product runs, so all before the product must have ended.
@@ -92,8 +93,14 @@ class Block:
         else:
             turn_and_put(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
             seen = attention.attend(qkv[:, : self._heads], *how)
-        self._out(hidden, seen.view(n, -1))
+        seen = seen.view(n, -1)
+        if wanted is not None:
+            hidden, seen = hidden.index_select(0, wanted), seen.index_select(0, wanted)
+            if not len(wanted):
+                return hidden
+        self._out(hidden, seen)
         self._down(hidden, self._gate_up.gated(hidden, self._is_silu))
+        return hidden
 
 
 class Normed:
@@ -200,13 +207,21 @@ class CudaModel:
             return CudaModel(Parts(checkpoint, dtype, device, Dense), max_model_len)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cells: Tensor, kv: KVStore, attention: Prepared) -> Tensor:
-        """Hidden states of every position, [positions, width]; their k and v are in the store."""
+    def forward(
+        self,
+        batch: Batch,
+        cells: Tensor,
+        kv: KVStore,
+        attention: Prepared,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of every position, or of those that are wanted, in their order; k and v
+        of all are in the store. Behind the last attention nobody needs the others."""
         hidden = F.embedding(batch.tokens, self._embedding)
         step = Step(batch.position, cells, kv, attention)
-        for block in self._blocks:
+        for block in self._blocks[:-1]:
             block(hidden, step)
-        return hidden
+        return self._blocks[-1](hidden, step, wanted)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

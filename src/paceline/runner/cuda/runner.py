@@ -236,21 +236,26 @@ class CudaRunner:
         return self._sample(plan, same, *self.mixed.wanted(samples))
 
     def _eager(self, plan: Plan, same: Batching) -> Launched:
-        """Kernel by kernel, rows as the plan has them, and every hidden state at hand."""
+        """Kernel by kernel, rows as the plan has them, and every hidden state that is wanted."""
         self._same = self._controls = None  # which are for rows in another order
         batch, cells, slot = self.state.batch(plan)
         prepared = self._attention.prepare(batch, self._kv)
-        hidden = self._model.forward(batch, cells, self._kv, prepared)
+        is_asked = bool(self._prompts.spans(plan))  # who asks may want any position
+        wanted = None if is_asked else batch.sample_at
+        hidden = self._model.forward(batch, cells, self._kv, prepared, wanted)
         self.state.advance(slot, batch.context)
         prompt = self._prompts.score(plan, hidden)
+        if is_asked:
+            hidden = hidden.index_select(0, batch.sample_at)
         return replace(self._chosen(plan, same, batch, hidden), prompt=prompt)
 
     def _chosen(self, plan: Plan, same: Batching, batch: Batch, hidden: Tensor) -> Launched:
+        """From the hidden states of rows that sample."""
         wanted = np.flatnonzero(plan.rows.samples)
         if not len(wanted):
             return Launched(plan, wanted, None)
         same = replace(same, wanted=wanted)
-        logits = self._model.logits(hidden.index_select(0, batch.sample_at))
+        logits = self._model.logits(hidden)
         context = batch.position.index_select(0, batch.sample_at) + 1
         own = self.state.slots(plan.rows.slot[wanted].astype(np.int32), len(wanted))
         if not same.is_plain:

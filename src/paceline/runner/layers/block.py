@@ -26,10 +26,14 @@ class Block:
             self.attention_norm = parts.norm(f"{name}.post_attention_layernorm")
             self.mlp_norm = parts.norm(f"{name}.post_feedforward_layernorm")
 
-    def __call__(self, hidden: Tensor, step: Step) -> None:
+    def __call__(self, hidden: Tensor, step: Step, wanted: Tensor | None = None) -> Tensor:
+        """The residual stream after this layer, of all positions or of those that are wanted."""
         found = self.attention(self._direction(hidden), step)
+        if wanted is not None:
+            hidden, found = hidden[wanted], found[wanted]
         _add(hidden, found, self.attention.out, self.attention_norm)
         _add(hidden, self.mlp(self._direction(hidden)), self.mlp.down, self.mlp_norm)
+        return hidden
 
 
 def _add(hidden: Tensor, x: Tensor, product: Linear, norm: Norm | None) -> None:

@@ -19,7 +19,10 @@ from paceline.runner.native.library import Decoder, Layer, library
 
 
 class Stack:
-    """The layers in torch: what the other way of going through them is measured by."""
+    """The layers in torch: what the other way of going through them is measured by.
+
+    Behind the attention of the last layer, positions that nobody wants are left out.
+    """
 
     def __init__(self, parts: Parts) -> None:
         config = parts.config
@@ -30,14 +33,23 @@ class Stack:
         }
         self.blocks = [Block(parts, layer) for layer in range(config.layers)]
 
-    def __call__(self, hidden: Tensor, batch: Batch, kv: KVStore, attention: Prepared) -> None:
+    def __call__(
+        self,
+        hidden: Tensor,
+        batch: Batch,
+        kv: KVStore,
+        attention: Prepared,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """The residual stream behind all layers, which overwrite `hidden`."""
         rotations = {
             rope: Rotation.of(batch.position, frequencies, self._dtype)
             for rope, frequencies in self.frequencies.items()
         }
         step = Step(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             block(hidden, step)
+        return self.blocks[-1](hidden, step, wanted)
 
 
 class NativeStack:
@@ -63,16 +75,27 @@ class NativeStack:
             config.query_scale,
         )
 
-    def __call__(self, hidden: Tensor, batch: Batch, kv: KVStore, attention: Prepared) -> None:
+    def __call__(
+        self,
+        hidden: Tensor,
+        batch: Batch,
+        kv: KVStore,
+        attention: Prepared,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         if not isinstance(attention, NativeStep):
-            self._stack(hidden, batch, kv, attention)
-            return
-        decoder = byref(self._decoder)
-        needed = self._kernels.decoder_scratch_bytes(decoder, len(hidden))
+            return self._stack(hidden, batch, kv, attention, wanted)
+        decoder, rest = byref(self._decoder), hidden
+        picked: tuple[int | None, int, int | None] = None, 0, None
+        if wanted is not None:
+            at, rest = wanted.long().contiguous(), hidden.new_empty(len(wanted), hidden.shape[1])
+            picked = at.data_ptr(), len(at), rest.data_ptr()
+        needed = self._kernels.decoder_scratch_bytes(decoder, max(len(hidden), len(rest)))
         if needed > len(self._scratch):
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         scratch, threads = self._scratch.data_ptr(), torch.get_num_threads()
-        self._kernels.decode(decoder, attention.step, hidden.data_ptr(), scratch, threads)
+        self._kernels.decode(decoder, attention.step, hidden.data_ptr(), *picked, scratch, threads)
+        return rest
 
     def _layer(self, block: Block) -> Layer:
         attention, mlp = block.attention, block.mlp

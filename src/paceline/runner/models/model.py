@@ -39,12 +39,14 @@ class Model:
             return Model(Parts(checkpoint, dtype, device, linear_kind))
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVStore, attention: Attention) -> Tensor:
-        """Hidden states of every position, [positions, width]; their k and v are in the store."""
+    def forward(
+        self, batch: Batch, kv: KVStore, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states of every position, or of those that are wanted, in their order; k and v
+        of all are in the store."""
         hidden = F.embedding(batch.tokens, self._embedding)
         hidden.mul_(self._embedding_scale)
-        self._layers(hidden, batch, kv, attention.prepare(batch, kv))
-        return hidden
+        return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -137,19 +137,27 @@ static void add_product(
     }
 }
 
+/* What each row sees, of all positions, which are in the store afterwards. */
 static void attention(
     const struct decoder *d, const struct layer *l, const struct step *s, const struct room *room,
-    float *hidden) {
+    const float *hidden) {
     int64_t rows = s->positions, stride = (d->heads + 2 * d->kv_heads) * d->head_dim;
     round_directions(d, l->qkv, hidden, rows, room->rounded);
     multiply(l->qkv, room->rounded, rows, room->wide, stride, 0);
     turn_and_write(d, l, s, room);
     attend_together(s, l - d->layers, l->window, d->query_scale, room->wide, stride, d->heads,
                     room->found);
+}
+
+/* Add it to the hidden rows, of which there may be fewer: row r is of position at[r] then. */
+static void add_attention(
+    const struct decoder *d, const struct layer *l, const int64_t *at, int64_t rows,
+    const struct room *room, float *hidden) {
 #pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-        way_of(l->out)->round(
-            l->out, room->found + r * d->heads * d->head_dim, 1.0f, room->rounded, r, rows);
+    for (int64_t r = 0; r < rows; r++) {
+        const float *x = room->found + (at ? at[r] : r) * d->heads * d->head_dim;
+        way_of(l->out)->round(l->out, x, 1.0f, room->rounded, r, rows);
+    }
     add_product(d, l->out, l->after_attention, rows, room, hidden);
 }
 
@@ -167,18 +175,35 @@ static void mlp(
     add_product(d, l->down, l->after_mlp, rows, room, hidden);
 }
 
-/* Take hidden rows [positions, width] through all layers, in place. */
+static void pick(const float *from, const int64_t *at, int64_t rows, int64_t width, float *to) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(to + r * width, from + at[r] * width, (size_t)width * sizeof(float));
+}
+
+/* Take hidden rows [positions, width] through all layers, in place; or, if some positions are
+ * wanted, those to `out` [wanted, width]: behind the last attention nobody needs the others.
+ * The scratch is of `decoder_scratch_bytes` for the larger number. */
 void decode(
-    const struct decoder *d, const struct step *s, float *hidden, float *scratch, int threads) {
+    const struct decoder *d, const struct step *s, float *hidden, const int64_t *at, int64_t wanted,
+    float *out, float *scratch, int threads) {
     struct room room = {.turns = scratch};
-    room.wide = room.turns + s->positions * d->head_dim;
-    room.found = room.wide + s->positions * wide_of(d);
-    room.rounded = room.found + s->positions * found_of(d);
+    int64_t all = s->positions, most_rows = most(all, wanted);
+    room.wide = room.turns + most_rows * d->head_dim;
+    room.found = room.wide + most_rows * wide_of(d);
+    room.rounded = room.found + most_rows * found_of(d);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (const struct layer *l = d->layers; l < d->layers + d->count; l++) {
+        int is_cut = at && l == d->layers + d->count - 1;
+        int64_t rows = is_cut ? wanted : all;
+        float *rest = is_cut ? out : hidden;
         if (l == d->layers || l->frequencies != l[-1].frequencies)
             find_turns(s, l->frequencies, room.turns);
         attention(d, l, s, &room, hidden);
-        mlp(d, l, s->positions, &room, hidden);
+        if (is_cut) pick(hidden, at, rows, d->width, rest);
+        if (rows) {
+            add_attention(d, l, is_cut ? at : 0, rows, &room, rest);
+            mlp(d, l, rows, &room, rest);
+        }
     }
 }

@@ -87,7 +87,17 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "decoder_scratch_bytes": (c_int64, [POINTER(Decoder), c_int64]),
-    "decode": (None, [POINTER(Decoder), POINTER(AttentionStep), c_void_p, c_void_p, c_int]),
+    "decode": (
+        None,
+        [
+            POINTER(Decoder),
+            POINTER(AttentionStep),
+            *[c_void_p] * 2,
+            c_int64,
+            *[c_void_p] * 2,
+            c_int,
+        ],
+    ),
 }
 
 

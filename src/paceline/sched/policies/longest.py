@@ -1,17 +1,30 @@
 """Most tokens still to come first: a batch of requests ends when its longest one does."""
 
+import numpy as np
+
+from paceline.core.arrays import I32, Index
 from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
+from paceline.sched.limits import within_budget
 from paceline.sched.policy import Policy, View
 
 
 class Longest(Policy):
     """Orders by the tokens that a request may still generate, as `max_tokens` bounds them.
 
-    For a batch that somebody wants done, all of it, as soon as possible. Short requests fill the
-    places that become free, and their prompts the steps of those who decode; in any other order a
-    long one that came in late decodes alone at the end. After `ageing_s` a request goes first
+    For a batch that somebody wants done, all of it, as soon as possible. In any other order a long
+    request that came in late decodes alone at the end. After `ageing_s` a request goes first
     whatever it may generate, so a batch that takes longer ends in the order of arrival.
+
+    Where reading the weights is most of a step, a prompt costs next to nothing in a step that has
+    few positions. With `fill_positions`, a request that will end before somebody who is here can
+    wait for such steps: its prompt fills them up to that number. Whoever would end last begins at
+    once, and so does who has no `max_tokens`, since nobody knows when it will end.
+
+        steps            ──────────────────────────────────────▶
+        longest          ████████████████████████████████████████
+        can wait         ░░░░░░░████████████████████████████        its prompt fills steps here
+        can wait longer  ░░░░░░░░░░░░░░░░██████████████████
     """
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
@@ -19,4 +32,42 @@ class Longest(Policy):
         self.patience_s = config.ageing_s
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
-        return (len(sequence.tokens) - sequence.limit,)
+        return (-to_come(sequence),)
+
+    def room(self, sequence: Sequence, taken: int, left: int) -> int:
+        fill = self.config.fill_positions
+        if not fill or not self._can_wait(sequence):
+            return left
+        return min(left, max(fill - taken, 0))
+
+    def share(self, slot: Index, want: I32, budget: int) -> I32:
+        """Who came in with a piece of its prompt may wait with the rest of it, too."""
+        fill = self.config.fill_positions
+        if not fill or int(want.sum()) <= min(fill, budget):
+            return within_budget(want, budget)
+        sequence = self.view.table.sequence
+        patient = [at for at in np.flatnonzero(want > 1) if self._can_wait(sequence(int(slot[at])))]
+        granted = want.copy()
+        granted[patient] = 0
+        granted = within_budget(granted, budget)
+        left = min(fill, budget) - int(granted.sum())
+        granted[patient] = within_budget(want[patient], max(left, 0))
+        return granted
+
+    def _can_wait(self, sequence: Sequence) -> bool:
+        """Will it have ended before somebody who is here, even if it does not begin yet?"""
+        if sequence.request.max_tokens is None or self.impatient(sequence):
+            return False
+        table = self.view.table
+        bounded = [
+            slot
+            for slot in table.order.tolist()
+            if table.sequence(slot).request.max_tokens is not None
+        ]
+        end = (table.limit[bounded] - table.known[bounded]).max(initial=0)
+        return bool(to_come(sequence) < end)
+
+
+def to_come(sequence: Sequence) -> int:
+    """Tokens that it may still generate, at most."""
+    return sequence.limit - len(sequence.tokens)
