@@ -7,6 +7,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.cli.main import main
+from paceline.engine.api import Ask
 from tests.golden.small_model import small_model
 from tests.golden.support import their_greedy
 
@@ -48,6 +49,19 @@ def test_choices_have_texts_of_their_own(llm: LLM) -> None:
     assert len({choice.token_ids for choice in output.outputs}) == 3
     (again,) = llm.generate(["the dog"], params, progress=False)
     assert again.outputs == output.outputs
+
+
+def test_whoever_may_generate_most_goes_first(folder: Path) -> None:
+    for policy, first in ((None, "long"), ("fcfs", "short")):
+        given = {} if policy is None else {"policy": policy}
+        llm = LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=1, weights="float32", **given)
+        for name, tokens in (("short", 2), ("long", 4)):
+            params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+            llm.enqueue(Ask(prompt="fox", params=params, request_id=name))
+        done: list[str] = []
+        while len(done) < 2:
+            done += [output.request_id for output in llm.step()]
+        assert done[0] == first
 
 
 def test_a_conversation_is_answered(llm: LLM) -> None:

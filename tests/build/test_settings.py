@@ -8,10 +8,13 @@ from paceline.build.settings import (
     SCHEDULERS,
     Hardware,
     block_bytes,
+    card_defaults,
+    for_batches,
     resolve,
     sort_settings,
 )
 from paceline.core.config import Config, LoadConfig
+from paceline.runner.models.shape import config_in
 from tests.runner.support import tiny
 
 MODEL = tiny(max_position_embeddings=1024)
@@ -76,6 +79,21 @@ def test_a_card_has_defaults_of_its_own_and_numbers_of_its_own_size() -> None:
     assert config.cache.num_blocks == 64
     assert config.step.max_num_seqs == CUDA_DEFAULTS["max_num_seqs"]
     assert config.step.watermark == CUDA_DEFAULTS["watermark"]
+
+
+def test_prompts_fill_steps_where_weights_are_large() -> None:
+    shapes = {"qwen3-0.6b": 0, "llama-3.1-8b": 256, "qwen3-14b": 256}
+    for name, fill in shapes.items():
+        assert card_defaults(config_in(name), 2) == CUDA_DEFAULTS | {"fill_positions": fill}
+    card = Hardware(2**40, defaults=card_defaults(config_in("qwen3-14b"), 2))
+    assert resolve({}, LoadConfig(), MODEL, card).policy.fill_positions == 256
+    assert resolve({"fill_positions": 64}, LoadConfig(), MODEL, card).policy.fill_positions == 64
+
+
+def test_a_batch_goes_by_its_longest_unless_somebody_says_otherwise() -> None:
+    assert for_batches({"depth": 1}) == {"depth": 1, "policy": "longest", "ageing_s": 3600.0}
+    assert for_batches({"ageing_s": 5.0}) == {"policy": "longest", "ageing_s": 5.0}
+    assert for_batches({"policy": "fcfs"}) == {"policy": "fcfs"}
 
 
 def test_steps_in_flight_are_those_of_the_device_unless_somebody_says_otherwise() -> None:

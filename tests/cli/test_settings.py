@@ -4,7 +4,13 @@ from dataclasses import fields
 
 import pytest
 
-from paceline.build.settings import CPU_DEFAULTS, CUDA_DEFAULTS
+from paceline.build.settings import (
+    BATCH_DEFAULTS,
+    CPU_DEFAULTS,
+    CUDA_DEFAULTS,
+    FILL_LEAST_BYTES,
+    FILL_POSITIONS,
+)
 from paceline.cli.main import main
 from paceline.cli.sentences import NAMES, OF_ENGINES, SENTENCES, TITLES
 from paceline.cli.settings import HIDDEN, ServingSettings, Settings
@@ -29,7 +35,15 @@ def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:
 
 
 def test_defaults_of_engines_are_those_of_the_build() -> None:
-    assert OF_ENGINES.keys() == CPU_DEFAULTS.keys() | CUDA_DEFAULTS.keys() | {"max_model_len"}
+    by_model = {"max_model_len", "fill_positions"}
+    by_device = CPU_DEFAULTS.keys() | CUDA_DEFAULTS.keys()
+    assert OF_ENGINES.keys() == by_device | BATCH_DEFAULTS.keys() | by_model
+    for name, value in BATCH_DEFAULTS.items():
+        assert OF_ENGINES[name] == f"{Config().to_dict()[name]}, for batches {value}"
+    assert (
+        f"{FILL_POSITIONS} for weights of {FILL_LEAST_BYTES >> 30} GiB"
+        in OF_ENGINES["fill_positions"]
+    )
     for name, value in CUDA_DEFAULTS.items():
         plain = CPU_DEFAULTS.get(name, Config().to_dict()[name])
         assert OF_ENGINES[name] == f"{plain}, on a card {value}"

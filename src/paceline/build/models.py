@@ -2,14 +2,11 @@
 
 from typing import Any
 
+from paceline.build.settings import for_batches
 from paceline.engine import async_llm, llm
 from paceline.engine.parts import factory_named
 from paceline.engine.thread import ThreadCore
 from paceline.hub.catalogue import DEFAULT
-
-# All of a batch is wanted soon, and nobody waits for a single answer: whoever may generate most
-# goes first, and only after an hour whoever came first.
-BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
 
 # By name, since importing it takes seconds and memory that a front end does not need.
 FACTORY = "paceline.build.assembly:build"
@@ -22,9 +19,7 @@ class LLM(llm.LLM):
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
-        if "policy" not in settings:
-            settings = BATCH_DEFAULTS | settings
-        super().__init__(model, factory_named(FACTORY), **settings)
+        super().__init__(model, factory_named(FACTORY), **for_batches(settings))
 
 
 class AsyncLLM(async_llm.AsyncLLM):

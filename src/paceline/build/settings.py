@@ -26,7 +26,10 @@ CUDA_DEFAULTS: dict[str, Any] = {
 }
 # With policy `longest`, prompts fill up steps to so many positions where weights take long to be
 # read; where they do not, a step with a piece of a prompt costs more than it saves.
-FILL_POSITIONS, FILL_LEAST_BYTES = 256, 4 * GIB
+FILL_POSITIONS, FILL_LEAST_BYTES = 256, 3 * GIB
+# All of a batch is wanted soon, and nobody waits for a single answer: whoever may generate most
+# goes first, and only after an hour whoever came first.
+BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
 OWN = [setting.name for setting in fields(LoadConfig)]
 # What a scheduler by itself is told, and why an engine is not.
 SCHEDULERS = {
@@ -58,6 +61,11 @@ class Hardware:
 def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> int:
     """Memory of one block, keys and values of all layers."""
     return model.layers * block_size * 2 * model.kv_heads * model.head_dim * value_bytes
+
+
+def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an engine that answers batches; a policy that is given stands as it is."""
+    return dict(settings) if "policy" in settings else {**BATCH_DEFAULTS, **settings}
 
 
 def card_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:

@@ -61,6 +61,7 @@ async def answered(options: Options) -> int:
     import httpx
 
     from paceline.build.assembly import build
+    from paceline.build.settings import for_batches
     from paceline.cli.batch import Batch, Results, entries
     from paceline.engine.async_llm import AsyncLLM
     from paceline.server.app import create_app
@@ -69,7 +70,7 @@ async def answered(options: Options) -> int:
     model = options.engine.name()
     with Results(options.output) as results:
         with ProgressBar(model) as bar:
-            parts = build(model, progress=bar, **options.engine.settings)
+            parts = build(model, progress=bar, **for_batches(options.engine.settings))
         step = parts.scheduler.config.step
         choices = ServerSettings(aliases=tuple(options.served_model_name))
         engine = AsyncLLM.of(parts)

@@ -27,6 +27,9 @@ OF_ENGINES = {
     "max_num_seqs": "64, on a card 256",
     "max_num_batched_tokens": "512, on a card 8192",
     "watermark": "0.0, on a card 0.01",
+    "fill_positions": "0, on a card 256 for weights of 3 GiB or more",
+    "policy": "fcfs, for batches longest",
+    "ageing_s": "60.0, for batches 3600.0",
     "max_model_len": "the model's own",
 }
 
