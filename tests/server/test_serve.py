@@ -101,16 +101,22 @@ def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_
     on_its_own_server(scenario, breaks=paced)
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_with_a_second_signal_time_is_up_and_a_third_one_ends_it_at_once() -> None:
     async def scenario(site: Site) -> None:
-        await site.engine.pause("all")
         asking = asyncio.create_task(site.post(PATH, **LONG))
-        await site.until(lambda: len(site.desk.open_requests) == 1)
+        await site.until_told()
+        await site.engine.pause("all")
         site.server.begin_drain()
+        await site.until(lambda: site.desk.draining)
+        assert not site.server.should_exit
+        site.server.begin_drain()
+        choice = (await asking).json()["choices"][0]
+        assert choice["finish_reason"] == "abort"
+        assert choice["text"]
+        await site.until(lambda: site.server.should_exit)
         assert not site.server.force_exit
         site.server.begin_drain()
         assert site.server.force_exit
-        asking.cancel()
         await site.until(lambda: site.empty)
 
     on_its_own_server(scenario, breaks=paced)

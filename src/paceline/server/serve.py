@@ -22,13 +22,14 @@ IDLE_S = 75  # that a connection is kept; longer than balancers keep theirs, who
 class DrainingServer(uvicorn.Server):
     """The first signal closes the door, and the server ends when nobody is left or time is up.
 
-    A second signal ends it at once.
+    With a second signal time is up; a third does not even wait for what was said to be heard.
     """
 
     def __init__(self, config: uvicorn.Config, desk: Desk, loop: AbstractEventLoop) -> None:
         super().__init__(config)
         self._desk, self._loop = desk, loop
         self._draining: asyncio.Task[None] | None = None
+        self._is_up = asyncio.Event()  # the time of those who are here
         self.failure = ""  # of the engine, if that is what ends the server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -38,24 +39,34 @@ class DrainingServer(uvicorn.Server):
         """To be called on the event loop."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
+        elif not self._is_up.is_set():
+            self._is_up.set()
         else:
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
-        desk, limit_s = self._desk, self._desk.settings.drain_s
+        desk, limit_s, begin = self._desk, self._desk.settings.drain_s, self._loop.time()
         desk.draining = True
         log.info("draining: %d requests are open", len(desk.open_requests))
-        try:
-            async with asyncio.timeout(limit_s):
-                await desk.engine.drain()
-        except EngineFailed as error:
-            log.warning("nobody is left: %s", error)
-        except TimeoutError:
-            log.warning("%d requests are cut after %g s", len(desk.open_requests), limit_s)
+        hurry = self._loop.call_later(limit_s, self._is_up.set)
+        leaving, up = asyncio.create_task(self._left()), asyncio.create_task(self._is_up.wait())
+        await asyncio.wait((leaving, up), return_when=asyncio.FIRST_COMPLETED)
+        if not leaving.done():
+            taken_s = self._loop.time() - begin
+            log.warning("%d requests are cut after %.3g s", len(desk.open_requests), taken_s)
             for parts in [*desk.open_requests.values()]:
                 for part in parts:
                     await desk.engine.abort(part)
+        for waiting in (hurry, leaving, up):
+            waiting.cancel()
         self.should_exit = True
+
+    async def _left(self) -> None:
+        """When nobody is here any more."""
+        try:
+            await self._desk.engine.drain()
+        except EngineFailed as error:
+            log.warning("nobody is left: %s", error)
 
     async def end_with_engine(self) -> None:
         """When the engine is gone for good, there is nothing to serve."""
