@@ -17,7 +17,8 @@ PARTS = {
     "gpu_offline qwen3-0.6b triton script script tight shared watermark=0.01": 70,
     "gpu_step qwen3-14b triton 1 64 256": 80,
     "gpu_offline qwen3-14b triton script": 90,
-    "gpu_offline qwen3-14b triton script policy=longest budget=256": 90,
+    "gpu_offline qwen3-14b triton script policy=longest fill_positions=256": 90,
+    "gpu_offline qwen3-0.6b triton script tight policy=longest watermark=0.01": 60,
     f"gpu_peer qwen3-0.6b {PEER_S}": PEER_S + 60,
 }  # and the seconds that each gets
 

@@ -1,11 +1,13 @@
 """`paceline explain`: from a server, and from a recording."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from paceline.cli.main import main
+from paceline.sched.policies.fcfs import Fcfs
 from tests.cli.test_replay import record
 from tests.server.support import Site
 
@@ -31,9 +33,44 @@ def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     record(tmp_path / "run").close()
     assert main(["explain", "b", "--recording", str(tmp_path / "run")]) == 0
     assert "for a slot (max_num_seqs)" in capsys.readouterr().out
-    for wrong in (["zoe", "--recording", str(tmp_path / "run")], ["b", "--recording", "nowhere"]):
-        assert main(["explain", *wrong]) == 1
+    (tmp_path / "other").write_text("hello")
+    for name, file, status in (("zoe", "run", 1), ("b", "nowhere", 2), ("b", "other", 2)):
+        assert main(["explain", name, "--recording", str(tmp_path / file)]) == status
         assert capsys.readouterr().err.startswith("paceline explain: ")
+
+
+def test_a_replay_that_diverged_is_no_life_to_rely_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "run").close()
+    monkeypatch.setattr(Fcfs, "rank", lambda _, sequence: (-sequence.serial,), raising=False)
+    assert main(["explain", "b", "--recording", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr()
+    assert "the replay diverged, step 1: the plans differ in who computes how much" in said.err
+    assert said.out.startswith("'b': ")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "told"),
+    [
+        (lambda content: content[:-60] + b"x" + content[-59:], 2, "a record is damaged"),
+        (lambda content: content[:-40], 0, "it ends inside a record"),
+    ],
+)
+def test_a_file_that_does_not_end_as_it_should_is_told(
+    change: Callable[[bytes], bytes],
+    status: int,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "run"
+    record(path).close()
+    path.write_bytes(change(path.read_bytes()))
+    assert main(["explain", "b", "--recording", str(path)]) == status
+    said = capsys.readouterr()
+    assert f"paceline explain: {path}: {told}" in said.err
+    assert said.out.startswith("'b': ")
 
 
 def test_one_source_at_a_time() -> None:

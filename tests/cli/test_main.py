@@ -298,6 +298,33 @@ def test_letters_that_cannot_be_written_are_replaced() -> None:
     assert ">48 >24" in done.stdout
 
 
+NAMES = """{"about": "caf\\u00e9", "requests": [
+    {"id": "\\u65e5\\u672c", "prompt": [1, 2, 3]}, {"id": "e\\u0301", "prompt": [4, 5]}]}"""
+
+
+@pytest.mark.parametrize("more", [[], ["--ascii"]])
+def test_names_that_cannot_be_written_have_question_marks(more: list[str]) -> None:
+    """As many as their letters take on a screen, so that columns stay below each other."""
+    done = ran("play", "-", *more, stdin=NAMES, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+    assert "\ncaf?\n" in done.stdout
+    lines = [line[:20] for line in done.stdout.splitlines()[4:7]]
+    assert lines == [
+        "step           1   2",
+        "????    3+16  >3  =1",
+        "e       2+16  >2  =1",
+    ]
+
+
+@posix_only
+def test_the_animation_can_write_such_names_too(tmp_path: Path) -> None:
+    (tmp_path / "w.json").write_text(NAMES)
+    terminal = Terminal("play", str(tmp_path / "w.json"), "--delay", "0", PYTHONIOENCODING="ascii")
+    assert terminal.end() == 0
+    assert "????" in terminal.seen
+
+
 def test_a_workload_from_standard_input() -> None:
     done = ran("play", "-", stdin='{"requests": [{"id": "a", "prompt": [1, 2, 3]}]}')
     assert done.returncode == 0

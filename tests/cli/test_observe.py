@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.fields import ScriptError
-from paceline.cli.history import Asked, History, Kind, line_of
+from paceline.cli.history import Asked, Blocked, History, Kind, line_of
+from paceline.cli.notes import CLOSED
 from paceline.cli.palette import MARKS, Palette
 from paceline.cli.picture import frame, picture
 from paceline.cli.script import build, built_in
@@ -16,6 +17,7 @@ from paceline.cli.stage import Stage, Turn
 from paceline.cli.story import story, summary
 from paceline.cli.toy import BLOCK_S, STEP_S
 from paceline.core.request import child_label
+from paceline.sched.scheduler import PASSING
 
 ASCII = Palette(colour=False, unicode=False)
 SMALL = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -263,6 +265,29 @@ def test_every_step_of_prefill_first_has_a_kind() -> None:
     assert looks(stage, "a") == "▶•–•••■"
 
 
+def test_prompts_that_have_begun_are_the_reason_where_they_are() -> None:
+    """Those on the host return in a step that decodes."""
+    settings = {**SMALL, **SWAP, "num_blocks": 20, "max_num_batched_tokens": 16}
+    stage = played(
+        request("a", 14, max_tokens=18, priority=5),
+        request("b", 10, max_tokens=20, priority=5),
+        request("big", 70, arrive=4),
+        discipline="prefill_first",
+        policy="priority",
+        reserve_full_prompt=False,
+        **settings,
+    )
+    column = stage.history.column(8)
+    assert (column.kind, column.blocked) == (
+        "prefill",
+        Blocked("b is next, but this step is for prompts that have begun", 8),
+    )
+
+
+def test_every_gate_that_opens_by_itself_has_words_of_its_own() -> None:
+    assert set(PASSING) <= CLOSED.keys()
+
+
 def test_a_unified_step_has_none() -> None:
     stage = played(request("a", 10), request("b", 10, arrive=3), **SMALL)
     assert {column.kind for column in stage.history.columns} == {""}
@@ -274,6 +299,81 @@ def test_what_does_not_fit_the_rest_of_a_step_is_said_to() -> None:
     blocked = stage.history.columns[0].blocked
     assert blocked is not None
     assert blocked.text == "b is next, but too large for the 6 tokens left in this step"
+
+
+def test_blocks_that_are_short_may_be_more_or_fewer_later() -> None:
+    stage = Stage(build(json.loads(built_in("swapping")), "swapping", {}))
+    gates = {turn.plan.step: stage.scheduler.gate for turn in stage.turns(500)}
+    later = gates[20]
+    assert later is not None
+    assert later.short == 5
+    blocked = Blocked("c is next, but 4 blocks short", 19, varies=True)
+    assert [stage.history.column(step).blocked for step in (19, 20)] == [blocked, blocked]
+    told = "nobody else: c is next, but 4 blocks short at first (until step 20)"
+    assert any(line.endswith(told) for line in story(stage.history, ASCII, 200))
+
+
+def test_slots_that_are_short_are_told_as_they_come_free() -> None:
+    stage = played(
+        request("a"), request("c", max_tokens=3), request("b", n=4), **{**SMALL, "max_num_seqs": 4}
+    )
+    told = dict.fromkeys(one.blocked for one in stage.history.columns if one.blocked)
+    assert list(told) == [
+        Blocked("b is next, but 2 slots short for all its sequences", 1),
+        Blocked("b is next, but 1 slot short for all its sequences", 4),
+    ]
+
+
+# -- what is computed again -------------------------------------------------
+
+
+def again(stage: Stage) -> dict[str, int]:
+    """Tokens computed beyond those that each request had to compute once."""
+    history = stage.history
+    return {
+        one.id: history.computed(one.id)
+        + history.cached(one.id)
+        - (one.prompt + history.yielded[one.id] - 1)
+        for one in history.asked
+        if history.ends[one.id].how in ("stop", "length")
+    }
+
+
+def test_what_was_never_computed_is_not_computed_again() -> None:
+    """A prompt that is preempted in its middle has a part that nobody has computed yet."""
+    requests = [request("a", 14, max_tokens=30), request("b", 10, max_tokens=20)]
+    stage = played(
+        *requests,
+        request("big", 70, arrive=6, max_tokens=2),
+        **{**SMALL, "num_blocks": 20, "max_num_batched_tokens": 16},
+        reserve_full_prompt=False,
+    )
+    assert again(stage) == {"a": 0, "b": 0, "big": 22}
+    assert stage.history.computed_again() == 22
+    assert "2 preemptions; 22 tokens computed again" in summary(
+        stage.history, stage.scheduler.stats, ASCII
+    )
+
+
+@pytest.mark.parametrize("name", ["basics", "pressure", "swapping", "priority"])
+@pytest.mark.parametrize("caching", [True, False])
+def test_what_is_computed_again_is_counted_with_and_without_a_cache(
+    name: str, caching: bool
+) -> None:
+    content = json.loads(built_in(name))
+    stage = Stage(build(content, name, {"enable_prefix_caching": caching}))
+    assert list(stage.turns(500))
+    assert stage.history.computed_again() == sum(again(stage).values()) > 0
+
+
+def test_a_family_computes_again_what_each_had() -> None:
+    requests = [request("a", 12, max_tokens=14), request("b", 5, n=2, max_tokens=8)]
+    stage = played(*requests, **TIGHT, enable_prefix_caching=False)
+    history = stage.history
+    once = 12 + 14 - 1 + 5 + 8 - 1 + 8  # both compute the last token of the prompt
+    assert history.preemptions == {"a": 0, "b": 1}
+    computed = sum(column.total for column in history.columns)
+    assert history.computed_again() == computed - once > 0
 
 
 # -- anything at all --------------------------------------------------------

@@ -19,7 +19,7 @@ from paceline.cli.history import (
 )
 from paceline.cli.palette import MARKS, Palette, fit, letters
 from paceline.cli.picture import frame, headline, legend, picture, pool_bar, pool_bars
-from paceline.cli.story import latest, story
+from paceline.cli.story import Heading, heading, latest, story
 
 PLAIN = Palette(colour=False, unicode=True)
 ASCII = Palette(colour=False, unicode=False)
@@ -257,6 +257,42 @@ def test_a_reason_is_told_once_with_how_long_it_held() -> None:
     assert latest(made, PLAIN, 80) == [
         "step 4    · nobody else: a is next, but 3 blocks short (since step 2)"
     ]
+
+
+def test_a_number_that_can_change_was_so_at_first() -> None:
+    columns = [column(n, a=Cell(Kind.WAITING)) for n in range(1, 5)]
+    for one in columns[:3]:
+        one.blocked = Blocked("a is next, but 3 blocks short", since=1, varies=True)
+    columns[3].blocked = Blocked("b is next, but 2 blocks short", since=4, varies=True)
+    assert story(history(*columns), PLAIN, 80) == [
+        "step 1    · nobody else: a is next, but 3 blocks short at first (until step 3)",
+        "step 4    · nobody else: b is next, but 2 blocks short",
+    ]
+    assert latest(history(*columns[:2]), PLAIN, 80) == [
+        "step 2    · nobody else: a is next, but 3 blocks short at first (since step 1)"
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_heading_fits_the_width(width: int) -> None:
+    rules = replace(RULES, discipline="prefill_first", depth=2, host_blocks=20)
+    made = history(column(1), rules=rules)
+    drawn = heading(Heading("/a/path " * 12, "about it " * 12), made, PLAIN, width)
+    assert max(map(len, drawn)) <= width
+    limits = drawn[next(n for n, line in enumerate(drawn) if line.startswith("discipline")) : -1]
+    assert all(line.endswith(" ·") for line in limits[:-1])
+    assert " ".join(limits) == (
+        "discipline prefill_first · policy fcfs · 4 slots · 32 tokens a step · 10 blocks of 8 · "
+        "20 more on the host · planned up to 2 steps ahead"
+    )
+
+
+def test_a_wait_lasts_until_now() -> None:
+    made = history(*(column(n, a=Cell(Kind.WAITING)) for n in (1, 2)))
+    made.time = 0.07
+    assert made.waited_s("a") == pytest.approx(0.05)
+    assert made.until(-1).waited_s("a") == pytest.approx(0.02)
+    assert made.waited_s("b") == 0
 
 
 def test_notes_wrap_under_themselves() -> None:

@@ -366,6 +366,19 @@ def test_explain_tells_a_life(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.index("'eve': ") < out.index("'ada': ")
 
 
+def test_a_request_that_is_not_here_takes_nothing_from_the_picture(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = play(capsys, "--max-steps", "1")
+    assert play(capsys, "--max-steps", "1", "--explain", "hal") == (
+        f"{whole}\n'hal': not here yet.\n"
+    )
+    forgetful = ["--set", "journal_requests=1", "--json", "--explain", "ada"]
+    last = json.loads(play(capsys, *forgetful).splitlines()[-1])
+    told = "'ada': ended (length in step 17), and not remembered any more."
+    assert last == {"explain": {"ada": told}}
+
+
 def test_json_has_one_line_per_step(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.loads(line) for line in play(capsys, "--json").splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))

@@ -1,6 +1,7 @@
 """`paceline replay` says what it found, and exits accordingly."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from paceline import Request, RequestError, Scheduler, StepResult
 from paceline.cli import replay
 from paceline.cli.main import main
 from paceline.sched.recording import Recorder
+from paceline.sched.replay import Reader
 from paceline.sim.loop import Loop
 from paceline.sim.oracle import OracleRunner
 
+GUIDE = Path(__file__).parent.parent.parent / "docs" / "guides" / "replay.md"
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
 
 
@@ -193,6 +196,40 @@ def test_damage_is_an_unreadable_file(path: Path, capsys: pytest.CaptureFixture[
     path.write_bytes(content)
     assert run(path) == UNREADABLE
     assert "a record is damaged" in capsys.readouterr().out
+
+
+def test_a_damaged_length_is_damage_and_no_cut(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray(path.read_bytes())
+    content[Reader(path).read_bytes + 3] = 1  # the first call says to be 16 MiB long
+    path.write_bytes(content)
+    assert run(path) == UNREADABLE
+    assert "a record is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("step", [0, -5])
+def test_steps_to_stop_at_are_numbered_from_1(
+    step: int, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(path, "--until", step)
+    assert caught.value.code == 2
+    assert "--until" in capsys.readouterr().err
+
+
+def test_the_guide_shows_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    recording = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    shown = re.search(r"\$ paceline (replay .*?)\n(.*?)```", text, re.DOTALL)
+    assert recording is not None
+    assert shown is not None
+    monkeypatch.chdir(tmp_path)
+    exec(compile(recording[1], str(GUIDE), "exec"), {})
+    assert main(shown[1].split()) == IDENTICAL
+    assert re.sub("[0-9,]+ bytes", "… bytes", capsys.readouterr().out) == shown[2]
 
 
 def test_no_recording_is_an_unreadable_file(

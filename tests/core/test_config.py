@@ -40,6 +40,7 @@ ALL_OTHERWISE: dict[str, Any] = {
     "policy": "fair",
     "victim": "cheapest",
     "ageing_s": 1.5,
+    "fill_positions": 7,
     "preempt_on_arrival": True,
     "refuse_late": True,
     "default_deadline_s": 2.5,
@@ -109,6 +110,7 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "policy": "fcfs",
         "victim": "newest",
         "ageing_s": 60.0,
+        "fill_positions": 0,
         "preempt_on_arrival": False,
         "refuse_late": False,
         "default_deadline_s": 30.0,
@@ -197,6 +199,21 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
         ({"max_wait": float("nan")}, "max_wait is nan; it cannot be negative"),
         ({"victim": "oldest"}, "victim is 'oldest'; choose one of newest, cheapest"),
         ({"input_token_weight": -0.5}, "input_token_weight is negative"),
+        ({"fill_positions": -1}, "fill_positions is negative"),
+        (
+            {
+                "policy": "longest",
+                "fill_positions": 4,
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": 8192,
+            },
+            "fill_positions cuts prompts, which needs enable_chunked_prefill",
+        ),
+        (
+            {"policy": "longest", "fill_positions": 4, "discipline": "prefill_first"},
+            "fill_positions lets prompts and decodes share steps, which discipline "
+            "'prefill_first' does not",
+        ),
         (
             {"preemption_mode": "flee"},
             "preemption_mode is 'flee'; choose one of recompute, swap, auto",

@@ -91,6 +91,15 @@ def test_who_comes_may_read_what_another_writes_in_the_same_step() -> None:
     assert got["second"] == on_cpu(truth, [second])["second"]
 
 
+def test_drafts_of_one_do_not_reach_beyond_the_end_of_another() -> None:
+    """One is about to end at the model's length, and the other still drafts."""
+    card, cpu = both("Qwen3")
+    asked = [Request(id="ends", prompt=[7] * 25), Request(id="drafts", prompt=[5, 6] * 3)]
+    got, scheduler = on_card(card, asked, max_model_len=32, num_speculative_tokens=8)
+    assert got == on_cpu(cpu, asked, max_model_len=32)
+    assert scheduler.stats.drafted
+
+
 @pytest.fixture(scope="module")
 def model() -> CudaModel:
     return both("Qwen3")[0]

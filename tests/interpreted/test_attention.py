@@ -66,13 +66,16 @@ def test_rows_behind_the_bounds_are_nobodys() -> None:
     torch.testing.assert_close(got[:8], expected[:8], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("whole", [0, 8])
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("head_dim", [16, 80])
 def test_single_rows_beside_others_are_split_however_many_there_are(
-    head_dim: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    head_dim: int, window: int | None, whole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Contexts of which some are shorter than a piece; pieces are joined, and leave no trace."""
-    monkeypatch.setattr(triton, "CUTS", ((1, Cut(2, portion=2)),))
+    """Contexts of which some are shorter than a piece; pieces are joined, and leave no trace. Of
+    eight contexts, which are four rows, none is split if it is said so."""
+    monkeypatch.setattr(triton, "BESIDE_LEAST", 1)
+    monkeypatch.setattr(triton, "BESIDE", Cut(2, portion=2, whole=whole))
     counts: Rows = [(1, 300), (1, 64), (1, 130), (1, 1), (1, 257), (6, 6), (4, 20)]
     batch, blocks = rows_of(counts, 8)
     kv = store_for(4, 2, head_dim, blocks, 8)

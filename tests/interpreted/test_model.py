@@ -21,6 +21,16 @@ class AsOnACard(Dense):
         self.weight = self.weight.t().contiguous().t()
 
 
+class Massive(Dummy):
+    """One token has a value as first tokens do, and keys and queries are long."""
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = super().read(name)
+        if "embed_tokens" in name:
+            tensor[7, 3] = 8000.0
+        return tensor * 8 if "q_proj" in name or "k_proj" in name else tensor
+
+
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
 ROWS: list[Rows] = [
     [(1, 9), (1, 1), (1, 30)],  # as few as have kernels of their own
@@ -50,3 +60,16 @@ def test_hidden_states_and_the_store(
         prepared = load("triton").prepare(batch, ours)
         some = card.forward(batch, cells_of(batch, ours), ours, prepared, wanted)
         torch.testing.assert_close(some, hidden[wanted], rtol=1e-3, atol=1e-3)
+
+
+def test_rows_too_long_for_float16_are_divided_before_their_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.runner.cuda.model.Dense", AsOnACard)
+    config = tiny(num_hidden_layers=2, hidden_size=64)
+    batch, blocks = rows_of([(1, 1 + 5 * row) for row in range(6)], 8)
+    batch.tokens.copy_(torch.tensor([7, 1, 2, 3, 4, 5]))
+    kv = filled_store(config, blocks, 8, dtype=torch.float16)
+    card = CudaModel.load(Massive(config, seed=3), 64, torch.float16, device="cpu")
+    hidden = card.forward(batch, cells_of(batch, kv), kv, load("triton").prepare(batch, kv))
+    assert card.logits(hidden).isfinite().all()

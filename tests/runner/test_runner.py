@@ -62,6 +62,24 @@ def test_tokens_do_not_depend_on_the_schedule(model: Model, way: str, sampling: 
         assert scheduler.stats.swapped_in_blocks, "nothing was swapped"
 
 
+@pytest.mark.parametrize("speculation", ["fixed", "adaptive"])
+def test_drafts_of_one_do_not_reach_beyond_the_end_of_another(
+    model: Model, speculation: str
+) -> None:
+    """One is about to end at the model's length, and the other still drafts."""
+    asked = [Request(id="ends", prompt=[7] * 25), Request(id="drafts", prompt=[5, 6] * 3)]
+    plainly, _ = outputs(model, asked, max_model_len=32)
+    drafting = {"num_speculative_tokens": 8, "speculation": speculation}
+    got, scheduler = outputs(model, asked, max_model_len=32, **drafting)
+    assert got == plainly
+    assert scheduler.stats.drafted
+
+
+def test_speed_is_measured_on_a_store_of_few_blocks(model: Model) -> None:
+    scheduler = Scheduler.create(**SETTINGS | {"max_model_len": 12, "num_blocks": 3})
+    assert min(runner_for(model, scheduler).measure()) > 0
+
+
 def test_a_request_does_not_depend_on_its_neighbours(model: Model) -> None:
     asked = requests(sampling=Sampling(temperature=0.7, top_p=0.9), seed=3)
     together, _ = outputs(model, asked)

@@ -107,6 +107,18 @@ def test_the_life_of_a_victim_says_for_whom_it_gave_way(discipline: str) -> None
 
 
 @BOTH
+def test_what_several_lack_is_not_said_to_be_for_one(discipline: str) -> None:
+    """Three want a block each, and none is free."""
+    scheduler = small(discipline=discipline, num_blocks=3)
+    for name in "abc":
+        scheduler.submit(ask(name, 4, max_tokens=5), 0.0)
+    step(scheduler)
+    assert step(scheduler)["preempted"] == ["c", "b"]
+    assert "for want of 3 blocks, first for 'a'." in scheduler.explain("c")
+    assert "for want of 1 block for itself." in scheduler.explain("b")
+
+
+@BOTH
 def test_a_paused_scheduler_plans_nothing_and_says_so(discipline: str) -> None:
     scheduler = small(discipline=discipline)
     scheduler.submit(ask("a", 3), 0.0)

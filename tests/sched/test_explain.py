@@ -6,6 +6,7 @@ import pytest
 from paceline import RequestError, Scheduler
 from paceline.core.arrays import I32, Index
 from paceline.sched.explain import plural, seconds, tokens
+from paceline.sched.limits import within_budget
 from paceline.sched.policy import Policy
 from tests.sched.support import ask, commit, crowded, finish_all, small, step
 
@@ -419,15 +420,28 @@ class OldestOnly(Policy):
         return np.where(np.arange(len(slot)) == 0, want, 0).astype(np.int32)
 
 
-def test_a_resident_is_told_that_the_budget_went_to_older_ones() -> None:
-    """A policy may leave a resident out of a step."""
+class NewestFirst(Policy):
+    def share(self, slot: Index, want: I32, budget: int) -> I32:
+        return within_budget(want[::-1], budget)[::-1]
+
+
+def test_a_resident_is_told_that_the_budget_went_to_others() -> None:
+    scheduler = small(policy=f"{__name__}.{NewestFirst.__name__}", num_blocks=32)
+    scheduler.submit(ask("old", 20, max_tokens=9), 0.0)
+    scheduler.submit(ask("new", 60, max_tokens=2), 0.0)
+    assert step(scheduler)["tokens"] == {"old": 20, "new": 12}
+    assert step(scheduler)["tokens"] == {"new": 32}
+    assert scheduler.why() == {"old": "token budget: others used it up"}
+
+
+def test_a_resident_is_told_that_its_policy_left_it_out() -> None:
     scheduler = small(policy=f"{__name__}.{OldestOnly.__name__}")
     for name in "ab":
         scheduler.submit(ask(name, 2, max_tokens=9), 0.0)
     step(scheduler)
     assert step(scheduler)["tokens"] == {"a": 1}
-    assert "token budget" in scheduler.why()["b"]
-    assert "1 step without a share of the token budget" in scheduler.explain("b")
+    assert scheduler.why() == {"b": "room: its policy lets it wait"}
+    assert "1 step without a share" in scheduler.explain("b")
     assert "share" not in scheduler.explain("a")
 
 

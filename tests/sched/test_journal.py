@@ -4,6 +4,7 @@ from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
 from paceline.sched.journal import Gate, Journal, Passage, note
+from paceline.sched.scheduler import PASSING
 from tests.sched.support import answer, ask, commit, finish_all, sequence, small, step
 
 
@@ -22,6 +23,11 @@ def ended(name: str, serial: int = 0) -> Sequence:
 
 def spells(kept: Journal) -> list[tuple[str, int, float, float]]:
     return [(s.gate.reason, s.gate.serial, s.since, s.until) for s in kept.spells]
+
+
+def test_every_reason_is_explained_where_gates_are() -> None:
+    reasons = (*PASSING, "budget", "seqs", "blocks", "paused")
+    assert [one for one in reasons if f"\n    {one} " not in (Gate.__doc__ or "")] == []
 
 
 def test_nothing_blocked_leaves_no_trace() -> None:

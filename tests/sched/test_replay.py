@@ -158,6 +158,39 @@ def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
         assert first <= replay.reader.read_bytes <= place
 
 
+def test_a_length_that_is_damaged_is_no_cut(tiny: Path, tmp_path: Path) -> None:
+    """A record that seems to go beyond the end has whole ones behind it, unless it is the last."""
+    content = tiny.read_bytes()
+    place = Reader(tiny).read_bytes
+    for one in sound_records(tiny):
+        changed = bytearray(content)
+        changed[place + 2] ^= 1
+        (tmp_path / "changed").write_bytes(changed)
+        replay = Replay(tmp_path / "changed")
+        replay.run()
+        assert replay.reader.ending is Ending.DAMAGED
+        assert replay.reader.read_bytes == place
+        place += len(one)
+    changed = bytearray(content)
+    changed[place + 2] ^= 1
+    (tmp_path / "changed").write_bytes(changed)
+    reader = Reader(tmp_path / "changed")
+    assert len(list(reader)) == len(sound_records(tiny))
+    assert reader.ending is Ending.CUT
+
+
+def test_more_than_a_record_can_take_is_no_cut(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torn = tiny.read_bytes() + record(Kind.SUBMIT, b"x" * 300)[:-1]
+    tiny.write_bytes(torn.replace(record(Kind.ENDED, b"closed"), b""))
+    reader = Reader(tiny)
+    assert list(reader)
+    assert reader.ending is Ending.CUT
+    monkeypatch.setattr(replaying, "SEARCHED", 200)
+    reader = Reader(tiny)
+    assert list(reader)
+    assert reader.ending is Ending.DAMAGED
+
+
 def test_a_record_of_unknown_kind_is_damage(small: Path) -> None:
     head = small.read_bytes()[: Reader(small).read_bytes]
     small.write_bytes(head + record(99, b""))  # pyright: ignore[reportArgumentType]
@@ -282,6 +315,39 @@ def test_a_call_accepted_then_and_refused_now_diverges(small: Path) -> None:
     assert str(replay.divergence) == (
         "step 0: a call that was accepted then is refused now: 2 requests are already waiting"
     )
+
+
+def submitted_last(path: Path) -> Recorder:
+    """A run whose very last call submits a prompt of 12 tokens."""
+    recorder = Recorder(Scheduler.create(max_num_seqs=2, max_model_len=16), path)
+    recorder.submit(Request(id="a", prompt=np.arange(3)), now=0.0)
+    recorder.plan(now=1.0)
+    recorder.submit(Request(id="b", prompt=np.arange(12)), now=2.0)
+    return recorder
+
+
+def test_the_last_call_too_may_be_refused_only_now(tmp_path: Path) -> None:
+    submitted_last(tmp_path / "run").close()
+    with_settings(tmp_path / "run", settings_of(tmp_path / "run") | {"max_model_len": 8})
+    replay = Replay(tmp_path / "run")
+    assert replay.run().verified == 1
+    assert str(replay.divergence).startswith(
+        "step 1: a call that was accepted then is refused now: request 'b': a prompt of 12 tokens"
+    )
+
+
+def test_what_came_of_the_last_call_of_a_killed_process_is_unknown(tmp_path: Path) -> None:
+    """Its refusal would have gone out with the next call."""
+    recorder = submitted_last(tmp_path / "run")
+    with pytest.raises(PacelineError):
+        recorder.submit(Request(id="b", prompt=np.arange(12)), now=3.0)
+    replay = Replay(tmp_path / "run")
+    replay.run()
+    assert (replay.reader.ending, replay.divergence) == (Ending.OPEN, None)
+    recorder.close()
+    replay = Replay(tmp_path / "run")
+    assert replay.run().refused == 1
+    assert (replay.reader.ending, replay.divergence) == (Ending.CLOSED, None)
 
 
 def test_a_refused_call_moves_the_clock_as_it_did(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.arrays import I32, Index
 from paceline.core.request import Sequence
-from paceline.sched.slots import SlotTable
+from paceline.sched.slots import Idle, SlotTable
 from tests.sched.support import ask
 
 
@@ -273,8 +273,9 @@ def test_one_goes_on_from_what_another_knows() -> None:
 
 def test_idle_steps_are_counted_per_slot() -> None:
     made = table(1, 1)
-    made.idle(slots(1), 4)
-    made.idle(slots(1), 5)
+    made.idle(slots(1), 4, np.array([Idle.BUDGET]))
+    made.idle(slots(1), 5, np.array([Idle.ROOM]))
+    assert (made.idle_at[1], made.idle_for[1]) == (5, Idle.ROOM)
     assert made.idle_steps[:2].tolist() == [0, 2]
 
 

@@ -1,5 +1,6 @@
 """A scheduler and a runner for a model on a card."""
 
+import gc
 import logging
 from typing import Any
 
@@ -55,6 +56,9 @@ def assemble(
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
+    most = getattr(attention, "most_in_flight", None)
+    if most is not None and own.depth > most:
+        raise ConfigError(f"depth is {own.depth}; with this attention it is {most} at most")
     runner = runner_of(model, kv, attention, config.step)
     runner.warm()
     scheduler = Scheduler(config)
@@ -80,13 +84,15 @@ def free_bytes(utilization: float) -> int:
 
 
 def rehearsed(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> tuple[int, float]:
-    """Bytes that the largest step takes, and positions that it computes in a second: it is run
-    over a store of two blocks."""
+    """Bytes that a runner and its largest step take, and positions that it computes in a second:
+    it is run over a store of two blocks."""
+    before = torch.cuda.memory_allocated()
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
     runner = runner_of(model, kv, load_attention(ATTENTION), step)
-    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before
     logits = step.max_num_seqs * model.config.vocab * 4
+    del runner, kv
+    gc.collect()  # graphs and what they hold know each other
     return peak + COPIES_OF_LOGITS * logits + SPARE_BYTES, rate

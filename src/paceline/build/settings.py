@@ -85,8 +85,11 @@ def suggested(
         log.warning(
             "max_model_len is %d; the model knows %d positions", longest, model.max_position
         )
-    if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
+    is_whole = not chosen.get("enable_chunked_prefill", True)
+    if is_whole and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
+    if is_whole or chosen.get("discipline") == "prefill_first":
+        chosen["fill_positions"] = settings.get("fill_positions", 0)  # they could not share steps
     return chosen
 
 

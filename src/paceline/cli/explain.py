@@ -1,5 +1,6 @@
 """`paceline explain`: the life of a request, in sentences."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +10,11 @@ import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.options import KeyOption, UrlOption
-from paceline.core.errors import PacelineError
+from paceline.cli.replay import UNREADABLE, UNTOUCHED, ending, status
+from paceline.sched.records import RecordingError
 from paceline.sched.replay import Replay
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-
-
-class Unread(PacelineError):
-    """A recording that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +41,11 @@ def run(options: Options) -> int:
     """Tell the life of a request: what it waited for, and why.
 
     A server remembers those that run and the last that ended (--journal-requests). Without
-    --url and --recording, the server on port 8000 of this machine is asked.
+    --url and --recording, the server on port 8000 of this machine is asked. With --recording,
+    the exit status says of the file what that of `paceline replay` does.
     """
     if options.recording is not None:
-        print(from_recording(options.recording, options.request_id))
-        return 0
+        return from_recording(options.recording, options.request_id)
     from paceline.cli.remote import fetched
 
     path = f"/requests/{quote(options.request_id)}/explain"
@@ -55,12 +53,21 @@ def run(options: Options) -> int:
     return 0
 
 
-def from_recording(path: Path, request_id: str) -> str:
-    """As it stood at the end of the recorded run."""
+def from_recording(path: Path, request_id: str) -> int:
+    """As it stood at the end of the recorded run, or as far as that could be made again."""
     try:
         replay = Replay(path)
-        for _ in replay.plans(None):
-            pass
-    except OSError as error:
-        raise Unread(f"{path}: {error}") from None
-    return replay.scheduler.explain(request_id)
+        replay.run()
+    except (RecordingError, OSError) as error:
+        complain(str(error))
+        return UNREADABLE
+    if replay.divergence is not None:
+        complain(f"{path}: the replay diverged, {replay.divergence}")
+    if replay.reader.ending not in UNTOUCHED:
+        complain(f"{path}: {ending(replay)}")
+    print(replay.scheduler.explain(request_id))
+    return status(replay)
+
+
+def complain(what: str) -> None:
+    print(f"paceline explain: {what}", file=sys.stderr)

@@ -20,6 +20,14 @@ class ScriptError(PacelineError, ValueError):
         super().__init__(f"{place}: {complaint}")
 
 
+def shown(value: Any) -> str:
+    """A value in a complaint; not even Python writes numbers of any length."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 def whole(value: Any) -> bool:
     """Is it a whole number? For Python, True is one too."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -50,7 +58,7 @@ class Fields:
         return value
 
     def _complain(self, name: str, kind: str, value: Any) -> ScriptError:
-        return ScriptError(self.place_of(name), f"must be {kind}, not {value!r}")
+        return ScriptError(self.place_of(name), f"must be {kind}, not {shown(value)}")
 
     def finish(self) -> None:
         """Refuse what is not a field."""
@@ -78,7 +86,7 @@ class Fields:
     def identity(self, name: str) -> str:
         """An id may be written as a number."""
         value = self._take(name, None)
-        text = str(value) if whole(value) else value
+        text = str(value) if whole(value) and abs(value) < 10**LONGEST_ID else value
         if not isinstance(text, str) or not text.isprintable() or not 0 < len(text) <= LONGEST_ID:
             raise self._complain(name, f"a name of 1 to {LONGEST_ID} letters", value)
         return text
@@ -124,15 +132,18 @@ class Fields:
         span: Any = duration(value) if isinstance(value, str) else value
         if not (whole(span) or isinstance(span, float)) or not span > 0:
             raise self._complain(name, "a time like 0.08 (seconds) or '80ms'", value)
-        return float(span)
+        try:
+            return float(span)
+        except OverflowError:
+            raise self._complain(name, "a time that fits a float", value) from None
 
-    def arrival(self, name: str) -> tuple[int, float]:
+    def arrival(self, name: str, last: int) -> tuple[int, float]:
         """The step, or the time in seconds; the other one lets it in at once."""
         value = self._take(name, 1)
         if whole(value) and value >= 1:
-            return value, 0.0
+            return self.whole(name, 1, 1, last), 0.0
         time = duration(value) if isinstance(value, str) else None
-        if time is None:
+        if time is None or time == inf:
             raise self._complain(name, "a step from 1 on, or a time like '120ms'", value)
         return 1, time
 
@@ -175,4 +186,4 @@ def duration(text: str) -> float | None:
 def kind_of(value: Any) -> str:
     if value is None:
         return "nothing"
-    return "a list" if isinstance(value, list) else f"{value!r}"
+    return "a list" if isinstance(value, list) else shown(value)

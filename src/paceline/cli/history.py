@@ -40,6 +40,7 @@ class Cell:
     kind: Kind
     tokens: int = 0  # positions computed
     cached: int = 0  # positions found in the cache by this admission
+    again: int = 0  # of the positions, those that had been computed before a preemption
     ended: bool = False  # this step brought the last token
     dropped: bool = False  # the result came after the request had left its slot
 
@@ -78,8 +79,13 @@ class Note:
 class Blocked:
     """Why nobody else was admitted."""
 
-    text: str
+    text: str  # as it was in the first of these steps
     since: int  # the step in which admission first stopped for this reason at this request
+    varies: bool = False  # may its number be another one in each step?
+
+    def told(self, later: bool) -> str:
+        """The reason in the first of these steps, or in a later one too."""
+        return f"{self.text} at first" if later and self.varies else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,7 @@ class History:
         """The steps before column `end`, for looking back."""
         past = History(self.asked, self.rules)
         past.columns = self.columns[:end]
+        past.time = self.columns[end].time
         past.ends = self.ends
         return past
 
@@ -207,17 +214,21 @@ class History:
     def computed(self, request_id: str) -> int:
         return sum(cell.tokens for line in self._lines[request_id] for cell in self.cells(line))
 
+    def computed_again(self) -> int:
+        """Positions that preemptions made necessary to compute once more."""
+        return sum(cell.again for column in self.columns for cell in column.cells.values())
+
     def cached(self, request_id: str) -> int:
         """Positions found in the cache on the first admission."""
         hits = (cell.cached for cell in self.cells(request_id) if cell.kind in FIRST_ADMISSION)
         return next(hits, 0)
 
     def waited_s(self, request_id: str) -> float:
-        """Time without a slot, from plan to plan."""
-        starts = [column.time for column in self.columns]
+        """Time without a slot, from plan to plan; the latest step lasts until now."""
+        ends = [*(column.time for column in self.columns[1:]), self.time]
         return sum(
-            end - start
-            for column, start, end in zip(self.columns, starts, starts[1:], strict=False)
+            end - column.time
+            for column, end in zip(self.columns, ends, strict=True)
             if self._waits(column, request_id)
         )
 

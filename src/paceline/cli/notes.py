@@ -38,6 +38,13 @@ class Arrival:
 
 
 Group = list[Arrival]  # of one request, which came about in the same way
+CLOSED = {  # what keeps everybody out, by the reason of a gate that is short of nothing
+    "room": "its policy lets it wait",
+    "preempted": "nobody is admitted in a step that preempts",
+    "decodes": "this step is for those who decode",
+    "prefill": "this step is for prompts that have begun",
+    "swapping": "it is still being copied to the host",
+}
 FROM_ANOTHER = (Kind.FORKED, Kind.REPLACED)
 
 
@@ -162,16 +169,13 @@ class Notes:
                 return f"{head}, but all {rules.slots} slots are taken"
             case "blocks":
                 return f"{head}, but {blocks(gate.short)} short"
-            case "room":
-                return f"{head}, but it can wait: others will end after it"
-            case "preempted":
-                return f"{head}, but nobody is admitted in a step that preempts"
-            case "decodes":
-                return f"{head}, but this step is for those who decode"
-            case "swapping":
-                return f"{head}, but it is still being copied to the host"
             case reason:
-                return f"{head}, but admission is {reason}"
+                return f"{head}, but {CLOSED.get(reason, f'admission is {reason}')}"
+
+
+def varies(gate: Gate, left: int) -> bool:
+    """May the number in that reason be another one in each step?"""
+    return gate.reason == "blocks" or (gate.reason == "budget" and left > 0)
 
 
 def copied(group: Group, plan: Plan) -> str:

@@ -18,7 +18,7 @@ from paceline.cli.history import (
     line_of,
     spoken,
 )
-from paceline.cli.notes import Arrival, Notes, ending
+from paceline.cli.notes import Arrival, Notes, ending, varies
 from paceline.core.events import BlockRemoved, BlockStored, Happened
 from paceline.core.plan import Admitted, Ended, Outputs, Plan
 from paceline.core.request import child_label
@@ -69,6 +69,8 @@ class Observer:
             self._owners |= {child_label(one.id, child): (one.id, child) for child in children}
         self._given: dict[str, int] = {}  # tokens each resident was admitted with, by line
         self._resumed: dict[str, bool] = {}  # by line
+        self._reached: dict[str, int] = {}  # positions that rows have computed, by line
+        self._before: dict[str, int] = {}  # of these, those before the last preemption
         self._yielded: Counter[str] = Counter()  # tokens told, by line
         self._shown: dict[str, list[str]] = {}  # lines of each request in the latest column
         self._findable: dict[bytes, None] = {}
@@ -118,6 +120,9 @@ class Observer:
             kind = Kind.HIT if new.computed else Kind.PREFILL
         self._given[line] = len(new.tokens)
         self._resumed[line] = new.resumed
+        if new.resumed:  # the last token that it knows was never computed
+            self._reached[line] = min(self._reached.get(line, 0), len(new.tokens) - 1)
+            self._before[line] = self._reached[line]
         return Arrival(new, name, child, kind, leads)
 
     def _cells_with_rows(self, plan: Plan, arrivals: Sequence[Arrival]) -> dict[str, Cell]:
@@ -125,13 +130,19 @@ class Observer:
         rows = plan.rows
         cells: dict[str, Cell] = {}
         for row, line in enumerate(self._lines(plan)):
-            count, drafts = int(rows.count[row]), int(rows.drafts[row])
+            start, count, drafts = int(plan.start[row]), int(rows.count[row]), int(rows.drafts[row])
+            again = self._again(line, start, start + count)
             if one := came.get(line):
                 found = one.new.computed if one.kind in (Kind.HIT, Kind.AGAIN) else 0
-                cells[line] = Cell(one.kind, count, found)
+                cells[line] = Cell(one.kind, count, found, again)
             else:
-                cells[line] = Cell(self._kind(line, int(plan.start[row]), drafts), count)
+                cells[line] = Cell(self._kind(line, start, drafts), count, again=again)
         return cells
+
+    def _again(self, line: str, start: int, end: int) -> int:
+        """How many of the positions from `start` to `end` a preemption makes it compute again."""
+        self._reached[line] = max(self._reached.get(line, 0), end)
+        return max(min(end, self._before.get(line, 0)) - start, 0)
 
     def _lines(self, plan: Plan) -> list[str]:
         """The line of each row, in order."""
@@ -204,16 +215,18 @@ class Observer:
         return filling
 
     def _blocked(self, plan: Plan) -> Blocked | None:
-        spell = self._scheduler.residency.journal.open_spell
-        if spell is None or not self._scheduler.residency.waiting:
+        spell, gate = self._scheduler.residency.journal.open_spell, self._scheduler.gate
+        if spell is None or gate is None:
             self._spell = None
             return None
         previous = self._history.columns[-1].blocked if self._history.columns else None
-        if spell is self._spell and previous is not None:
-            return Blocked(previous.text, previous.since)
-        self._spell = spell
+        if spell is not self._spell:
+            self._spell, previous = spell, None
         left = self._history.rules.budget - plan.total
-        return Blocked(self._notes.blocked(spell.gate, left), plan.step)
+        text = self._notes.blocked(gate, left)
+        if previous is not None and (previous.varies or previous.text == text):
+            return previous
+        return Blocked(text, plan.step, varies(gate, left))
 
     # -- its result came ----------------------------------------------------
 

@@ -15,12 +15,13 @@ import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.fields import ScriptError
-from paceline.cli.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette
+from paceline.cli.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette, letters
 from paceline.cli.picture import frame, picture
 from paceline.cli.script import Script, build, built_in, built_in_names, load, parse_json
 from paceline.cli.stage import Stage, Turn
-from paceline.cli.story import Heading, heading, life, story, summary
+from paceline.cli.story import Heading, finish, heading, life, story, summary
 from paceline.core.config import Config
+from paceline.core.errors import RequestError
 
 DEFAULT_WORKLOAD = "basics"
 DEEPEST = 16
@@ -235,12 +236,23 @@ def print_json(stage: Stage, turns: Iterator[Turn], explain: list[str]) -> None:
         }
         print(json.dumps(line), flush=True)
     for name in explain:
-        print(json.dumps({"explain": {name: stage.scheduler.explain(name)}}), flush=True)
+        print(json.dumps({"explain": {name: told(stage, name)}}), flush=True)
 
 
 def blocked_text(stage: Stage) -> str | None:
-    blocked = stage.history.columns[-1].blocked
-    return blocked.text if blocked else None
+    column = stage.history.columns[-1]
+    blocked = column.blocked
+    return blocked.told(later=blocked.since < column.step) if blocked else None
+
+
+def told(stage: Stage, name: str) -> str:
+    """The life of a request, or why there is none to tell."""
+    try:
+        return stage.scheduler.explain(name)
+    except RequestError:
+        end = stage.history.ends.get(name)
+        gone = f"ended ({finish(end)}), and not remembered any more" if end else "not here yet"
+        return f"{name!r}: {gone}."
 
 
 def show(stage: Stage, turns: Iterator[Turn], title: Heading, options: Options) -> None:
@@ -270,8 +282,8 @@ def show(stage: Stage, turns: Iterator[Turn], title: Heading, options: Options) 
     if not stage.over:
         lines += ["", f"stopped after {len(history.columns)} steps; --max-steps plays more"]
     for name in options.display.explain:
-        lines += ["", *life(stage.scheduler.explain(name), width)]
-    print("\n".join(lines))
+        lines += ["", *life(told(stage, name), width)]
+    print(writable("\n".join(lines), out))
 
 
 def size(options: Options) -> tuple[int, int]:
@@ -281,11 +293,22 @@ def size(options: Options) -> tuple[int, int]:
 
 def can_encode(out: TextIO) -> bool:
     """Can the picture's letters be written at all?"""
+    return is_writable(LETTERS, out)
+
+
+def is_writable(text: str, out: TextIO) -> bool:
     try:
-        LETTERS.encode(out.encoding or "ascii")
+        text.encode(out.encoding or "ascii")
     except UnicodeEncodeError:
         return False
     return True
+
+
+def writable(text: str, out: TextIO) -> str:
+    """The text with question marks, as wide as they were, for letters that cannot be written."""
+    if is_writable(text, out):
+        return text
+    return "".join(one if is_writable(one, out) else "?" * letters(one) for one in text)
 
 
 # -- the animation ----------------------------------------------------------
@@ -304,7 +327,8 @@ def screen(out: TextIO) -> Generator[None]:
 
 def draw(out: TextIO, lines: list[str]) -> None:
     """Over the last frame, line by line, so that nothing flickers."""
-    out.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+    content = "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
+    out.write(writable(content, out))
     out.flush()
 
 

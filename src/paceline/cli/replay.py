@@ -27,7 +27,7 @@ class Options:
         str | None, typer.Option(metavar="ID", help="Tell the life of this request at the end.")
     ] = None
     until: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Stop after planning this step.")
+        int | None, typer.Option(metavar="STEP", min=1, help="Stop after planning this step.")
     ] = None
     json: Annotated[
         bool,
@@ -58,6 +58,10 @@ def run(options: Options) -> int:
             print(replay.scheduler.explain(options.explain), file=told)
         except RequestError as error:
             return complain(error)
+    return status(replay)
+
+
+def status(replay: Replay) -> int:
     if replay.divergence is not None:
         return DIVERGED
     return UNREADABLE if replay.reader.ending is Ending.DAMAGED else IDENTICAL
@@ -77,12 +81,17 @@ def report(replay: Replay, until: int | None) -> list[str]:
         f"replayed  {counted(summary, replay.scheduler.stats)}",
     ]
     if reader.ending not in UNTOUCHED:
-        unread = reader.size_bytes - reader.read_bytes
-        rest = f" ({unread:,} bytes were not read)" if unread else ""
-        lines.append(f"ends      {reader.ending.value}{rest}")
+        lines.append(f"ends      {ending(replay)}")
     if until is not None and summary.steps < until and replay.divergence is None:
         lines.append(f"ends      before step {until:,}")
     return [*lines, verdict(replay, summary)]
+
+
+def ending(replay: Replay) -> str:
+    """How the file ends, and how much of it was not read."""
+    reader = replay.reader
+    unread = reader.size_bytes - reader.read_bytes
+    return reader.ending.value + (f" ({unread:,} bytes were not read)" if unread else "")
 
 
 def counted(summary: Summary, stats: Stats) -> str:

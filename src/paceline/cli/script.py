@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.fields import Fields, ScriptError, whole
+from paceline.cli.fields import Fields, ScriptError, shown, whole
 from paceline.cli.toy import NEVER, STOP_TOKEN, token
 from paceline.core.config import Config
 from paceline.core.errors import PacelineError, RequestError
@@ -95,6 +95,9 @@ def parse_json(text: str, path: str) -> Any:
         raise ScriptError(place, f"is not JSON: {error.msg}") from None
     except RecursionError:
         raise ScriptError(path, "is not JSON that can be read: nested too deeply") from None
+    except ValueError:
+        complaint = "is not JSON that can be read: a number has thousands of digits"
+        raise ScriptError(path, complaint) from None
 
 
 def parse_yaml(text: str, path: str) -> Any:
@@ -157,15 +160,16 @@ def check_setting(name: str, value: Any, place: str) -> None:
     else:  # tenant weights; an unknown name is refused by Config, with a suggestion
         kind, fits = "a mapping of numbers", default is None or isinstance(value, dict)
     if not fits:
-        raise ScriptError(where, f"must be {kind}, not {value!r}")
+        raise ScriptError(where, f"must be {kind}, not {shown(value)}")
     most = LARGEST.get(name, LARGEST_NUMBER)
     if isinstance(value, int) and value > most:
-        raise ScriptError(where, f"is {value:,}; at most {most:,} can be played")
+        number = f"{value:,}" if value < NEVER else shown(value)
+        raise ScriptError(where, f"is {number}; at most {most:,} can be played")
 
 
 def read_ask(fields: Fields, seed: int) -> Ask:
     name = fields.identity("id")
-    arrive_step, arrive_s = fields.arrival("arrive")
+    arrive_step, arrive_s = fields.arrival("arrive", NEVER)
     park = fields.nested("park")
     parked, wake_step = read_park(park) if park else ("", 0)
     abort_step = fields.whole("abort_at", NEVER, 1, NEVER)

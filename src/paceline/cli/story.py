@@ -11,6 +11,7 @@ from paceline.sched.explain import plural, tokens
 from paceline.sched.stats import Stats
 
 INDENT = len("step 123  ")
+FIRM = "\u00a0"  # a space where no line ends
 
 
 def story(history: History, palette: Palette, width: int) -> list[str]:
@@ -19,7 +20,8 @@ def story(history: History, palette: Palette, width: int) -> list[str]:
     for column in history.columns:
         notes = list(column.notes)
         if column.blocked and column.blocked.since == column.step:
-            notes.append(nobody_else(column.blocked.text, until(history, column)))
+            how_long = until(history, column)
+            notes.append(nobody_else(column.blocked.told(later=bool(how_long)), how_long))
         lines += told(column.step, notes, palette, width)
     return lines
 
@@ -30,9 +32,8 @@ def latest(history: History, palette: Palette, width: int) -> list[str]:
     notes = list(column.notes)
     if column.blocked:
         since = column.blocked.since
-        notes.append(
-            nobody_else(column.blocked.text, f"since step {since}" if since < column.step else "")
-        )
+        how_long = f"since step {since}" if since < column.step else ""
+        notes.append(nobody_else(column.blocked.told(later=bool(how_long)), how_long))
     return told(column.step, notes or [Note(Kind.DECODE, "all go on")], palette, width)
 
 
@@ -128,7 +129,7 @@ def totals(history: History, stats: Stats) -> list[str]:
         f"({rate(stats.prefix_hits, stats.prefix_queries)}); "
         f"at most {peak} of {rules.blocks} blocks held",
         plural(stats.preemptions, "preemption")
-        + (f"; {tokens(again(stats))} computed again" if stats.preemptions else ""),
+        + (f"; {tokens(history.computed_again())} computed again" if stats.preemptions else ""),
     ]
     if rules.host_blocks:
         lines.append(
@@ -146,10 +147,6 @@ def totals(history: History, stats: Stats) -> list[str]:
     return lines
 
 
-def again(stats: Stats) -> int:
-    return stats.resumed_queries - stats.resumed_hits
-
-
 def rate(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else "0%"
 
@@ -164,16 +161,25 @@ class Heading:
 
 def heading(title: Heading, history: History, palette: Palette, width: int) -> list[str]:
     rules = history.rules
-    limits = (
-        f"policy {rules.policy} · {rules.slots} slots · {rules.budget} tokens a step · "
-        f"{rules.blocks} blocks of {rules.block_size}"
-    )
+    limits = [
+        f"policy {rules.policy}",
+        f"{rules.slots} slots",
+        f"{rules.budget} tokens a step",
+        f"{rules.blocks} blocks of {rules.block_size}",
+    ]
     if rules.host_blocks:
-        limits += f" · {rules.host_blocks} more on the host"
+        limits.append(f"{rules.host_blocks} more on the host")
     if rules.discipline != "unified":
-        limits = f"discipline {rules.discipline} · {limits}"
+        limits.insert(0, f"discipline {rules.discipline}")
     if rules.depth > 1:
-        limits += f" · planned up to {rules.depth} steps ahead"
-    lines = [palette.paint(f"paceline play: {title.title}", STRONG)]
+        limits.append(f"planned up to {rules.depth} steps ahead")
+    lines = [palette.paint(line, STRONG) for line in wrap(f"paceline play: {title.title}", width)]
     lines += [palette.ruled(line) for line in wrap(title.about, width)]
-    return [*lines, palette.paint(palette.ruled(limits), DIM), ""]
+    lines += [palette.paint(palette.ruled(line), DIM) for line in wrapped(limits, width)]
+    return [*lines, ""]
+
+
+def wrapped(parts: Sequence[str], width: int) -> list[str]:
+    """Parts with dots in between; a line ends behind one of these."""
+    text = f"{FIRM}· ".join(part.replace(" ", FIRM) for part in parts)
+    return [line.replace(FIRM, " ") for line in wrap(text, width)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
+from sys import float_info
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
@@ -138,6 +139,7 @@ class PolicyConfig:
         weights: dict[Any, Any] = dict(given)
         require(all(isinstance(tenant, str) for tenant in weights), complaint)
         require(all(isinstance(weight, int | float) for weight in weights.values()), complaint)
+        require(all(abs(weight) <= float_info.max for weight in weights.values()), complaint)
         object.__setattr__(self, "tenant_weights", MappingProxyType(weights))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -253,6 +255,18 @@ class Config:
     preemption: PreemptionConfig = PreemptionConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     journal: JournalConfig = JournalConfig()
+
+    def __post_init__(self) -> None:
+        if self.policy.policy == "longest" and self.policy.fill_positions:
+            require(
+                self.step.enable_chunked_prefill,
+                "fill_positions cuts prompts, which needs enable_chunked_prefill",
+            )
+            require(
+                self.step.discipline != "prefill_first",
+                "fill_positions lets prompts and decodes share steps, which discipline "
+                "'prefill_first' does not",
+            )
 
     @staticmethod
     def of(**settings: Any) -> "Config":

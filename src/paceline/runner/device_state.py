@@ -70,16 +70,11 @@ class DeviceState:
         places = torch.arange(width, device=self.device)
         return torch.minimum((last - drafts)[:, None] + places, last[:, None]).flatten()
 
-    def propose(self, slot: Tensor, first: Tensor, drafts: Tensor) -> None:
-        """Write draft tokens [rows, drafts] behind the known ones; -1 is none."""
-        for place in range(drafts.shape[1]):
-            self.tokens[slot, first + place] = drafts[:, place].clamp(min=0)
-
     def advance(self, slot: Tensor, count: Tensor) -> None:
         self.position[slot] += count
 
     def append(self, slot: Tensor, first: Tensor, ids: Tensor) -> None:
-        """Write sampled ids [rows, width] from `first` on; negative ones are none."""
+        """Write ids [rows, width] from `first` on; negative ones are none."""
         for place in range(ids.shape[1]):
             given = ids[:, place] >= 0
             self.tokens[slot[given], first[given] + place] = ids[given, place]

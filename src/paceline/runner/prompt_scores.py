@@ -10,7 +10,6 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.core.plan import Plan, PromptScores
 from paceline.core.request import Request
-from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
 from paceline.runner.sampler import Scores, score
 
@@ -32,21 +31,17 @@ class Span:
 
 
 def prompt_scores(
-    plan: Plan, batch: Batch, hidden: Tensor, asking: Mapping[int, Request], model: Model
+    plan: Plan, spans: Sequence[Span], hidden: Tensor, model: Model
 ) -> tuple[PromptScores, ...]:
-    """Of the rows of a step, those whose requests ask, where they compute a part of a prompt.
-
-    `asking` has requests by slot, `hidden` is [positions, width].
-    """
-    start = batch.position[batch.row_start[:-1]].tolist()
+    """Of all positions of a step, [positions, width], those that tell of prompts."""
     size = max(1, MOST_LOGITS // model.config.vocab)
-    found = spans(plan, start, asking)
-    ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in found]
-    return told(plan, found, scored(hidden, found, ids, model.logits, size))
+    ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in spans]
+    return told(plan, spans, scored(hidden, spans, ids, model.logits, size))
 
 
 def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[Span]:
-    """What a step can tell of prompts, if its rows begin at the positions `start`."""
+    """What a step can tell of prompts, if its rows begin at the positions `start`: of the rows
+    whose requests ask, by slot, those that compute a part of a prompt."""
     rows, found = plan.rows, list[Span]()
     ends = np.cumsum(rows.count).tolist()
     for row, slot in enumerate(rows.slot.tolist()):

@@ -16,8 +16,8 @@ from paceline.runner.batch import Batch
 from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
-from paceline.runner.prompt_scores import prompt_scores
-from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.prompt_scores import Span, prompt_scores, spans
+from paceline.runner.proposers.ngram import Ngram, filled
 from paceline.runner.result import Result
 from paceline.runner.sampler import Sampler, Scores
 from paceline.runner.sampling_controls import Controls
@@ -101,10 +101,10 @@ class Runner:
         count = torch.from_numpy(rows.count.astype(np.int64))
         drafts = self._drafts(plan, slot, count)
         batch = self._state.batch(plan, slot, count)
-        asking = self._asking
-        wanted = None if asking else batch.sample_at  # who asks may want any position
+        asked = self._asked(plan, batch)
+        wanted = None if asked else batch.sample_at  # who asks may want any position
         hidden = self._model.forward(batch, self._kv, self._attention, wanted)
-        prompt = prompt_scores(plan, batch, hidden, asking, self._model) if asking else ()
+        prompt = prompt_scores(plan, asked, hidden, self._model) if asked else ()
         if rows.samples.any():
             logits = self._model.logits(hidden[batch.sample_at] if wanted is None else hidden)
             result = self._sample(plan, batch, logits, drafts)
@@ -112,6 +112,12 @@ class Runner:
             self._state.advance(slot, count)
             result = StepResult.of(plan, {})
         return replace(result, prompt=prompt) if prompt else result
+
+    def _asked(self, plan: Plan, batch: Batch) -> list[Span]:
+        """What this step can tell of prompts to those who ask."""
+        if not self._asking:
+            return []
+        return spans(plan, batch.position[batch.row_start[:-1]].tolist(), self._asking)
 
     def _drafts(self, plan: Plan, slot: Tensor, count: Tensor) -> Tensor | None:
         """Drafts of the rows that sample, [samples, most drafts]; None if nobody drafts."""
@@ -122,7 +128,7 @@ class Runner:
         number = torch.from_numpy(rows.drafts.astype(np.int64))[wanted]
         known = self._state.position[slot][wanted] + count[wanted] - number
         drafts = self._proposer.propose(self._state.tokens[slot[wanted]], known, number)
-        self._state.propose(slot[wanted], known, drafts)
+        self._state.append(slot[wanted], known, filled(drafts, number))
         return drafts
 
     def _sample(
@@ -174,7 +180,7 @@ class Runner:
 
     def measure(self, blocks: int = 8) -> tuple[float, float]:
         """Positions computed and blocks copied to the host per second, once it is warm."""
-        kv, size = self._kv, self._kv.block_size
+        kv, size, blocks = self._kv, self._kv.block_size, min(blocks, self._kv.blocks)
         positions = torch.arange(blocks * size)
         batch = Batch(
             tokens=torch.zeros_like(positions),

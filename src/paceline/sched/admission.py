@@ -71,9 +71,9 @@ class Admission:
         """Admit a waiting sequence, or say what keeps it out."""
         at = self._at
         hit = at.lookup(head)
-        taken = self._config.max_num_batched_tokens - intake.left
-        room = at.policy.room(head, taken, intake.left)
-        tokens = intake.chunk(self.rest(head, hit), room, intake.first)
+        rest, taken = self.rest(head, hit), self._config.max_num_batched_tokens - intake.left
+        room = at.policy.room(head, rest, taken, intake.left)
+        tokens = intake.chunk(rest, room, intake.first)
         gate = self._gate(head, hit, tokens, intake.left, room, now)
         if gate is not None:
             return gate

@@ -110,8 +110,8 @@ class Discipline(ABC):
         at = self._at
         victim = at.policy.victim()
         whom = "itself" if needy == victim else repr(at.table.name[needy])
-        blocks = "1 block" if missing == 1 else f"{missing} blocks"
-        at.preempt(victim, cause=f"want of {blocks} for {whom}")
+        short = f"1 block for {whom}" if missing == 1 else f"{missing} blocks, first for {whom}"
+        at.preempt(victim, cause=f"want of {short}")
         self._given_way += 1
 
     def _draft(self, step: Composition) -> Composition:

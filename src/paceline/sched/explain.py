@@ -7,6 +7,7 @@ from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
 from paceline.sched.journal import Passage, Spell
 from paceline.sched.residency import Residency
+from paceline.sched.slots import Idle
 
 
 def seconds(value: float) -> str:
@@ -88,9 +89,14 @@ def progress(sequence: Sequence, at: Residency) -> str:
     known, computed = int(at.table.known[slot]), int(at.table.computed[slot])
     line = f"now: {computed:,} of {tokens(known)} computed"
     idle = int(at.table.idle_steps[slot])
-    return line + (
-        f"; {plural(idle, 'step')} without a share of the token budget." if idle else "."
-    )
+    return line + (f"; {plural(idle, 'step')} without a share." if idle else ".")
+
+
+IDLING = {
+    Idle.BUDGET: "token budget: others used it up",
+    Idle.BLOCKS: "blocks: some are still being copied",
+    Idle.ROOM: "room: its policy lets it wait",
+}
 
 
 def why(at: Residency) -> dict[str, str]:
@@ -105,7 +111,7 @@ def why(at: Residency) -> dict[str, str]:
         else:
             reasons[sequence.id] = f"behind {head_cause(spell)}"
     for slot in at.table.order[at.table.idle_at[at.table.order] == at.step].tolist():
-        reasons[at.table.sequence(slot).id] = "token budget: older residents used it up"
+        reasons[at.table.sequence(slot).id] = IDLING[Idle(at.table.idle_for[slot])]
     return reasons
 
 
@@ -159,7 +165,7 @@ def reason(spell: Spell) -> str:
         case "budget":
             return "for the token budget"
         case "room":
-            return "for room in steps of those who end after it"
+            return "for room, since its policy lets it wait"
         case "preempted":
             return "in steps that had to preempt"
         case "decodes":

@@ -18,6 +18,7 @@ class Gate:
     budget       tokens of the step's budget that were missing
     seqs         slots that were missing
     blocks       free blocks that were missing
+    room         nothing: a policy lets the request wait
     preempted    residents preempted in this step, so nobody is admitted
     decodes      nothing: this step is for those who decode
     prefill      nothing: this step is for prompts that have begun

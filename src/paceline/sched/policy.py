@@ -61,9 +61,9 @@ class Policy:
 
     # -- further questions, for those who need them -------------------------
 
-    def room(self, sequence: Sequence, taken: int, left: int) -> int:
-        """How many of the positions that are left in a step a waiting sequence may begin with; so
-        many are taken."""
+    def room(self, sequence: Sequence, rest: int, taken: int, left: int) -> int:
+        """How many of the positions that are left in a step a waiting sequence may begin with. It
+        has `rest` to compute, and others have taken so many."""
         return left
 
     def lane(self, sequence: Sequence) -> Hashable:

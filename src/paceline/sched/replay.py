@@ -39,6 +39,7 @@ from paceline.sched.swapping import Rates
 
 KINDS = {kind.value: kind for kind in Kind}
 NAMED = 4  # requests that a description of a plan names
+SEARCHED = 4 << 20  # bytes, more than a record takes: a prompt of a million tokens
 
 
 class Ending(Enum):
@@ -48,7 +49,7 @@ class Ending(Enum):
     CLOSED = "it is complete"
     FULL = "its limit was reached, and the run went on unrecorded"
     OPEN = "it has no end: its writer was killed, or still writes"
-    CUT = "it ends inside a record: its writer was killed, or the file was cut"
+    CUT = "it ends inside a record: its writer was killed, or the file was cut or damaged"
     DAMAGED = "a record is damaged, and what follows it cannot be read"
 
 
@@ -69,11 +70,29 @@ def next_record(file: BufferedReader, left: int) -> Record | Ending:
         return Ending.CUT
     length, kind = HEAD.unpack_from(head)
     if len(head) + length > left:
-        return Ending.CUT
+        return torn(head + file.read(max(min(left, SEARCHED) - len(head), 0)), left)
     payload = file.read(length)
     if CHECKSUM.unpack_from(head, HEAD.size) != (checksum(head[: HEAD.size], payload),):
         return Ending.DAMAGED
     return Record(KINDS[kind], payload) if kind in KINDS else Ending.DAMAGED
+
+
+def torn(rest: bytes, left: int) -> Ending:
+    """Why a record claims more than the `left` bytes. Behind one that was cut there is nothing."""
+    follows = left > SEARCHED or any(holds_record(rest, place) for place in range(1, len(rest)))
+    return Ending.DAMAGED if follows else Ending.CUT
+
+
+def holds_record(content: bytes, place: int) -> bool:
+    """Is there a whole and sound record?"""
+    begin = place + HEAD.size + CHECKSUM.size
+    if begin > len(content):
+        return False
+    length, kind = HEAD.unpack_from(content, place)
+    if kind not in KINDS or begin + length > len(content):
+        return False
+    head, payload = content[place : place + HEAD.size], content[begin : begin + length]
+    return CHECKSUM.unpack_from(content, place + HEAD.size) == (checksum(head, payload),)
 
 
 class Reader:
@@ -280,6 +299,8 @@ class Replay:
                 return
         if self._plan is not None:
             yield self._plan
+        if self._refusal is not None and self.reader.ending is Ending.CLOSED:
+            self._diverge_by_refusal()
 
     def _follow(self, record: Record) -> Plan | None:
         """Make one call again or compare what came of it; returns a plan that was compared."""
@@ -289,7 +310,7 @@ class Replay:
             self._compare_refusal(record.payload.decode())
             return None
         if self._refusal is not None:
-            self._diverge(f"a call that was accepted then is refused now: {self._refusal}")
+            self._diverge_by_refusal()
             return None
         try:
             self._calls[record.kind](record.payload)
@@ -369,6 +390,9 @@ class Replay:
             self._diverge(f"a call that was refused then is accepted now: {then}")
         else:
             self._refused += 1
+
+    def _diverge_by_refusal(self) -> None:
+        self._diverge(f"a call that was accepted then is refused now: {self._refusal}")
 
     def _diverge(self, what: str, step: int | None = None) -> None:
         self.divergence = Divergence(self.scheduler.stats.steps if step is None else step, what)

@@ -1,10 +1,20 @@
 """The columns that change every step, one row per resident sequence."""
 
+from enum import IntEnum
+
 import numpy as np
 
 from paceline.core.arrays import F32, I32, Bool, Index, sparse_zeros
 from paceline.core.plan import Rows
 from paceline.core.request import Sequence
+
+
+class Idle(IntEnum):
+    """What a resident lacked that got nothing in a step."""
+
+    BUDGET = 0
+    BLOCKS = 1
+    ROOM = 2
 
 
 class SlotTable:
@@ -21,6 +31,7 @@ class SlotTable:
         drafts[s], most_drafts[s]     drafts in the next row / ever
         acceptance[s]                 running share of drafts accepted
         idle_steps[s], idle_at[s]     steps it could have run in and got nothing / the last one
+        idle_for[s]                   an `Idle`: what it lacked in that one
 
     `epoch[s]` rises when the slot changes hands, `serial[s]`, `name[s]` and `child[s]` identify
     its sequence in `sequences[s]`, `resident[s]` says whether there is one, `silent[s]`
@@ -46,6 +57,7 @@ class SlotTable:
         self.acceptance = np.zeros(slots, np.float32)
         self.idle_steps = np.zeros(slots, np.int64)
         self.idle_at = np.zeros(slots, np.int64)
+        self.idle_for = np.zeros(slots, np.int8)
         self.epoch = np.zeros(slots, np.int32)
         self.serial = np.full(slots, -1, np.int64)
         self.name = np.full(slots, None, object)
@@ -208,9 +220,10 @@ class SlotTable:
         """Nothing from `position` on counts as computed, nor will what was handed out."""
         self.planned[slot] = self.computed[slot] = position
 
-    def idle(self, slot: Index, step: int) -> None:
+    def idle(self, slot: Index, step: int, cause: np.ndarray) -> None:
         self.idle_steps[slot] += 1
         self.idle_at[slot] = step
+        self.idle_for[slot] = cause
 
     def propose(self, slot: Index, drafts: I32) -> None:
         self.drafts[slot] = drafts

@@ -103,6 +103,20 @@ def test_the_same_bits_where_only_some_positions_are_wanted(family: str, kind: t
             assert torch.equal(kv.content, all_kv.content)
 
 
+def test_where_nothing_is_wanted_the_end_of_the_last_layer_is_left_out() -> None:
+    """What comes before it is the same in place, whoever is wanted."""
+    model = model_of("Llama", Dummy)
+    batch = batch_of([Piece(PROMPTS[4], 0, blocks(4))], 4)
+    left = []
+    for wanted in (None, torch.tensor([0]), torch.tensor([], dtype=torch.int64)):
+        kv = KVStore(model.config, 30, 4)
+        hidden = torch.nn.functional.embedding(batch.tokens, model._embedding)
+        model._layers(hidden, batch, kv, load("native").prepare(batch, kv), wanted)
+        left.append(hidden)
+    assert torch.equal(left[1], left[2])
+    assert not torch.equal(left[0], left[1])
+
+
 def test_threads_change_nothing() -> None:
     model = model_of("Llama", Stepped)
     pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]

@@ -121,6 +121,10 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"layer_types": ["full_attention"]}, "1 layer types for 2 layers"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": -1},
+            "a sliding window has one position at least",
+        ),
         ({"layer_types": ["full_attention", "mamba"]}, r"layers of \['mamba'\]"),
         ({"rope_scaling": {"type": "yarn"}}, "rope scaling 'yarn'"),
         ({"head_dim": "eight"}, "config.json is not as models have it"),

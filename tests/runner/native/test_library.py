@@ -17,9 +17,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     library.cache_clear()
 
 
-def test_without_a_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert not is_available()
+    assert not is_available()
+    assert caplog.text.count("this will be slow: the native kernels need a C compiler") == 1
     with pytest.raises(ConfigError, match="no 'no-such-compiler'"):
         library()
 

@@ -334,6 +334,19 @@ def test_one_that_returns_with_more_than_one_position_to_compute_catches_up() ->
     assert len(finish_all(scheduler)["a"]) == 8
 
 
+def test_those_who_wait_are_told_that_one_that_returned_catches_up() -> None:
+    """Not that the step decodes: it does not."""
+    scheduler = first(preemption_mode="swap", swap_space=8, max_num_batched_tokens=8)
+    submit(scheduler, a=16)
+    kinds(scheduler, 1)
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    submit(scheduler, c=3)
+    kinds(scheduler, 1)
+    plan = scheduler.plan(0.0)
+    assert (plan.kind, plan.to_dict()["tokens"]) == ("prefill", {"a": 8})
+    assert gate(scheduler) == ("prefill", "c", 0)
+
+
 def test_one_that_returns_beside_others_catches_up_in_the_next_step() -> None:
     scheduler = first(preemption_mode="swap", swap_space=8, max_num_batched_tokens=8)
     submit(scheduler, b=3, a=16)

@@ -150,6 +150,26 @@ def test_who_is_old_does_not_wait() -> None:
     assert [step(scheduler, now)["new"] for now in (0.0, 9.9, 10.0)] == [["long"], [], ["short"]]
 
 
+def test_who_has_no_bound_does_not_wait_behind_one_that_can() -> None:
+    scheduler = filling(1, max_num_seqs=3)
+    scheduler.submit(ask("long", 4, 50), now=0.0)
+    step(scheduler)
+    scheduler.submit(ask("bounded", 2, 40), now=0.0)
+    scheduler.submit(ask("unbounded", 40, None), now=0.0)
+    assert step(scheduler)["new"] == ["unbounded"]
+
+
+def test_a_piece_that_waits_is_told_so() -> None:
+    scheduler = filling(4, max_num_seqs=8, max_num_batched_tokens=64)
+    scheduler.submit(ask("long", 4, 20), now=0.0)
+    scheduler.submit(ask("short", 20, 5), now=0.0)
+    tokens_of_steps(scheduler, 2)
+    for name in "abcd":
+        scheduler.submit(ask(name, 3, 30), now=0.0)
+    tokens_of_steps(scheduler, 2)
+    assert scheduler.why() == {"short": "room: its policy lets it wait"}
+
+
 def test_those_without_a_bound_tell_nothing_of_the_end() -> None:
     """It may end with its next token, so nobody waits for it."""
     scheduler = filling(4)
@@ -158,15 +178,31 @@ def test_those_without_a_bound_tell_nothing_of_the_end() -> None:
     assert tokens_of_steps(scheduler, 1) == [{"unbounded": 4, "bounded": 9}]
 
 
+def test_a_long_prompt_begins_in_time_for_all_its_steps() -> None:
+    """It takes ten steps of the whole budget, and then as many tokens as the other has left."""
+
+    def steps(fill: int) -> int:
+        scheduler = filling(fill, max_model_len=400, num_blocks=128)
+        scheduler.submit(ask("long", 4, 60), now=0.0)
+        scheduler.submit(ask("prompt", 300, 10), now=0.0)
+        taken = 0
+        while not scheduler.idle:
+            step(scheduler)
+            taken += 1
+        return taken
+
+    assert [steps(fill) for fill in (0, 1, 2, 20)] == [60, 60, 60, 60]
+
+
 def test_explain_says_that_it_could_wait() -> None:
     scheduler = filling(1)
     scheduler.submit(ask("long", 4, 12), now=0.0)
     scheduler.submit(ask("short", 7, 9), now=0.0)
     for second in range(4):
         waits = scheduler.why() if second else {}
-        assert waits == ({"short": "for room in steps of those who end after it"} if second else {})
+        assert waits == ({"short": "for room, since its policy lets it wait"} if second else {})
         step(scheduler, now=float(second))
-    assert "waited 3.0 s: 3.0 s for room in steps of those who end after it" in scheduler.explain(
+    assert "waited 3.0 s: 3.0 s for room, since its policy lets it wait" in scheduler.explain(
         "short"
     )
 

@@ -29,6 +29,8 @@ class Flashinfer:
     several pieces of memory, more than there are steps in flight.
     """
 
+    most_in_flight = PLANS
+
     def __init__(self) -> None:
         self._scratch: Tensor | None = None
         self._wrappers: list[dict[Any, Any]] = [{} for _ in range(PLANS)]

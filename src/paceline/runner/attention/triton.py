@@ -33,6 +33,7 @@ class Cut:
     splits: int  # programs of a context, at most
     portion: int = 1  # tiles of each program, at least
     tile: int = TILE  # cells that it reads at a time
+    whole: int = 0  # contexts from which on none is shared, where a kernel sees how many there are
 
 
 # From so many contexts on. What was fastest on an H200 for contexts as different as those of a
@@ -51,7 +52,8 @@ CUTS = (
     (128, Cut(8, portion=4)),
     (64, Cut(8)),
 )
-BESIDE = 512  # contexts to reckon with beside prompts, at most: often there is room for more
+# Beside prompts there may be any number of contexts up to that of the graph, often much fewer.
+BESIDE_LEAST, BESIDE = 384, Cut(3, portion=12, whole=960)
 
 
 def cut(contexts: int) -> Cut:
@@ -100,7 +102,8 @@ class Decodes:
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor | None = None) -> None:
         self._batch, self._kv, self._bounds = batch, kv, bounds
         contexts = batch.rows * kv.kv_heads
-        self._cut = cut(contexts if bounds is None else min(contexts, BESIDE))
+        is_beside = bounds is not None and contexts >= BESIDE_LEAST
+        self._cut = BESIDE if is_beside else cut(contexts)
         # How many programs of a row and a head have ended; whoever joins them sets it back.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
@@ -168,6 +171,7 @@ class Decodes:
             SPLITS=sharing.splits,
             PARTS=triton.next_power_of_2(sharing.splits),
             PORTION=sharing.portion,
+            WHOLE=sharing.whole,
             BOUNDED=bounds is not None,
             num_warps=2 if is_small and dim <= FEW_DIMS and not sizes["NEW"] else 4,
             num_stages=STAGES if is_small else 1,

@@ -1,7 +1,7 @@
 """The kernels of our own attention: paged, over rows of one position and over tiles of others."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917, SIM102
+# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
 
 import triton
 import triton.language as tl
@@ -38,6 +38,7 @@ def decode(
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
     PORTION: tl.constexpr,
+    WHOLE: tl.constexpr,
     BOUNDED: tl.constexpr,
     NEW: tl.constexpr,
     NORMED: tl.constexpr,
@@ -55,11 +56,15 @@ def decode(
     if not (NEW or BOUNDED):
         tl.extra.cuda.gdc_wait()
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    most = SPLITS
     if BOUNDED:
-        if row >= tl.load(bounds):
+        rows = tl.load(bounds)
+        if row >= rows:
             if row == tl.num_programs(1) - 1:
                 tl.extra.cuda.gdc_wait()
             return
+        if WHOLE:
+            most = tl.where(rows * KV_HEADS >= WHOLE, 1, SPLITS)
     end = tl.load(context + row).to(tl.int32)
     stored = end - 1 if NEW else end
     first = 0
@@ -69,7 +74,7 @@ def decode(
     stop, busy = stored, 1
     if SPLITS > 1:
         count = tl.maximum(tl.cdiv(stored - begin, CELLS), 1)
-        share = tl.cdiv(count, tl.minimum(tl.cdiv(count, PORTION), SPLITS)) * CELLS
+        share = tl.cdiv(count, tl.minimum(tl.cdiv(count, PORTION), most)) * CELLS
         busy = tl.maximum(tl.cdiv(stored - begin, share), 1)
         begin += split * share
         stop = tl.minimum(begin + share, stored)  # before `begin` where nothing is left to read

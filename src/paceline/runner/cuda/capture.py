@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-Work = Callable[[Any], Any]
+Work = Callable[[Any], None]
 
 
 class Memory:
@@ -38,25 +38,24 @@ def recording(memory: Memory) -> Iterator[torch.cuda.CUDAGraph]:
 
 
 class Captured:
-    """A graph for each size of some work."""
+    """A graph for each size of some work, which leaves its outcome in memory of its own."""
 
     def __init__(self, work: Work, memory: Memory) -> None:
         self._work, self._memory = work, memory
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def __contains__(self, size: Hashable) -> bool:
         return size in self._graphs
 
-    def replay(self, size: Hashable) -> Any:
-        """Do the work of this size; what it returned when it was captured holds the outcome."""
-        graph, found = self.graph(size)
-        graph.replay()
-        return found
+    def replay(self, size: Hashable) -> None:
+        """Do the work of this size."""
+        self.graph(size).replay()
 
-    def graph(self, size: Hashable) -> tuple[torch.cuda.CUDAGraph, Any]:
+    def graph(self, size: Hashable) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
             self._work(size)  # compiles what is not yet, which a capture cannot hold
+            torch.cuda.empty_cache()  # a graph takes as much again, and cannot ask for it back
             with recording(self._memory) as graph:
-                found = self._work(size)
-            self._graphs[size] = graph, found
+                self._work(size)
+            self._graphs[size] = graph
         return self._graphs[size]

@@ -13,7 +13,7 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompts import Prompts, Scored
 from paceline.runner.cuda.state import CardState
 from paceline.runner.kv_store import KVStore
-from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.proposers.ngram import Ngram, filled
 from paceline.runner.result import Result
 from paceline.runner.sampler import Sampler, Scores
 
@@ -59,13 +59,12 @@ class DraftedSteps:
         self, state: CardState, slot: np.ndarray, first: np.ndarray, number: np.ndarray
     ) -> Tensor:
         """Drafts [samples, most drafts], which are behind the known tokens then."""
-        known = torch.from_numpy(first.astype(np.int64))
-        there = torch.from_numpy(slot)
-        tokens = state.tokens[there.to(state.tokens.device)].long().cpu()
-        drafts = self._proposer.propose(tokens, known, torch.from_numpy(number.astype(np.int64)))
-        drafts = drafts.to(state.tokens.device)
-        state.write(slot, known.to(drafts.device), drafts.clamp(min=0))
-        return drafts
+        known, places = (torch.from_numpy(one.astype(np.int64)) for one in (first, number))
+        device = state.tokens.device
+        tokens = state.tokens[torch.from_numpy(slot).to(device), : int(first.max())].cpu().long()
+        drafts = self._proposer.propose(tokens, known, places)
+        state.write(slot, known.to(device), filled(drafts, places).to(device))
+        return drafts.to(device)
 
     def _logits(
         self, plan: Plan, state: CardState, wanted: np.ndarray, most: int

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Attention, Laid
@@ -44,7 +43,8 @@ def sizes(most: int) -> list[int]:
 class Graphs:
     """Everything of a decode step, from slots to sampled ids that are in the state already.
 
-    Rows are read from `slot`, and ids come out in `ids`, both the same memory for every graph.
+    Rows are read from `slot`, and ids come out in `ids`, or logits in `logits`: the same memory for
+    every graph.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Graphs:
         column: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self.slot = torch.full((rows,), state.nobody, **column)
         self.ids = torch.zeros(rows, **column)
+        self.logits = torch.zeros((rows, model.config.vocab), dtype=model.dtype, device=device)
         self.context = torch.ones(rows, **column)
         self._table = torch.zeros((rows, state.table.shape[1]), **column)
         self._row_start = torch.arange(rows + 1, **column)
@@ -79,12 +80,13 @@ class Graphs:
             self._capture(rows, samples)
             yield rows
 
-    def replay(self, rows: int, contexts: I32, samples: bool) -> Tensor:
-        """Run the step of `slot[:rows]`; the logits, which the next replay overwrites."""
+    def replay(self, rows: int, contexts: I32, samples: bool) -> None:
+        """Run the step of `slot[:rows]`, to `ids[:rows]`, or to `logits[:rows]` if somebody else
+        samples; the next replay overwrites them."""
         if rows not in self._steps[samples]:
             self._capture(rows, samples)
         self._held[rows].refresh(contexts)
-        return self._steps[samples].replay(rows)
+        self._steps[samples].replay(rows)
 
     def _capture(self, rows: int, samples: bool) -> None:
         """For nobody: a step that is done twice would go on twice."""
@@ -95,7 +97,7 @@ class Graphs:
         finally:
             self.slot.copy_(kept)
 
-    def _step(self, rows: int, samples: bool) -> Tensor:
+    def _step(self, rows: int, samples: bool) -> None:
         state, slot, context = self._state, self.slot[:rows], self.context[:rows]
         columns = state.tokens, state.table, state.position
         tokens, position, cells = begin(columns, slot, context, self._table, self._kv)
@@ -118,4 +120,5 @@ class Graphs:
             ids = self.ids[:rows]
             choose(logits, state.temperature, state.key, slot, context, ids)
             settle(state.tokens, state.position, slot, context, ids)
-        return logits
+        else:
+            self.logits[:rows].copy_(logits)

@@ -121,7 +121,8 @@ class Normed:
             found = normed(hidden, self._product, self._floor, is_ordered=is_ordered)
             return found, Late(hidden, 0.0, 0)
         most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
-        if len(hidden) > most or self._product.bias is not None:
+        is_narrow = hidden.dtype == torch.float16  # products of long rows are out of its range
+        if len(hidden) > most or is_narrow or self._product.bias is not None:
             return self._product(direction(hidden, self._floor)), Late(hidden, 0.0, 0)
         late = Late(hidden, self._floor, hidden.shape[1])
         if self._streamed.takes(len(hidden), STREAMED_ROWS):

@@ -217,11 +217,11 @@ class CudaRunner:
         size = self.graphs.size(rows)
         contexts: I32 = np.ones(size, np.int32)
         contexts[:rows] += plan.start[same.wanted]
-        logits = self.graphs.replay(size, contexts, same.is_plain)
+        self.graphs.replay(size, contexts, same.is_plain)
         if same.is_plain:
             return Launched(plan, same.wanted, self._returns.fetch(self.graphs.ids[:rows]))
         slot, context = self.graphs.slot[:rows], self.graphs.context[:rows]
-        return self._sample(plan, same, logits[:rows], slot, context)
+        return self._sample(plan, same, self.graphs.logits[:rows], slot, context)
 
     def _mixed(self, plan: Plan, same: Batching) -> Launched:
         size = self.mixed.size(plan) if self.mixed else None

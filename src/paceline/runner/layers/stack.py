@@ -86,7 +86,7 @@ class NativeStack:
         if not isinstance(attention, NativeStep):
             return self._stack(hidden, batch, kv, attention, wanted)
         decoder, rest = byref(self._decoder), hidden
-        picked: tuple[int | None, int, int | None] = None, 0, None
+        picked: tuple[int | None, int, int | None] = None, -1, None  # all of them
         if wanted is not None:
             at, rest = wanted.long().contiguous(), hidden.new_empty(len(wanted), hidden.shape[1])
             picked = at.data_ptr(), len(at), rest.data_ptr()

@@ -73,6 +73,8 @@ class ModelConfig:
             raise ConfigError(f"{self.head_dim} dimensions of a head cannot turn in pairs")
         if len(self.windows) != self.layers:
             raise ConfigError(f"{len(self.windows)} layer types for {self.layers} layers")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ConfigError(f"a sliding window has one position at least: {self.windows}")
 
     def rope_of(self, layer: int) -> Frequencies:
         return self.rope if self.windows[layer] is None else self.local_rope

@@ -181,9 +181,9 @@ static void pick(const float *from, const int64_t *at, int64_t rows, int64_t wid
         memcpy(to + r * width, from + at[r] * width, (size_t)width * sizeof(float));
 }
 
-/* Take hidden rows [positions, width] through all layers, in place; or, if some positions are
- * wanted, those to `out` [wanted, width]: behind the last attention nobody needs the others.
- * The scratch is of `decoder_scratch_bytes` for the larger number. */
+/* Take hidden rows [positions, width] through all layers, in place; or, unless `wanted` is negative,
+ * those of the positions `at` to `out` [wanted, width]: behind the last attention nobody needs the
+ * others. The scratch is of `decoder_scratch_bytes` for the larger number. */
 void decode(
     const struct decoder *d, const struct step *s, float *hidden, const int64_t *at, int64_t wanted,
     float *out, float *scratch, int threads) {
@@ -194,7 +194,7 @@ void decode(
     room.rounded = room.found + most_rows * found_of(d);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (const struct layer *l = d->layers; l < d->layers + d->count; l++) {
-        int is_cut = at && l == d->layers + d->count - 1;
+        int is_cut = wanted >= 0 && l == d->layers + d->count - 1;
         int64_t rows = is_cut ? wanted : all;
         float *rest = is_cut ? out : hidden;
         if (l == d->layers || l->frequencies != l[-1].frequencies)

@@ -1,6 +1,7 @@
 """Compiles the kernels for the processor at hand, once, and loads them."""
 
 import ctypes
+import logging
 import os
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder, placed
+
+log = logging.getLogger(__name__)
 
 NAMES = ("linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
@@ -125,9 +128,15 @@ def library() -> ctypes.CDLL:
 def is_available() -> bool:
     try:
         library()
-    except ConfigError:
+    except ConfigError as error:
+        _warn(str(error))
         return False
     return True
+
+
+@cache
+def _warn(reason: str) -> None:
+    log.warning("this will be slow: %s", reason)
 
 
 def _digest(flags: list[str], macros: str) -> str:

@@ -4,6 +4,13 @@ import torch
 from torch import Tensor
 
 
+def filled(drafts: Tensor, number: Tensor) -> Tensor:
+    """What stands in the places of a row, of which row i has `number[i]`: 0 where nothing was
+    proposed, and -1 behind them, where no place is."""
+    places = torch.arange(drafts.shape[1], device=drafts.device)
+    return torch.where(places < number[:, None], drafts.clamp(min=0), -1)
+
+
 class Ngram:
     """Looks for the latest earlier occurrence of the last `length` tokens."""
 

@@ -97,7 +97,10 @@ class PrefillFirst(Discipline):
     def _catch_up(self, returned: Composition) -> Composition:
         """Nobody decodes; those that have just returned may be behind by more than one."""
         served = self._serve(*self._fit(self._rests, giving_way=False))
-        return replace(served, kind="prefill", admitted=returned.admitted, gate=returned.gate)
+        gate = returned.gate
+        if gate is not None and gate.reason == "decodes" and len(served.slot):
+            gate = replace(gate, reason="prefill")
+        return replace(served, kind="prefill", admitted=returned.admitted, gate=gate)
 
     def _one_left(self, slot: Index) -> I32:
         """One position for each resident that has just one to compute."""

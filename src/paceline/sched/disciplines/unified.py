@@ -1,9 +1,12 @@
 """Residents first, then waiting sequences; prefill and decode mixed."""
 
+import numpy as np
+
 from paceline.core.arrays import I32, Index
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline
 from paceline.sched.limits import within_threshold
+from paceline.sched.slots import Idle
 
 
 class Unified(Discipline):
@@ -21,11 +24,19 @@ class Unified(Discipline):
 
     def _residents(self) -> Composition:
         """Share the budget among residents, some of whom give way if blocks are short."""
-        at = self._at
         slot, count, short = self._fit(self.demand)
         if not count.all():
-            at.table.idle(slot[(count == 0) & (at.table.remaining(slot) > 0)], at.step)
+            self._tell_idle(slot, count)
         return self._serve(slot, count, short)
+
+    def _tell_idle(self, slot: Index, count: I32) -> None:
+        """Who could have computed something and got nothing, and why."""
+        at = self._at
+        idle = (count == 0) & (at.table.remaining(slot) > 0)
+        is_spent = int(count.sum()) >= self._config.max_num_batched_tokens
+        left_out = Idle.BUDGET if is_spent else Idle.ROOM
+        cause = np.where(self.demand(slot)[idle] > 0, Idle.BLOCKS, left_out)
+        at.table.idle(slot[idle], at.step, cause)
 
     def demand(self, slot: Index) -> I32:
         """Positions for each resident within all limits."""

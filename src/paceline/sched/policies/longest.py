@@ -1,5 +1,7 @@
 """Most tokens still to come first: a batch of requests ends when its longest one does."""
 
+from math import inf
+
 import numpy as np
 
 from paceline.core.arrays import I32, Index
@@ -19,7 +21,7 @@ class Longest(Policy):
     Where reading the weights is most of a step, a prompt costs next to nothing in a step that has
     few positions. With `fill_positions`, a request that will end before somebody who is here can
     wait for such steps: its prompt fills them up to that number. Whoever would end last begins at
-    once, and so does who has no `max_tokens`, since nobody knows when it will end.
+    once. So does who has no `max_tokens`, before all others, since nobody knows when it will end.
 
         steps            ──────────────────────────────────────▶
         longest          ████████████████████████████████████████
@@ -32,11 +34,11 @@ class Longest(Policy):
         self.patience_s = config.ageing_s
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
-        return (-to_come(sequence),)
+        return (-to_come(sequence) if is_bounded(sequence) else -inf,)
 
-    def room(self, sequence: Sequence, taken: int, left: int) -> int:
+    def room(self, sequence: Sequence, rest: int, taken: int, left: int) -> int:
         fill = self.config.fill_positions
-        if not fill or not self._can_wait(sequence):
+        if not fill or not self._can_wait(sequence, rest, taken + left):
             return left
         return min(left, max(fill - taken, 0))
 
@@ -45,8 +47,11 @@ class Longest(Policy):
         fill = self.config.fill_positions
         if not fill or int(want.sum()) <= min(fill, budget):
             return within_budget(want, budget)
-        sequence = self.view.table.sequence
-        patient = [at for at in np.flatnonzero(want > 1) if self._can_wait(sequence(int(slot[at])))]
+        table, behind = self.view.table, np.flatnonzero(want > 1)
+        rests = zip(behind, slot[behind].tolist(), table.remaining(slot[behind]), strict=True)
+        patient = [
+            at for at, own, rest in rests if self._can_wait(table.sequence(own), int(rest), budget)
+        ]
         granted = want.copy()
         granted[patient] = 0
         granted = within_budget(granted, budget)
@@ -54,18 +59,20 @@ class Longest(Policy):
         granted[patient] = within_budget(want[patient], max(left, 0))
         return granted
 
-    def _can_wait(self, sequence: Sequence) -> bool:
-        """Will it have ended before somebody who is here, even if it does not begin yet?"""
-        if sequence.request.max_tokens is None or self.impatient(sequence):
+    def _can_wait(self, sequence: Sequence, rest: int, budget: int) -> bool:
+        """Will it have ended before somebody who is here, even if it does not go on yet?"""
+        if not is_bounded(sequence) or self.impatient(sequence):
             return False
         table = self.view.table
-        bounded = [
-            slot
-            for slot in table.order.tolist()
-            if table.sequence(slot).request.max_tokens is not None
-        ]
+        bounded = [slot for slot in table.order.tolist() if is_bounded(table.sequence(slot))]
         end = (table.limit[bounded] - table.known[bounded]).max(initial=0)
-        return bool(to_come(sequence) < end)
+        steps = -(-rest // max(budget - len(table.order), 1))  # of which the last one samples
+        return bool(steps - 1 + to_come(sequence) < end)
+
+
+def is_bounded(sequence: Sequence) -> bool:
+    """Does its `max_tokens` tell when it will end, at the latest?"""
+    return sequence.request.max_tokens is not None
 
 
 def to_come(sequence: Sequence) -> int:
