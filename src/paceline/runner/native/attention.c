@@ -6,10 +6,17 @@
  * a step that computes any number of positions.
  */
 #include "attention.h"
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 enum { CHUNK = 64, VECTORS = CHUNK / FLOATS, TILE = 16, TOGETHER = 4 };
 enum { LINE = 16 }; /* floats that come from memory together */
 enum { HELD = FLOATS == 8 ? 2 : 4 }; /* vectors of each query that registers have room for */
+enum { MOST_HELD = FLOATS == 4 ? 8 : HELD }; /* if there are fewer than TOGETHER */
+/* Where vectors are short, summing across them costs less than turning keys for products with
+ * many at once, and keys are announced as they are read, so many positions ahead. */
+enum { IS_TURNED = FLOATS > 4, AHEAD = 8 };
 
 struct query {
     const float *at; /* [head_dim] */
@@ -23,6 +30,7 @@ struct query {
 struct chunk {
     const float *keys[CHUNK];
     const float *turned; /* [head_dim, CHUNK]; the keys, for products with many at once */
+    const struct query *first; /* of those that go through it, who announces what others will read */
     int64_t from, to_values, head_dim;
     float scale;
 };
@@ -107,6 +115,52 @@ static inline void weigh(struct query *query, const struct chunk *chunk, floats 
     }
 }
 
+/* Cells are too far apart for a processor to guess where the next ones are. */
+static inline void announce(const float *key, int64_t head_dim) {
+    for (int64_t d = 0; d < head_dim; d += LINE) __builtin_prefetch(key + d);
+}
+
+#if FLOATS == 4
+/* The sums of four vectors, each in the order of `sum_of`. */
+static inline floats sums_of(const floats x[4]) {
+#if defined(__aarch64__)
+    return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]));
+#else
+    return (floats){sum_of(x[0]), sum_of(x[1]), sum_of(x[2]), sum_of(x[3])};
+#endif
+}
+
+/* Scores of `count` queries with four keys as they lie; a constant wherever this is called. */
+static inline __attribute__((always_inline)) void score(
+    const int count, const struct query *queries, const struct chunk *chunk, int at,
+    floats found[][VECTORS]) {
+    const float *const *keys = chunk->keys + at;
+    int64_t head_dim = chunk->head_dim, whole = head_dim / FLOATS * FLOATS, rest = head_dim - whole;
+    floats sum[TOGETHER][FLOATS] = {{{0}}};
+    for (int c = 0; queries == chunk->first && c < FLOATS; c++) {
+        if (at + AHEAD < CHUNK) announce(keys[c + AHEAD], head_dim);
+        announce(keys[c] + chunk->to_values, head_dim);
+    }
+#pragma GCC unroll 4
+    for (int64_t d = 0; d < whole; d += FLOATS)
+#pragma GCC unroll 4
+        for (int q = 0; q < count; q++)
+#pragma GCC unroll 4
+            for (int c = 0; c < FLOATS; c++)
+                sum[q][c] += *(const floats *)(queries[q].at + d) * *(const floats *)(keys[c] + d);
+    for (int q = 0; rest && q < count; q++)
+        for (int c = 0; c < FLOATS; c++)
+            sum[q][c] += some_of(queries[q].at + whole, rest) * some_of(keys[c] + whole, rest);
+#pragma GCC unroll 4
+    for (int q = 0; q < count; q++) found[q][at / FLOATS] = sums_of(sum[q]);
+}
+
+static inline __attribute__((always_inline)) void score_all(
+    const int count, const struct query *queries, const struct chunk *chunk, int end,
+    floats found[][VECTORS]) {
+    for (int c = 0; c < end; c += FLOATS) score(count, queries, chunk, c, found);
+}
+#else
 /* Scores of `count` queries with `vectors` of keys; both are constants wherever this is called. */
 static inline __attribute__((always_inline)) void score(
     const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
@@ -125,11 +179,23 @@ static inline __attribute__((always_inline)) void score(
         for (int v = 0; v < vectors; v++) found[q][first + v] = sum[q][v];
 }
 
+static inline __attribute__((always_inline)) void score_all(
+    const int count, const struct query *queries, const struct chunk *chunk, int end,
+    floats found[][VECTORS]) {
+    for (int v = 0; v * FLOATS < end; v += HELD) {
+        int left = end - v * FLOATS;
+        if (HELD > 2 && left > 2 * FLOATS) score(count, HELD, queries, chunk, v, found);
+        else if (left > FLOATS) score(count, 2, queries, chunk, v, found);
+        else score(count, 1, queries, chunk, v, found);
+    }
+}
+#endif
+
 /* Add the weighed values of `count` queries, `vectors` of head_dim from d on; both constants. */
 static inline __attribute__((always_inline)) void add_values(
     const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
     const float each[][CHUNK], int64_t d, int begin, int end) {
-    floats sum[TOGETHER][HELD];
+    floats sum[TOGETHER][MOST_HELD];
 #pragma GCC unroll 4
     for (int q = 0; q < count; q++)
         for (int v = 0; v < vectors; v++) sum[q][v] = ((const floats *)(queries[q].out + d))[v];
@@ -137,7 +203,7 @@ static inline __attribute__((always_inline)) void add_values(
         const floats *value = (const floats *)(chunk->keys[c] + chunk->to_values + d);
 #pragma GCC unroll 4
         for (int q = 0; q < count; q++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int v = 0; v < vectors; v++) sum[q][v] += each[q][c] * value[v];
     }
 #pragma GCC unroll 4
@@ -157,17 +223,13 @@ static inline __attribute__((always_inline)) void take(
     int end = last - chunk->from < CHUNK ? (int)(last - chunk->from) : CHUNK;
     if (begin >= end) return;
     floats weight[TOGETHER][VECTORS] = {{{0}}};
-    for (int v = 0; v * FLOATS < end; v += HELD) {
-        int left = end - v * FLOATS;
-        if (HELD > 2 && left > 2 * FLOATS) score(count, HELD, queries, chunk, v, weight);
-        else if (left > FLOATS) score(count, 2, queries, chunk, v, weight);
-        else score(count, 1, queries, chunk, v, weight);
-    }
+    score_all(count, queries, chunk, end, weight);
     for (int q = 0; q < count; q++) weigh(&queries[q], chunk, weight[q]);
     float each[TOGETHER][CHUNK];
     memcpy(each, weight, sizeof each);
-    for (; d + HELD * FLOATS <= head_dim; d += HELD * FLOATS)
-        add_values(count, HELD, queries, chunk, each, d, begin, end);
+    const int held = count < TOGETHER ? MOST_HELD : HELD;
+    for (; d + held * FLOATS <= head_dim; d += held * FLOATS)
+        add_values(count, held, queries, chunk, each, d, begin, end);
     for (; d + FLOATS <= head_dim; d += FLOATS)
         add_values(count, 1, queries, chunk, each, d, begin, end);
     for (int q = 0; q < count; q++)
@@ -194,9 +256,13 @@ static void attend_tile(
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
     const int64_t *table = step->table + tile[0] * step->table_width;
     struct query queries[count * group];
-    float turned[head_dim * CHUNK];
+    float turned[IS_TURNED ? head_dim * CHUNK : 1];
     struct chunk chunk = {
-        .turned = turned, .to_values = cell / 2, .head_dim = head_dim, .scale = scale};
+        .turned = turned,
+        .first = queries,
+        .to_values = cell / 2,
+        .head_dim = head_dim,
+        .scale = scale};
     for (int64_t q = 0; q < count * group; q++) {
         int64_t place = q / group, head = kv_head * group + q % group, until = first + place + 1;
         queries[q] = (struct query){
@@ -213,13 +279,12 @@ static void attend_tile(
         for (int64_t c = 0; c < CHUNK; c++) {
             int64_t run = (table[entry] * step->layers + layer) * size;
             chunk.keys[c] = step->content + (run + place) * cell + kv_head * head_dim;
-            for (int64_t d = 0; d < head_dim; d += LINE) { /* cells are too far apart to guess */
-                __builtin_prefetch(chunk.keys[c] + d);
-                __builtin_prefetch(chunk.keys[c] + chunk.to_values + d);
-            }
+            if (IS_TURNED || c < AHEAD) announce(chunk.keys[c], head_dim);
+            if (IS_TURNED) announce(chunk.keys[c] + chunk.to_values, head_dim);
             if (from + c + 1 < end && ++place == size) entry++, place = 0;
         }
-        turn_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, turned);
+        if (IS_TURNED)
+            turn_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, turned);
         take_all(queries, count * group, &chunk);
     }
     for (int64_t q = 0; q < count * group; q++) {
