@@ -43,6 +43,8 @@ class DeviceState:
     def batch(self, plan: Plan, slot: Tensor, count: Tensor) -> Batch:
         """The tensors of a step. A row that samples wants logits from its last known token on."""
         start = self.position[slot]  # not plan.start, which is an upper bound after drafts
+        if plan.total == len(plan.rows):
+            return self._singles(plan, slot, start)
         row_start = torch.cat([count.new_zeros(1), count.cumsum(0)])
         row = torch.repeat_interleave(torch.arange(len(slot), device=self.device), count)
         position = start[row] + torch.arange(len(row), device=self.device) - row_start[row]
@@ -57,6 +59,21 @@ class DeviceState:
             block_table=self.table[slot, :most],
             write_cell=block * self.block_size + position % self.block_size,
             sample_at=self._sampled(plan, row_start),
+        )
+
+    def _singles(self, plan: Plan, slot: Tensor, start: Tensor) -> Batch:
+        """The same where every row has one position."""
+        samples = plan.rows.samples
+        row, context = torch.arange(len(slot) + 1, device=self.device), start + 1
+        block = self.table[slot, start // self.block_size]
+        return Batch(
+            tokens=self.tokens[slot, start],
+            position=start,
+            row_start=row,
+            context=context,
+            block_table=self.table[slot, : -(-int(context.max()) // self.block_size)],
+            write_cell=block * self.block_size + start % self.block_size,
+            sample_at=row[:-1][torch.from_numpy(samples)] if not samples.all() else row[:-1],
         )
 
     def _sampled(self, plan: Plan, row_start: Tensor) -> Tensor:

@@ -171,8 +171,9 @@ class Runner:
     def _advance(self, plan: Plan, slot: Tensor, first: Tensor, ids: Tensor, taken: Tensor) -> None:
         """Rows that sampled stand where their last right token is; the others, at their end."""
         rows, state = plan.rows, self._state
-        everyone = torch.from_numpy(rows.slot.astype(np.int64))
-        state.advance(everyone, torch.from_numpy(rows.count.astype(np.int64)))
+        if not rows.samples.all():
+            everyone = torch.from_numpy(rows.slot.astype(np.int64))
+            state.advance(everyone, torch.from_numpy(rows.count.astype(np.int64)))
         state.position[slot] = first + taken - 1
         state.append(slot, first, ids)
 
