@@ -93,6 +93,7 @@ def test_prompts_fill_steps_where_weights_are_large() -> None:
 def test_a_batch_goes_by_its_longest_unless_somebody_says_otherwise() -> None:
     assert for_batches({"depth": 1}) == {"depth": 1, "policy": "longest", "ageing_s": 3600.0}
     assert for_batches({"ageing_s": 5.0}) == {"policy": "longest", "ageing_s": 5.0}
+    assert for_batches({"policy": "longest"}) == {"policy": "longest", "ageing_s": 3600.0}
     assert for_batches({"policy": "fcfs"}) == {"policy": "fcfs"}
 
 

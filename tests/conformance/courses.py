@@ -33,7 +33,11 @@ TIGHT: dict[str, Any] = {
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "priority": [{"preempt_on_arrival": True}, {"preempt_on_arrival": True, "ageing_s": 5.0}],
     "shortest": [{"ageing_s": 5.0}],
-    "longest": [{"ageing_s": 5.0}, {"fill_positions": 6}, {"ageing_s": 5.0, "fill_positions": 2}],
+    "longest": [
+        {"ageing_s": 5.0},
+        {"fill_positions": 6, "long_prefill_token_threshold": 0},
+        {"ageing_s": 5.0, "fill_positions": 2, "long_prefill_token_threshold": 0},
+    ],
     "deadline": [{"refuse_late": True}, {"default_deadline_s": 2.0, "prefill_tokens_per_s": 4.0}],
     "fair": [{"tenant_weights": {"a": 3.0, "b": 0.5}, "input_token_weight": 0.0}],
 }

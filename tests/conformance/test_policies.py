@@ -150,7 +150,8 @@ Stream = Callable[[int], Request]
 def besieged(policy: str, last: Request, stream: Stream, **settings: Any) -> Siege:
     """`last` waits behind a full house, and the stream begins."""
     variant = Variant(policy, {"ageing_s": AGEING_S, "default_deadline_s": 40.0} | settings)
-    course = Course(variant.scheduler(long_prefill_token_threshold=CHUNK))
+    chunk = settings.get("long_prefill_token_threshold", CHUNK)
+    course = Course(variant.scheduler(long_prefill_token_threshold=chunk))
     siege = Siege(course, last, stream)
     for number in range(1, 2 * SLOTS):
         course.submit(stream(1000 - number))

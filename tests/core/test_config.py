@@ -210,6 +210,11 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
             "fill_positions cuts prompts, which needs enable_chunked_prefill",
         ),
         (
+            {"policy": "longest", "fill_positions": 4, "long_prefill_token_threshold": 9},
+            "fill_positions reckons with whole steps for a prompt, which "
+            "long_prefill_token_threshold does not allow",
+        ),
+        (
             {"policy": "longest", "fill_positions": 4, "discipline": "prefill_first"},
             "fill_positions lets prompts and decodes share steps, which discipline "
             "'prefill_first' does not",

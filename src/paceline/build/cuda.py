@@ -33,6 +33,10 @@ def assemble(
     settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
 ) -> tuple[Scheduler, CudaRunner]:
     """Load, run the largest step once, give the memory that is left to KV, and capture graphs."""
+    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
+    most = getattr(attention, "most_in_flight", own.depth)
+    if own.depth > most:
+        raise ConfigError(f"depth is {own.depth}; with this attention it is {most} at most")
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = checkpoint.config
@@ -55,10 +59,6 @@ def assemble(
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
-    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
-    most = getattr(attention, "most_in_flight", None)
-    if most is not None and own.depth > most:
-        raise ConfigError(f"depth is {own.depth}; with this attention it is {most} at most")
     runner = runner_of(model, kv, attention, config.step)
     runner.warm()
     scheduler = Scheduler(config)

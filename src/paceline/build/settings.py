@@ -64,8 +64,9 @@ def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> in
 
 
 def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an engine that answers batches; a policy that is given stands as it is."""
-    return dict(settings) if "policy" in settings else {**BATCH_DEFAULTS, **settings}
+    """Settings of an engine that answers batches; another policy that is given stands as it is."""
+    is_ours = settings.get("policy", BATCH_DEFAULTS["policy"]) == BATCH_DEFAULTS["policy"]
+    return {**BATCH_DEFAULTS, **settings} if is_ours else dict(settings)
 
 
 def card_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
@@ -88,7 +89,8 @@ def suggested(
     is_whole = not chosen.get("enable_chunked_prefill", True)
     if is_whole and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
-    if is_whole or chosen.get("discipline") == "prefill_first":
+    is_limited = is_whole or chosen.get("long_prefill_token_threshold", 0)
+    if is_limited or chosen.get("discipline") == "prefill_first":
         chosen["fill_positions"] = settings.get("fill_positions", 0)  # they could not share steps
     return chosen
 

@@ -263,6 +263,11 @@ class Config:
                 "fill_positions cuts prompts, which needs enable_chunked_prefill",
             )
             require(
+                not self.step.long_prefill_token_threshold,
+                "fill_positions reckons with whole steps for a prompt, which "
+                "long_prefill_token_threshold does not allow",
+            )
+            require(
                 self.step.discipline != "prefill_first",
                 "fill_positions lets prompts and decodes share steps, which discipline "
                 "'prefill_first' does not",

@@ -163,8 +163,9 @@ class Discipline(ABC):
         slot = at.table.order[~np.isin(at.table.order, gone)]
         count = self.demand(slot)
         hit = at.lookup(head)
-        left = self._config.max_num_batched_tokens - int(count.sum())
-        tokens = self.chunk(admission.rest(head, hit), left, first=False)
+        taken, rest = int(count.sum()), admission.rest(head, hit)
+        left = self._config.max_num_batched_tokens - taken
+        tokens = self.chunk(rest, at.policy.room(head, rest, taken, left), first=False)
         if not tokens or at.table.vacant + len(gone) < len(at.group(head)):
             return False
         freed = at.cache.held_only_by(gone)

@@ -39,7 +39,7 @@ from paceline.sched.swapping import Rates
 
 KINDS = {kind.value: kind for kind in Kind}
 NAMED = 4  # requests that a description of a plan names
-SEARCHED = 4 << 20  # bytes, more than a record takes: a prompt of a million tokens
+SEARCHED = 1 << 20  # bytes behind a record that claims too much, in which others may be
 
 
 class Ending(Enum):
@@ -70,16 +70,16 @@ def next_record(file: BufferedReader, left: int) -> Record | Ending:
         return Ending.CUT
     length, kind = HEAD.unpack_from(head)
     if len(head) + length > left:
-        return torn(head + file.read(max(min(left, SEARCHED) - len(head), 0)), left)
+        return torn(head + file.read(max(min(left, SEARCHED) - len(head), 0)))
     payload = file.read(length)
     if CHECKSUM.unpack_from(head, HEAD.size) != (checksum(head[: HEAD.size], payload),):
         return Ending.DAMAGED
     return Record(KINDS[kind], payload) if kind in KINDS else Ending.DAMAGED
 
 
-def torn(rest: bytes, left: int) -> Ending:
-    """Why a record claims more than the `left` bytes. Behind one that was cut there is nothing."""
-    follows = left > SEARCHED or any(holds_record(rest, place) for place in range(1, len(rest)))
+def torn(rest: bytes) -> Ending:
+    """Why a record claims more bytes than are left. Behind one that was cut there is nothing."""
+    follows = any(holds_record(rest, place) for place in range(1, len(rest)))
     return Ending.DAMAGED if follows else Ending.CUT
 
 

@@ -39,7 +39,7 @@ class DrainingServer(uvicorn.Server):
         """To be called on the event loop."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
-        elif not self._is_up.is_set():
+        elif not self._is_up.is_set() and not self._draining.done():
             self._is_up.set()
         else:
             self.should_exit = self.force_exit = True

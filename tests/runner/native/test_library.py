@@ -13,6 +13,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache, and nothing loaded."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     library.cache_clear()
+    module._warn.cache_clear()
     yield tmp_path / "native"
     library.cache_clear()
 

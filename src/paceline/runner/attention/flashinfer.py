@@ -26,7 +26,7 @@ class Flashinfer:
     """Plans on the host which program reads what, once for all layers of a step.
 
     What a plan says travels from pinned memory after the call returns. So plans take turns in
-    several pieces of memory, more than there are steps in flight.
+    several pieces of memory, as many as there may be steps in flight.
     """
 
     most_in_flight = PLANS

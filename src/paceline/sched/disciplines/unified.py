@@ -33,9 +33,10 @@ class Unified(Discipline):
         """Who could have computed something and got nothing, and why."""
         at = self._at
         idle = (count == 0) & (at.table.remaining(slot) > 0)
-        is_spent = int(count.sum()) >= self._config.max_num_batched_tokens
+        granted = self.demand(slot)
+        is_spent = int(granted.sum()) >= self._config.max_num_batched_tokens
         left_out = Idle.BUDGET if is_spent else Idle.ROOM
-        cause = np.where(self.demand(slot)[idle] > 0, Idle.BLOCKS, left_out)
+        cause = np.where(granted[idle] > 0, Idle.BLOCKS, left_out)
         at.table.idle(slot[idle], at.step, cause)
 
     def demand(self, slot: Index) -> I32:

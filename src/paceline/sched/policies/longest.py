@@ -38,7 +38,7 @@ class Longest(Policy):
 
     def room(self, sequence: Sequence, rest: int, taken: int, left: int) -> int:
         fill = self.config.fill_positions
-        if not fill or not self._can_wait(sequence, rest, taken + left):
+        if not fill or not self._can_wait(sequence, rest, taken + left, is_served=True):
             return left
         return min(left, max(fill - taken, 0))
 
@@ -59,15 +59,21 @@ class Longest(Policy):
         granted[patient] = within_budget(want[patient], max(left, 0))
         return granted
 
-    def _can_wait(self, sequence: Sequence, rest: int, budget: int) -> bool:
-        """Will it have ended before somebody who is here, even if it does not go on yet?"""
+    def _can_wait(
+        self, sequence: Sequence, rest: int, budget: int, is_served: bool = False
+    ) -> bool:
+        """Will it have ended before somebody who is here, even if it does not go on in this step,
+        of which residents may have been served already?"""
         if not is_bounded(sequence) or self.impatient(sequence):
             return False
         table = self.view.table
         bounded = [slot for slot in table.order.tolist() if is_bounded(table.sequence(slot))]
-        end = (table.limit[bounded] - table.known[bounded]).max(initial=0)
+        known = np.maximum(
+            table.known[bounded], table.planned[bounded] + 1
+        )  # with what is in flight
+        end = (table.limit[bounded] - known).max(initial=0)
         steps = -(-rest // max(budget - len(table.order), 1))  # of which the last one samples
-        return bool(steps - 1 + to_come(sequence) < end)
+        return bool(steps - 1 + to_come(sequence) < end + is_served)
 
 
 def is_bounded(sequence: Sequence) -> bool:
