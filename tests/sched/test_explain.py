@@ -441,8 +441,20 @@ def test_a_resident_is_told_that_its_policy_left_it_out() -> None:
     step(scheduler)
     assert step(scheduler)["tokens"] == {"a": 1}
     assert scheduler.why() == {"b": "room: its policy lets it wait"}
-    assert "1 step without a share" in scheduler.explain("b")
-    assert "share" not in scheduler.explain("a")
+    assert "1 step without a position" in scheduler.explain("b")
+    assert "without" not in scheduler.explain("a")
+
+
+def test_a_resident_is_told_that_blocks_are_being_copied() -> None:
+    settings = {"num_blocks": 4, "preemption_mode": "swap", "swap_space": 8}
+    scheduler = small(max_num_seqs=2, max_model_len=16, **settings)
+    for name, first in (("a", 1), ("b", 60)):
+        scheduler.submit(ask(name, range(first, first + 6), max_tokens=8), 0.0)
+    told: list[dict[str, str]] = []
+    for _ in range(6):
+        step(scheduler)
+        told.append(scheduler.why())
+    assert {"a": "blocks: some are still being copied"}.items() <= told[3].items()
 
 
 # -- families and the host ---------------------------------------------------

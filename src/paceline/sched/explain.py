@@ -89,7 +89,7 @@ def progress(sequence: Sequence, at: Residency) -> str:
     known, computed = int(at.table.known[slot]), int(at.table.computed[slot])
     line = f"now: {computed:,} of {tokens(known)} computed"
     idle = int(at.table.idle_steps[slot])
-    return line + (f"; {plural(idle, 'step')} without a share." if idle else ".")
+    return line + (f"; {plural(idle, 'step')} without a position." if idle else ".")
 
 
 IDLING = {
