@@ -86,12 +86,10 @@ def suggested(
         log.warning(
             "max_model_len is %d; the model knows %d positions", longest, model.max_position
         )
-    is_whole = not chosen.get("enable_chunked_prefill", True)
-    if is_whole and "max_num_batched_tokens" not in settings:
+    if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
-    is_limited = is_whole or chosen.get("long_prefill_token_threshold", 0)
-    if is_limited or chosen.get("discipline") == "prefill_first":
-        chosen["fill_positions"] = settings.get("fill_positions", 0)  # they could not share steps
+    if "fill_positions" not in settings and part_of(StepConfig, chosen).unfillable:
+        chosen["fill_positions"] = 0
     return chosen
 
 

@@ -101,6 +101,23 @@ class StepConfig:
         require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it lies in [0, 1)")
         require(self.max_wait >= 0.0, f"max_wait is {self.max_wait}; it cannot be negative")
 
+    @property
+    def unfillable(self) -> str:
+        """Why prompts cannot fill steps of those who decode, if they cannot."""
+        if not self.enable_chunked_prefill:
+            return "fill_positions cuts prompts, which needs enable_chunked_prefill"
+        if self.long_prefill_token_threshold:
+            return (
+                "fill_positions reckons with whole steps for a prompt, which "
+                "long_prefill_token_threshold does not allow"
+            )
+        if self.discipline == "prefill_first":
+            return (
+                "fill_positions lets prompts and decodes share steps, which discipline "
+                "'prefill_first' does not"
+            )
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
@@ -257,21 +274,8 @@ class Config:
     journal: JournalConfig = JournalConfig()
 
     def __post_init__(self) -> None:
-        if self.policy.policy == "longest" and self.policy.fill_positions:
-            require(
-                self.step.enable_chunked_prefill,
-                "fill_positions cuts prompts, which needs enable_chunked_prefill",
-            )
-            require(
-                not self.step.long_prefill_token_threshold,
-                "fill_positions reckons with whole steps for a prompt, which "
-                "long_prefill_token_threshold does not allow",
-            )
-            require(
-                self.step.discipline != "prefill_first",
-                "fill_positions lets prompts and decodes share steps, which discipline "
-                "'prefill_first' does not",
-            )
+        is_filling = self.policy.policy == "longest" and self.policy.fill_positions > 0
+        require(not is_filling or not self.step.unfillable, self.step.unfillable)
 
     @staticmethod
     def of(**settings: Any) -> "Config":

@@ -38,7 +38,10 @@ class Longest(Policy):
 
     def room(self, sequence: Sequence, rest: int, taken: int, left: int) -> int:
         fill = self.config.fill_positions
-        if not fill or not self._can_wait(sequence, rest, taken + left, is_served=True):
+        if not fill:
+            return left
+        end = self._end() + 1  # residents have been served in this step already
+        if not self._can_wait(sequence, rest, taken + left, end):
             return left
         return min(left, max(fill - taken, 0))
 
@@ -48,9 +51,13 @@ class Longest(Policy):
         if not fill or int(want.sum()) <= min(fill, budget):
             return within_budget(want, budget)
         table, behind = self.view.table, np.flatnonzero(want > 1)
-        rests = zip(behind, slot[behind].tolist(), table.remaining(slot[behind]), strict=True)
+        rests = table.remaining(slot[behind]).tolist()
+        waiting = zip(behind, slot[behind].tolist(), rests, strict=True)
+        end = self._end()
         patient = [
-            at for at, own, rest in rests if self._can_wait(table.sequence(own), int(rest), budget)
+            at
+            for at, own, rest in waiting
+            if self._can_wait(table.sequence(own), rest, budget, end)
         ]
         granted = want.copy()
         granted[patient] = 0
@@ -59,21 +66,20 @@ class Longest(Policy):
         granted[patient] = within_budget(want[patient], max(left, 0))
         return granted
 
-    def _can_wait(
-        self, sequence: Sequence, rest: int, budget: int, is_served: bool = False
-    ) -> bool:
-        """Will it have ended before somebody who is here, even if it does not go on in this step,
-        of which residents may have been served already?"""
+    def _can_wait(self, sequence: Sequence, rest: int, budget: int, end: int) -> bool:
+        """Will it have ended before the `end`, even if it does not go on in this step?"""
         if not is_bounded(sequence) or self.impatient(sequence):
             return False
+        steps = -(-rest // max(budget - len(self.view.table.order), 1))  # the last one samples
+        return steps - 1 + to_come(sequence) < end
+
+    def _end(self) -> int:
+        """Tokens that residents may still generate when all that is in flight has ended, at most,
+        as far as that is known."""
         table = self.view.table
         bounded = [slot for slot in table.order.tolist() if is_bounded(table.sequence(slot))]
-        known = np.maximum(
-            table.known[bounded], table.planned[bounded] + 1
-        )  # with what is in flight
-        end = (table.limit[bounded] - known).max(initial=0)
-        steps = -(-rest // max(budget - len(table.order), 1))  # of which the last one samples
-        return bool(steps - 1 + to_come(sequence) < end + is_served)
+        known = np.maximum(table.known[bounded], table.planned[bounded] + 1)
+        return int((table.limit[bounded] - known).max(initial=0))
 
 
 def is_bounded(sequence: Sequence) -> bool:
