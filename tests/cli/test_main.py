@@ -15,6 +15,8 @@ import paceline
 from paceline.cli.app import app
 from paceline.cli.main import main
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED
+from paceline.core.config import Config
+from paceline.sched.records import Preamble
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 COMMAND = [sys.executable, "-m", "paceline.cli.main"]
@@ -336,6 +338,22 @@ def test_a_mistake_is_no_traceback() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == ("paceline play: error: -: requests[0]: has an unknown field 'colour'\n")
+
+
+@posix_only
+def test_more_blocks_than_there_is_memory_for_are_no_traceback(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "large"
+    path.write_bytes(Preamble.of(Config.of(num_blocks=2**31 - 1)).encoded())
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, limits[1]))  # children have it, too
+    try:
+        done = ran("replay", str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("paceline: there is not enough memory for this")
 
 
 @posix_only

@@ -163,6 +163,7 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
     [
         ({"num_blocks": 0}, "num_blocks is 0; it must be positive"),
         ({"num_blocks": -4}, "num_blocks is -4; it must be positive"),
+        ({"num_blocks": 2**31}, "num_blocks is over 2147483647"),
         ({"block_size": 0}, "block_size is 0; it must be positive"),
         ({"free_order": "mru"}, "free_order is 'mru'; choose one of unsealed_first, lru"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be positive"),

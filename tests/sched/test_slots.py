@@ -52,6 +52,14 @@ def test_admission_fills_every_column() -> None:
     assert (made.vacant, made.drafting, made.order.tolist()) == (3, 1, [0])
 
 
+def test_max_tokens_tells_when_a_sequence_ends_and_nothing_else_does() -> None:
+    made = SlotTable(4, 32)
+    for serial, most in enumerate((4, None)):
+        request = ask("a", 3, most)
+        made.admit(Sequence(request, serial, 7, 0.0, request.prompt), 0, 0)
+    assert made.bounded.tolist() == [True, False, False, False]
+
+
 def test_a_resumed_sequence_is_given_its_outputs_too() -> None:
     made, one = SlotTable(4, 32), sequence(prompt=3)
     one.tokens = np.array([*one.tokens, 8, 9], np.int32)

@@ -8,6 +8,7 @@ from typing import Any
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
 PIPE_CLOSED = 141  # and for one whose reader went away
 PREFIX = "Value error, "  # which says nothing that the rest does not
+TOO_LARGE = "paceline: there is not enough memory for this: take fewer num_blocks or max_num_seqs"
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
 
 
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except MemoryError:
+        print(TOO_LARGE, file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # Python flushes again on its way out; let that go nowhere instead of failing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,6 +16,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDType = Literal["auto", "bf16", "fp8"]
+MOST_BLOCKS = 2**31 - 1  # plans number them in 32 bits
 CHOICES: dict[str, Any] = {
     "device": Device,
     "load_format": LoadFormat,
@@ -57,6 +58,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         check_types(self)
         require(self.num_blocks > 0, f"num_blocks is {self.num_blocks}; it must be positive")
+        require(self.num_blocks <= MOST_BLOCKS, f"num_blocks is over {MOST_BLOCKS}")
         require(self.block_size > 0, f"block_size is {self.block_size}; it must be positive")
         one_of("free_order", self.free_order, get_args(FreeOrder))
 

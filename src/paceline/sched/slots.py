@@ -26,6 +26,7 @@ class SlotTable:
         known[s]                      token ids the host has seen; `tokens[s, :known[s]]`
         planned[s] >= known[s]        a sample for s is in flight
         prompt[s], limit[s]           tokens asked with / tokens at which it ends
+        bounded[s]                    has it a `max_tokens`, which tells when it ends at the latest?
         ceiling[s]                    positions that may be handed out for now, below the limit
         given[s]                      tokens it was admitted with: the prompt, and earlier outputs
         drafts[s], most_drafts[s]     drafts in the next row / ever
@@ -50,6 +51,7 @@ class SlotTable:
         self.computed = np.zeros(slots, np.int32)
         self.prompt = np.zeros(slots, np.int32)
         self.limit = np.zeros(slots, np.int32)
+        self.bounded = np.zeros(slots, np.bool_)
         self.ceiling = np.zeros(slots, np.int32)
         self.given = np.zeros(slots, np.int32)
         self.drafts = np.zeros(slots, np.int32)
@@ -121,6 +123,7 @@ class SlotTable:
         self.planned[slot] = self.computed[slot] = computed
         self.prompt[slot] = len(request.prompt)
         self.limit[slot] = sequence.limit
+        self.bounded[slot] = request.max_tokens is not None
         self.ceiling[slot] = sequence.limit - 1
         self.drafts[slot] = 0
         self.most_drafts[slot] = drafts

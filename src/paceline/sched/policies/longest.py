@@ -77,7 +77,7 @@ class Longest(Policy):
         """Tokens that residents may still generate when all that is in flight has ended, at most,
         as far as that is known."""
         table = self.view.table
-        bounded = [slot for slot in table.order.tolist() if is_bounded(table.sequence(slot))]
+        bounded = table.order[table.bounded[table.order]]
         known = np.maximum(table.known[bounded], table.planned[bounded] + 1)
         return int((table.limit[bounded] - known).max(initial=0))
 
