@@ -1,5 +1,6 @@
 """Many prompts at once: results in order, nothing lost, nothing left behind."""
 
+from signal import SIGINT, raise_signal
 from typing import Any
 
 import pytest
@@ -154,6 +155,53 @@ def test_an_interruption_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch)
     assert model.unfinished == 0
     assert model.step() == []
     left_nothing(model)
+
+
+def interrupt_at(model: LLM, call: str, number: int, patch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C inside a call of the runner."""
+    runner, calls = model._engine._runner, [0]
+    real = getattr(runner, call)
+
+    def interrupted(*given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            raise_signal(SIGINT)
+        return real(*given)
+
+    patch.setattr(runner, call, interrupted)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("call", ["launch", "wait"])
+def test_an_interruption_waits_for_the_end_of_a_turn(
+    depth: int, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, params = ["a b c", "d"] * 5, SamplingParams(max_tokens=12, ignore_eos=True)
+    model, other = llm(depth=depth), llm(depth=depth)
+    wanted = [out.outputs[0].token_ids for out in other.generate(prompts, params, progress=False)]
+    interrupt_at(model, call, 5, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(prompts, params, progress=False)
+    assert model.unfinished == 0
+    again = model.generate(prompts, params, progress=False)
+    assert [out.outputs[0].token_ids for out in again] == wanted
+    left_nothing(model)
+
+    interrupt_at(other, call, 5, monkeypatch)  # who turns the loop by hand goes on where it was
+    names = [other.enqueue(prompt, params) for prompt in prompts]
+    found: dict[str, Any] = {}
+    interrupts = 0
+    while other.unfinished:
+        try:
+            ended = other.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+            continue
+        found |= {out.request_id: out.outputs[0].token_ids for out in ended}
+    assert interrupts == 1
+    assert [found[name] for name in names] == wanted
+    left_nothing(other)
 
 
 def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,29 @@ def test_a_beam_search_needs_two_beams_and_as_many_as_it_returns() -> None:
         SamplingParams(beam_width=2, n=3)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.5},
+        {"min_tokens": 2},
+        {"logit_bias": {3: -100.0}},
+        {"bad_token_ids": [3]},
+        {"allowed_token_ids": [3]},
+        {"allowed_token_ids": []},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_beam_search_goes_by_the_model_alone(given: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(given))):
+        SamplingParams(beam_width=2, **given)
+
+
+def test_what_changes_nothing_does_not_hinder_a_beam_search() -> None:
+    SamplingParams(beam_width=2, logit_bias={}, bad_token_ids=[], repetition_penalty=1)
+
+
 def test_logprobs_are_for_what_is_told_as_it_comes() -> None:
     SamplingParams(n=2, logprobs=1)
     with pytest.raises(RequestError, match="logprobs"):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from errno import ENOMEM
 from time import monotonic
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.delivery import EngineFailed
+from paceline.engine.delivery import Capacity, EngineFailed
 from paceline.engine.frontend import Frontend
+from paceline.engine.ports import Receiver
 from paceline.engine.process import ProcessCore
 from paceline.engine.restarting import RestartingCore
 from paceline.engine.settings import CoreSettings
@@ -21,13 +23,17 @@ from tests.engine.support import ask, tokenizer
 
 Use = Callable[[AsyncLLM, RestartingCore], Awaitable[None]]
 SOUND = "tests.engine.support:build"
+NO_MEMORY = "no memory for a process"
 
 
 def with_core(use: Use, factories: list[str], **settings: Any) -> None:
     """The first core is built by the first factory, and so on; the last one goes on."""
 
     def make() -> ProcessCore:
-        return ProcessCore(factories.pop(0) if len(factories) > 1 else factories[0], "oracle", {})
+        factory = factories.pop(0) if len(factories) > 1 else factories[0]
+        if factory == NO_MEMORY:
+            raise OSError(ENOMEM, "Cannot allocate memory")
+        return ProcessCore(factory, "oracle", {})
 
     core = RestartingCore(make, CoreSettings(**settings))
     core.ready()
@@ -95,6 +101,49 @@ def test_one_that_cannot_be_built_again_counts_as_well() -> None:
         assert "nothing" in (engine.healthy() or "")
 
     with_core(use, [SOUND, "tests.engine.support:nothing"], core_restarts=2)
+
+
+def test_one_for_which_there_is_no_memory_counts_as_well() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        assert "Cannot allocate memory" in await engine.gone()
+
+    with_core(use, [SOUND, NO_MEMORY], core_restarts=2)
+
+
+def test_after_a_process_that_could_not_be_made_another_one_is() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        await until_healthy(engine)
+        output = await engine.generate(ask("hello", max_tokens=3)).whole()
+        assert output.error == ""
+
+    with_core(use, [SOUND, NO_MEMORY, SOUND], core_restarts=2)
+
+
+class Unborn:
+    """A core that is gone before anyone hears of it."""
+
+    def ready(self) -> Capacity:
+        return Capacity(8, 4, 2)
+
+    def start(self, receiver: Receiver) -> None:
+        receiver.died("gone at once", for_good=True)
+
+    def healthy(self) -> str | None:
+        return "gone at once"
+
+    def close(self) -> None:
+        pass
+
+
+def test_one_that_dies_before_it_is_started_counts_as_well() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        core._make = Unborn  # type: ignore[assignment]
+        await killed(engine, core)
+        assert await engine.gone() == "gone at once"
+
+    with_core(use, [SOUND], core_restarts=2)
 
 
 def test_closing_does_not_wait_for_one_that_is_being_built() -> None:

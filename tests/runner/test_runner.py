@@ -12,6 +12,7 @@ from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
+from paceline.runner.penalties import Tally
 from paceline.runner.runner import Runner
 from paceline.runner.weights.dummy import Dummy
 from paceline.sim.oracle import OracleRunner
@@ -246,6 +247,32 @@ def test_who_meets_no_numbers_fails_alone(
             assert "no numbers" in scheduler.explain(one.id)
             assert "FINISHED_ERROR" in scheduler.explain(one.id)
     assert scheduler.stats.failed_rows >= 2 * len(bad)
+
+
+def test_one_that_could_not_be_taken_in_leaves_its_slot_to_others(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler.create(**SETTINGS)
+    runner = runner_for(model, scheduler)
+
+    def full(_: Tally) -> None:
+        raise RuntimeError("no memory is left")
+
+    def begun(request: Request) -> Plan:
+        scheduler.submit(request, now=0.0)
+        return scheduler.plan(now=0.0)
+
+    costly = Sampling(temperature=0.0, repetition_penalty=1.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tally, "_grow", full)
+        plan = begun(Request(id="a", prompt=np.array([1, 2, 3]), sampling=costly))
+        with pytest.raises(RuntimeError, match="no memory"):
+            runner.launch(plan)
+        scheduler.fail(plan, now=0.0)
+    plan = begun(Request(id="b", prompt=np.array([1, 2, 3]), max_tokens=1, sampling=costly))
+    assert list(plan.released) == plan.rows.slot.tolist(), "it is the same slot"
+    runner.launch(plan)
+    assert len(scheduler.commit(plan, runner.wait(), now=0.0).finished) == 1
 
 
 def test_a_row_without_numbers_is_told_as_failed(model: Model) -> None:

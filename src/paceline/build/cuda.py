@@ -23,7 +23,9 @@ DEPTH = 2
 ATTENTION = "triton"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-COPIES_OF_LOGITS = 4  # in float32, while somebody filters them
+# In float32, while somebody filters them: logits, weights, their order, sums in 64 bits, twice, and
+# how often tokens were used, also twice while that grows.
+COPIES_OF_LOGITS = 9
 SPARE_BYTES = 256 << 20  # what libraries take for themselves
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ def assemble(
     settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
 ) -> tuple[Scheduler, CudaRunner]:
     """Load, run the largest step once, give the memory that is left to KV, and capture graphs."""
+    if own.weights != "auto" or own.threads:
+        raise ConfigError("weights and threads are for a CPU; see dtype for a card")
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     most = getattr(attention, "most_in_flight", own.depth)
     if own.depth > most:

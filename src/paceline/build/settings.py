@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import prod
-from os import sysconf
 from typing import Any, TypeVar
 
+from paceline.build.memory import free_bytes
 from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
@@ -55,7 +55,7 @@ class Hardware:
 
     @staticmethod
     def found() -> "Hardware":
-        return Hardware(sysconf("SC_AVPHYS_PAGES") * sysconf("SC_PAGE_SIZE"))
+        return Hardware(free_bytes())
 
 
 def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> int:

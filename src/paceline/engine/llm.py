@@ -18,6 +18,7 @@ from paceline.engine.api import (
     Usage,
 )
 from paceline.engine.delivery import NO_TIMINGS, EngineFailed, Question
+from paceline.engine.interrupts import held_back
 from paceline.engine.parts import Factory
 from paceline.engine.progress import Progress
 
@@ -178,6 +179,13 @@ class LLM:
         self._engine.close()
 
     def _turn(self) -> None:
+        with held_back():  # a step that is torn apart would be in the way of the next
+            has_come = self._turn_once()
+        if not has_come and self.unfinished:
+            self._engine.rest()
+
+    def _turn_once(self) -> bool:
+        """Has anything come of it?"""
         for name in self._frontend.expire():
             if self._backlog.pop(name, None) is None:
                 self._engine.abort(name)
@@ -186,11 +194,10 @@ class LLM:
         self._feed()
         delivery = self._engine.turn()
         if delivery is None:
-            if self.unfinished:
-                self._engine.rest()
-            return
+            return False
         for one in self._frontend.deliver(delivery):
             self._engine.abort(one.request_id, one.child)
+        return True
 
     def _feed(self) -> None:
         """Submit what the engine has room for."""

@@ -19,6 +19,11 @@ MOST_SEQUENCES = 4096
 MOST_CHARACTERS = 4096  # of all stop strings together
 SEED_BOUNDS = 2**63
 DEFAULT_TOKENS = 16
+PLAIN = Sampling()
+EDITS = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "bad_token_ids", "allowed_token_ids"),
+)
 FLAGS = ("use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
@@ -109,6 +114,7 @@ class SamplingParams:
         self._check_numbers()
         self._check_family()
         chosen = self.sampling()
+        self._check_search(chosen)
         for name in ("logit_bias", "bad_token_ids", "allowed_token_ids"):
             fix(self, name, getattr(chosen, name))
 
@@ -149,6 +155,13 @@ class SamplingParams:
             raise RequestError(f"length_penalty is {penalty}; it lies in [-10, 10]")
         if self.logprobs is not None and self.silent:
             raise RequestError("logprobs cannot be told with best_of above n or with beam search")
+
+    def _check_search(self, chosen: Sampling) -> None:
+        """A search goes by what the model finds likely, and by nothing else."""
+        changed = [name for name in EDITS if getattr(chosen, name) != getattr(PLAIN, name)]
+        changed += ["min_tokens"] * (self.min_tokens > 0)
+        if self.beams and changed:
+            raise RequestError(f"{changed[0]} cannot be combined with beam search")
 
     @property
     def prompt_only(self) -> bool:

@@ -120,18 +120,21 @@ class RestartingCore:
 
     def _rebuild(self) -> str | None:
         """None, or why it cannot be built."""
-        self._core.close()
-        core = self._make()
-        with self._lock:
-            self._core, closing = core, self._closing
-        if closing:
-            core.close()
-            return None
         try:
+            self._core.close()
+            core = self._make()
+            with self._lock:
+                self._core, closing = core, self._closing
+            if closing:
+                core.close()
+                return None
             core.ready()
-        except PacelineError as error:
+        except (PacelineError, OSError) as error:  # there may be no memory for another process
             return str(error)
-        self._trouble = ""
-        core.start(self)
-        log.warning("the engine runs again")
-        return None
+        core.start(self)  # before anyone can submit to it
+        with self._lock:
+            dead = core.healthy()  # it may be gone already; until now nobody was told
+            self._trouble = dead or ""
+        if dead is None:
+            log.warning("the engine runs again")
+        return dead

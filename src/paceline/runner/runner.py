@@ -72,8 +72,8 @@ class Runner:
                 self._sampler.release(slot)
                 self._asking.pop(slot, None)
         for new in plan.admitted:
+            self._sampler.admit(new.slot, new.request, new.tokens)  # it may want too much memory
             self._requests[new.slot] = new.request
-            self._sampler.admit(new.slot, new.request, new.tokens)
             if new.request.sampling.prompt_logprobs is not None:
                 self._asking[new.slot] = new.request
         self._state.apply(plan)

@@ -43,8 +43,10 @@ class Staging:
         self._free.append((event, pinned))
 
     def _room(self, size: int) -> Tensor:
-        if self._free and self._free[0][0].query() and len(self._free[0][1]) >= size:
-            return self._free.popleft()[1]
+        if self._free and self._free[0][0].query():
+            pinned = self._free.popleft()[1]
+            if len(pinned) >= size:
+                return pinned  # what is too small is let go, for something larger
         return torch.empty(max(size, LEAST), dtype=torch.int32, pin_memory=True)
 
 

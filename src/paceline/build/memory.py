@@ -1,0 +1,36 @@
+"""How much memory of this machine is free for us."""
+
+import os
+from pathlib import Path
+
+MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+def free_bytes(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:
+    """What can be had without swapping, in this machine and in the container that we are in."""
+    return min([_of_machine(meminfo), *_of_container(group)])
+
+
+def _of_machine(meminfo: Path) -> int:
+    """Files that the system keeps in memory count as free: it lets them go."""
+    try:
+        return 1024 * _numbers(meminfo)["MemAvailable:"]
+    except (OSError, KeyError):  # not every system has it
+        pages = os.sysconf("SC_PHYS_PAGES") // 2  # nobody tells how many are free
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _of_container(group: Path) -> list[int]:
+    """Nothing where there is no limit."""
+    try:
+        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        kept = _numbers(group / "memory.stat")["inactive_file"]
+        return [max(int(limit) - int(used) + kept, 0)]
+    except (OSError, KeyError, ValueError):  # `max` is no number
+        return []
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """By the word in front of each."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}

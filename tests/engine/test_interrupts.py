@@ -1,0 +1,60 @@
+"""Interrupts that wait for the end of a turn, and those that do not."""
+
+from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal
+from threading import Thread
+
+import pytest
+
+from paceline.engine.interrupts import held_back
+
+pytestmark = pytest.mark.usefixtures("interruptible")
+
+
+def test_an_interrupt_waits_for_the_end() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012
+        raise_signal(SIGINT)
+        done.append("the rest")
+    assert done == ["the rest"]
+    assert getsignal(SIGINT) is default_int_handler
+
+
+def test_a_second_one_does_not_wait() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012
+        raise_signal(SIGINT)
+        done.append("some")
+        raise_signal(SIGINT)
+        done.append("more")
+    assert done == ["some"]
+    assert getsignal(SIGINT) is default_int_handler
+
+
+def test_without_an_interrupt_nothing_happens() -> None:
+    with held_back():
+        pass
+    with pytest.raises(ValueError, match="mine"), held_back():
+        raise ValueError("mine")
+    assert getsignal(SIGINT) is default_int_handler
+
+
+def test_who_handles_interrupts_hears_of_it_afterwards() -> None:
+    heard: list[int] = []
+    signal(SIGINT, lambda number, _: heard.append(number))
+    with held_back():
+        raise_signal(SIGINT)
+        assert heard == []
+    assert heard == [SIGINT]
+
+
+def test_other_threads_have_nothing_to_hold_back() -> None:
+    done: list[bool] = []
+
+    def run() -> None:
+        with held_back():
+            done.append(getsignal(SIGINT) is default_int_handler)
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done == [True]
