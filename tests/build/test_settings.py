@@ -1,14 +1,18 @@
 """What is filled in where nobody says it."""
 
+from typing import Any
+
 import pytest
 
 from paceline import ConfigError
 from paceline.build.settings import (
+    CPU_DEFAULTS,
     CUDA_DEFAULTS,
     SCHEDULERS,
     Hardware,
     block_bytes,
     card_defaults,
+    check,
     for_batches,
     resolve,
     sort_settings,
@@ -29,10 +33,13 @@ def test_blocks_fill_the_memory_that_is_given() -> None:
     assert roomy.cache.num_blocks == 2 * (1024 // 16)  # more than all sequences can use is no use
 
 
-def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for() -> None:
+def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hardware = Hardware(4 * 5 * block_bytes(MODEL, 16))
     rest, own = sort_settings({})
     assert resolve(rest, own, MODEL, hardware).step.max_model_len == 5 * 16
+    assert "max_model_len is 80 instead of 1024: there is memory for 5 blocks" in caplog.text
     rest, own = sort_settings({"max_model_len": 256})
     with pytest.raises(ConfigError, match="256 needs 16 blocks of 16, and there is memory for 5"):
         resolve(rest, own, MODEL, hardware)
@@ -56,11 +63,28 @@ def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(n
 def test_sequences_that_are_longer_than_the_model_knows_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rest, own = sort_settings({"max_model_len": 1025})
-    resolve(rest, own, MODEL, Hardware(2**40))
+    check({"max_model_len": 1025}, MODEL, CPU_DEFAULTS)
     assert "max_model_len is 1025; the model knows 1024 positions" in caplog.text
-    with pytest.raises(ConfigError, match="max_model_len"):
-        resolve({"max_model_len": "long"}, own, MODEL, Hardware(2**40))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_model_len": "long"}, {"policy": "rude"}, {"discipline": "none"}, {"speculation": "x"}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_mistakes_are_told_without_any_weights(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        check(wrong, MODEL, CPU_DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [({}, "recompute"), ({"swap_space": 1.0}, "auto")]
+    + [({"swap_space": 1.0, "preemption_mode": "recompute"}, "recompute")],
+)
+def test_a_place_to_swap_to_is_made_use_of(given: dict[str, Any], mode: str) -> None:
+    rest, own = sort_settings(given)
+    assert resolve(rest, own, MODEL, Hardware(2**40)).preemption.preemption_mode == mode
 
 
 def test_without_chunks_a_step_takes_the_longest_prompt() -> None:

@@ -120,14 +120,17 @@ def test_a_killed_process_fails_everybody_and_is_red() -> None:
     with_process(use)
 
 
-def test_a_mistake_of_ours_is_told_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_of_ours_is_told_with_its_reason(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
         output = await engine.generate(ask("hello", max_tokens=200)).whole()
         assert "AssertionError: ours" in output.error
         assert "ours" in (engine.healthy() or "")
 
     with_process(use, "build_breaking", step=4, mistake=True)
-    assert "Traceback" in capfd.readouterr().err
+    assert "Traceback" in caplog.text, "what a core logs is its parent's to write down"
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_request_that_cannot_be_written_down_is_not_waited_for() -> None:

@@ -4,6 +4,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,6 +20,7 @@ from tests.server.real import running
 from tests.server.support import Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
+DESCRIBED = {"architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 300}
 LONG = {"prompt": "the", "max_tokens": 150, "ignore_eos": True}
 
 
@@ -123,8 +128,7 @@ def test_with_a_second_signal_time_is_up_and_a_third_one_ends_it_at_once() -> No
 
 
 def test_random_weights_are_served_by_what_describes_them_alone(tmp_path: Path) -> None:
-    described = {"architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 300}
-    (tmp_path / "config.json").write_text(json.dumps(described))
+    (tmp_path / "config.json").write_text(json.dumps(DESCRIBED))
     with running(tmp_path, load_format="dummy") as server:
         answer = server.http.post(PATH, json={**LONG, "max_tokens": 3}).json()
         assert answer["usage"] == {
@@ -136,3 +140,43 @@ def test_random_weights_are_served_by_what_describes_them_alone(tmp_path: Path) 
         server.process.send_signal(signal.SIGTERM)
         status, said = server.ended()
         assert (status, said) == (0, "False\n"), "the front end needs no torch"
+
+
+def with_our_path() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def begun(folder: Path, *more: str) -> subprocess.Popen[str]:
+    (folder / "config.json").write_text(json.dumps(DESCRIBED))
+    command = [sys.executable, "-m", "paceline.cli.main", "serve", str(folder), *more]
+    return subprocess.Popen(
+        [*command, "--load-format", "dummy"], stderr=subprocess.PIPE, text=True, env=with_our_path()
+    )
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        process = begun(tmp_path, "--port", str(other.getsockname()[1]))
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "cannot listen at 127.0.0.1, port " in said
+    assert "loading" not in said
+
+
+def test_a_signal_while_a_model_is_loaded_ends_it_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    process = begun(tmp_path, "--port", "0")
+    assert process.stderr is not None
+    while "loading" not in process.stderr.readline():
+        assert process.poll() is None
+    while not list(scratch.glob("paceline-*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not list(scratch.iterdir())

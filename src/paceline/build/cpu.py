@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from paceline.build.settings import Hardware, resolve
+from paceline.build.settings import CPU_DEFAULTS, Hardware, check, resolve
 from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load as load_attention
@@ -28,12 +28,13 @@ def assemble(
 ) -> tuple[Scheduler, Runner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
-    config = resolve(settings, own, checkpoint.config, Hardware.found())
+    check(settings, checkpoint.config, CPU_DEFAULTS)
     if own.threads:
         torch.set_num_threads(own.threads)
     chosen = choose(own.weights, checkpoint.config)
     log.info("weights: %s", chosen)
     loaded = Model.load(checkpoint, linear_kind=chosen.kind)
+    config = resolve(settings, own, checkpoint.config, Hardware.found())  # which weights leave
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     step = config.step

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from paceline.build.settings import GIB, Hardware, card_defaults, part_of, resolve, suggested
+from paceline.build.settings import GIB, Hardware, card_defaults, check, part_of, resolve
 from paceline.core.config import LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load as load_attention
@@ -45,7 +45,7 @@ def assemble(
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = checkpoint.config
     defaults = card_defaults(model_config, dtype.itemsize)
-    chosen = suggested(settings, model_config, defaults)
+    chosen = check(settings, model_config, defaults)
     step = part_of(StepConfig, chosen)
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
     needed, rate = rehearsed(model, step, kv_dtype)

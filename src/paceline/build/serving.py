@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import sys
 from dataclasses import fields, replace
 from functools import partial
+from signal import SIGTERM, signal
 from time import monotonic
 from typing import Any
 
@@ -44,6 +46,8 @@ def serve(
     """
     chosen: ServerSettings = taken(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
+    http.check_door(host, port)
+    signal(SIGTERM, end)  # until the server hears of it
     form: LoadFormat = settings.get("load_format", "auto")
     path = model if form == "dummy" else str(pull(model, progress=progress))
     log.info("loading %s", model)
@@ -65,6 +69,11 @@ def serve(
             await engine.shutdown()
 
     asyncio.run(main())
+
+
+def end(*_: object) -> None:
+    """Nobody is here yet whom it would cut off."""
+    sys.exit(0)
 
 
 def core_of(path: str, settings: dict[str, Any]) -> Core:

@@ -12,6 +12,7 @@ from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
+from paceline.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +82,23 @@ def suggested(
 ) -> dict[str, Any]:
     """Settings with those filled in that do not depend on memory."""
     chosen = {**defaults, "max_model_len": model.max_position, **settings}
-    longest = chosen["max_model_len"]
-    if isinstance(longest, int) and longest > model.max_position:
-        log.warning(
-            "max_model_len is %d; the model knows %d positions", longest, model.max_position
-        )
     if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
     if "fill_positions" not in settings and part_of(StepConfig, chosen).unfillable:
         chosen["fill_positions"] = 0
+    return chosen
+
+
+def check(
+    settings: Mapping[str, Any], model: ModelConfig, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same; what is wrong with them is told, before any weights are read."""
+    chosen = suggested(settings, model, defaults)
+    step, size = part_of(StepConfig, chosen), part_of(CacheConfig, chosen).block_size
+    if step.max_model_len > model.max_position:
+        known = step.max_model_len, model.max_position
+        log.warning("max_model_len is %d; the model knows %d positions", *known)
+    Scheduler(Config.of(**chosen, num_blocks=-(-step.max_model_len // size)))
     return chosen
 
 
@@ -115,7 +124,14 @@ def resolve(
             f"max_model_len {step.max_model_len} needs {least} blocks of {size}, and there "
             f"is memory for {blocks}: lower it, or raise kv_cache_gib"
         )
-    chosen["max_model_len"] = min(step.max_model_len, blocks * size)
+    if own.swap_space:
+        chosen.setdefault("preemption_mode", "auto")
+    if blocks < least:
+        chosen["max_model_len"] = blocks * size
+        log.warning(
+            "max_model_len is %d instead of %d: there is memory for %d blocks of %d",
+            *(blocks * size, step.max_model_len, blocks, size),
+        )
     return Config.of(**chosen, num_blocks=blocks, swap_space=int(own.swap_space * GIB) // each)
 
 

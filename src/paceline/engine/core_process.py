@@ -1,12 +1,12 @@
 """The step loop as a process of its own: `python -m paceline.engine.core_process ADDRESS`."""
 
+import logging
 import os
 import signal
 import sys
-import traceback
 from concurrent.futures import Future
 from dataclasses import replace
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import zmq
@@ -18,6 +18,8 @@ from paceline.engine.engine import REST_S, Engine
 from paceline.engine.parts import factory_named
 from paceline.engine.settings import EngineSettings
 
+log = logging.getLogger(__name__)
+
 
 def main(address: str) -> None:
     """Commands come in at one end of `address`, everything else goes out at the other."""
@@ -25,28 +27,44 @@ def main(address: str) -> None:
         signal.signal(one, signal.SIG_IGN)  # the parent decides when this process ends
     Thread(target=die_with_parent, daemon=True).start()
     context = zmq.Context()
-    commands, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket, end in ((commands, "in"), (outbox, "out")):
+    commands, out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket, end in ((commands, "in"), (out, "out")):
         socket.set_hwm(0)  # the engine waits for nobody; what it takes is bounded in its inbox
         socket.bind(f"{address}/{end}")
+    outbox = Outbox(out)
+    logging.basicConfig(level=logging.INFO, handlers=[outbox])
     status = 1
     try:
         engine = built(wire.to_core.decode(commands.recv()))
-        outbox.send(wire.encoder.encode(wire.Ready(engine.capacity)))
+        outbox.send(wire.Ready(engine.capacity))
         broken = CoreLoop(engine, commands, outbox).run()
         engine.close()
         if broken:
-            outbox.send(wire.encoder.encode(wire.Died(broken)))
+            outbox.send(wire.Died(broken))
         else:
             status = 0
     except PacelineError as error:
-        outbox.send(wire.encoder.encode(wire.Ready(fault=wire.Fault.of(error))))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent is to be told
-        reason = f"the engine has died: {type(error).__name__}: {error}"
-        outbox.send(wire.encoder.encode(wire.Died(reason)))
-        traceback.print_exc()
+        outbox.send(wire.Ready(fault=wire.Fault.of(error)))
+    except Exception as error:
+        log.exception("the engine has died")
+        outbox.send(wire.Died(f"the engine has died: {type(error).__name__}: {error}"))
     context.destroy(linger=1000)
     sys.exit(status)
+
+
+class Outbox(logging.Handler):
+    """What a core has to tell, and what it writes to its log, from any thread."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        super().__init__()
+        self._socket, self._sending = socket, Lock()
+
+    def send(self, message: wire.FromCore) -> None:
+        with self._sending:
+            self._socket.send(wire.encoder.encode(message))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.send(wire.Logged(record.name, record.levelno, self.format(record)))
 
 
 def die_with_parent() -> None:
@@ -67,10 +85,8 @@ def built(message: wire.ToCore) -> Engine:
 class CoreLoop:
     """Turns the engine on the only thread there is, and sends what it tells."""
 
-    def __init__(
-        self, engine: Engine, commands: zmq.Socket[bytes], outbox: zmq.Socket[bytes]
-    ) -> None:
-        self._engine, self._commands, self._outbox = engine, commands, outbox
+    def __init__(self, engine: Engine, commands: zmq.Socket[bytes], outbox: Outbox) -> None:
+        self._engine, self._commands, self._send = engine, commands, outbox.send
         self._asked: dict[int, Future[Any]] = {}
         self._closing = False
 
@@ -127,9 +143,6 @@ class CoreLoop:
         else:
             assert isinstance(error, Exception)
             self._send(wire.Answered(number, fault=wire.Fault.of(error)))
-
-    def _send(self, message: wire.FromCore) -> None:
-        self._outbox.send(wire.encoder.encode(message))
 
 
 if __name__ == "__main__":

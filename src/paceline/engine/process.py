@@ -1,5 +1,6 @@
 """The step loop in another process, seen from here."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -150,6 +151,8 @@ class ProcessCore:
                     settle(self._questions.pop(number), value, fault and fault.error())
                 case wire.Died(reason):
                     self._die(reason)
+                case wire.Logged(name, level, text):
+                    logging.getLogger(name).log(level, "%s", text)
                 case wire.Ready(capacity, fault):
                     settle(self._capacity, capacity, fault and fault.error())
         receiver = self._die(self._obituary())

@@ -97,6 +97,14 @@ class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
     reason: str
 
 
+class Logged(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A line for the log, which the parent keeps."""
+
+    name: str
+    level: int
+    text: str
+
+
 class Table(msgspec.Struct, array_like=True, frozen=True):
     """A matrix by rows."""
 
@@ -171,7 +179,7 @@ class Delivered(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 ToCore = Build | Submitted | Aborted | Questioned | Close
-FromCore = Ready | Answered | Delivered | Died
+FromCore = Ready | Answered | Delivered | Died | Logged
 
 
 def plain(value: Any) -> Any:

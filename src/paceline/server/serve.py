@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import sys
 from asyncio import AbstractEventLoop
 from types import FrameType
@@ -9,6 +10,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from paceline.core.errors import ConfigError
 from paceline.engine.api import EngineFailed
 from paceline.server.desk import Desk
 from paceline.server.log import JsonLines
@@ -90,6 +92,15 @@ def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
         h11_max_incomplete_event_size=desk.settings.header_bytes,
     )
     return DrainingServer(config, desk, asyncio.get_running_loop())
+
+
+def check_door(host: str, port: int) -> None:
+    """A place where others listen already is told before a model is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
 
 
 async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
