@@ -37,4 +37,8 @@ LATER = {
 def __getattr__(name: str) -> Any:
     if name not in LATER:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    return getattr(import_module(LATER[name]), name)
+    try:
+        return getattr(import_module(LATER[name]), name)
+    except ModuleNotFoundError as error:
+        wanted = f"{name} needs {error.name}: pip install 'paceline[model]'"
+        raise ImportError(wanted, name=error.name) from error

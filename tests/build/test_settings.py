@@ -79,8 +79,11 @@ def test_mistakes_are_told_without_any_weights(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("given", "mode"),
-    [({}, "recompute"), ({"swap_space": 1.0}, "auto")]
-    + [({"swap_space": 1.0, "preemption_mode": "recompute"}, "recompute")],
+    [
+        ({}, "recompute"),
+        ({"swap_space": 1.0}, "auto"),
+        ({"swap_space": 1.0, "preemption_mode": "recompute"}, "recompute"),
+    ],
 )
 def test_a_place_to_swap_to_is_made_use_of(given: dict[str, Any], mode: str) -> None:
     rest, own = sort_settings(given)

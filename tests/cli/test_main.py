@@ -230,6 +230,33 @@ def test_commands_that_need_no_model_need_little() -> None:
     assert done.stderr.count("does not answer") == 3
 
 
+def test_commands_that_need_a_model_say_what_is_missing() -> None:
+    commands = ["serve smollm2", "complete hello", "bench throughput"]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHTLY, *commands],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"{words} ends with 1" for words in commands]
+    assert done.stderr.count("pip install 'paceline[serve]'") == len(commands)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_needs_a_model_is_told_what_is_missing() -> None:
+    script = LIGHTLY.partition("from paceline")[0] + "from paceline import LLM"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ImportError: LLM needs " in done.stderr
+    assert "pip install 'paceline[model]'" in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"]])
 def test_summaries_are_the_first_lines_of_the_commands(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

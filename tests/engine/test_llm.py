@@ -3,6 +3,7 @@
 from signal import SIGINT, raise_signal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
@@ -60,6 +61,52 @@ def test_one_prompt_is_a_list_of_one() -> None:
     assert model.generate([], progress=False) == []
 
 
+def test_a_prompt_may_be_written_as_others_do() -> None:
+    model, ids = llm(), tokenizer().encode("hello")
+    (wanted,) = model.generate("hello", progress=False)
+    for given in (
+        {"prompt": "hello"},
+        {"prompt_token_ids": ids},
+        [{"prompt_token_ids": np.array(ids)}],
+        np.array(ids),
+        [np.array(ids)],
+        iter(["hello"]),
+    ):
+        (found,) = model.generate(given, progress=False)  # type: ignore[arg-type]
+        assert found.outputs == wanted.outputs
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"text": "a"},
+        {"prompt": "a", "image": 3},
+        b"abc",
+        [True, False],
+        7,
+        [None],
+        [[1.5]],
+        [["a"]],
+    ],
+    ids=repr,
+)
+def test_what_is_no_prompt_is_refused(given: Any) -> None:
+    with pytest.raises(RequestError, match="is no prompt"):
+        llm().generate(given, progress=False)
+
+
+@pytest.mark.parametrize("given", ["hello", {"role": "user"}, [["a"]], [["a"], [{}]]], ids=repr)
+def test_what_is_no_conversation_is_refused(given: Any) -> None:
+    with pytest.raises(RequestError, match="is no conversation"):
+        llm().chat(given, progress=False)
+
+
+@pytest.mark.parametrize("given", [{"temperature": 0}, [{"temperature": 0}]], ids=repr)
+def test_params_are_of_one_kind(given: Any) -> None:
+    with pytest.raises(RequestError, match="params are"):
+        llm().generate(["a"], given, progress=False)
+
+
 def test_a_prompt_that_cannot_run_does_not_hold_up_the_others() -> None:
     model = llm()
     prompts = ["fine", "", "hello " * 400, "fine"]
@@ -89,7 +136,7 @@ def test_a_name_that_is_here_already_is_refused_and_loses_nothing() -> None:
 
 def test_a_prompt_of_no_kind_leaves_nothing_of_the_others() -> None:
     model = llm()
-    with pytest.raises(TypeError):
+    with pytest.raises(RequestError):
         model.generate(["a", 5], SamplingParams(max_tokens=3), progress=False)  # type: ignore[list-item]
     left_nothing(model)
 

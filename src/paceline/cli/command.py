@@ -45,6 +45,12 @@ def command(
         except PacelineError as error:
             print(f"{context.command_path}: {error}", file=sys.stderr)
             return WRONG if isinstance(error, ConfigError) else FAILED
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("paceline"):
+                raise
+            wanted = f"this needs {error.name}: pip install 'paceline[serve]'"
+            print(f"{context.command_path}: {wanted}", file=sys.stderr)
+            return FAILED
         except OSError as error:  # a file that cannot be read or written
             if isinstance(error, BrokenPipeError):
                 raise

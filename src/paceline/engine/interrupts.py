@@ -1,6 +1,6 @@
 """Ctrl-C comes between the turns of a loop, and not inside one."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from signal import SIGINT, getsignal, signal
 from threading import current_thread, main_thread
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def held_back() -> Generator[None]:
     """An interrupt waits until this has ended; a second one does not."""
     usual = getsignal(SIGINT)
     if not callable(usual) or current_thread() is not main_thread():

@@ -1,8 +1,9 @@
 """Many prompts at once, in this thread: a model to call from a script."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from numbers import Integral
 from typing import Any, cast
 
 from paceline.core.errors import PacelineError, RequestError
@@ -215,25 +216,43 @@ class LLM:
                 return name
 
 
-def several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """A text, an Ask or a list of numbers is one prompt; anything else is a list of them."""
-    if isinstance(prompts, str | Ask):
+def several(prompts: Any) -> list[Any]:
+    """A text, an Ask, a dict or a list of numbers is one prompt; all else is a list of them."""
+    if isinstance(prompts, str | bytes | Ask | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]
     found = list(cast("Iterable[Any]", prompts))
-    return [cast("Prompt", found)] if found and isinstance(found[0], int) else found
+    return [found] if found and isinstance(found[0], Integral) else found
 
 
-def asked(prompt: Prompt) -> Ask:
-    if isinstance(prompt, Ask):
-        return prompt
-    return Ask(prompt=prompt) if isinstance(prompt, str) else Ask(prompt_token_ids=prompt)
+def asked(prompt: Any) -> Ask:
+    """What is no prompt is refused, and not taken for something that it may not be."""
+    match prompt:
+        case Ask():
+            return prompt
+        case str():
+            return Ask(prompt=prompt)
+        case {"prompt": str(text)} if len(prompt) == 1:
+            return Ask(prompt=text)
+        case {"prompt_token_ids": ids} if len(prompt) == 1:
+            return asked(ids)
+        case _ if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+            ids: list[Any] = [None]
+        case _:
+            ids = list(cast("Iterable[Any]", prompt))
+    if not all(isinstance(one, Integral) for one in ids) or bool in map(type, ids):
+        raise RequestError(f"{prompt!r:.80} is no prompt: that is a text, token ids, or an Ask")
+    return Ask(prompt_token_ids=[int(one) for one in ids])
 
 
-def conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
-    given = list(cast("Iterable[Any]", messages))
-    return [given] if given and hasattr(given[0], "keys") else given
+def conversations(messages: Any) -> list[Sequence[Message]]:
+    """One, or a list of them."""
+    given: list[Any] = [messages] if isinstance(messages, str | Mapping) else list(messages)
+    is_one = isinstance(messages, list | tuple) and given and isinstance(given[0], Mapping)
+    found: list[Any] = [given] if is_one else given
+    for one in found:
+        if isinstance(one, str | Mapping) or not all(isinstance(each, Mapping) for each in one):
+            raise RequestError(f"{one!r:.80} is no conversation: that is a list of messages")
+    return found
 
 
 def with_params(asks: list[Ask], params: Params | None) -> list[Ask]:
@@ -242,6 +261,9 @@ def with_params(asks: list[Ask], params: Params | None) -> list[Ask]:
         return asks
     if isinstance(params, SamplingParams):
         return [replace(ask, params=params) for ask in asks]
+    given: Any = params
+    if isinstance(given, Mapping) or not all(isinstance(one, SamplingParams) for one in given):
+        raise RequestError(f"params are {params!r:.80}; they are SamplingParams, or a list of them")
     if len(params) != len(asks):
         raise RequestError(f"there are {len(asks)} prompts and {len(params)} params")
     return [replace(ask, params=one) for ask, one in zip(asks, params, strict=True)]

@@ -42,4 +42,6 @@ def factory_named(name: str) -> Factory:
     try:
         return getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or ""):
+            raise  # it is there, and lacks something itself
         raise ConfigError(f"{name!r} does not name a factory of engine parts: {error}") from None

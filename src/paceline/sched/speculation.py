@@ -61,6 +61,11 @@ def load(config: SpeculationConfig) -> Speculation:
     if config.speculation in known:
         return known[config.speculation](config)
     module, _, name = config.speculation.rpartition(".")
+    if not module:
+        there = ", ".join(known)
+        raise ConfigError(
+            f"no speculation {config.speculation!r}: there are {there}, and dotted paths"
+        )
     try:
         found: Speculation = getattr(import_module(module), name)(config)
     except (ImportError, AttributeError, TypeError, ValueError) as error:

@@ -1,7 +1,12 @@
+"""Attention by the name of its backend."""
+
+from pkgutil import iter_modules
+
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.attention.backend import load
+from paceline.runner import attention
+from paceline.runner.attention.backend import KNOWN, load
 from paceline.runner.attention.paged import Paged
 from paceline.runner.attention.sdpa import Sdpa
 
@@ -10,6 +15,11 @@ def test_found_by_module_name_or_dotted_path() -> None:
     assert isinstance(load("paged"), Paged)
     assert isinstance(load("sdpa"), Sdpa)
     assert isinstance(load("paceline.runner.attention.sdpa.Sdpa"), Sdpa)
+
+
+def test_every_one_there_is_can_be_named() -> None:
+    there = {one.name for one in iter_modules(attention.__path__)}
+    assert there == {*KNOWN, "backend"}
 
 
 @pytest.mark.parametrize("name", ["flash", "no.such.Backend", "paceline.runner.batch.None", ""])

@@ -11,6 +11,8 @@ from paceline.core.errors import ConfigError
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
+KNOWN = ("flashinfer", "triton", "sdpa", "native", "paged")
+
 
 class Prepared(Protocol):
     """What a backend worked out for one step, for all layers of it."""
@@ -49,9 +51,12 @@ class Attention(Protocol):
 def load(name: str) -> Attention:
     """The backend by module name in `attention`, or by dotted path to a class."""
     module, _, kind = name.rpartition(".")
+    if not module:
+        module, kind = f"paceline.runner.attention.{name}", name.capitalize()
+        if name not in KNOWN:
+            known = ", ".join(KNOWN)
+            raise ConfigError(f"no attention backend {name!r}: there are {known}, and dotted paths")
     try:
-        if not module:
-            module, kind = f"paceline.runner.attention.{name}", name.capitalize()
         return getattr(import_module(module), kind)()
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"no attention backend {name!r}: {error}") from None
