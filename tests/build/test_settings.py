@@ -63,7 +63,7 @@ def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(n
 def test_sequences_that_are_longer_than_the_model_knows_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    check({"max_model_len": 1025}, MODEL, CPU_DEFAULTS)
+    check({"max_model_len": 1025}, LoadConfig(), MODEL, CPU_DEFAULTS)
     assert "max_model_len is 1025; the model knows 1024 positions" in caplog.text
 
 
@@ -74,7 +74,14 @@ def test_sequences_that_are_longer_than_the_model_knows_are_told(
 )
 def test_mistakes_are_told_without_any_weights(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        check(wrong, MODEL, CPU_DEFAULTS)
+        check(wrong, LoadConfig(), MODEL, CPU_DEFAULTS)
+
+
+def test_swapping_needs_a_place_to_swap_to() -> None:
+    swapping = {"preemption_mode": "swap"}
+    check(swapping, LoadConfig(swap_space=1.0), MODEL, CPU_DEFAULTS)
+    with pytest.raises(ConfigError, match="swap_space"):
+        check(swapping, LoadConfig(), MODEL, CPU_DEFAULTS)
 
 
 @pytest.mark.parametrize(

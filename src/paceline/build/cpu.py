@@ -28,7 +28,7 @@ def assemble(
 ) -> tuple[Scheduler, Runner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
-    check(settings, checkpoint.config, CPU_DEFAULTS)
+    check(settings, own, checkpoint.config, CPU_DEFAULTS)
     if own.threads:
         torch.set_num_threads(own.threads)
     chosen = choose(own.weights, checkpoint.config)

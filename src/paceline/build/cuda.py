@@ -45,7 +45,7 @@ def assemble(
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = checkpoint.config
     defaults = card_defaults(model_config, dtype.itemsize)
-    chosen = check(settings, model_config, defaults)
+    chosen = check(settings, own, model_config, defaults)
     step = part_of(StepConfig, chosen)
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
     needed, rate = rehearsed(model, step, kv_dtype)

@@ -90,7 +90,10 @@ def suggested(
 
 
 def check(
-    settings: Mapping[str, Any], model: ModelConfig, defaults: Mapping[str, Any]
+    settings: Mapping[str, Any],
+    own: LoadConfig,
+    model: ModelConfig,
+    defaults: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The same; what is wrong with them is told, before any weights are read."""
     chosen = suggested(settings, model, defaults)
@@ -98,7 +101,8 @@ def check(
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position
         log.warning("max_model_len is %d; the model knows %d positions", *known)
-    Scheduler(Config.of(**chosen, num_blocks=-(-step.max_model_len // size)))
+    blocks = {"num_blocks": -(-step.max_model_len // size), "swap_space": int(own.swap_space > 0)}
+    Scheduler(Config.of(**chosen, **blocks))
     return chosen
 
 
