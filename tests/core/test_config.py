@@ -14,6 +14,7 @@ from paceline.core.config import (
     CacheConfig,
     Config,
     JournalConfig,
+    LoadConfig,
     PolicyConfig,
     PreemptionConfig,
     SpeculationConfig,
@@ -391,3 +392,7 @@ def test_a_part_of_the_wrong_type_is_refused_where_it_is_made() -> None:
 def test_settings_can_be_sent_to_another_process() -> None:
     config = Config.of(**ALL_OTHERWISE)
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_all_of_a_card_may_be_used() -> None:
+    assert LoadConfig(gpu_memory_utilization=1.0).gpu_memory_utilization == 1.0

@@ -485,3 +485,22 @@ def test_the_checker_wants_the_holders_that_the_caller_counted() -> None:
     for held in ({}, {0: 2}, {0: 1, 1: 1}):
         with pytest.raises(AssertionError, match="leaked"):
             pool.check(held)
+
+
+KEYS = [bytes([number]) for number in range(2 * LOT)]
+
+
+def test_what_was_found_before_a_clear_is_not_found_after_it() -> None:
+    pool = BlockPool(LOT)
+    blocks = filled(pool, *KEYS[:LOT])
+    assert pool.find(KEYS[:LOT]) == blocks
+    pool.drop(reversed(blocks))
+    pool.clear()
+    assert pool.find(KEYS[:LOT]) == []
+
+
+def test_what_was_found_further_on_is_not_taken_for_the_beginning() -> None:
+    pool = BlockPool(2 * LOT)
+    blocks = filled(pool, *KEYS)
+    assert pool.find(KEYS[LOT:]) == blocks[LOT:]
+    assert pool.find(KEYS) == blocks

@@ -287,9 +287,9 @@ def a_beam_copies_the_wrong_way_round(original: Any) -> Any:
 def a_beam_keeps_its_own_full_blocks(_original: Any) -> Any:
     def rebase(self: KVCache, slot: int, sequence: Any, parent: int, tokens: int) -> Any:
         full, rest = divmod(tokens, self.block_size)
-        self.sealed[slot] = min(self.sealed[slot], full)
         if self.enabled:
-            self._tails.setdefault(self.tail(slot, sequence), []).append(slot)
+            self.sealed[slot] = min(self.sealed[slot], full)
+            self._list(slot, sequence)
         return ((int(self.table[parent, full]), int(self.table[slot, full])),) if rest else ()
 
     return rebase

@@ -10,7 +10,7 @@ from paceline import Request
 from paceline.core.request import Finish
 from paceline.sched.beams import BeamSearch, Candidate, Step
 from paceline.sim.reference import beam_search, digest_of, likeliest
-from tests.sched.support import ask
+from tests.sched.support import Pipeline, ask, small
 
 END = 0
 Model = dict[tuple[int, ...], list[tuple[int, float]]]  # continuations by output
@@ -260,3 +260,12 @@ def test_a_vocabulary_smaller_than_the_width_still_fills_all_beams() -> None:
     assert [list(choice.tokens) for choice in search.choices()] == [
         list(choice.tokens) for choice in beam_search(request, 2, 64)
     ]
+
+
+def test_beams_that_go_on_from_another_are_counted_as_forks() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5, max_tokens=8, beam_width=4), 0.0)
+    pipeline = Pipeline(scheduler, depth=1).run()
+    moved = sum(new.resumed for plan in pipeline.plans for new in plan.admitted)
+    assert moved > 0
+    assert scheduler.stats.forks == 3 + moved

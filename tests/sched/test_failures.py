@@ -1,12 +1,24 @@
 """A row that comes to nothing ends its request, leaves nothing to be found, and touches nobody."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline import Scheduler, StepError, StepResult
 from paceline.core.plan import Failed, Outputs, Plan
-from tests.sched.support import Pipeline, answer, ask, commit, findable, finish_all, small, step
+from tests.sched.support import (
+    Pipeline,
+    answer,
+    ask,
+    commit,
+    findable,
+    finish_all,
+    sequence,
+    small,
+    state,
+    step,
+)
 
 REASON = "no numbers"
 
@@ -225,3 +237,97 @@ def test_who_has_taken_a_doubtful_block_since_goes_on() -> None:
     fail(scheduler, first, "a")
     assert scheduler.snapshot()["running"] == ["z"]
     assert scheduler.stats.preemptions == 0
+
+
+LONG = range(60)
+
+
+def pieces(**settings: Any) -> Scheduler:
+    """A prompt that is computed in pieces, of which the first one has been."""
+    given = {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 8, "num_blocks": 48}
+    scheduler = small(**given | settings)
+    scheduler.submit(ask("a", LONG, max_tokens=2), 0.0)
+    assert step(scheduler)["tokens"] == {"a": 8}
+    return scheduler
+
+
+def test_who_samples_in_the_same_step_from_what_it_shares_goes_on() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", range(9)), 0.0)
+    scheduler.submit(ask("b", [*range(8), 99]), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan.to_dict()["tokens"] == {"a": 9, "b": 1}
+    assert fail(scheduler, plan, "a").to_dict()["b"] == {"tokens": [9], "finish": None}
+    assert state(scheduler, "b")["preemptions"] == 0
+
+
+def test_who_sampled_before_from_what_it_shares_goes_on_though_it_has_no_row() -> None:
+    scheduler = pieces(discipline="prefill_first", max_wait=1000.0)
+    scheduler.submit(ask("b", [*range(8), 99]), 0.0)
+    assert step(scheduler)["tokens"] == {"a": 8, "b": 1}
+    plan = scheduler.plan(0.0)
+    assert plan.to_dict()["tokens"] == {"a": 8}
+    fail(scheduler, plan, "a")
+    assert state(scheduler, "b")["preemptions"] == 0
+
+
+def test_who_sampled_before_from_what_it_shares_fails_on_its_own_account() -> None:
+    scheduler = pieces()
+    scheduler.submit(ask("b", [*range(8), 99]), 0.0)
+    assert step(scheduler)["tokens"] == {"a": 8, "b": 1}
+    outputs = fail(scheduler, scheduler.plan(0.0), "a", "b")
+    assert [end.request_id for end in outputs.finished] == ["a", "b"]
+
+
+def away(scheduler: Scheduler) -> None:
+    """Another one, which builds on the first piece and has sampled nothing, goes to the host."""
+    scheduler.submit(ask("b", [*range(8), *range(100, 132)]), 0.0)
+    assert step(scheduler)["tokens"] == {"a": 8, "b": 8}
+    scheduler.residency.preempt(sequence(scheduler, "b").slot, "a test")
+    assert scheduler.snapshot()["swapped"] == ["b"]
+
+
+def test_who_took_what_it_shares_to_the_host_begins_anew() -> None:
+    """And the host forgets also what was computed behind it."""
+    scheduler = pieces(preemption_mode="swap", swap_space=16)
+    away(scheduler)
+    fail(scheduler, scheduler.plan(0.0), "a")
+    told = scheduler.snapshot()
+    assert (told["swapped"], told["waiting"]) == ([], ["b"])
+    assert "failed on the same prefix" in scheduler.explain("b")
+    assert scheduler.residency.swapping.tier.pool.cached == 0
+
+
+def test_who_brought_what_it_shares_back_from_the_host_begins_anew() -> None:
+    scheduler = pieces(preemption_mode="swap", swap_space=16)
+    away(scheduler)
+    commit(scheduler, scheduler.plan(0.0))
+    plan = scheduler.plan(0.0)
+    assert scheduler.snapshot()["running"] == ["a", "b"]
+    assert not plan.rows.samples.any()
+    fail(scheduler, plan, "a")
+    assert scheduler.snapshot()["waiting"] == ["b"]
+    assert scheduler.residency.swapping.tier.pool.cached == 0
+
+
+def test_who_computes_the_same_in_the_same_blocks_later_goes_on() -> None:
+    """What the first one had in flight fails again when another has its blocks, and its keys."""
+    scheduler = small(max_num_seqs=1, max_num_batched_tokens=8)
+    for name in "abc":
+        scheduler.submit(ask(name, range(40), max_tokens=1), 0.0)
+    first, second = scheduler.plan(0.0), scheduler.plan(0.0)
+    fail(scheduler, first, "a")
+    again = [scheduler.plan(0.0) for _ in range(3)]
+    assert [plan.to_dict()["tokens"] for plan in again] == [{"b": 8}] * 3
+    fail(scheduler, second, "a")
+    assert state(scheduler, "b")["preemptions"] == 0
+
+
+def test_a_token_of_a_failed_row_is_refused_in_a_steady_step_too() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=9), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    plan = scheduler.plan(0.0)
+    with pytest.raises(StepError, match="yielded 1 tokens; between 0 and 0 were due"):
+        scheduler.commit(plan, replace(answer(plan), failed=(Failed(0, "lost"),)), 0.0)

@@ -13,6 +13,7 @@ from paceline.core.plan import Candidates
 from paceline.core.request import Finish
 from paceline.sim.reference import beam_search, best_of, reference
 from tests.sched.support import (
+    TOKEN,
     VOCAB,
     Pipeline,
     answer,
@@ -1067,3 +1068,27 @@ def test_and_in_those_runs_they_do_give_way(name: str) -> None:
         seen.update(name for plan in pipeline.plans for name in plan.preempted)
     assert seen["a"] + seen["b"] > 2
     assert (seen["swapped_out_blocks"] > 3) == ("swapped" in name)
+
+
+def test_a_family_that_never_fits_is_refused_at_the_edge_of_a_block() -> None:
+    """The last token of the prompt is computed by each, so its block is not shared."""
+    small(num_blocks=4).submit(ask("a", 4, max_tokens=5, n=2), 0.0)
+    with pytest.raises(RequestError, match="need 4 blocks"):
+        small(num_blocks=3).submit(ask("a", 4, max_tokens=5, n=2), 0.0)
+
+
+def test_a_family_that_returned_is_not_on_the_host_any_more() -> None:
+    """Not for those either who lead it later."""
+    scheduler = small(preemption_mode="swap", swap_space=16)
+    scheduler.submit(ask("a", 5, max_tokens=8, n=2), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    step(scheduler)
+    assert scheduler.snapshot()["swapped"] == ["a"]
+    step(scheduler)
+    assert scheduler.snapshot()["running"] == ["a"]
+    scheduler.abort("a", 0.0, child=0)
+    scheduler.retry(scheduler.plan(0.0), 0.0)
+    assert scheduler.snapshot()["requests"]["a"]["state"] == "PREEMPTED"
+    assert set(finish_all(scheduler)["1_a"]) == {TOKEN}

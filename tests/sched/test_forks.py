@@ -214,3 +214,15 @@ def test_further_children_take_the_places_of_beams_that_die() -> None:
 
 def test_the_order_is_that_of_the_steps() -> None:
     assert list(placed((2, 5), (0, 6), (2, 7))) == [2, 0, 1]
+
+
+def test_a_fork_waits_for_as_many_blocks_as_it_needs() -> None:
+    """One is being copied to the host, and one is all that the second child lacks."""
+    scheduler = small(num_blocks=3, preemption_mode="swap", swap_space=8)
+    scheduler.submit(ask("a", 5, max_tokens=2, n=2), 0.0)
+    scheduler.submit(ask("b", 3, max_tokens=2), 0.0)
+    step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "b").slot, "a test")
+    assert step(scheduler)["preempted"] == ["b"]
+    assert scheduler.snapshot()["running"] == ["a"]
+    assert set(step(scheduler)["tokens"]) == {"0_a", "1_a"}

@@ -391,3 +391,17 @@ def test_an_heir_has_the_place_of_who_was_there() -> None:
     assert [one.id for one in line.queue.parked.values()] == ["c"]
     line.queue.wake(line.of["c"])
     assert [one.id for one in line.queue.in_order(0.0)] == ["d", "c", "b", "y"]
+
+
+def test_after_a_sweep_ranks_are_still_asked_for_in_turn() -> None:
+    policy = Ranked(refresh=True)
+    policy.ranks = {"a": (0.0,), "b": (0.0,), "c": (1.0,)}
+    line = Line("abc", policy)
+    for number in range(100):
+        line.push(f"passing{number}")
+        line.queue.remove(line.of[f"passing{number}"])
+    assert line.head() == "a"
+    policy.ranks["c"] = (-1.0,)
+    for _ in range(20):
+        line.queue.refresh()
+    assert line.head() == "c"

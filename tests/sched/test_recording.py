@@ -11,7 +11,7 @@ import pytest
 from paceline import Item, PacelineError, Plan, Request, RequestError, Scheduler, StepResult
 from paceline.core.plan import NO_ROWS, Admitted, Candidates, Grown, Rows
 from paceline.core.sampling import Sampling
-from paceline.sched.recording import Recorder
+from paceline.sched.recording import ENDED_BYTES, Recorder
 from paceline.sched.records import (
     MAGIC,
     PART_BYTES,
@@ -19,12 +19,14 @@ from paceline.sched.records import (
     Commitment,
     Fingerprint,
     Kind,
+    Preamble,
     RecordingError,
     Scores,
     Submission,
 )
-from paceline.sched.replay import Ending, Reader, Replay, next_record
+from paceline.sched.replay import CHECKSUM, HEAD, Ending, Reader, Replay, next_record
 from paceline.sched.swapping import Rates
+from tests.sched.support import small
 
 NOT_OFFERED = {"create", "residency"}  # how one is made, and its insides
 DIGESTED = {
@@ -443,3 +445,16 @@ def test_shared_rows_give_the_same_digest_as_equal_ones() -> None:
 
 def test_errors_of_recordings_are_ours() -> None:
     assert issubclass(RecordingError, PacelineError)
+
+
+def test_a_limit_leaves_room_for_the_end(tmp_path: Path) -> None:
+    least = len(Preamble.of(small().config).encoded()) + ENDED_BYTES
+    with pytest.raises(RecordingError, match=f"limit_bytes is {least - 1}; the settings take"):
+        Recorder(small(), tmp_path / "run", limit_bytes=least - 1)
+    Recorder(small(), tmp_path / "run", limit_bytes=least).close()
+
+
+def test_what_is_said_is_recorded_even_if_it_is_nothing() -> None:
+    asked = ask("a", 3, sampling=Sampling(temperature=0.0, logprobs=0))
+    payload = Submission(asked, 0.0, "").encoded()[HEAD.size + CHECKSUM.size :]
+    assert Submission.decoded(payload).request.sampling == asked.sampling

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from paceline import (
@@ -15,8 +16,10 @@ from paceline import (
     StepError,
     StepResult,
 )
+from paceline.core.plan import Failed
 from paceline.core.request import Sequence
 from paceline.sched.policy import Policy
+from paceline.sched.slots import Idle
 from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,
@@ -26,6 +29,7 @@ from tests.sched.support import (
     counters,
     findable,
     finish_all,
+    sequence,
     small,
     state,
     step,
@@ -719,3 +723,69 @@ def test_the_heart_alone_as_a_notebook_uses_it() -> None:
     assert outputs.to_dict() == {"a": {"tokens": [17], "finish": None}}
     assert scheduler.abort("a", now=0.2)
     assert "ended (abort)" in scheduler.explain("a")
+
+
+def test_a_slot_forgets_how_often_its_last_sequence_got_nothing() -> None:
+    scheduler = small(max_num_seqs=1)
+    scheduler.submit(ask("a", 3, max_tokens=2), 0.0)
+    step(scheduler)
+    slot = np.array([sequence(scheduler, "a").slot])
+    scheduler.residency.table.idle(slot, step=1, cause=np.array([Idle.BUDGET]))
+    assert "1 step without a position" in scheduler.explain("a")
+    finish_all(scheduler)
+    scheduler.submit(ask("b", 3), 0.0)
+    step(scheduler)
+    assert "without a position" not in scheduler.explain("b")
+
+
+def test_a_row_that_failed_has_no_negative_number() -> None:
+    scheduler = small()
+    for name in "ab":
+        scheduler.submit(ask(name, 3), 0.0)
+    plan = scheduler.plan(0.0)
+    good = answer(plan)
+    count = good.count.copy()
+    count[-1] = 0
+    with pytest.raises(StepError, match="of them \\[-1\\] failed"):
+        scheduler.commit(plan, StepResult(good.ids, count, failed=(Failed(-1, "lost"),)), 0.0)
+
+
+def test_who_was_swapped_last_comes_back_first() -> None:
+    scheduler = small(preemption_mode="swap", swap_space=16)
+    for name in "ab":
+        scheduler.submit(ask(name, 5, max_tokens=9), 0.0)
+    step(scheduler)
+    for name in "ab":
+        scheduler.residency.preempt(sequence(scheduler, name).slot, "a test")
+    assert scheduler.snapshot()["swapped"] == ["b", "a"]
+
+
+def test_a_family_whose_first_child_ended_in_the_prompt_waits_in_front_of_its_equals() -> None:
+    scheduler = small(policy="priority", max_num_seqs=3, max_num_batched_tokens=8)
+    scheduler.submit(ask("a", 20, n=3), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("other", 3, arrival=-5.0), 0.0)
+    scheduler.abort("a", 0.0, child=0)
+    assert scheduler.snapshot()["waiting"] == ["a", "other"]
+
+
+def test_a_search_for_the_best_that_failed_has_no_choices() -> None:
+    """Though one of its sequences had come to its end."""
+    scheduler = small()
+    asked = ask("a", 3, max_tokens=9, n=1, best_of=2, stop_token_ids=(5,))
+    scheduler.submit(asked, 0.0)
+    step(scheduler)
+    plan = scheduler.plan(0.0)
+    tokens, scores = {"0_a": [5], "1_a": [6]}, {"0_a": [-1.0], "1_a": [-1.0]}
+    assert scheduler.commit(plan, StepResult.of(plan, tokens, scores), 0.0).finished == ()
+    (end,) = scheduler.fail(scheduler.plan(0.0), 0.0).finished
+    assert (end.request_id, end.finish, end.choices) == ("a", Finish.ERROR, ())
+
+
+def test_the_swapped_count_among_those_who_wait_when_one_comes() -> None:
+    scheduler = small(preemption_mode="swap", swap_space=16)
+    scheduler.submit(ask("a", 5, max_tokens=9), 0.0)
+    step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.submit(ask("b", 5), 0.0)
+    assert "submitted, with 1 request waiting" in scheduler.explain("b")

@@ -10,7 +10,18 @@ from paceline.core.arrays import F32, I32
 from paceline.core.config import SpeculationConfig
 from paceline.sched.speculation import Adaptive, Fixed, load
 from paceline.sim.reference import reference
-from tests.sched.support import Pipeline, ask, commit, counters, findable, small, state, step
+from tests.sched.support import (
+    Pipeline,
+    ask,
+    commit,
+    counters,
+    findable,
+    finish_all,
+    sequence,
+    small,
+    state,
+    step,
+)
 
 
 def drafting(drafts: int = 3, **settings: Any) -> Scheduler:
@@ -351,3 +362,15 @@ def test_lookahead_slots_count_when_a_request_has_to_fit() -> None:
     with pytest.raises(ValueError, match="4 blocks"):
         small(num_blocks=3, lookahead_slots=2).submit(ask("a", 8, max_tokens=5), 0.0)
     small(num_blocks=3).submit(ask("a", 8, max_tokens=5), 0.0)
+
+
+def test_one_that_returns_to_the_end_of_the_model_gets_no_block_behind_it() -> None:
+    """The drafter would write further positions, but there are none."""
+    scheduler = small(lookahead_slots=4, preemption_mode="swap", swap_space=16, num_blocks=32)
+    scheduler.submit(ask("a", 61, max_tokens=3), 0.0)
+    while len(sequence(scheduler, "a").tokens) and not scheduler.stats.sampled:
+        step(scheduler)
+    step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    finish_all(scheduler)
+    assert scheduler.stats.swapped_in_blocks + scheduler.stats.swapped_out_blocks > 0

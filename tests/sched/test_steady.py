@@ -8,10 +8,12 @@ import pytest
 from paceline import Plan, Scheduler, StepError, StepResult
 from paceline.sched.steady import Steady
 from tests.sched.support import (
+    answer,
     ask,
     commit,
     counters,
     finish_all,
+    gate,
     sampling,
     small,
     state,
@@ -369,3 +371,41 @@ def test_beside_a_family_that_has_yet_to_fork_nobody_is_steady() -> None:
         {"a": 1, "0_b": 4},
         {"a": 1, "0_b": 1, "1_b": 1},
     ]
+
+
+def one_waits() -> Scheduler:
+    """A steady decode in the only slot, and somebody who waits for it."""
+    scheduler = small(max_num_seqs=1)
+    scheduler.submit(ask("a", 3, max_tokens=20), 0.0)
+    scheduler.submit(ask("b", 3), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    return scheduler
+
+
+def test_a_pause_is_what_keeps_out_who_waited_for_a_slot() -> None:
+    scheduler = one_waits()
+    assert gate(scheduler) == ("seqs", "b", 1)
+    scheduler.pause()
+    step(scheduler)
+    assert gate(scheduler) == ("paused", "b", 0)
+
+
+def test_nobody_waits_behind_one_that_was_parked_before_it_came() -> None:
+    scheduler = one_waits()
+    scheduler.park("b", "grammar", now=1.0)
+    step(scheduler, now=2.0)
+    scheduler.submit(ask("c", 3), now=3.0)
+    step(scheduler, now=5.0)
+    step(scheduler, now=6.0)
+    assert "'b'" not in scheduler.explain("c")
+
+
+def test_ends_are_told_in_the_order_in_which_they_came() -> None:
+    scheduler = small(max_num_seqs=1, policy="deadline", refuse_late=True)
+    scheduler.submit(ask("a", 3, max_tokens=1, deadline=0.5), 0.0)
+    scheduler.submit(ask("late", 3, deadline=1.0), 0.0)
+    plan = scheduler.plan(0.0)
+    assert scheduler.plan(2.0).empty
+    outputs = scheduler.commit(plan, answer(plan), 3.0)
+    assert [end.request_id for end in outputs.finished] == ["late", "a"]

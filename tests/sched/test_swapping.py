@@ -487,3 +487,23 @@ def test_and_with_drafts(depth: int) -> None:
     found = outputs(asked, depth, num_speculative_tokens=3, speculation="fixed")
     assert found.got == {one.id: reference(one, VOCAB, 64)[0] for one in asked}
     assert found.scheduler.stats.swapped_out_blocks > 0
+
+
+def test_one_that_leaves_in_an_empty_step_waits_for_the_copies_in_flight() -> None:
+    """ "b" goes before it with the same content, which is not on the host yet."""
+    scheduler = begun(swapping(), a=range(8), b=range(8))
+    pool = scheduler.residency.cache.pool
+    taken = pool.take(pool.free)
+    first = scheduler.plan(0.0)
+    assert (first.preempted, len(first.swap_out)) == (("b",), 2)
+    copied = [device for device, _ in first.swap_out]
+    pool.hold(copied)
+    second = scheduler.plan(0.0)
+    assert (second.preempted, second.empty) == (("a",), True)
+    pool.drop(copied)
+    pool.drop(taken)
+    assert scheduler.plan(0.0).empty
+    assert gate(scheduler) == ("swapping", "a", 0)
+    scheduler.commit(first, answer(first), 0.0)
+    scheduler.check()
+    assert step(scheduler)["resumed"] == ["a", "b"]

@@ -520,3 +520,15 @@ def test_who_is_prefilled_first_is_for_the_policy_to_say(policy: str) -> None:
     scheduler.submit(ask("short", 2, priority=1, deadline=1.0), 0.0)
     expected = "long" if policy in ("fcfs", "fair", "longest") else "short"
     assert step(scheduler)["new"] == [expected]
+
+
+def test_who_was_held_up_and_has_gone_holds_up_nobody() -> None:
+    scheduler = first(max_wait=10.0, max_num_batched_tokens=8)
+    submit(scheduler, a=5)
+    step(scheduler, now=0.0)
+    submit(scheduler, b=24)
+    assert kinds(scheduler, 1, start=1.0) == [("prefill", {"b": 8})]
+    scheduler.abort("a", now=1.0)
+    assert kinds(scheduler, 2, start=2.0) == [("prefill", {"b": 8}), ("prefill", {"b": 8})]
+    submit(scheduler, c=5)
+    assert kinds(scheduler, 1, start=12.0) == [("prefill", {"c": 5})]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from paceline import Request, Scheduler
-from paceline.sched.policies.fair import Fair
+from paceline.sched.policies.fair import FORGOTTEN_FROM, Fair
 from tests.conformance.courses import VOCAB, Course
-from tests.sched.support import answer, ask, finish_all, small, step
+from tests.sched.support import Pipeline, answer, ask, finish_all, small, step
 
 INPUT, OUTPUT = 1.0, 2.0  # the default charges
 
@@ -450,3 +450,39 @@ def test_a_tenant_saves_up_nothing_while_all_it_has_is_parked(parked: bool) -> N
     for number in range(1, 30):
         scheduler.submit(ask(f"b{number}", 4, 1, tenant="b"), now=0.0)
     assert "bbb" not in tenants(admissions(scheduler, 20))
+
+
+def test_a_parked_family_is_not_here_whoever_leads_it() -> None:
+    scheduler = fair()
+    scheduler.submit(ask("a", 3, 2, tenant="t", n=2), 0.0, parked="grammar")
+    scheduler.abort("a", 0.0, child=0)
+    scheduler.submit(ask("b", 3, 2, tenant="u"), 0.0)
+    while scheduler.unfinished > 1:
+        step(scheduler)
+    scheduler.submit(ask("c", 3, 2, tenant="v"), 0.0)
+    assert counters(scheduler)["v"] == counters(scheduler)["u"]  # nobody shared with it
+
+
+def test_who_is_ahead_of_its_share_is_remembered() -> None:
+    """It was served alone while another waited, and many come and go before it returns."""
+    scheduler = fair(max_num_seqs=1)
+    scheduler.submit(ask("a", 20, 9, tenant="ahead"), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("b", 3, 9, tenant="behind"), 0.0)
+    while "a" in scheduler.snapshot()["running"]:
+        step(scheduler)
+    before = counters(scheduler)["ahead"]
+    for number in range(2 * FORGOTTEN_FROM):
+        scheduler.submit(ask(f"r{number}", 3, tenant=f"t{number}"), 0.0)
+        scheduler.abort(f"r{number}", 0.0)
+    assert len(counters(scheduler)) < 2 * FORGOTTEN_FROM
+    assert counters(scheduler)["ahead"] == before
+
+
+def test_tokens_of_beams_are_counted_and_charged() -> None:
+    """Three tokens of each beam are chosen; with the fourth the search is over."""
+    scheduler = fair()
+    scheduler.submit(ask("a", 5, max_tokens=4, beam_width=2, tenant="t"), 0.0)
+    Pipeline(scheduler, depth=1).run()
+    assert scheduler.stats.sampled == 3 * 2
+    assert counters(scheduler)["t"] == 6 * INPUT + 3 * 2 * OUTPUT

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import Plan, Scheduler
-from tests.sched.support import ask, commit, gate, order, small, step, tokens_of_steps
+from tests.sched.support import ask, commit, finish_all, gate, order, small, step, tokens_of_steps
 
 
 def longest(**settings: Any) -> Scheduler:
@@ -238,3 +238,44 @@ def test_nobody_ends_later_than_the_last_for_having_waited(seed: int, depth: int
         assert len(filled) == len(at_once)
         assert sum(filled) == sum(at_once)
         assert max(filled) < max(at_once)
+
+
+def test_a_prompt_that_goes_on_fills_a_step_no_further_than_its_budget() -> None:
+    scheduler = filling(100, max_num_batched_tokens=8)
+    scheduler.submit(ask("long", 4, 40), now=0.0)
+    scheduler.submit(ask("short", 20, 5), now=0.0)
+    assert tokens_of_steps(scheduler, 2) == [{"long": 4, "short": 4}, {"long": 1, "short": 7}]
+
+
+def test_those_who_do_not_wait_share_the_budget_of_a_step() -> None:
+    scheduler = filling(4, max_num_batched_tokens=8)
+    scheduler.submit(ask("unbounded", 20, None), now=0.0)
+    assert tokens_of_steps(scheduler, 3) == [{"unbounded": n} for n in (8, 8, 4)]
+
+
+def test_a_long_prompt_begins_in_time_for_the_budget_that_others_leave() -> None:
+    """Two decode, so a step has room for two positions of the prompt, which takes twelve steps."""
+
+    def steps(fill: int) -> int:
+        scheduler = filling(fill, max_num_batched_tokens=4, num_blocks=64)
+        for name, prompt, tokens in (("a", 2, 30), ("b", 2, 30), ("prompt", 24, 10)):
+            scheduler.submit(ask(name, prompt, tokens), now=0.0)
+        taken = 0
+        while not scheduler.idle:
+            step(scheduler)
+            taken += 1
+        return taken
+
+    assert [steps(fill) for fill in (0, 2)] == [30, 30]
+
+
+def test_what_is_cached_of_a_prompt_takes_no_steps() -> None:
+    """With 41 tokens to compute it would have to begin at once."""
+    scheduler = filling(1, max_num_batched_tokens=8)
+    prompt = range(41)
+    scheduler.submit(ask("earlier", prompt, 1), now=0.0)
+    finish_all(scheduler)
+    scheduler.submit(ask("long", 4, 20), now=0.0)
+    scheduler.submit(ask("cached", prompt, 15), now=0.0)
+    assert tokens_of_steps(scheduler, 1) == [{"long": 4}]
+    assert gate(scheduler) == ("room", "cached", 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import Request, Scheduler
-from tests.sched.support import ask, finish_all, small, step
+from tests.sched.support import ask, finish_all, sequence, small, step
 
 
 def pushy(**settings: Any) -> Scheduler:
@@ -295,3 +295,36 @@ def test_explain_says_that_age_put_it_first() -> None:
     told = scheduler.explain("better")
     assert "behind 'aged'" in told
     assert "because of its age" in told
+
+
+def test_one_that_was_swapped_displaces_nobody() -> None:
+    """Though it is better than the one that has taken its blocks."""
+    scheduler = pushy(preemption_mode="swap", swap_space=16, num_blocks=4)
+    scheduler.submit(ask("good", 5, 8, priority=0), 0.0)
+    scheduler.submit(ask("bad", 7, 8, priority=5), 0.0)
+    step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "good").slot, "a test")
+    for _ in range(3):
+        assert step(scheduler)["preempted"] in (["good"], [])
+    assert scheduler.snapshot()["running"] == ["bad"]
+
+
+def test_where_all_are_displaced_no_watermark_is_spared() -> None:
+    scheduler = pushy(num_blocks=4, watermark=0.5)
+    scheduler.submit(ask("low", 5, 3, priority=5), now=0.0)
+    step(scheduler)
+    scheduler.submit(ask("high", 16, 1, priority=0), now=0.0)
+    told = step(scheduler)
+    assert (told["preempted"], told["new"]) == (["low"], ["high"])
+
+
+def test_nobody_is_displaced_in_a_step_in_which_somebody_gave_way() -> None:
+    """The second child takes the block of one, and then nobody is admitted for whom another
+    would have to go."""
+    scheduler = pushy(num_blocks=4)
+    scheduler.submit(ask("family", 5, 2, priority=1, n=2), now=0.0)
+    for name in ("low", "lower"):
+        scheduler.submit(ask(name, 3, 2, priority=5), now=0.0)
+    step(scheduler)
+    scheduler.submit(ask("high", 3, 1, priority=0), now=0.0)
+    assert step(scheduler)["preempted"] == ["lower"]
