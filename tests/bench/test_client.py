@@ -38,8 +38,12 @@ def test_a_real_stream() -> None:
 
 def test_refusals_are_counted_by_their_status() -> None:
     async def scenario(site: Site) -> None:
-        assert (await ask(site.http, replace(TARGET, model="nobody"))).error == "status 404"
-        assert (await ask(site.http, one=call(tokens=900))).error == "status 400"
+        unknown = await ask(site.http, replace(TARGET, model="nobody"))
+        assert unknown.error == "status 404"
+        assert unknown.message == "the model 'nobody' does not exist; there is oracle"
+        long = await ask(site.http, one=call(tokens=900))
+        assert long.error == "status 400"
+        assert long.message.startswith("a prompt of 900 tokens leaves no room")
 
     on_its_own_server(scenario)
 
@@ -94,5 +98,27 @@ def test_streams_of_other_servers(stream: list[bytes | Exception], error: str) -
 
     sample = asyncio.run(work())
     assert sample.error == error
+    assert sample.message == ("broken" if error == "error in the stream" else "")
     if not error:
         assert sample.output_tokens == len(sample.pieces_s) == stream.count(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "too\\nlong"}}', "too long"),
+        (b'{"error": "broken"}', "broken"),
+        (b'{"error": {"message": 5}}', ""),
+        (b"<html>", ""),
+        (b"\xff", ""),
+        (b"", ""),
+    ],
+)
+def test_messages_of_other_servers(body: bytes, message: str) -> None:
+    async def work() -> Sample:
+        transport = httpx.MockTransport(lambda _: httpx.Response(502, content=body))
+        async with httpx.AsyncClient(transport=transport, base_url="http://other") as http:
+            return await ask(http)
+
+    sample = asyncio.run(work())
+    assert (sample.error, sample.message) == ("status 502", message)

@@ -43,6 +43,14 @@ def test_lines_of_a_run_that_failed() -> None:
     assert text.count(" -") == 20
 
 
+def test_the_first_message_of_a_kind_of_error_is_told() -> None:
+    lost = made_up()[-1]
+    refused = [replace(lost, error="status 400", message=text) for text in ("too long", "other")]
+    lines = lines_of(Outcome.of([lost, *refused], {}), {})
+    assert "  status 400            2, the first: too long" in lines
+    assert "  timeout               1" in lines
+
+
 def test_records_are_plain_and_whole() -> None:
     outcome = Outcome.of(made_up(), TARGETS)
     found = json.loads(json.dumps(record(outcome, made_up(), {"model": "m"})))

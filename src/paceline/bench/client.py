@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from textwrap import shorten
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.workloads.prompts import token_ids, words
 EVENT = "data: "
 DONE = "[DONE]"
 FINE = 200
+MOST_CHARACTERS = 200  # of a message
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -47,7 +49,12 @@ class Target:
 
 
 class Failure(Exception):
-    """A request that went wrong; its text is the kind, which failures are counted by."""
+    """A request that went wrong: of which kind, by which failures are counted, and what the
+    server said about it."""
+
+    def __init__(self, kind: str, message: str = "") -> None:
+        super().__init__(kind)
+        self.message = message
 
 
 class Reading:
@@ -66,7 +73,7 @@ class Reading:
             return
         event = json.loads(line.removeprefix(EVENT))
         if event.get("error"):
-            raise Failure("error in the stream")
+            raise Failure("error in the stream", message_of(event))
         if usage := event.get("usage"):
             self.prompt_tokens = usage["prompt_tokens"]
             self.output_tokens = usage["completion_tokens"]
@@ -82,6 +89,22 @@ class Reading:
         self.output_tokens = self.output_tokens or len(self.pieces)
 
 
+def message_of(body: Any) -> str:
+    """What an error says, in one line that is not too long; empty where it says nothing."""
+    match body:
+        case {"error": {"message": str(message)}} | {"error": str(message)}:
+            return shorten(message, MOST_CHARACTERS)
+        case _:
+            return ""
+
+
+def parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
 def has_text(choice: dict[str, Any]) -> bool:
     delta: dict[str, Any] = choice.get("delta") or {}
     return bool(choice.get("text") or delta.get("content"))
@@ -93,17 +116,18 @@ async def timed(
     """Send it and read all of it; `begun` is what times are counted from."""
     body = json.dumps(target.body(call)).encode()
     headers = {"Content-Type": "application/json"}
-    reading, error = Reading(call), ""
+    reading, error, message = Reading(call), "", ""
     sent = perf_counter()
     try:
         async with http.stream("POST", target.path, content=body, headers=headers) as response:
             if response.status_code != FINE:
-                raise Failure(f"status {response.status_code}")
+                said = message_of(parsed(await response.aread()))
+                raise Failure(f"status {response.status_code}", said)
             async for line in response.aiter_lines():
                 reading.take(line)
         reading.check()
     except Failure as failure:
-        error = str(failure)
+        error, message = str(failure), failure.message
     except httpx.TimeoutException:
         error = "timeout"
     except httpx.ConnectError:
@@ -120,4 +144,5 @@ async def timed(
         reading.prompt_tokens,
         reading.output_tokens,
         error,
+        message,
     )

@@ -24,7 +24,9 @@ def lines_of(outcome: Outcome, targets_ms: Mapping[str, float]) -> list[str]:
     if outcome.goodput is not None:
         within = ", ".join(f"{name} {limit:g} ms" for name, limit in targets_ms.items())
         lines.append(row("goodput", f"{outcome.goodput:.2f} requests/s within {within}"))
-    lines += [row(f"  {kind}", f"{count}") for kind, count in sorted(outcome.errors.items())]
+    for kind, count in sorted(outcome.errors.items()):
+        first = outcome.messages.get(kind)
+        lines.append(row(f"  {kind}", f"{count}, the first: {first}" if first else f"{count}"))
     lines += ["", row("milliseconds", "".join(name.rjust(CELL) for name in COLUMNS))]
     lines += table(outcome)
     behind = outcome.behind_ms

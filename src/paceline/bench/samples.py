@@ -16,7 +16,8 @@ MS = 1000.0
 class Sample:
     """One request as its client saw it; times are in seconds since the run began.
 
-    A request that went wrong says in `error` of which kind that was, and has what came before.
+    A request that went wrong says in `error` of which kind that was, in `message` what the server
+    said about it, if it did, and has what came before.
     """
 
     planned_s: float  # when it was to be sent
@@ -26,6 +27,7 @@ class Sample:
     prompt_tokens: int
     output_tokens: int
     error: str = ""
+    message: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -88,6 +90,7 @@ class Outcome:
     duration_s: float
     completed: int
     errors: Mapping[str, int]  # by kind
+    messages: Mapping[str, str]  # by kind, the first of each
     prompt_tokens: int
     output_tokens: int
     ttft_ms: Spread | None
@@ -119,6 +122,7 @@ class Outcome:
             duration_s=ended - begun,
             completed=len(good),
             errors=dict(Counter(sample.error for sample in samples if sample.error)),
+            messages={one.error: one.message for one in reversed(samples) if one.message},
             prompt_tokens=sum(sample.prompt_tokens for sample in good),
             output_tokens=sum(sample.output_tokens for sample in good),
             ttft_ms=spread_ms(sample.ttft_s for sample in good),
