@@ -19,7 +19,6 @@ from paceline.server.desk import Desk
 from paceline.server.serve import DrainingServer, draining_server
 from paceline.server.settings import ServerSettings
 from tests.engine.support import (
-    MAX_MODEL_LEN,
     assert_nothing_left,
     never,
     parts,
@@ -99,7 +98,7 @@ async def served(
     """At the end every request has to be gone and every block free."""
     built = parts(breaks, **engine_settings)
     engine = AsyncLLM.of(built)
-    app = create_app(engine, MODEL, tokenizer(), settings, MAX_MODEL_LEN)
+    app = create_app(engine, MODEL, tokenizer(), settings)
     server = draining_server(app, "127.0.0.1", 0)
     running = asyncio.create_task(server.serve())
     while not server.started:

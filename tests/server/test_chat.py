@@ -1,5 +1,7 @@
 """Chats, through OpenAI's own client wherever it can say what is asked."""
 
+from typing import Any
+
 import pytest
 from openai import BadRequestError, NotFoundError
 
@@ -216,12 +218,9 @@ def test_beams_and_best_of(on: Play) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"stop": [""]}, "stop"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": [{"content": "x"}]}, None),
-        ({"messages": []}, None),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
     ],
 )
-def test_what_is_wrong_is_named(on: Play, extra: dict[str, object], param: str | None) -> None:
+def test_what_is_wrong_is_named(on: Play, extra: dict[str, object], param: str) -> None:
     async def scenario(site: Site) -> None:
         with pytest.raises(BadRequestError) as caught:
             await site.openai.chat.completions.create(
@@ -231,8 +230,43 @@ def test_what_is_wrong_is_named(on: Play, extra: dict[str, object], param: str |
             )
         assert caught.value.param == param
         assert caught.value.type == "invalid_request_error"
-        if param:
-            assert param in caught.value.message
+        assert param in caught.value.message
+
+    on(scenario)
+
+
+CALL = {"function": {"name": "f", "arguments": "{"}}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"content": "x"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        [{"role": "assistant", "tool_calls": [CALL]}],
+    ],
+)
+def test_messages_that_cannot_be_read_are_named(on: Play, messages: list[Any]) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post("/v1/chat/completions", messages=messages)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+    on(scenario)
+
+
+def test_a_developer_is_the_system_to_a_template(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        texts = [
+            (
+                await site.post("/v1/chat/completions", messages=messages, max_tokens=9, seed=1)
+            ).json()
+            for role in ("system", "developer")
+            for messages in [[{"role": role, "content": "Be brief."}, *MESSAGES]]
+        ]
+        one, other = (text["choices"][0]["message"]["content"] for text in texts)
+        assert one == other
 
     on(scenario)
 

@@ -122,7 +122,7 @@ def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
         ({"prompt": [[2**40]]}, "prompt"),
         ({"prompt": {"text": "a"}}, "prompt"),
         ({"prompt": None}, "prompt"),
-        ({"prompt": [10**6]}, None),
+        ({"prompt": [10**6]}, "prompt"),
         ({"prompt": "\ud800"}, None),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 99}, "logprobs"),
@@ -131,8 +131,9 @@ def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
         ({"seed": 2**70}, "seed"),
-        ({"deadline": -1.0}, None),
-        ({"prompt": "the " * 4000}, None),
+        ({"deadline": -1.0}, "deadline"),
+        ({"priority": 2**60}, "priority"),
+        ({"prompt": "the " * 4000}, "prompt"),
     ],
 )
 def test_what_is_wrong_is_named(on: Play, extra: dict[str, object], param: str | None) -> None:
@@ -163,6 +164,29 @@ def test_a_prompt_is_refused_for_one_reason(on: Play, prompt: object, reason: st
     async def scenario(site: Site) -> None:
         error = (await site.post(PATH, prompt=prompt)).json()["error"]
         assert (error["message"], error["param"]) == (f"prompt: {reason}", "prompt")
+
+    on(scenario)
+
+
+def test_an_id_that_has_the_name_of_a_field_is_not_at_fault(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        body = {"prompt": "the", "deadline": -1.0}
+        for name in ("seed", "chat", "it's-a-prompt"):
+            response = await site.http.post(PATH, json=body, headers={"X-Request-Id": name})
+            assert response.json()["error"]["param"] == "deadline"
+
+    on(scenario)
+
+
+@pytest.mark.parametrize("most", [-1, 0, 2**40])
+def test_it_is_told_how_many_tokens_may_be_asked_for(on: Play, most: int) -> None:
+    async def scenario(site: Site) -> None:
+        error = (await site.post(PATH, prompt="the", max_tokens=most)).json()["error"]
+        bounds = "it lies in 1..2147483647, or is 0 to have a prompt echoed alone"
+        assert error["message"] == f"max_tokens: it is {most}; {bounds}"
+        chat = {"messages": [{"role": "user", "content": "the"}], "max_tokens": most}
+        error = (await site.post("/v1/chat/completions", **chat)).json()["error"]
+        assert error["message"] == f"max_tokens: it is {most}; it lies in 1..2147483647"
 
     on(scenario)
 

@@ -62,6 +62,14 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -1),
         ("continue_final_message", True),
+        ("chat_template", "{{ messages }}"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("regex", "a+"),
+        ("json_schema", "{}"),
+        ("ebnf", "root ::= 'a'"),
+        ("modalities", ["text", "audio"]),
+        ("modalities", "audio"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(
@@ -85,8 +93,26 @@ def test_what_asks_for_nothing_is_taken(on: Play, path: str) -> None:
             {"guided_json": None, "structured_outputs": None, "truncate_prompt_tokens": None},
             {"response_format": {"type": "text"}, "continue_final_message": False},
             {"bad_words": [], "colour": "red"},
+            {"functions": [], "function_call": "auto", "chat_template": None, "regex": None},
+            {"modalities": ["text"], "json_schema": None, "ebnf": None},
         ]:
             response = await site.post(path, **BODIES[path], max_tokens=1, **extra)
             assert response.status_code == 200, response.text
+
+    on(scenario)
+
+
+@EVERYWHERE
+def test_special_tokens_are_added_to_a_text_and_never_to_a_conversation(
+    on: Play, path: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        framed = path == "/v1/completions"
+        for added in (True, False):
+            body = {**BODIES[path], "max_tokens": 1, "add_special_tokens": added}
+            response = await site.post(path, **body)
+            assert response.status_code == (200 if added is framed else 400)
+            if added is not framed:
+                assert response.json()["error"]["param"] == "add_special_tokens"
 
     on(scenario)

@@ -8,6 +8,8 @@ import pytest
 from openai import APIStatusError, RateLimitError
 
 from paceline.server.settings import ServerSettings
+from tests.engine.support import MAX_MODEL_LEN
+from tests.server.conftest import Play
 from tests.server.support import MODEL, Site, on_its_own_server, slow
 
 PATH = "/v1/completions"
@@ -29,6 +31,27 @@ def test_a_queue_that_is_full_of_tokens_says_when_to_come_again() -> None:
         assert (await site.post(PATH, **{**LONG, "prompt": [7] * 30})).status_code == 200
 
     on_its_own_server(scenario, max_queued_tokens=50)
+
+
+@pytest.mark.parametrize("words", [MAX_MODEL_LEN, 4000])
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [(PATH, "prompt"), ("/v1/chat/completions", "messages"), ("/v1/responses", "input")],
+)
+def test_a_prompt_that_is_too_long_is_known_by_its_code(
+    on: Play, path: str, param: str, words: int
+) -> None:
+    async def scenario(site: Site) -> None:
+        text = "the " * words
+        given: Any = [{"role": "user", "content": text}] if param == "messages" else text
+        error = (await site.post(path, **{param: given})).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert (
+            f"leaves no room for one more within max_model_len {MAX_MODEL_LEN}" in error["message"]
+        )
+        assert f"this model's maximum context length is {MAX_MODEL_LEN} tokens" in error["message"]
+
+    on(scenario)
 
 
 @pytest.mark.parametrize("stream", [False, True])

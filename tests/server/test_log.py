@@ -5,6 +5,7 @@ import json
 import logging
 from typing import Any
 
+import httpx
 import pytest
 
 from paceline.server.log import JsonLines
@@ -58,6 +59,77 @@ def test_every_request_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None
     assert by_id["gone"]["completion_tokens"] >= 1
     (told,) = [r.getMessage() for r in records if r.getMessage().startswith("whole ")]
     assert "/v1/completions: finished; 2 tokens in, 0 of them cached, 3 out" in told
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> dict[str, dict[str, Any]]:
+    """By request id, each with its text for people as "said"."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in caplog.records:
+        if record.name == "paceline.requests":
+            line = json.loads(JsonLines().format(record))
+            found[line["request_id"]] = {**line, "said": record.getMessage()}
+    return found
+
+
+STAGES = ("cached_tokens", "preemptions", "queue_s", "prefill_s", "decode_s")
+
+
+def test_what_is_not_known_of_a_request_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paceline.requests")
+    long = {"prompt": [7] * 9, "max_tokens": 200, "ignore_eos": True}
+
+    async def scenario(site: Site) -> None:
+        def ask(name: str, **extra: Any) -> asyncio.Task[httpx.Response]:
+            headers = {"X-Request-Id": name}
+            return asyncio.create_task(site.http.post(PATH, json=long | extra, headers=headers))
+
+        hanging = [ask("whole"), ask("streamed", stream=True)]
+        await site.until(lambda: len(site.desk.open_requests) == 2)
+        await site.until_told()
+        for one in hanging:
+            one.cancel()
+        await site.until(lambda: site.empty)
+        cut = ask("cut", timeout=1.0)
+        await site.until_told()
+        await site.engine.pause("all")
+        assert (await cut).json()["choices"][0]["finish_reason"] == "timeout"
+        await ask("refused", max_tokens=1, prompt=[10**6])
+        await ask("long", prompt="the " * 4000)
+
+    on_its_own_server(scenario, breaks=paced)
+    found = lines_of(caplog)
+    for name in ("whole", "streamed", "cut", "refused"):
+        line = found[name]
+        assert [line[stage] for stage in STAGES] == [None] * 5
+        assert line["prompt_tokens"] == (1 if name == "refused" else 9)
+        assert line["total_s"] > 0
+        assert "in the queue" not in line["said"]
+        assert "cached" not in line["said"]
+    assert found["whole"]["completion_tokens"] is None
+    assert "(the client has hung up); 9 tokens in; " in found["whole"]["said"]
+    assert found["streamed"]["completion_tokens"] is not None
+    assert found["cut"]["completion_tokens"] > 0
+    assert found["long"]["prompt_tokens"] is None
+    assert "tokens in" not in found["long"]["said"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_was_not_begun_in_time_has_waited(
+    caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    caplog.set_level(logging.INFO, "paceline.requests")
+
+    async def scenario(site: Site) -> None:
+        await site.engine.pause("all")
+        response = await site.post(PATH, prompt=[7] * 9, stream=stream)
+        assert response.status_code == 504
+
+    on_its_own_server(scenario, queue_timeout_s=0.05)
+    (line,) = lines_of(caplog).values()
+    assert line["outcome"] == "timeout"
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (9, 0)
+    assert line["queue_s"] >= 0.05
+    assert line["said"].count("9 tokens in, 0 of them cached, 0 out; 0.") == 1
 
 
 def test_other_records_are_objects_too() -> None:

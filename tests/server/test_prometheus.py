@@ -83,7 +83,7 @@ def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
 
 
 def each_has_a_model(found: dict[str, Metric]) -> bool:
-    samples = [each for name, one in found.items() if "config" not in name for each in one.samples]
+    samples = [each for one in found.values() for each in one.samples]
     return all(
         (each.labels["model_name"], each.labels["engine"]) == (MODEL, "0") for each in samples
     )

@@ -1,6 +1,7 @@
 """/v1/responses as the real client reads it."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -169,7 +170,10 @@ def test_cuts_and_failures_are_told() -> None:
             await anext(lines)
             await site.post("/abort_requests", request_ids=["mine"])
             said = "".join([line async for line in lines])
-        assert '"status":"cancelled"' in said
+        last = json.loads(said.rpartition("data: ")[2])
+        assert last["type"] == "response.incomplete"
+        assert last["response"]["status"] == "cancelled"
+        assert last["response"]["incomplete_details"] == {"reason": "abort"}
         events: list[Any] = []
         async for event in await site.openai.responses.create(
             model=MODEL, input="hello", stream=True, extra_body={"ignore_eos": True}

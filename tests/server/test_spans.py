@@ -48,6 +48,9 @@ def test_each_request_is_a_span() -> None:
     assert "failed" in (failed.status.description or "")
     assert aborted.attributes is not None
     assert aborted.attributes["paceline.outcome"] == "aborted"
+    assert aborted.attributes["gen_ai.usage.prompt_tokens"] > 0  # type: ignore[operator]
+    assert "gen_ai.latency.time_in_queue" not in aborted.attributes
+    assert "gen_ai.latency.time_to_first_token" not in aborted.attributes
 
 
 def check_named(span: ReadableSpan) -> None:

@@ -5,7 +5,7 @@ import pytest
 from paceline.text.chat import ChatTemplate
 from tests.engine.support import MAX_MODEL_LEN, tokenizer
 from tests.server.conftest import Play
-from tests.server.support import Site
+from tests.server.support import Site, on_its_own_server
 
 TEXT = "The quick naïve 😀 fox"
 
@@ -19,6 +19,8 @@ def test_there_and_back(on: Play) -> None:
         assert len(got["token_strs"]) == got["count"]
         back = await site.post("/detokenize", tokens=got["tokens"])
         assert back.json() == {"prompt": TEXT}
+        (model,) = (await site.http.get("/v1/models")).json()["data"]
+        assert model["max_model_len"] == MAX_MODEL_LEN
 
     on(scenario)
 
@@ -34,6 +36,18 @@ def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
     on(scenario)
 
 
+def test_a_conversation_with_tools_is_as_long_as_in_a_chat() -> None:
+    async def scenario(site: Site) -> None:
+        template = ChatTemplate("{{ tools | tojson }}{{ messages[0].content }}")
+        site.desk.template = site.engine._frontend.template = template
+        body = {"messages": [{"role": "user", "content": TEXT}], "tools": [{"name": "weather"}]}
+        counted = (await site.post("/tokenize", **body)).json()["count"]
+        chat = (await site.post("/v1/chat/completions", **body, max_tokens=1)).json()
+        assert counted == chat["usage"]["prompt_tokens"]
+
+    on_its_own_server(scenario)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -42,6 +56,7 @@ def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
         ("/tokenize", {"messages": []}, 400),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404),
         ("/detokenize", {"tokens": ["a"]}, 400),
+        ("/detokenize", {"tokens": [5, 10**6]}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
         ("/detokenize", {"tokens": [2**31]}, 400),
     ],

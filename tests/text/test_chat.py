@@ -90,6 +90,11 @@ def test_a_template_comes_with_its_tokenizer() -> None:
     assert tokenizer.encode(text, special=False)[:: len(tokenizer.encode(text)) - 1] == [0, 1]
 
 
+def test_a_developer_is_the_system() -> None:
+    told = ChatTemplate(None).render([{"role": "developer", "content": "Be brief."}])
+    assert told.startswith("<|im_start|>system\nBe brief.")
+
+
 def test_parts_become_one_text() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]

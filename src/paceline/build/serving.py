@@ -53,7 +53,7 @@ def serve(
     log.info("loading %s", model)
     core = core_of(path, settings)
     try:
-        length = core.ready().max_model_len
+        core.ready()
         tokenizer = words_of(path, form)
     except BaseException:
         core.close()
@@ -63,7 +63,7 @@ def serve(
         frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic)
         engine = AsyncLLM(core, frontend)
         try:
-            app = create_app(engine, model, tokenizer, chosen, length)
+            app = create_app(engine, model, tokenizer, chosen)
             await http.serve(app, host, port)
         finally:
             await engine.shutdown()

@@ -74,7 +74,7 @@ async def answered(options: Options) -> int:
         step = parts.scheduler.config.step
         choices = ServerSettings(aliases=tuple(options.served_model_name))
         engine = AsyncLLM.of(parts)
-        app = create_app(engine, model, parts.tokenizer, choices, step.max_model_len)
+        app = create_app(engine, model, parts.tokenizer, choices)
         # The server's own code decides about every body; nothing goes over a network.
         within = httpx.ASGITransport(app, raise_app_exceptions=False)
         width = options.max_concurrency or BESIDE * step.max_num_seqs

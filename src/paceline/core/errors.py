@@ -13,6 +13,10 @@ class RequestError(PacelineError, ValueError):
     """The client's fault: a request that is malformed or can never run."""
 
 
+class PromptTooLong(RequestError):
+    """The client's fault: no token has room after the prompt."""
+
+
 class QueueFull(RequestError):
     """The client came at a bad time: the queue is bounded and full, or closed."""
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from paceline.core.errors import QueueFull, RequestError
+from paceline.core.errors import PromptTooLong, QueueFull, RequestError
 from paceline.engine.delivery import EngineFailed, Timings
 from paceline.engine.metrics import Report
 from paceline.engine.params import SamplingParams
@@ -19,6 +19,7 @@ __all__ = [
     "Piece",
     "PromptLogprob",
     "PromptLogprobs",
+    "PromptTooLong",
     "QueueFull",
     "Report",
     "RequestError",
@@ -208,6 +209,11 @@ class Stream(Protocol):
 
 class AsyncEngine(Protocol):
     """An engine as the server sees it. All of it is for the thread of one event loop."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a sequence, prompt and output together."""
+        ...
 
     async def encoded(self, ask: Ask) -> Ask:
         """With token ids for its text, made where that holds up nobody. RequestError if it is

@@ -50,6 +50,10 @@ class AsyncLLM:
         engine = parts.engine()
         return cls(ThreadCore(engine), parts.frontend(engine))
 
+    @property
+    def max_model_len(self) -> int:
+        return self._frontend.max_model_len
+
     # -- requests -----------------------------------------------------------
 
     async def encoded(self, ask: Ask) -> Ask:

@@ -34,6 +34,11 @@ class Timings:
     total_s: float = 0.0
     preemptions: int = 0
 
+    @property
+    def staged(self) -> bool:
+        """Is it known how the time is divided? It is not if a request was cut from outside."""
+        return self.total_s == 0 or self.queue_s + self.prefill_s + self.decode_s > 0
+
 
 NO_TIMINGS = Timings()
 

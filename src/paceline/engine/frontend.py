@@ -5,7 +5,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from uuid import uuid4
 
-from paceline.core.errors import PacelineError, RequestError
+from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores
 from paceline.core.request import Finish, Request
 from paceline.engine.api import Alternative, Ask, PromptLogprob, RequestOutput, TokenLogprob
@@ -82,9 +82,11 @@ class Frontend:
 
     def _check_length(self, tokens: int, what: str) -> None:
         if self.max_model_len and tokens >= self.max_model_len:
-            raise RequestError(
+            # Clients know what is wrong by the words of the second half.
+            raise PromptTooLong(
                 f"a prompt of {tokens} {what} leaves no room for one more within max_model_len "
-                f"{self.max_model_len}"
+                f"{self.max_model_len}; this model's maximum context length is "
+                f"{self.max_model_len} tokens"
             )
 
     def _request(self, name: str, ids: Sequence[int], ask: Ask, arrival: float) -> Request:

@@ -78,12 +78,15 @@ class Answering(Response):
         try:
             with self._desk.visit(work.name, len(work.asks)) as ids:
                 asks = await self._desk.encoded(work.name, work.asks)
+                line.prompt_tokens = sum(len(ask.prompt_token_ids or ()) for ask in asks)
                 for ask, part in zip(asks, ids, strict=True):
                     streams.append(self._desk.begin(ask, part))
                 await (self._send_stream(send, line) if work.stream else self._send_whole(send))
             line.account(self._outputs())
             self._desk.pace.ended()
         except BaseException as error:
+            if streams and all(stream.output for stream in streams):
+                line.account(self._outputs())
             line.end_by(error, unread=self._begun > self._done)
             raise
         finally:
@@ -106,7 +109,7 @@ class Answering(Response):
     # -- in pieces ----------------------------------------------------------
 
     async def _send_stream(self, send: Send, line: Line) -> None:
-        form = self._work.form
+        form, line.completion_tokens = self._work.form, 0
         async with aclosing(merged(self._streams)) as pieces:
             first = await self._first(pieces)
             await self._start(send, EVENTS, (b"cache-control", b"no-cache"))

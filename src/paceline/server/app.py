@@ -33,11 +33,10 @@ def create_app(
     model_name: str,
     tokenizer: Tokenizer,
     settings: ServerSettings = DEFAULTS,
-    max_model_len: int = 0,
 ) -> FastAPI:
     """An application over an engine that stays the caller's; `app.state.desk` is its `Desk`."""
     app = FastAPI(title="paceline", version=__version__, docs_url=None, redoc_url=None)
-    desk = app.state.desk = Desk(engine, model_name, tokenizer, settings, max_model_len)
+    desk = app.state.desk = Desk(engine, model_name, tokenizer, settings)
     for routes in ROUTES:
         app.include_router(routes(desk))
     answer_errors(app, desk.retry_after)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+from paceline.core.sampling import LARGEST_ID
 from paceline.engine.api import Ask, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS
 from paceline.server.errors import BAD_REQUEST, Refusal
@@ -45,8 +46,7 @@ def sampling(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The fields that were given, under the same names."""
-    if max_tokens == 0 and not (isinstance(body, CompletionRequest) and body.echo):
-        raise unsupported("max_tokens", "it must be at least 1, or 0 to have a prompt echoed alone")
+    check_most(body, max_tokens)
     given = {name: getattr(body, name) for name in SAME_NAMES}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
@@ -54,6 +54,15 @@ def sampling(
     return SamplingParams(
         max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **chosen
     )
+
+
+def check_most(body: Generation, max_tokens: int | None) -> None:
+    """Nothing at all is asked for only where a prompt is echoed."""
+    is_text = isinstance(body, CompletionRequest)
+    least = 0 if is_text and body.echo else 1
+    if max_tokens is not None and not least <= max_tokens <= LARGEST_ID:
+        also = ", or is 0 to have a prompt echoed alone" if is_text else ""
+        raise unsupported("max_tokens", f"it is {max_tokens}; it lies in 1..{LARGEST_ID}{also}")
 
 
 def biases(given: dict[str, float]) -> dict[int, float]:
@@ -68,6 +77,13 @@ def check_common(body: Generation) -> None:
     """What no route can do."""
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type!r} is not supported")
+    if body.modalities not in (None, [], ["text"]):
+        raise unsupported("modalities", "there is only text")
+    if body.function_call not in (None, "none", "auto"):
+        raise unsupported("function_call", "a call of a function cannot be enforced")
+    framed = isinstance(body, CompletionRequest)  # a chat template writes its own special tokens
+    if body.add_special_tokens not in (None, framed):
+        raise unsupported("add_special_tokens", f"only {str(framed).lower()} is supported here")
     if body.stream_options is not None and not body.stream:
         raise unsupported("stream_options", "only a stream has options")
 

@@ -31,11 +31,9 @@ class Desk:
         model_name: str,
         tokenizer: Tokenizer,
         settings: ServerSettings,
-        max_model_len: int,
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.models = (model_name, *settings.aliases)
-        self.max_model_len = max_model_len  # 0: unknown
         self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.template = ChatTemplate.of(tokenizer)
         self.pace = Pace()

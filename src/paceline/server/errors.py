@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from paceline.engine.api import EngineFailed, QueueFull, RequestError
+from paceline.engine.api import EngineFailed, PromptTooLong, QueueFull, RequestError
 from paceline.engine.params import SamplingParams
 from paceline.server.caller import sent_id
 
@@ -23,7 +23,16 @@ KINDS = {
     GATEWAY_TIMEOUT: "timeout_error",
 }
 WORD = re.compile(r"[a-z_]+")
-NAMED_IN_ERRORS = frozenset({"timeout", *(one.name for one in fields(SamplingParams))})
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # an id or a value, which may be any word
+OWN = ("timeout", "deadline", "priority")
+NAMED_IN_ERRORS = frozenset({*OWN, *(one.name for one in fields(SamplingParams))})
+# Words for what is to be continued, and the field that has it.
+CONTINUED = frozenset({"prompt", "chat", "message", "part", "call"})
+FIELDS = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+}
 
 
 class Detail(msgspec.Struct, frozen=True):
@@ -73,8 +82,9 @@ def error_body(
     return ErrorBody(Detail(readable(message), kind, param, status if code is None else code))
 
 
-def refusal_of(error: Exception) -> Refusal:
+def refusal_of(error: Exception, path: str = "") -> Refusal:
     """Every error that reaches the border, by whose fault it is."""
+    continued = next((name for route, name in FIELDS.items() if path.endswith(route)), None)
     match error:
         case Refusal():
             return error
@@ -82,9 +92,14 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(error.status_code, error.detail)
         case QueueFull():
             return Refusal(TOO_MANY, str(error), code="queue_full")
+        case PromptTooLong():
+            code = "context_length_exceeded"
+            return Refusal(BAD_REQUEST, str(error), param=continued, code=code)
         case RequestError():
-            named = (word for word in WORD.findall(str(error)) if word in NAMED_IN_ERRORS)
-            return Refusal(BAD_REQUEST, str(error), param=next(named, None))
+            words = WORD.findall(QUOTED.sub("", str(error)))
+            named = next((one for one in words if one in NAMED_IN_ERRORS | CONTINUED), None)
+            param = continued if named in CONTINUED else named
+            return Refusal(BAD_REQUEST, str(error), param=param)
         case EngineFailed():
             return Refusal(BROKEN, f"the engine failed: {error}", code="engine_failed")
         case _:
@@ -121,7 +136,7 @@ def answer_errors(app: FastAPI, retry_after: Callable[[], int]) -> None:
     """Give every error a response; those that pass with time say after how many seconds."""
 
     async def refuse(request: Request, error: Exception) -> Response:
-        refusal = refusal_of(error)
+        refusal = refusal_of(error, request.url.path)
         if refusal.status_code in (TOO_MANY, UNAVAILABLE) and refusal.headers is None:
             refusal.headers = {"Retry-After": str(retry_after())}
         if isinstance(error, HTTPException) and refusal is not error:

@@ -20,7 +20,8 @@ Outcome = Literal["finished", "aborted", "timeout", "refused", "failed"]
 
 
 class Line(msgspec.Struct):
-    """What is known about a request when it has left; one that was cut short has no stages.
+    """What is known about a request when it has left; None for what is not, which are the stages
+    of one that was cut, and the answer of one that was refused.
 
     Its fields: request_id, path, time, outcome, reason, finish_reasons, prompt_tokens,
     completion_tokens, cached_tokens, preemptions, queue_s, prefill_s, decode_s, total_s, tenant,
@@ -33,13 +34,13 @@ class Line(msgspec.Struct):
     outcome: Outcome = "finished"
     reason: str = ""
     finish_reasons: list[str] = []
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    preemptions: int | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     total_s: float = 0.0
     tenant: str = ""
     trace_id: str = ""
@@ -49,11 +50,13 @@ class Line(msgspec.Struct):
         """Take the figures of all parts that have ended."""
         self.prompt_tokens = sum(each.usage.prompt_tokens for each in outputs)
         self.completion_tokens = sum(each.usage.completion_tokens for each in outputs)
-        self.cached_tokens = sum(each.usage.cached_tokens for each in outputs)
-        self.preemptions = sum(each.timings.preemptions for each in outputs)
-        for stage in ("queue_s", "prefill_s", "decode_s", "total_s"):
-            longest: float = max(getattr(each.timings, stage) for each in outputs)
-            setattr(self, stage, round(longest, 6))
+        self.total_s = round(max(each.timings.total_s for each in outputs), 6)
+        if all(each.timings.staged for each in outputs):
+            self.cached_tokens = sum(each.usage.cached_tokens for each in outputs)
+            self.preemptions = sum(each.timings.preemptions for each in outputs)
+            for stage in ("queue_s", "prefill_s", "decode_s"):
+                longest: float = max(getattr(each.timings, stage) for each in outputs)
+                setattr(self, stage, round(longest, 6))
         answers = [answer for each in outputs for answer in each.outputs]
         self.finish_reasons = [answer.finish_reason or "" for answer in answers]
         self.reason = next((each.error for each in outputs if each.error), "")
@@ -85,11 +88,19 @@ class Line(msgspec.Struct):
     def __str__(self) -> str:
         """For people: who, how it ended, how much, how long."""
         why = f" ({self.reason})" if self.reason else ""
-        return (
-            f"{self.request_id} {self.path}: {self.outcome}{why}; {self.prompt_tokens} tokens in, "
-            f"{self.cached_tokens} of them cached, {self.completion_tokens} out; "
-            f"{self.queue_s:.3f} s in the queue, {self.total_s:.3f} s in all"
+        tokens = known(
+            ("{} tokens in", self.prompt_tokens),
+            ("{} of them cached", self.cached_tokens),
+            ("{} out", self.completion_tokens),
         )
+        times = known(("{:.3f} s in the queue", self.queue_s), ("{:.3f} s in all", self.total_s))
+        told = "; ".join(part for part in (tokens, times) if part)
+        return f"{self.request_id} {self.path}: {self.outcome}{why}; {told}"
+
+
+def known(*figures: tuple[str, float | None]) -> str:
+    """Those that are, each in its words."""
+    return ", ".join(words.format(figure) for words, figure in figures if figure is not None)
 
 
 def now() -> str:

@@ -2,9 +2,9 @@
 
 MEANINGS = {
     # gauges
-    "num_requests_running": "Sequences in a slot, which the next step may compute.",
-    "num_requests_waiting": "Sequences that are not in a slot: in the queue, swapped or parked.",
-    "num_requests_swapped": "Sequences whose KV lies on the host; they wait, too.",
+    "num_requests_running": "Requests with a slot, which the next step may compute.",
+    "num_requests_waiting": "Requests without a slot: in the queue, swapped or parked.",
+    "num_requests_swapped": "Requests whose KV lies on the host; they wait, too.",
     "num_requests_waiting_by_reason": "Those that wait: for capacity, or deferred until an event.",
     "kv_cache_usage_perc": "Share of the KV blocks that somebody holds, 0 to 1.",
     "gpu_cache_usage_perc": "The old name of kv_cache_usage_perc.",
@@ -15,7 +15,7 @@ MEANINGS = {
     "prompt_tokens_by_source": "Prompt tokens of ended requests, computed or from the cache.",
     "generation_tokens": "Tokens generated.",
     "request_success": "Choices that ended, by finish reason.",
-    "num_preemptions": "Sequences that lost their slot to others.",
+    "num_preemptions": "Times that a request lost its slots to others.",
     "prefix_cache_queries": "Tokens that were looked for in the prefix cache.",
     "prefix_cache_hits": "Tokens that were found there.",
     "gpu_prefix_cache_queries": "The old name of prefix_cache_queries.",

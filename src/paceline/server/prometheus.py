@@ -68,9 +68,9 @@ class Exposition(Collector):
             yield family
         config = {name: str(value) for name, value in report.cache_config.items()}
         cache = GaugeMetricFamily(
-            "vllm:cache_config_info", MEANINGS["cache_config_info"], labels=("engine", *config)
+            "vllm:cache_config_info", MEANINGS["cache_config_info"], labels=(*LABELS, *config)
         )
-        cache.add_metric(("0", *config.values()), 1)
+        cache.add_metric((*self._values, *config.values()), 1)
         yield cache
 
     def _own(self) -> Iterator[Metric]:

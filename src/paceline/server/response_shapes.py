@@ -120,6 +120,6 @@ def status_of(answer: Answer) -> tuple[Status, Incomplete | None]:
         case "length":
             return "incomplete", Incomplete("max_output_tokens")
         case "abort":
-            return "cancelled", None
+            return "cancelled", Incomplete("abort")
         case other:
             return "incomplete", Incomplete(str(other))

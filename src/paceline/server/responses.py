@@ -27,7 +27,6 @@ from paceline.server.schema import ResponseRequest
 from paceline.server.shapes import encode
 
 TEXTS = ("input_text", "output_text", "text")
-ROLES = {"developer": "system"}  # names that chat templates do not know
 NOT_KEPT = "responses are not kept here: send the whole conversation as the input"
 
 
@@ -90,7 +89,7 @@ def message(item: Mapping[str, Any]) -> dict[str, Any]:
     kind, role = item.get("type", "message"), item.get("role")
     if kind != "message" or not isinstance(role, str):
         raise unsupported("input", f"an item is a message with a role, not {kind!r}")
-    return {"role": ROLES.get(role, role), "content": text_of(item.get("content"))}
+    return {"role": role, "content": text_of(item.get("content"))}
 
 
 def text_of(content: Any) -> str:
@@ -150,7 +149,7 @@ class ResponseForm:
         whole = self._whole(outputs)
         (item,) = whole.output
         (part,) = item.content
-        last = "response.incomplete" if whole.incomplete_details else "response.completed"
+        last = "response.completed" if whole.status == "completed" else "response.incomplete"
         return (
             self._in_text("response.output_text.done", text=part.text, logprobs=())
             + self._in_text("response.content_part.done", part=part)

@@ -68,14 +68,27 @@ class Constraints(Body):
     """What others let a request say about its text or its prompt, and what is not done here.
 
     A client that sends one relies on it. So it is told, and not left with a text that breaks it.
+    The fields: response_format, modalities, function_call, functions, add_special_tokens,
+    chat_template, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar,
+    regex, json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message.
     """
 
     response_format: ResponseFormat | None = Field(None, description="text, and nothing else")
+    modalities: list[str] | None = Field(None, description="text, and nothing else")
+    function_call: str | dict[str, Any] | None = Field(None, description="none or auto")
+    functions: Unsupported = None
+    add_special_tokens: bool | None = Field(
+        None, description="true for a text, false for a conversation, as it is without"
+    )
+    chat_template: Unsupported = None
     structured_outputs: Unsupported = None
     guided_json: Unsupported = None
     guided_regex: Unsupported = None
     guided_choice: Unsupported = None
     guided_grammar: Unsupported = None
+    regex: Unsupported = None
+    json_schema: Unsupported = None
+    ebnf: Unsupported = None
     bad_words: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
     continue_final_message: Unsupported = None
@@ -181,6 +194,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+    tools: list[dict[str, Any]] | None = Field(None, description="as a chat has them")
     chat_template_kwargs: dict[str, Any] | None = None
 
 

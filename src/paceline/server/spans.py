@@ -47,11 +47,11 @@ class Spans:
 def attributes(
     caller: Caller, params: SamplingParams, line: Line
 ) -> dict[str, str | int | float | list[str]]:
-    most = {} if params.max_tokens is None else {"gen_ai.request.max_tokens": params.max_tokens}
-    return {
+    """Those that are known."""
+    found = {
         "gen_ai.request.id": caller.request_id,
         "gen_ai.request.n": params.n,
-        **most,
+        "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
         "gen_ai.usage.prompt_tokens": line.prompt_tokens,
@@ -59,13 +59,18 @@ def attributes(
         "gen_ai.usage.cached_tokens": line.cached_tokens,
         "gen_ai.response.finish_reasons": line.finish_reasons,
         "gen_ai.latency.time_in_queue": line.queue_s,
-        "gen_ai.latency.time_to_first_token": line.queue_s + line.prefill_s,
+        "gen_ai.latency.time_to_first_token": added(line.queue_s, line.prefill_s),
         "gen_ai.latency.time_in_model_prefill": line.prefill_s,
         "gen_ai.latency.time_in_model_decode": line.decode_s,
-        "gen_ai.latency.time_in_model_inference": line.prefill_s + line.decode_s,
+        "gen_ai.latency.time_in_model_inference": added(line.prefill_s, line.decode_s),
         "gen_ai.latency.e2e": line.total_s,
         "url.path": line.path,
         "paceline.outcome": line.outcome,
         "paceline.preemptions": line.preemptions,
         "paceline.tenant": line.tenant,
     }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def added(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other

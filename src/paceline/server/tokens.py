@@ -27,6 +27,10 @@ def token_routes(desk: Desk) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """The text of token ids, special ones included."""
         desk.model(body.model)
+        largest, words = max(body.tokens, default=0), desk.tokenizer.vocab_size
+        if largest >= words:
+            problem = f"tokens has {largest}; the vocabulary has {words} words"
+            raise Refusal(BAD_REQUEST, problem, param="tokens")
         return {"prompt": desk.tokenizer.decode(body.tokens, skip_special=False)}
 
     return router
@@ -38,7 +42,7 @@ def tokenized(desk: Desk, body: TokenizeRequest) -> bytes:
     strings = [desk.tokenizer.token(id) for id in ids] if body.return_token_strs else None
     told = {
         "count": len(ids),
-        "max_model_len": desk.max_model_len,
+        "max_model_len": desk.engine.max_model_len,
         "tokens": ids,
         "token_strs": strings,
     }
@@ -53,6 +57,7 @@ def encoded(desk: Desk, body: TokenizeRequest) -> list[int]:
     text = desk.template.render(
         body.messages or (),
         add_generation_prompt=body.add_generation_prompt,
+        tools=body.tools,
         variables=body.chat_template_kwargs,
     )
     return desk.tokenizer.encode(text, special=False)
@@ -69,7 +74,7 @@ def model_routes(desk: Desk) -> APIRouter:
             "created": since,
             "owned_by": "paceline",
             "root": desk.models[0],
-            "max_model_len": desk.max_model_len or None,
+            "max_model_len": desk.engine.max_model_len,
         }
 
     @router.get("/v1/models")

@@ -24,6 +24,8 @@ CHATML = """\
 {%- endif -%}
 """
 
+ROLES = {"developer": "system"}  # names that templates do not know
+
 # What an expression can raise when the messages are not what the template expects.
 FAULTS = (
     TemplateError,
@@ -110,9 +112,11 @@ class ChatTemplate:
 
 def plain(message: Message) -> dict[str, Any]:
     """A message as templates expect it: content as a string, arguments of calls as objects."""
-    if not isinstance(message.get("role"), str):
+    role = message.get("role")
+    if not isinstance(role, str):
         raise RequestError("a message has no role")
-    changed = {**message, "content": text_of(message.get("content"))}
+    content = text_of(message.get("content"))
+    changed = {**message, "role": ROLES.get(role, role), "content": content}
     if isinstance(calls := message.get("tool_calls"), list):
         changed["tool_calls"] = [parsed(call) for call in cast(list[Any], calls)]
     return changed
