@@ -409,3 +409,13 @@ def test_ends_are_told_in_the_order_in_which_they_came() -> None:
     assert scheduler.plan(2.0).empty
     outputs = scheduler.commit(plan, answer(plan), 3.0)
     assert [end.request_id for end in outputs.finished] == ["late", "a"]
+
+
+def test_a_result_in_numbers_of_another_kind_is_counted_like_others() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 4, 8), 0.0)
+    for kind in (np.int32, np.int32, np.int32, np.int64, *[np.int32] * 4):
+        plan = scheduler.plan(0.0)
+        ids, count = np.full((1, 1), 9, np.int32), np.ones(1, kind)
+        scheduler.commit(plan, StepResult(ids, count), 0.0)
+    assert scheduler.idle

@@ -507,3 +507,17 @@ def test_one_that_leaves_in_an_empty_step_waits_for_the_copies_in_flight() -> No
     scheduler.commit(first, answer(first), 0.0)
     scheduler.check()
     assert step(scheduler)["resumed"] == ["a", "b"]
+
+
+def test_a_reset_that_cannot_be_leaves_the_host_as_it_is() -> None:
+    scheduler = small(preemption_mode="swap", swap_space=16)
+    scheduler.submit(ask("a", 9, 20), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    for _ in range(3):
+        step(scheduler)
+    kept = scheduler.residency.swapping.tier.pool.cached
+    assert kept
+    assert not scheduler.reset_prefix_cache()
+    assert scheduler.residency.swapping.tier.pool.cached == kept

@@ -165,7 +165,7 @@ class Discipline(ABC):
         hit = at.lookup(head)
         taken, rest = int(count.sum()), admission.rest(head, hit)
         left = self._config.max_num_batched_tokens - taken
-        tokens = self.chunk(rest, at.policy.room(head, rest, taken, left), first=False)
+        tokens = self.chunk(rest, at.policy.room(head, rest, taken, left), first=not taken)
         if not tokens or at.table.vacant + len(gone) < len(at.group(head)):
             return False
         freed = at.cache.held_only_by(gone)

@@ -22,6 +22,9 @@ class Failures:
     flight were to fill. What is doubtful is forgotten on the device and on the host, and those
     who build on it without having sampled from it compute it again: also those that failed on
     what one that was admitted earlier has computed. That one ends, so all of this does.
+
+    What one that left without a sample had computed behind doubtful blocks can still be found when
+    somebody computes those again. Whoever finds it fails, and it is forgotten with that one.
     """
 
     def __init__(self, residency: Residency) -> None:

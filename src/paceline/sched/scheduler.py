@@ -243,6 +243,8 @@ class Scheduler:
             outputs = self._accounting.commit_steady(steady, result)
         else:
             outputs = self._accounting.commit(plan, result)
+            if steady is not None:
+                steady.recount()
         self._flight.popleft()
         self.residency.confirm(plan.step)
         if self.residency.swapping.tier.confirm(plan.step):
@@ -332,7 +334,8 @@ class Scheduler:
                 self._steady = None
             for sequence in list(at.swapped):
                 at.demote(sequence)
-        return at.swapping.tier.reset() and at.cache.reset()
+        is_free = at.cache.pool.free == at.cache.pool.size
+        return is_free and at.swapping.tier.reset() and at.cache.reset()
 
     def measure(self, rates: Rates) -> None:
         """Tell how fast the device recomputes and swaps, for `preemption_mode="auto"`."""

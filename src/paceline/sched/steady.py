@@ -74,6 +74,10 @@ class Steady:
         right = count.ndim == 1 and count.dtype == np.int32
         return fits and right and not result.failed and count.tobytes() == self._once
 
+    def recount(self) -> None:
+        """A result was not of the usual form: how far the rows are is looked up again."""
+        self._commits_left = None
+
     def completes_some(self) -> bool:
         """After a commit of these rows: has one of them all the tokens it may have?"""
         if self._commits_left is None:

@@ -532,3 +532,43 @@ def test_who_was_held_up_and_has_gone_holds_up_nobody() -> None:
     assert kinds(scheduler, 2, start=2.0) == [("prefill", {"b": 8}), ("prefill", {"b": 8})]
     submit(scheduler, c=5)
     assert kinds(scheduler, 1, start=12.0) == [("prefill", {"c": 5})]
+
+
+def pushy(**settings: Any) -> Scheduler:
+    usual = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "num_blocks": 32}
+    return first(policy="priority", preempt_on_arrival=True, **usual | settings)
+
+
+def test_a_prompt_of_several_steps_pushes_out_who_is_less_urgent() -> None:
+    scheduler = pushy(max_num_seqs=1)
+    scheduler.submit(ask("low", 4, 20, priority=5), now=0.0)
+    step(scheduler)
+    scheduler.submit(ask("high", 12, 4, priority=0), now=0.0)
+    assert step(scheduler)["preempted"] == ["low"]
+
+
+def test_nobody_is_pushed_out_while_a_longer_prompt_takes_whole_steps() -> None:
+    scheduler = pushy(max_wait=1e9)
+    scheduler.submit(ask("low", 4, 20, priority=5), now=0.0)
+    step(scheduler)
+    scheduler.submit(ask("best", 20, 4, priority=0), now=0.0)
+    assert step(scheduler)["tokens"] == {"best": 8}
+    scheduler.submit(ask("high", 4, 4, priority=1), now=0.0)
+    assert step(scheduler)["preempted"] == []
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"]) == (["low"], ["high"])
+    assert plan["tokens"] == {"best": 4, "high": 4}
+
+
+def test_nobody_is_pushed_out_by_one_that_a_decode_step_keeps_waiting() -> None:
+    scheduler = pushy(max_wait=0.0)
+    scheduler.submit(ask("low", 4, 20, priority=5), now=0.0)
+    step(scheduler)
+    step(scheduler)
+    scheduler.submit(ask("best", 4, 20, priority=0), now=0.0)
+    step(scheduler)
+    scheduler.submit(ask("high", 4, 4, priority=1), now=0.0)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["tokens"]) == ([], {"low": 1, "best": 1})
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"]) == (["low"], ["high"])

@@ -22,10 +22,10 @@ class PrefillFirst(Discipline):
     _held_since: float | None = None  # when those who decode began to be held up
 
     def build(self, now: float, admitting: bool) -> Composition:
+        if self._overdue(now):  # which lets nobody in, so nobody is pushed out for it
+            return self._decode(now, admitting, reason="decodes")
         if admitting and not self._given_way:
             self._displace(now)
-        if self._overdue(now):
-            return self._decode(now, admitting, reason="decodes")
         step = self._prefill(now, admitting)
         if not len(step.slot):
             return self._decode(now, admitting, gated=step)
@@ -71,7 +71,7 @@ class PrefillFirst(Discipline):
         return left if first and self._config.enable_chunked_prefill else 0
 
     def demand(self, slot: Index) -> I32:
-        return np.zeros(len(slot), np.int32)
+        return self._rests(slot)
 
     # -- decode -------------------------------------------------------------
 
