@@ -8,12 +8,17 @@ from typing import Any
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
 PIPE_CLOSED = 141  # and for one whose reader went away
 PREFIX = "Value error, "  # which says nothing that the rest does not
+# How long threads of a forward wait for each other before they sleep, in turns of a loop: long
+# enough for those that run, and not for those that others keep out. It is read when torch is.
+SPIN = ("GOMP_SPINCOUNT", "20000")
 TOO_LARGE = "paceline: there is not enough memory for this: take fewer num_blocks or max_num_seqs"
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Wrong usage raises SystemExit with status 2."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault(*SPIN)
     try:
         import typer
     except ModuleNotFoundError:
