@@ -205,6 +205,16 @@ for line in sys.argv[1:]:
 """
 
 
+def lightly(*commands: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LIGHTLY, *commands],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_commands_that_need_no_model_need_little() -> None:
     expected = {
         "play --fast": 0,
@@ -217,13 +227,7 @@ def test_commands_that_need_no_model_need_little() -> None:
         "chat --url http://127.0.0.1:9": 1,
         "collect-env": 0,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHTLY, *expected],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = lightly(*expected)
     ends = [line for line in done.stdout.splitlines() if " ends with " in line]
     assert ends == [f"{words} ends with {status}" for words, status in expected.items()]
     assert "not installed" not in done.stderr
@@ -232,13 +236,7 @@ def test_commands_that_need_no_model_need_little() -> None:
 
 def test_commands_that_need_a_model_say_what_is_missing() -> None:
     commands = ["serve smollm2", "complete hello", "bench throughput"]
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHTLY, *commands],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = lightly(*commands)
     assert done.stdout.splitlines() == [f"{words} ends with 1" for words in commands]
     assert done.stderr.count("pip install 'paceline[serve]'") == len(commands)
     assert "Traceback" not in done.stderr

@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from signal import SIGTERM, signal
+from threading import current_thread, main_thread
 from time import monotonic
 from typing import Any
 
@@ -27,6 +30,7 @@ from paceline.server import serve as http
 from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.text.chat import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +51,8 @@ def serve(
     chosen: ServerSettings = taken(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     http.check_door(host, port)
-    signal(SIGTERM, end)  # until the server hears of it
-    form: LoadFormat = settings.get("load_format", "auto")
-    path = model if form == "dummy" else str(pull(model, progress=progress))
-    log.info("loading %s", model)
-    core = core_of(path, settings)
-    try:
-        core.ready()
-        tokenizer = words_of(path, form)
-    except BaseException:
-        core.close()
-        raise
+    with ended_by_a_signal():  # until the server hears of it
+        core, tokenizer = loaded(model, progress, settings)
 
     async def main() -> None:
         frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic)
@@ -71,9 +66,32 @@ def serve(
     asyncio.run(main())
 
 
-def end(*_: object) -> None:
-    """Nobody is here yet whom it would cut off."""
-    sys.exit(0)
+@contextmanager
+def ended_by_a_signal() -> Generator[None]:
+    """Nobody is here yet whom it would cut off. Only the main thread hears of signals."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal(SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal(SIGTERM, before)
+
+
+def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, Tokenizer]:
+    """The core of a model, once it is there, and the words that it knows."""
+    form: LoadFormat = settings.get("load_format", "auto")
+    path = model if form == "dummy" else str(pull(model, progress=progress))
+    log.info("loading %s", model)
+    core = core_of(path, settings)
+    try:
+        core.ready()
+        tokenizer = words_of(path, form)
+    except BaseException:
+        core.close()
+        raise
+    return core, tokenizer
 
 
 def core_of(path: str, settings: dict[str, Any]) -> Core:
