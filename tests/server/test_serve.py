@@ -173,7 +173,7 @@ def test_a_signal_while_a_model_is_loaded_ends_it_and_leaves_nothing(
     assert process.stderr is not None
     while "loading" not in process.stderr.readline():
         assert process.poll() is None
-    while not list(scratch.glob("paceline-*")):
+    while not list(scratch.glob("paceline-*/in")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)

@@ -7,9 +7,7 @@ import sys
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from time import monotonic
 from typing import Any
@@ -38,8 +36,10 @@ class ProcessCore:
     def __init__(
         self, factory: str, model: str, settings: dict[str, Any], engine: EngineSettings = DEFAULTS
     ) -> None:
-        self._folder = Path(mkdtemp(prefix="paceline-"))  # for this user's eyes only
+        # For this user's eyes only; it goes when this object does, finished or not.
+        self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
         self._context: zmq.Context[Any] = zmq.Context()
+        self._context.linger = 0
         self._commands = self._connected(zmq.PUSH, "in")
         self._inbox = self._connected(zmq.PULL, "out")
         self._lock = Lock()
@@ -50,7 +50,7 @@ class ProcessCore:
         self._receiver: Receiver | None = None
         self._capacity: Future[Capacity] = Future()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.engine.core_process", f"ipc://{self._folder}"],
+            [sys.executable, "-m", "paceline.engine.core_process", self._address],
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
@@ -62,8 +62,12 @@ class ProcessCore:
         """An end that connects takes messages whether or not the other one is there."""
         socket = self._context.socket(kind)
         socket.set_hwm(0)
-        socket.connect(f"ipc://{self._folder}/{end}")
+        socket.connect(f"{self._address}/{end}")
         return socket
+
+    @property
+    def _address(self) -> str:
+        return f"ipc://{self._folder.name}"
 
     def ready(self) -> Capacity:
         """Wait until it is built. Raises what went wrong if it cannot be, and is closed then."""
@@ -124,8 +128,8 @@ class ProcessCore:
         self._process.stdin.close()
         self._die("the engine is shut down")
         with self._lock:
-            self._context.destroy(linger=0)
-        rmtree(self._folder, ignore_errors=True)
+            self._context.destroy()
+        self._folder.cleanup()
 
     @property
     def pid(self) -> int:
