@@ -2,7 +2,7 @@
 
 import json
 import os
-import socket
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,11 +18,20 @@ PATIENCE_S = 180.0
 ENGINE = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
 PROGRAM = """
 import json, sys
+import uvicorn
 from paceline.build.serving import serve
 from paceline.core.errors import PacelineError
+
+begin = uvicorn.Server.startup
+
+async def told(server, sockets=None):
+    await begin(server, sockets)
+    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+
+uvicorn.Server.startup = told
 status = 0
 try:
-    serve(sys.argv[1], port=int(sys.argv[2]), **json.loads(sys.argv[3]))
+    serve(sys.argv[1], port=0, **json.loads(sys.argv[2]))
 except PacelineError as error:
     print(error)
     status = 3
@@ -60,24 +69,27 @@ class Running:
         return self.process.returncode, said
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
+def port_of(process: "subprocess.Popen[str]") -> int:
+    """Any that was free; the first thing that a server says."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+    assert ready, "the server never came up"
+    said = process.stdout.readline()
+    assert said, f"the server: {process.wait(PATIENCE_S)}"
+    return int(said)
 
 
 @contextmanager
 def running(folder: Path, **settings: Any) -> Iterator[Running]:
-    port = free_port()
-    arguments = [str(folder), str(port), json.dumps(ENGINE | settings)]
+    arguments = [str(folder), json.dumps(ENGINE | settings)]
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    url = f"http://127.0.0.1:{port}"
     try:
+        url = f"http://127.0.0.1:{port_of(process)}"
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             server = Running(process, http)
             server.until("/ready", 200)

@@ -18,11 +18,12 @@ LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": 
 @contextmanager
 def stopped_in_a_stream(server: Running) -> Iterator[Iterator[str]]:
     """The engine's process stands still while a stream is open; the lines that follow."""
+    core = server.core  # to look for it takes a while, in which a stream may end
     with server.http.stream("POST", PATH, json={**LONG, "stream": True}) as response:
         assert response.status_code == 200
         lines = (line for line in response.iter_lines() if line)
         first = json.loads(next(lines).removeprefix("data: "))
-        os.kill(server.core, signal.SIGSTOP)
+        os.kill(core, signal.SIGSTOP)
         assert first["choices"][0]["finish_reason"] is None
         yield lines
 

@@ -30,6 +30,7 @@ def test_what_runs_is_finished_and_nothing_new_is_taken() -> None:
             asyncio.create_task(site.post(PATH, **LONG, stream=stream)) for stream in (False, True)
         ]
         await site.until(lambda: len(site.desk.open_requests) == 2)
+        await site.engine.pause("all")  # so that both still run when others are refused
         os.kill(os.getpid(), signal.SIGTERM)
         await site.until(lambda: site.desk.draining)
         refused, ready = await site.post(PATH, **LONG), await site.http.get("/ready")
@@ -37,6 +38,7 @@ def test_what_runs_is_finished_and_nothing_new_is_taken() -> None:
         assert refused.json()["error"]["code"] == "draining"
         assert "retry-after" in refused.headers
         assert (await site.http.get("/health")).status_code == 200
+        await site.engine.resume()
         whole, streamed = [await one for one in asking]
         assert whole.json()["choices"][0]["finish_reason"] == "length"
         assert streamed.text.endswith("data: [DONE]\n\n")

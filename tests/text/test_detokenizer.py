@@ -82,6 +82,7 @@ def continued(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: boo
 
 @settings(max_examples=250, deadline=None)
 @given(cases(), st.booleans(), st.booleans())
+@example((BYTE_LEVEL, [172], [], ["\ufffd"], [0]), False, True)  # half a character, and no more
 def test_pieces_add_up_to_the_whole_cut_at_the_stop(
     case: tuple[Tokenizer, list[int], list[int], list[str], list[int]], include: bool, skip: bool
 ) -> None:
@@ -91,7 +92,8 @@ def test_pieces_add_up_to_the_whole_cut_at_the_stop(
     )
     pieces = [stream.push(ids[begin:end]) for begin, end in pairwise(cuts)]
     pieces.append(stream.finish())
-    expected, stopped = cut(continued(tokenizer, prompt, ids, skip), stop, include)
+    whole = continued(tokenizer, prompt, ids, skip) if ids else ""
+    expected, stopped = cut(whole, stop, include)
     assert "".join(pieces) == expected
     assert stream.stopped == stopped
     if stopped is None:

@@ -54,8 +54,8 @@ class Detokenizer:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What was withheld; half a character is shown as U+FFFD."""
-        if self.stopped is not None:
+        """What was withheld; half a character is shown as U+FFFD. No token is no text."""
+        if self.stopped is not None or not self.tokens:
             return ""
         last = self._release(self._utf8.decode(b"", final=True))
         rest, self._withheld = self._withheld, ""
