@@ -34,6 +34,15 @@ def test_a_container_may_give_less(tmp_path: Path, limit: str, free: int) -> Non
     assert free_bytes(machine(tmp_path), container(tmp_path, limit)) == free
 
 
+def test_containers_of_old_systems_have_other_files(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(f"{500 * MIB}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{300 * MIB}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {100 * MIB}\n")
+    assert free_bytes(machine(tmp_path), tmp_path) == 300 * MIB
+
+
 def test_a_machine_that_does_not_tell_has_half_of_what_it_is_built_with(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "nothing", tmp_path) > 0
 

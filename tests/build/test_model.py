@@ -7,6 +7,7 @@ import pytest
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.build.assembly import device_of
+from paceline.build.cuda import capturable
 from paceline.build.model import find_model
 from paceline.build.words import bytes_as_tokens
 from paceline.hub.progress import silent
@@ -34,6 +35,24 @@ def test_a_shape_without_weights_says_how_to_run_it() -> None:
         find_model("qwen3-0.6b", "auto", "cpu", silent)
     with pytest.raises(ConfigError, match=r"no shape 'qwen4'.*qwen3-0.6b"):
         find_model("qwen4", "dummy", "cpu", silent)
+
+
+def test_a_shape_that_cannot_be_read_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        find_model(str(folder), "dummy", "cpu", silent)
+
+
+@pytest.mark.parametrize("attention", ["triton", "flashinfer"])
+def test_attention_of_a_card_is_refused_on_a_cpu(folder: Path, attention: str) -> None:
+    with pytest.raises(ConfigError, match=attention):
+        LLM(str(folder), load_format="dummy", device="cpu", attention=attention)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "native", "paged"])
+def test_attention_that_cannot_be_captured_is_refused_on_a_card(attention: str) -> None:
+    with pytest.raises(ConfigError, match=f"{attention}.* cannot be part of a graph"):
+        capturable(attention)
 
 
 def test_a_form_that_is_not_there_is_refused(folder: Path) -> None:

@@ -33,6 +33,17 @@ def test_blocks_fill_the_memory_that_is_given() -> None:
     assert roomy.cache.num_blocks == 2 * (1024 // 16)  # more than all sequences can use is no use
 
 
+def test_more_than_sequences_can_use_keeps_prefixes_where_it_was_asked_for() -> None:
+    each = block_bytes(MODEL, 16)
+    asked = {"kv_cache_gib": 300 * each / 2**30, "max_num_seqs": 2}
+    assert resolve(*sort_settings(asked), MODEL, Hardware(0)).cache.num_blocks == 300
+    card = Hardware(2**40, 1.0, kept_blocks=500)
+    rest, own = sort_settings({"max_num_seqs": 2})
+    assert resolve(rest, own, MODEL, card).cache.num_blocks == 500
+    rest["enable_prefix_caching"] = False
+    assert resolve(rest, own, MODEL, card).cache.num_blocks == 2 * (1024 // 16)
+
+
 def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

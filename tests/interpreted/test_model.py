@@ -62,6 +62,13 @@ def test_hidden_states_and_the_store(
         torch.testing.assert_close(some, hidden[wanted], rtol=1e-3, atol=1e-3)
 
 
+def test_an_embedding_is_scaled_as_roughly_as_in_training() -> None:
+    config = tiny(architectures=["Gemma3ForCausalLM"])
+    source, dtype = Dummy(config, seed=3), torch.bfloat16
+    truth, card = Model.load(source, dtype), CudaModel.load(source, 64, dtype, device="cpu")
+    assert torch.equal(card._embedding, truth._embedding * truth._embedding_scale)
+
+
 def test_rows_too_long_for_float16_are_divided_before_their_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

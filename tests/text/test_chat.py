@@ -115,6 +115,13 @@ def test_arguments_of_calls_are_parsed() -> None:
         template.render([message])
 
 
+@pytest.mark.parametrize("nothing", ["", " ", None])
+def test_a_call_without_arguments_has_none(nothing: str | None) -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    call = {"id": "c", "function": {"name": "now", "arguments": nothing}}
+    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == "{}"
+
+
 def test_a_call_is_shown_in_the_order_it_was_written() -> None:
     template = ChatTemplate("{{ messages[0].tool_calls | tojson }}")
     call = {"function": {"arguments": '{"b": 1, "a": 2}', "name": "f"}, "id": "c"}

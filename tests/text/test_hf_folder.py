@@ -69,6 +69,8 @@ def test_a_template_in_a_file_counts_before_the_one_in_the_settings(folder: Path
     named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     write(folder, "tokenizer_config.json", {"chat_template": named})
     assert hf_vocabulary(folder).chat_template == "d"
+    write(folder, "tokenizer_config.json", {"chat_template": [*named[:1], {"name": "default"}]})
+    assert hf_vocabulary(folder).chat_template is None
     write(folder, "tokenizer_config.json", {"chat_template": "inline"})
     assert hf_vocabulary(folder).chat_template == "inline"
     (folder / "chat_template.jinja").write_text("file ▁", encoding="utf-8")
@@ -86,10 +88,14 @@ def test_limits_of_length_do_not_cut_prompts(tmp_path: Path) -> None:
 
 def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> None:
     write(folder, "generation_config.json", [1])
-    with pytest.raises(ConfigError, match=r"generation_config\.json is not a JSON object"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json is no JSON object"):
         hf_vocabulary(folder)
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+        hf_vocabulary(folder)
+    (folder / "generation_config.json").unlink()
+    write(folder, "tokenizer_config.json", {"chat_template": {"default": "d"}})
+    with pytest.raises(ConfigError, match=r"chat_template in tokenizer_config\.json is neither"):
         hf_vocabulary(folder)
     write(folder, "tokenizer.json", {})
     with pytest.raises(ConfigError, match=r"tokenizer\.json describes no tokenizer"):

@@ -28,6 +28,9 @@ def assemble(
 ) -> tuple[Scheduler, Runner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
+    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
+    if hasattr(attention, "hold"):
+        raise ConfigError(f"attention {own.attention!r} is for a card")
     check(settings, own, checkpoint.config, CPU_DEFAULTS)
     if own.threads:
         torch.set_num_threads(own.threads)
@@ -36,7 +39,6 @@ def assemble(
     loaded = Model.load(checkpoint, linear_kind=chosen.kind)
     config = resolve(settings, own, checkpoint.config, Hardware.found())  # which weights leave
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
-    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     step = config.step
     runner = Runner(loaded, kv, attention, step.max_num_seqs, step.max_model_len)
     scheduler = Scheduler(config)

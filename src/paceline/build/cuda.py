@@ -27,6 +27,7 @@ CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 # how often tokens were used, also twice while that grows.
 COPIES_OF_LOGITS = 9
 SPARE_BYTES = 256 << 20  # what libraries take for themselves
+KEPT_BLOCKS = 1 << 16  # the whole card, for all but the smallest models
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def assemble(
     """Load, run the largest step once, give the memory that is left to KV, and capture graphs."""
     if own.weights != "auto" or own.threads:
         raise ConfigError("weights and threads are for a CPU; see dtype for a card")
-    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
+    attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
     most = getattr(attention, "most_in_flight", own.depth)
     if own.depth > most:
         raise ConfigError(f"depth is {own.depth}; with this attention it is {most} at most")
@@ -58,7 +59,7 @@ def assemble(
             f"gpu_memory_utilization ({own.gpu_memory_utilization}) or lower "
             f"max_num_batched_tokens ({step.max_num_batched_tokens})"
         )
-    card = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults)
+    card = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
     config = resolve(settings, own, model_config, card)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
@@ -72,12 +73,16 @@ def assemble(
     return scheduler, runner
 
 
-def runner_of(model: CudaModel, kv: KVStore, attention: Any, step: StepConfig) -> CudaRunner:
+def capturable(name: str) -> Capturable:
+    attention: Any = load_attention(name)
     if not hasattr(attention, "hold"):
-        raise ConfigError(f"{type(attention).__name__} cannot be part of a graph; choose another")
-    capturable: Capturable = attention
+        raise ConfigError(f"attention {name!r} cannot be part of a graph; choose another")
+    return attention
+
+
+def runner_of(model: CudaModel, kv: KVStore, attention: Capturable, step: StepConfig) -> CudaRunner:
     sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    return CudaRunner(model, kv, capturable, *sizes)
+    return CudaRunner(model, kv, attention, *sizes)
 
 
 def free_bytes(utilization: float) -> int:
@@ -92,7 +97,7 @@ def rehearsed(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> tupl
     it is run over a store of two blocks."""
     before = torch.cuda.memory_allocated()
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
-    runner = runner_of(model, kv, load_attention(ATTENTION), step)
+    runner = runner_of(model, kv, capturable(ATTENTION), step)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before

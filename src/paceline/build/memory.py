@@ -21,13 +21,25 @@ def _of_machine(meminfo: Path) -> int:
 
 
 def _of_container(group: Path) -> list[int]:
-    """Nothing where there is no limit."""
+    """By the files of today and by those of old systems. Nothing where there is no limit."""
+    found = [
+        _within(group, "memory.max", "memory.current", "inactive_file"),
+        _within(
+            group / "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ]
+    return [one for one in found if one is not None]
+
+
+def _within(folder: Path, limit: str, used: str, kept: str) -> int | None:
     try:
-        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
-        kept = _numbers(group / "memory.stat")["inactive_file"]
-        return [max(int(limit) - int(used) + kept, 0)]
+        most, taken = (int((folder / name).read_text()) for name in (limit, used))
+        return max(most - taken + _numbers(folder / "memory.stat")[kept], 0)
     except (OSError, KeyError, ValueError):  # `max` is no number
-        return []
+        return None
 
 
 def _numbers(path: Path) -> dict[str, int]:

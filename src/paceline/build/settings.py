@@ -53,6 +53,7 @@ class Hardware:
     share: float = SHARE_OF_MEMORY  # of these, for KV
     value_bytes: int = 4  # of one number in KV
     defaults: Mapping[str, Any] = field(default_factory=lambda: CPU_DEFAULTS)
+    kept_blocks: int = 0  # for prefixes, where sequences cannot use as many
 
     @staticmethod
     def found() -> "Hardware":
@@ -117,12 +118,14 @@ def resolve(
 ) -> Config:
     """All settings of the scheduler, with what the model and the machine suggest filled in."""
     chosen = suggested(settings, model, hardware.defaults)
-    step, size = part_of(StepConfig, chosen), part_of(CacheConfig, chosen).block_size
+    step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
+    size, least = cache.block_size, -(-step.max_model_len // cache.block_size)
     each = block_bytes(model, size, hardware.value_bytes)
-    most = step.max_num_seqs * -(-step.max_model_len // size)
-    given = own.kv_cache_gib * GIB or hardware.free_bytes * hardware.share
-    blocks = own.num_gpu_blocks_override or min(int(given) // each, most)
-    least = -(-step.max_model_len // size)
+    kept = hardware.kept_blocks if cache.enable_prefix_caching else 0
+    useful = max(step.max_num_seqs * least, kept) * each
+    found = min(hardware.free_bytes * hardware.share, useful)
+    given = own.kv_cache_gib * GIB or found
+    blocks = own.num_gpu_blocks_override or int(given) // each
     if blocks < least and "max_model_len" in settings:
         raise ConfigError(
             f"max_model_len {step.max_model_len} needs {least} blocks of {size}, and there "

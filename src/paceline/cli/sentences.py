@@ -67,10 +67,11 @@ SENTENCES = {
     "kv_cache_dtype": "Of keys and values on a card; auto: as the weights.",
     "gpu_memory_utilization": "Share of a card's memory for weights, steps and KV.",
     "async_scheduling": "Plan a step while one runs, where the device is another.",
-    "kv_cache_gib": "GiB of memory for keys and values; 0 takes a share of what is free.",
+    "kv_cache_gib": "GiB of memory for keys and values; 0 takes a share of what is free, "
+    "as far as it is of use.",
     "num_gpu_blocks_override": "Blocks of KV memory by count; 0: as many as the memory holds.",
-    "attention": "How attention is computed: native, paged, sdpa; on a card triton, flashinfer, "
-    "sdpa; a dotted path; or auto.",
+    "attention": "How attention is computed: native, paged, sdpa; on a card triton, flashinfer; "
+    "a dotted path; or auto.",
     "weights": "How products use the weights: float32, int8, or auto, whichever is faster here.",
     "depth": "Steps in flight: above 1 the next is planned while one runs; 0: by device.",
     "threads": "Cores that a forward may use; 0: as many as torch takes.",

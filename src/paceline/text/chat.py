@@ -142,11 +142,11 @@ def part_text(part: object) -> str:
 
 
 def parsed(call: Any) -> Any:
-    """Clients send the arguments of a call as JSON in a string."""
+    """Clients send the arguments of a call as JSON in a string, or nothing where there are none."""
     match call:
-        case {"function": {"arguments": str(arguments)}}:
+        case {"function": {"arguments": str() | None as arguments}}:
             try:
-                value = json.loads(arguments)
+                value = json.loads((arguments or "").strip() or "{}")
             except (ValueError, RecursionError) as error:
                 raise RequestError(f"the arguments of a call are not JSON: {error}") from None
             return {**call, "function": {**call["function"], "arguments": value}}

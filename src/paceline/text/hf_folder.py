@@ -1,12 +1,12 @@
 """Reads the vocabulary in a folder of the Hugging Face kind."""
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 from tokenizers import Tokenizer as Backend
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_file import json_object
 from paceline.text.vocabulary import Vocabulary, backend_of
 
 Fields = dict[str, Any]
@@ -39,16 +39,8 @@ def tokenizer_file(file: Path) -> Backend:
 
 
 def fields(file: Path) -> Fields:
-    """A JSON object; a file that is not there says nothing."""
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file} is not a JSON object")
-    return cast(Fields, found)
+    """A file that is not there says nothing."""
+    return json_object(file) if file.is_file() else {}
 
 
 def token_id(backend: Backend, token: str | Fields | None, otherwise: int | None) -> int | None:
@@ -61,12 +53,21 @@ def listed(ids: int | list[int] | None) -> list[int] | list[int | None]:
     return ids if isinstance(ids, list) else [ids]
 
 
-def chat_template(folder: Path, inline: str | list[Fields] | None) -> str | None:
+def chat_template(folder: Path, inline: object) -> str | None:
     """A file of its own counts first; of several named ones, the default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    if isinstance(inline, list):
-        by_name = {one["name"]: one["template"] for one in inline}
-        return by_name.get("default")
-    return inline
+    if inline is None or isinstance(inline, str):
+        return inline
+    if not isinstance(inline, list):
+        raise ConfigError(
+            f"{folder}: chat_template in tokenizer_config.json is neither text nor list"
+        )
+    for one in cast(list[object], inline):
+        match one:
+            case {"name": "default", "template": str(template)}:
+                return template
+            case _:
+                pass
+    return None

@@ -6,7 +6,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.weights.files import open_checkpoint
 
 
-@pytest.mark.parametrize("name", ["absent", "model.bin"])
+@pytest.mark.parametrize("name", ["absent", "model.gguf"])
 def test_a_path_that_holds_no_model(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{name} is neither a folder"):
         open_checkpoint(tmp_path / name)
@@ -15,5 +15,7 @@ def test_a_path_that_holds_no_model(name: str, tmp_path: Path) -> None:
 def test_each_kind_is_opened_by_its_reader(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         open_checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be read as GGUF"):
-        open_checkpoint(tmp_path / "model.gguf")
+    for name in ("model.gguf", "sha256-of-it"):
+        (tmp_path / name).write_bytes(b"GGUF")
+        with pytest.raises(ConfigError, match="cannot be read as GGUF"):
+            open_checkpoint(tmp_path / name)

@@ -91,3 +91,11 @@ def test_derived_tensors_of_old_files_are_passed_over(
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
     save_file({**tensors, **extra}, folder / SINGLE)
     verify(SafetensorsFolder(folder))
+
+
+def test_a_head_that_is_the_embedding_again_is_passed_over(folder: Path) -> None:
+    tied = {**TINY, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(tied))
+    found = SafetensorsFolder(folder)
+    verify(found)
+    assert "lm_head.weight" not in found.shapes

@@ -183,8 +183,8 @@ class CudaModel:
     def __init__(self, parts: Parts, max_model_len: int) -> None:
         config = self.config = parts.config
         self.dtype = parts.dtype
-        scale = config.width**0.5 if config.traits.scaled_embedding else 1.0
-        self._embedding = parts.read("model.embed_tokens.weight").mul_(scale).to(parts.dtype)
+        scale = torch.tensor(config.embedding_scale, dtype=parts.dtype)  # as rough as in training
+        self._embedding = parts.read("model.embed_tokens.weight").to(parts.dtype).mul_(scale)
         turns = {
             rope: turns_of(rope, max_model_len + 1, parts.device)
             for rope in dict.fromkeys(map(config.rope_of, range(config.layers)))

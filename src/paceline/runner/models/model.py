@@ -20,8 +20,8 @@ class Model:
         config = self.config = parts.config
         self.dtype = parts.dtype
         self._embedding = parts.read("model.embed_tokens.weight").to(parts.dtype)  # [vocab, width]
-        scale = config.width**0.5 if config.traits.scaled_embedding else 1.0
-        self._embedding_scale = torch.tensor(scale, dtype=parts.dtype, device=parts.device)
+        scale = torch.tensor(config.embedding_scale, dtype=parts.dtype, device=parts.device)
+        self._embedding_scale = scale
         self._layers = stack_of(parts)
         self._norm = parts.norm("model.norm")
         head = "model.embed_tokens" if config.tied_embedding else "lm_head"

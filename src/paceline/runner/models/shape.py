@@ -5,6 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_file import json_object
 from paceline.runner.models.config import ModelConfig
 
 
@@ -19,9 +20,8 @@ def config_in(name: str) -> ModelConfig:
     folder = Path(name).expanduser()
     if name in named_shapes():
         text = (files("paceline.runner.models") / "shapes" / f"{name}.json").read_text()
-    elif (folder / "config.json").is_file():
-        text = (folder / "config.json").read_text()
-    else:
-        known = ", ".join(named_shapes())
-        raise ConfigError(f"no shape {name!r}: there are {known}, and folders with a config.json")
-    return ModelConfig.of_hf(json.loads(text))
+        return ModelConfig.of_hf(json.loads(text))
+    if (folder / "config.json").is_file():
+        return ModelConfig.of_hf(json_object(folder / "config.json"))
+    known = ", ".join(named_shapes())
+    raise ConfigError(f"no shape {name!r}: there are {known}, and folders with a config.json")

@@ -9,9 +9,9 @@ from paceline.runner.weights.safetensors import SafetensorsFolder
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A .gguf file or a folder of HF's."""
+    """A GGUF file, whatever its name, or a folder of HF's."""
     if path.is_dir():
         return SafetensorsFolder(path)
-    if path.suffix == ".gguf":
+    if path.is_file():
         return GGUF(path)
-    raise ConfigError(f"{path} is neither a folder with a model nor a .gguf file")
+    raise ConfigError(f"{path} is neither a folder with a model nor a GGUF file")

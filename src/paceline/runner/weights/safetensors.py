@@ -1,6 +1,5 @@
 """A folder as transformers saves it: config.json and one or many .safetensors files."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,23 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_file import json_object
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import Shape
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
 DERIVED = ".rotary_emb.inv_freq"  # old files keep what follows from the configuration
+HEAD = "lm_head.weight"
 
 
 class SafetensorsFolder:
     """A checkpoint in HF's own form. Files stay mapped while it lives."""
 
     def __init__(self, folder: Path) -> None:
-        raw = _json(folder / "config.json")
+        raw = json_object(folder / "config.json")
         generation = folder / "generation_config.json"
-        if generation.exists() and "eos_token_id" in (given := _json(generation)):
+        if generation.exists() and "eos_token_id" in (given := json_object(generation)):
             raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models end turns with more
         self.config = ModelConfig.of_hf(raw)
         self.shapes: dict[str, Shape] = {}
@@ -39,12 +40,16 @@ class SafetensorsFolder:
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             if name in self.shapes:
                 raise ConfigError(f"{path} has {name!r}, and so has another file")
-            if not name.endswith(DERIVED):
+            if not self._is_copy(name):
                 part = file.get_slice(name)
                 if (kind := part.get_dtype()) not in FLOATS:
                     raise ConfigError(f"{path}: {name!r} is of {kind}, which is not supported")
                 self.shapes[name] = tuple(part.get_shape())
                 self._file[name] = file
+
+    def _is_copy(self, name: str) -> bool:
+        """Does it follow from the rest? Some files keep a head that is the embedding again."""
+        return name.endswith(DERIVED) or (name == HEAD and self.config.tied_embedding)
 
     def read(self, name: str) -> Tensor:
         return self._file[name].get_tensor(name)
@@ -55,17 +60,7 @@ def _files(folder: Path) -> Iterable[Path]:
     index = folder / INDEX
     if not index.exists():
         return [folder / SINGLE]
-    names = _json(index).get("weight_map")
+    names = json_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(one, str) for one in names.values()):
         raise ConfigError(f"{index} has no weight_map")
     return [folder / name for name in sorted(set(names.values()))]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is no JSON object")
-    return content
