@@ -192,15 +192,19 @@ def build(_model: str, **settings: Any) -> Parts:
     return parts(**settings)
 
 
-def build_breaking(_model: str, step: int, mistake: bool = False, **settings: Any) -> Parts:
-    """A device that fails in one step, or a scheduler that makes a mistake in it."""
-    if not mistake:
-        return parts(lambda plan, where: plan.step == step and where == "wait", **settings)
+def build_breaking(_model: str, step: int, **settings: Any) -> Parts:
+    """A device that fails in one step."""
+    return parts(lambda plan, where: plan.step == step and where == "wait", **settings)
+
+
+def build_mistaken(_model: str, tokens: int, crowd: int = 1, **settings: Any) -> Parts:
+    """A scheduler that makes a mistake after so many tokens, once as many requests are here."""
     made = parts(**settings)
     plan = made.scheduler.plan
 
     def planned(now: float) -> Plan:
-        assert made.scheduler.stats.steps < step, "ours"
+        is_early = made.scheduler.stats.sampled < tokens
+        assert is_early or made.scheduler.unfinished < crowd, "ours"
         return plan(now)
 
     made.scheduler.plan = planned  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from time import sleep
 from typing import Any
 from unittest.mock import patch
@@ -17,15 +18,17 @@ from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams
 from paceline.engine.async_llm import LONG_TEXT, AsyncLLM
 from paceline.engine.delivery import EngineFailed
 from paceline.engine.parts import Parts
+from paceline.engine.thread import ThreadCore
 from tests.engine.support import (
     OraclePort,
     ask,
     assert_nothing_left,
-    build_breaking,
+    build_mistaken,
     expected,
     expected_text,
     parts,
 )
+from tests.engine.test_frontend import one_of_three_stops
 
 
 def with_engine(
@@ -257,7 +260,7 @@ def test_a_mistake_of_ours_fails_everybody_and_is_red() -> None:
         assert (await engine.stats()).crashes == 1
         assert "ours" in await engine.gone()
 
-    broken = build_breaking("oracle", step=30, mistake=True, num_blocks=200)
+    broken = build_mistaken("oracle", tokens=30, crowd=3, num_blocks=200)
     with_engine(use, leaves_nothing=False, made=broken)
 
 
@@ -402,3 +405,69 @@ def test_an_engine_of_another_loop_says_so() -> None:
     with pytest.raises(EngineFailed, match="another event loop"):
         asyncio.run(use())
     asyncio.run(engine.shutdown())
+
+
+def test_one_choice_that_stops_leaves_the_others_alone() -> None:
+    params, stop = one_of_three_stops()
+
+    async def use(engine: AsyncLLM) -> None:
+        one = Ask(prompt="hello", params=replace(params, stop=stop))
+        output = await engine.generate(one).whole()
+        assert [one.finish_reason for one in output.outputs] == ["length", "stop", "length"]
+
+    with_engine(use)
+
+
+def test_drain_waits_for_those_who_came_after_others_had_left() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.generate(ask("hello", max_tokens=3)).whole()
+        assert engine._quiet.is_set()
+        stream = engine.generate(ask("hello", max_tokens=40))
+        assert not engine._quiet.is_set()
+        await engine.drain()
+        assert stream.output is not None
+
+    with_engine(use)
+
+
+def test_a_reset_of_those_who_run_is_one_of_its_own() -> None:
+    params = SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
+
+    async def use(engine: AsyncLLM) -> None:
+        stream = engine.generate(Ask(prompt="hello", params=params))
+        first = await anext(aiter(stream))
+        await engine.pause("all")
+        assert not await engine.reset_prefix_cache()
+        assert await engine.reset_prefix_cache(reset_running_requests=True)
+        await engine.resume()
+        rest = await pieces_of(stream)
+        ids = [id for piece in (first, *rest) for id in piece.token_ids]
+        assert ids == expected("hello", params)[0]
+
+    with_engine(use, breaks=paced)
+
+
+def test_questions_that_were_answered_are_not_kept() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        core = engine._core
+        assert isinstance(core, ThreadCore)
+        for _ in range(3):
+            await engine.snapshot()
+        assert core._questions == set()
+
+    with_engine(use)
+
+
+def test_nobody_is_in_an_engine_that_has_died() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.pause("all")
+        stream = engine.generate(ask("hello", max_tokens=200, ignore_eos=True))
+        assert (await engine.stats()).gauges["num_requests_waiting"] == 1
+        await engine.resume()
+        assert "ours" in (await stream.whole()).error
+        report = await engine.stats()
+        assert report.gauges["num_requests_waiting"] == 0
+        assert report.cache_config["num_gpu_blocks"] == 200
+
+    broken = build_mistaken("oracle", tokens=30, num_blocks=200)
+    with_engine(use, leaves_nothing=False, made=broken)

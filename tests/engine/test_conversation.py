@@ -1,8 +1,10 @@
 """One choice: what was told adds up, and what comes after the end is dropped."""
 
+from math import inf
+
 from paceline.core.plan import Choice, Ended
 from paceline.core.request import Finish
-from paceline.engine.api import SamplingParams
+from paceline.engine.api import Alternative, SamplingParams, TokenLogprob
 from paceline.engine.conversation import Conversation
 from paceline.engine.delivery import Departure, Timings
 from tests.engine.support import Ear, as_request, tokenizer
@@ -39,6 +41,34 @@ def test_what_may_begin_a_stop_string_comes_with_the_end() -> None:
     assert ear.joined(0).finish_reason == "length"
 
 
+def test_of_several_tokens_those_behind_the_stop_string_are_dropped() -> None:
+    ids = tokenizer().encode("the quick brown fox jumps")
+    one, ear = conversation(stop=tokenizer().decode(ids[:3]), logprobs=0)
+    told = [TokenLogprob(Alternative(id, -1.0, "", b""), ()) for id in ids]
+    assert not one.push(-1, ids[:1], told[:1])
+    assert one.push(-1, ids[1:], told[1:])
+    answer = ear.joined(0)
+    assert list(answer.token_ids) == ids[:3]
+    assert answer.logprobs == tuple(told[:3])
+
+
+def test_a_character_that_the_prompt_begins_is_told_whole() -> None:
+    letters = {tokenizer().token_bytes(id): id for id in range(tokenizer().vocab_size)}
+    ids = [letters[bytes([one])] for one in "😀".encode()]
+    params, ear = SamplingParams(), Ear()
+    one = Conversation(as_request(ids[:2], params), params, None, ear, tokenizer(), 0.0)
+    one.push(-1, ids[2:])
+    assert ear.joined(0).text == "😀"
+
+
+def test_time_runs_from_the_arrival() -> None:
+    params = SamplingParams()
+    request = as_request([5], params)
+    one = Conversation(request, params, None, Ear(), tokenizer(), 5.0, timeout=2.0)
+    assert one.due == 7.0
+    assert Conversation(request, params, None, Ear(), tokenizer(), 5.0).due == inf
+
+
 def test_nothing_is_told_after_the_end() -> None:
     one, ear = conversation(stop="l")
     assert one.push(-1, tokenizer().encode("hello"))
@@ -50,6 +80,7 @@ def test_nothing_is_told_after_the_end() -> None:
     assert ear.output is output
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("he", "stop")
     assert (output.usage.cached_tokens, output.timings.total_s) == (2, 3.0)
+    assert output.usage.total_tokens == len(one.request.prompt) + len(ear.joined(0).token_ids)
 
 
 def test_the_best_are_told_with_the_end() -> None:

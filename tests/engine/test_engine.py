@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
-from paceline.core.plan import Plan, StepResult
+from paceline.core.plan import Candidates, Plan, StepResult
 from paceline.core.request import Finish, Request
-from paceline.engine.delivery import Asked, Delivery, EngineFailed, Question
+from paceline.engine.delivery import NO_TIMINGS, Asked, Delivery, EngineFailed, Question
 from paceline.engine.engine import Engine
 from paceline.engine.parts import Parts
 from paceline.engine.settings import EngineSettings
@@ -469,3 +469,63 @@ def test_a_row_that_fails_ends_its_request_alone(depth: int) -> None:
     assert teller.engine.answer(Question("gauges"))["failed_rows"] == 1
     assert "no numbers" in teller.engine.answer(Question("explain", "spoiled"))
     assert_nothing_left(teller.engine.scheduler)
+
+
+def test_a_search_has_no_choices_to_let_go_of_one_by_one() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("a", n=2, beam_width=2, most=4))
+    teller.turn()
+    teller.engine.abort("a", 0)
+    teller.run()
+    assert teller.ends["a"][0] is not Finish.ABORT
+
+
+def test_closing_waits_for_the_steps_in_flight() -> None:
+    teller = Teller(parts(depth=3))
+    teller.engine.submit(request("a"))
+    teller.turn()
+    assert teller.port.results
+    teller.engine.close()
+    assert not teller.port.results
+    assert teller.port.closed
+
+
+def test_alternatives_stay_with_their_rows() -> None:
+    made = parts(depth=2)
+    port = made.runner
+    assert isinstance(port, OraclePort)
+    wait: Callable[[], StepResult] = port.wait
+
+    def marked() -> StepResult:
+        result = wait()
+        values = result.ids.astype(np.float32)
+        return StepResult(result.ids, result.count, values, Candidates(result.ids, values))
+
+    port.wait = marked  # type: ignore[method-assign]
+    teller = Teller(made)
+    for name in "abcde":
+        teller.engine.submit(request(name, 6 + ord(name) % 7, 12))
+    for _ in range(5):
+        teller.turn()
+    teller.engine.abort("b")
+    teller.run()
+    assert teller.engine.scheduler.stats.stale_rows > 0
+    told = [one for one in teller.deliveries if one.candidates is not None]
+    assert told
+    for one in told:
+        assert one.candidates is not None
+        np.testing.assert_array_equal(one.candidates.ids, one.ids)
+        np.testing.assert_array_equal(one.candidates.logprob, one.ids.astype(np.float32))
+
+
+def test_a_family_runs_as_one_request_and_has_one_life() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("a", n=3, ignore_eos=True))
+    for _ in range(3):
+        teller.turn()
+    assert teller.engine.answer(Question("gauges"))["running"] == 1
+    teller.run()
+    told = [one for each in teller.deliveries for one in each.departures]
+    assert {one.timings for one in told if one.ended.child >= 0} == {NO_TIMINGS}
+    (whole,) = [one for one in told if one.ended.child < 0]
+    assert whole.timings.total_s > 0

@@ -1,17 +1,23 @@
 """Text in, text out: what clients read is what the reference says, piece by piece."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import PromptTooLong, RequestError
+from paceline.core.plan import Candidates, Ended
 from paceline.core.request import Finish
-from paceline.engine.api import Ask, SamplingParams
+from paceline.engine.api import Ask, Report, SamplingParams
+from paceline.engine.delivery import Abort, Capacity, Delivery, Departure, Question
 from paceline.engine.frontend import Frontend
+from paceline.engine.metrics import first_figures
 from paceline.engine.parts import Parts
 from paceline.sim import reference as model
+from paceline.text.chat import ChatTemplate
 from tests.engine.support import (
     MAX_MODEL_LEN,
     Ear,
@@ -316,6 +322,7 @@ def test_a_refusal_reaches_its_client() -> None:
     [
         (Ask(prompt=""), "the prompt is empty"),
         (Ask(prompt_token_ids=[5, 100_000]), "token 100000"),
+        (Ask(prompt_token_ids=[tokenizer().vocab_size]), "the vocabulary has"),
         (Ask(prompt_token_ids=[-1]), "negative"),
         (Ask(prompt_token_ids=["a"]), "token ids"),  # type: ignore[list-item]
         (Ask(messages=[]), "message"),
@@ -332,6 +339,169 @@ def test_malformed_asks_are_refused_at_once(one: Ask, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         desk.begin(one)
     assert not desk.frontend.open
+
+
+def test_a_prompt_without_room_for_one_more_token_is_too_long() -> None:
+    frontend = Desk(parts()).frontend
+    frontend.max_model_len = 5
+    with pytest.raises(PromptTooLong, match="a prompt of 5 tokens leaves no room"):
+        frontend.begin(Ask(prompt_token_ids=[7] * 5), Ear())
+    assert len(frontend.begin(Ask(prompt_token_ids=[7] * 4), Ear()).prompt) == 4
+
+
+def test_what_is_asked_reaches_the_engine() -> None:
+    frontend = Desk(parts()).frontend
+    one = Ask(
+        prompt_token_ids=[5, 6],
+        text="as it was written",
+        priority=3,
+        tenant="t",
+        cache_salt="s",
+        deadline=2.0,
+        arrival=1.5,
+        params=SamplingParams(
+            seed=4, n=2, beam_width=3, length_penalty=0.5, early_stopping=True, stop_token_ids=[7]
+        ),
+    )
+    request = frontend.begin(one, Ear())
+    assert (request.priority, request.tenant, request.cache_salt) == (3, "t", "s")
+    assert (request.deadline, request.arrival, request.seed) == (2.0, 1.5, 4)
+    assert (request.n, request.beam_width, request.length_penalty) == (2, 3, 0.5)
+    assert (request.early_stopping, request.stop_token_ids) == (True, (7,))
+    assert frontend.open[request.id].prompt == "as it was written"
+
+
+def test_where_only_the_prompt_is_asked_about_no_token_ends_it() -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0, stop_token_ids=[7])
+    request = Desk(parts()).frontend.begin(Ask(prompt="hello", params=params), Ear())
+    assert (request.max_tokens, request.ignore_eos, request.stop_token_ids) == (1, True, ())
+
+
+def test_a_template_sees_what_it_is_asked_with() -> None:
+    source = "{{ messages[0].content }} {{ tools[0].name }} {{ mood }} {{ add_generation_prompt }}"
+    frontend = Frontend(tokenizer(), ChatTemplate(source), lambda: 0.0)
+    one = Ask(
+        messages=[{"role": "user", "content": "hello"}],
+        tools=[{"name": "hammer"}],
+        variables={"mood": "merry"},
+        add_generation_prompt=False,
+    )
+    assert frontend.text_of(one) == "hello hammer merry False"
+
+
+def test_texts_are_framed_and_conversations_are_not() -> None:
+    frontend, framed = Desk(parts()).frontend, list[bool]()
+
+    def noted(_text: str, special: bool = True) -> list[int]:
+        framed.append(special)
+        return [5]
+
+    with patch.object(frontend.tokenizer, "encode", noted):
+        frontend.begin(Ask(prompt="hello"), Ear())
+        frontend.begin(Ask(messages=[{"role": "user", "content": "hello"}]), Ear())
+    assert framed == [True, False]
+
+
+class Late:
+    """A front end whose clock is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        template = ChatTemplate.of(tokenizer())
+        self.frontend = Frontend(tokenizer(), template, lambda: self.now)
+
+    def begin(self, timeout: float | None, **params: Any) -> Ear:
+        ear, chosen = Ear(), SamplingParams(**params)
+        one = Ask(prompt="hello", request_id="a", timeout=timeout, params=chosen)
+        self.frontend.begin(one, ear)
+        return ear
+
+    def tell(self, ended: Ended | None, ids: Sequence[int] = (), **columns: Any) -> list[Abort]:
+        """What the engine tells of an end, with tokens of the first child."""
+        rows = min(len(ids), 1)
+        told = Delivery(
+            self.now,
+            np.array(["a"] * rows, object),
+            np.zeros(rows, np.int32),
+            np.array(ids, np.int32).reshape(rows, -1) if rows else np.empty((0, 1), np.int32),
+            np.full(rows, len(ids), np.int32),
+            departures=() if ended is None else (Departure(ended),),
+            **columns,
+        )
+        return self.frontend.deliver(told)
+
+
+@pytest.mark.parametrize("stop", ["hello", "else"])
+@pytest.mark.parametrize("child", [-1, 0])
+def test_what_ends_with_its_text_is_not_aborted(child: int, stop: str) -> None:
+    late = Late()
+    ear = late.begin(None, n=2, stop=stop)
+    assert late.tell(Ended("a", Finish.LENGTH, child=child), tokenizer().encode("hello")) == []
+    assert ear.joined(0).finish_reason == ("stop" if stop == "hello" else "length")
+    assert ("a" in late.frontend.open) == (child == 0)
+
+
+def test_a_name_is_taken_until_the_engine_lets_go_of_a_late_request() -> None:
+    late = Late()
+    ear = late.begin(5.0, n=2)
+    late.now = 4.9
+    assert late.frontend.expire() == []
+    late.now = 5.0
+    assert late.frontend.expire() == ["a"]
+    assert ear.output is not None
+    assert {one.finish_reason for one in ear.output.outputs} == {"timeout"}
+    late.tell(Ended("a", Finish.ABORT, child=0))  # one of two
+    with pytest.raises(RequestError, match="already here"):
+        late.begin(None)
+    late.tell(Ended("a", Finish.ABORT))
+    late.begin(None)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda frontend: frontend.let_go("a"),
+        lambda frontend: frontend.drop("a"),
+        lambda frontend: frontend.end_all(Finish.ERROR, "the power went out"),
+    ],
+    ids=["let go", "dropped", "all ended"],
+)
+def test_a_name_is_free_when_nobody_will_tell_of_its_end(leave: Callable[[Frontend], Any]) -> None:
+    late = Late()
+    late.begin(5.0)
+    late.now = 6.0
+    assert late.frontend.expire() == ["a"]
+    leave(late.frontend)
+    late.begin(None)
+
+
+def test_the_time_of_one_is_not_that_of_the_next_of_its_name() -> None:
+    late = Late()
+    late.begin(5.0)
+    late.frontend.drop("a")
+    late.now = 1.0
+    late.begin(20.0)
+    late.now = 6.0
+    assert late.frontend.expire() == []
+    late.now = 21.0
+    assert late.frontend.expire() == ["a"]
+
+
+def test_a_failure_is_remembered_by_when_it_was() -> None:
+    late = Late()
+    assert late.frontend.last_failure_s is None
+    late.begin(None)
+    late.tell(Ended("a", Finish.ABORT))
+    assert late.frontend.last_failure_s is None
+    late.begin(None)
+    late.now = 3.0
+    late.tell(Ended("a", Finish.ERROR, message="broken"))
+    late.now = 5.0
+    assert late.frontend.last_failure_s == 2.0
+    late.begin(None)
+    late.frontend.end("a", Finish.ERROR, "the power went out")
+    late.now = 6.0
+    assert late.frontend.last_failure_s == 1.0
 
 
 def test_exactly_one_kind_of_prompt_is_given() -> None:
@@ -354,6 +524,14 @@ def test_the_end_of_the_engine_ends_everything() -> None:
     assert not desk.frontend.open
 
 
+def one_of_three_stops() -> tuple[SamplingParams, str]:
+    """Params, and a string that only the second choice of "hello" comes to."""
+    params = SamplingParams(max_tokens=60, seed=2, n=3, ignore_eos=True)
+    each = [expected("hello", params, seed=2 + index)[0] for index in range(3)]
+    texts = [tokenizer().decode(ids) for ids in each]
+    return params, next(one for one in stop_strings(texts[1]) if one not in texts[0] + texts[2])
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_engine_lets_go_of_one_choice_that_has_stopped(depth: int) -> None:
     params = SamplingParams(max_tokens=60, seed=2, n=3, ignore_eos=True)
@@ -372,3 +550,64 @@ def test_the_engine_lets_go_of_one_choice_that_has_stopped(depth: int) -> None:
     assert ear.output.usage.completion_tokens == sum(used)
     sampled = desk.engine.scheduler.stats.sampled
     assert sum(used) <= sampled <= sum(used) + depth + 1
+
+
+def test_the_time_between_tokens_is_that_since_the_ones_before() -> None:
+    late = Late()
+    late.begin(None, ignore_eos=True)
+    for now in (1.0, 2.0, 4.0):
+        late.now = now
+        late.tell(None, [5])
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    gaps = report.histograms["inter_token_latency_seconds"]
+    assert (gaps.count, gaps.total) == (2, 3.0)
+    assert report.histograms["time_to_first_token_seconds"].total == 1.0
+
+
+def test_as_many_alternatives_are_told_as_were_asked_for_and_as_there_are() -> None:
+    for wanted, there in ((1, [7]), (2, [7, 6]), (3, [7, 6])):
+        late = Late()
+        ear = late.begin(None, logprobs=wanted)
+        found = Candidates(np.array([[7, 6, -1]], np.int32), np.zeros((1, 3), np.float32))
+        late.tell(None, [5], logprob=np.zeros((1, 1), np.float32), candidates=found)
+        (told,) = ear.joined(0).logprobs or ()
+        assert [one.token_id for one in told.top] == there
+
+
+def test_tokens_behind_a_stop_string_are_not_counted() -> None:
+    late, ids = Late(), tokenizer().encode("hello")
+    late.begin(None, stop="hello")
+    assert late.tell(None, ids) == [Abort("a")]
+    assert late.tell(None, ids) == []
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    assert report.counters["generation_tokens"] == len(ids)
+
+
+def counted(desk: Desk) -> Report:
+    return desk.frontend.metrics.report(desk.engine.answer(Question("gauges")))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"best_of": 3}, {"stop": "e", "ignore_eos": True, "n": 3}, {"max_tokens": 0}],
+    ids=str,
+)
+def test_tokens_are_counted_that_were_told(params: dict[str, Any]) -> None:
+    desk = Desk(parts(depth=3))
+    ear = desk.begin(ask("hello", **{"max_tokens": 30, "seed": 2} | params))
+    desk.run()
+    assert ear.output is not None
+    report = counted(desk)
+    assert report.counters["generation_tokens"] == ear.output.usage.completion_tokens
+    assert report.counters["prompt_tokens"] == ear.output.usage.prompt_tokens
+    assert report.histograms["time_to_first_token_seconds"].count == 1
+    assert sum(report.request_success.values()) == len(ear.output.outputs)
+
+
+def test_those_who_are_cut_are_counted_by_their_end() -> None:
+    late = Late()
+    late.begin(5.0, n=2)
+    late.now = 5.0
+    late.frontend.expire()
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    assert report.request_success == {"timeout": 2}

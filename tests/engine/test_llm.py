@@ -1,5 +1,6 @@
 """Many prompts at once: results in order, nothing lost, nothing left behind."""
 
+from dataclasses import replace
 from signal import SIGINT, raise_signal
 from typing import Any
 
@@ -7,9 +8,13 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
+from paceline.engine import llm as module
 from paceline.engine.api import Ask, SamplingParams
 from paceline.engine.llm import LLM
+from paceline.engine.progress import Progress
+from paceline.text.chat import ChatTemplate
 from tests.engine.support import assert_nothing_left, build, expected, expected_text, tokenizer
+from tests.engine.test_frontend import one_of_three_stops
 
 
 def llm(**settings: Any) -> LLM:
@@ -297,3 +302,44 @@ def test_a_timeout_ends_a_prompt_and_not_the_others() -> None:
     again = [Ask(prompt="a", request_id=name) for name in "xy"]
     assert not any(one.error for one in model.generate(again, progress=False))
     left_nothing(model)
+
+
+def test_one_choice_that_stops_leaves_the_others_alone() -> None:
+    params, stop = one_of_three_stops()
+    (output,) = llm().generate("hello", replace(params, stop=stop), progress=False)
+    assert [one.finish_reason for one in output.outputs] == ["length", "stop", "length"]
+
+
+def test_a_number_whose_output_was_not_taken_is_not_given_again() -> None:
+    model, short = llm(), SamplingParams(max_tokens=1)
+    model.enqueue(Ask(prompt="a", request_id="1"), short)
+    for _ in range(2):
+        (output,) = model.generate("b", SamplingParams(max_tokens=9), progress=False)
+        assert output.error == ""
+    assert [one.request_id for one in model.step()] == ["1"]
+
+
+def test_a_template_has_variables_of_its_own() -> None:
+    model = llm()
+    model._frontend.template = ChatTemplate("{{ mood }}")
+    (output,) = model.chat(
+        [{"role": "user", "content": "hello"}], progress=False, variables={"mood": "merry"}
+    )
+    assert output.prompt == "merry"
+
+
+def test_progress_tells_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, int, int]] = []
+
+    class Noted(Progress):
+        def show(self, done: int, read: int, written: int) -> None:
+            shown.append((done, read, written))
+
+        finish = show
+
+    monkeypatch.setattr(module, "Progress", Noted)
+    params = [SamplingParams(max_tokens=most, ignore_eos=True) for most in (2, 9)]
+    outputs = llm().generate([[5, 6, 7], [8]], params)
+    assert [one.usage.completion_tokens for one in outputs] == [2, 9]
+    assert sorted(set(shown)) == [(0, 0, 0), (1, 3, 2), (2, 4, 11)]
+    assert shown == sorted(shown)

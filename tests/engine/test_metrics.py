@@ -36,6 +36,8 @@ def test_a_request_is_measured_when_it_ends() -> None:
     assert total["e2e_request_latency_seconds"] == 11.0
     assert total["request_queue_time_seconds"] == 1.0
     assert total["request_inference_time_seconds"] == 10.0
+    assert total["request_prefill_time_seconds"] == 2.0
+    assert total["request_decode_time_seconds"] == 8.0
     assert total["request_time_per_output_token_seconds"] == 2.0
     assert total["request_generation_tokens"] == 8.0
     assert total["request_max_num_generation_tokens"] == 5.0
@@ -44,6 +46,7 @@ def test_a_request_is_measured_when_it_ends() -> None:
     assert total["request_params_n"] == 2.0
     assert total["request_params_max_tokens"] == 5.0
     assert report.counters["prompt_tokens_cached"] == 4
+    assert report.prompt_by_source == {"local_compute": 6, "local_cache_hit": 4}
     assert report.request_success == {"stop": 1, "length": 1}
 
 
@@ -72,3 +75,22 @@ def test_gauges_are_those_of_the_scheduler() -> None:
     }
     assert report.waiting_by_reason == {"capacity": 2, "deferred": 1}
     assert report.counters["num_preemptions"] == 7.0
+
+
+def test_a_single_token_takes_no_time_after_the_first() -> None:
+    metrics = Metrics()
+    metrics.ended(Lengths(10, [1], 1, None), 0, Timings(1.0, 2.0, 0.0, 3.0))
+    report = metrics.report(NOW)
+    assert report.histograms["request_time_per_output_token_seconds"].count == 0
+
+
+def test_totals_are_those_of_the_scheduler() -> None:
+    totals = {"prefix_queries": 9, "prefix_hits": 5, "drafts": 2, "drafted": 6, "accepted": 4}
+    report = Metrics().report(NOW | totals | {"swapped": 1, "failed_rows": 3})
+    assert report.counters["prefix_cache_queries"] == 9
+    assert report.counters["prefix_cache_hits"] == 5
+    assert report.counters["spec_decode_num_drafts"] == 2
+    assert report.counters["spec_decode_num_draft_tokens"] == 6
+    assert report.counters["spec_decode_num_accepted_tokens"] == 4
+    assert report.gauges["num_requests_swapped"] == 1
+    assert report.failed_rows == 3

@@ -69,6 +69,26 @@ def test_a_failed_launch_of_nothing_puts_those_in_flight_in_doubt() -> None:
     assert pipeline.suspect.step == 1
 
 
+def test_of_several_in_flight_the_oldest_is_in_doubt() -> None:
+    pipeline = Pipeline(Device(bad_launches=(3,)))
+    for step in (1, 2):
+        pipeline.launch(plan(step))
+    with pytest.raises(StepError):
+        pipeline.launch(plan(3, empty=True))
+    assert pipeline.suspect is not None
+    assert pipeline.suspect.step == 1
+
+
+def test_a_failed_wait_puts_its_own_step_in_doubt() -> None:
+    pipeline = Pipeline(Device(bad_waits=(1,)))
+    for step in (1, 2):
+        pipeline.launch(plan(step))
+    with pytest.raises(StepError):
+        pipeline.land()
+    assert pipeline.suspect is not None
+    assert pipeline.suspect.step == 1
+
+
 def test_what_is_abandoned_is_waited_for_all_the_same() -> None:
     device = Device(bad_waits=(1, 2))
     pipeline = Pipeline(device)

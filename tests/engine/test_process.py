@@ -6,22 +6,29 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.plan import Ended
+from paceline.core.request import Finish
+from paceline.engine import process
 from paceline.engine.api import Ask, AsyncEngine, SamplingParams
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.delivery import EngineFailed
+from paceline.engine.delivery import Delivery, Departure, EngineFailed, Question, Refused
 from paceline.engine.frontend import Frontend
 from paceline.engine.parts import factory_named
-from paceline.engine.process import ProcessCore
+from paceline.engine.process import ProcessCore, Watch
 from paceline.engine.settings import EngineSettings, OnFailure
 from paceline.engine.stream import Mailbox
 from paceline.text.chat import ChatTemplate
 from tests.engine.support import ask, build, expected, expected_text, tokenizer
+from tests.engine.test_frontend import one_of_three_stops
 
 Use = Callable[[AsyncLLM, ProcessCore], Awaitable[None]]
 
@@ -128,7 +135,7 @@ def test_a_mistake_of_ours_is_told_with_its_reason(
         assert "AssertionError: ours" in output.error
         assert "ours" in (engine.healthy() or "")
 
-    with_process(use, "build_breaking", step=4, mistake=True)
+    with_process(use, "build_mistaken", tokens=4)
     assert "Traceback" in caplog.text, "what a core logs is its parent's to write down"
     assert "Traceback" not in capfd.readouterr().err
 
@@ -186,8 +193,64 @@ def test_a_stuck_device_is_seen_from_outside() -> None:
 
 
 def test_a_process_that_cannot_be_built_says_why() -> None:
+    core = ProcessCore("tests.engine.support:build", "oracle", {"blocksize": 4})
     with pytest.raises(ConfigError, match="blocksize"):
-        ProcessCore("tests.engine.support:build", "oracle", {"blocksize": 4}).ready()
+        core.ready()
+    assert not Path(core._folder.name).exists()
+
+
+def test_one_choice_that_stops_leaves_the_others_alone() -> None:
+    params, stop = one_of_three_stops()
+
+    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
+        one = Ask(prompt="hello", params=replace(params, stop=stop))
+        output = await engine.generate(one).whole()
+        assert [one.finish_reason for one in output.outputs] == ["length", "stop", "length"]
+        await engine.pause("all")
+        stream = engine.generate(ask("hello", max_tokens=3))
+        await asyncio.sleep(0.05)
+        assert core.healthy() is None  # a pause is no stall
+        await engine.resume()
+        await stream.whole()
+
+    with_process(use, stall_s=0.04)
+
+
+def heard(watch: Watch, *departures: Departure, refused: tuple[Refused, ...] = ()) -> None:
+    none = np.empty(0, np.int32)
+    ids, names = np.empty((0, 1), np.int32), np.empty(0, object)
+    told = Delivery(0.0, names, none, ids, none, departures=departures, refused=refused)
+    watch.heard(told)
+
+
+def test_silence_is_a_stall_while_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(process, "monotonic", lambda: now[0])
+    watch = Watch(5.0)
+    now[0] = 100.0
+    watch.begun("a")
+    assert watch.stalled() is None  # it has just come
+    now[0] = 105.0
+    assert watch.stalled() is None
+    watch.begun("b")
+    now[0] = 106.0
+    assert watch.stalled() == "no step has ended for 6 s, and requests are waiting"
+    heard(watch)
+    assert watch.stalled() is None
+    now[0] = 120.0
+    assert watch.stalled() is not None
+    watch.asked(Question("pause", "all"))
+    now[0] = 140.0
+    assert watch.stalled() is None
+    watch.asked(Question("resume"))
+    assert watch.stalled() is None
+    now[0] = 146.0
+    heard(watch, Departure(Ended("a", Finish.STOP, child=0)), Departure(Ended("b", Finish.STOP)))
+    now[0] = 152.0
+    assert watch.stalled() is not None  # the others of its family
+    heard(watch, refused=(Refused("a", RequestError("why")),))
+    now[0] = 200.0
+    assert watch.stalled() is None
 
 
 @pytest.mark.parametrize("name", ["tests.nowhere:build", "tests.engine.support:nothing", "build"])

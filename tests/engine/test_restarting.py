@@ -5,14 +5,16 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from errno import ENOMEM
+from threading import Event
 from time import monotonic
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.engine import restarting
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.delivery import Capacity, EngineFailed
+from paceline.engine.delivery import Capacity, Delivery, EngineFailed
 from paceline.engine.frontend import Frontend
 from paceline.engine.ports import Receiver
 from paceline.engine.process import ProcessCore
@@ -152,6 +154,141 @@ def test_closing_does_not_wait_for_one_that_is_being_built() -> None:
         assert "being" in (engine.healthy() or "")
 
     with_core(use, [SOUND, "tests.engine.support:build_for_ever"])
+
+
+class Puppet:
+    """A core that dies when it is told to, and has no process."""
+
+    def __init__(self) -> None:
+        self.receiver: Receiver | None = None
+        self.aborted: list[tuple[str, int | None]] = []
+        self.closed = Event()
+
+    def ready(self) -> Capacity:
+        return Capacity(8, 4, 2)
+
+    def start(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self.aborted.append((request_id, child))
+
+    def healthy(self) -> str | None:
+        return None
+
+    def die(self) -> None:
+        assert self.receiver is not None
+        self.receiver.died("gone", for_good=True)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Puppets:
+    """Cores one after the other, and what a receiver hears of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.made: list[Puppet] = []
+        self.deaths: list[tuple[str, bool]] = []
+        self.door = Event()  # nothing is built while it is shut
+        self.door.set()
+        self.problem = ""
+        self.core = RestartingCore(self.make, CoreSettings(**settings))  # type: ignore[arg-type]
+        self.core.start(self)
+
+    def make(self) -> Puppet:
+        self.door.wait()
+        if self.problem:
+            raise ConfigError(self.problem)
+        self.made.append(Puppet())
+        return self.made[-1]
+
+    def deliver(self, delivery: Delivery) -> None:
+        pass
+
+    def died(self, reason: str, for_good: bool) -> None:
+        self.deaths.append((reason, for_good))
+
+    def replaced(self) -> None:
+        assert self.core._replacing is not None
+        self.core._replacing.join()
+
+
+def test_one_that_died_is_closed_and_the_next_takes_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    puppets = Puppets()
+    puppets.made[0].die()
+    puppets.replaced()
+    assert puppets.deaths == [("gone", False)]
+    assert puppets.made[0].closed.is_set()
+    assert puppets.core.healthy() is None
+    assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]
+    assert [one.getMessage() for one in caplog.records] == ["gone", "the engine runs again"]
+    puppets.core.abort("a", 1)
+    assert puppets.made[1].aborted == [("a", 1)]
+    puppets.core.close()
+
+
+def test_one_that_dies_twice_is_replaced_once() -> None:
+    puppets = Puppets()
+    puppets.door.clear()
+    puppets.made[0].die()
+    puppets.made[0].die()
+    assert puppets.deaths == [("gone", False)]
+    puppets.door.set()
+    puppets.replaced()
+    assert len(puppets.made) == 2
+    puppets.core.close()
+
+
+def test_an_end_that_was_asked_for_is_no_death() -> None:
+    puppets = Puppets()
+    puppets.core.close()
+    puppets.made[0].die()
+    assert puppets.deaths == []
+    assert len(puppets.made) == 1
+
+
+@pytest.mark.parametrize(("later_s", "for_good"), [(10.0, True), (10.5, False)])
+def test_restarts_of_long_ago_do_not_count(
+    later_s: float, for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(restarting, "monotonic", lambda: now[0])
+    puppets = Puppets(core_restarts=1, core_restart_span_s=10.0)
+    puppets.made[0].die()
+    puppets.replaced()
+    now[0] += later_s
+    puppets.made[1].die()
+    puppets.replaced()
+    assert puppets.deaths == [("gone", False), ("gone", for_good)]
+    puppets.core.close()
+
+
+def test_only_the_last_failure_is_for_good() -> None:
+    puppets = Puppets(core_restarts=2)
+    puppets.problem = "no such model"
+    puppets.made[0].die()
+    puppets.replaced()
+    assert puppets.deaths == [("gone", False), ("no such model", False), ("no such model", True)]
+    assert puppets.core.healthy() == "no such model"
+    puppets.core.close()
+
+
+@pytest.mark.parametrize("problem", ["", "no such model"])
+def test_closing_ends_a_replacement_too(problem: str) -> None:
+    puppets = Puppets()
+    puppets.door.clear()
+    puppets.problem = problem
+    puppets.made[0].die()
+    puppets.made[0].closed.wait()  # by the replacement, which stands before the door then
+    puppets.made[0].close = puppets.door.set  # type: ignore[method-assign]
+    puppets.core.close()
+    assert puppets.core._replacing is not None
+    assert not puppets.core._replacing.is_alive()
+    assert puppets.deaths == [("gone", False)]
+    assert all(one.closed.is_set() for one in puppets.made[1:])
 
 
 @pytest.mark.parametrize(

@@ -34,3 +34,18 @@ def test_drafts_are_counted_by_place() -> None:
     assert drafts > 0
     assert told["drafts"] == 2
     assert told["accepted_at"] == [2] * (drafts - 1) + [1]
+
+
+def test_rows_without_drafts_are_not_counted_among_them() -> None:
+    made = parts(num_speculative_tokens=3)
+    for name, drafts in (("a", None), ("b", 0)):
+        one = request(name, length=5, most=20, ignore_eos=True, drafts=drafts)
+        made.scheduler.submit(one, 0.0)
+    plan = made.scheduler.plan(0.0)
+    made.scheduler.commit(plan, StepResult.of(plan, {"a": [7], "b": [7]}), 0.0)
+    plan = made.scheduler.plan(0.0)
+    assert sorted(plan.rows.drafts.tolist())[0] == 0 < plan.rows.drafts.max()
+    counts = StepCounts()
+    counts.landed(plan, StepResult.of(plan, {"a": [7], "b": [7]}))
+    told = counts.to_dict()
+    assert (told["drafts"], told["accepted_at"]) == (1, [])

@@ -1,7 +1,8 @@
 """The reader's end: pieces coalesce while nobody reads, and the end comes last."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,49 @@ def test_a_reader_waits_for_what_comes() -> None:
         mailbox.close(OUTPUT)
         assert await last is OUTPUT
         assert aborts == []
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda mailbox: mailbox.close(OUTPUT), StopAsyncIteration),
+        (lambda mailbox: mailbox.refuse(QueueFull("full")), QueueFull),
+        (Mailbox.shut, StopAsyncIteration),
+    ],
+    ids=["closed", "refused", "shut"],
+)
+def test_a_reader_who_waits_hears_of_the_end(
+    end: Callable[[Mailbox], None], told: type[Exception]
+) -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        async def read() -> type[Exception] | None:
+            try:
+                await anext(aiter(stream))
+            except (QueueFull, StopAsyncIteration) as error:
+                return type(error)
+            return None
+
+        reader = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+        end(mailbox)
+        assert await asyncio.wait_for(reader, 10) is told
+
+    run(use)
+
+
+@pytest.mark.parametrize("read", [PieceStream.__anext__, PieceStream.whole])
+def test_a_reader_who_is_cancelled_aborts(
+    read: Callable[[PieceStream], Coroutine[Any, Any, object]],
+) -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        reader = asyncio.ensure_future(read(stream))
+        await asyncio.sleep(0)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert aborts == ["a"]
 
     run(use)
 

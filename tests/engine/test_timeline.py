@@ -41,3 +41,17 @@ def lived(*life: tuple[Happened, float]) -> Sequence:
 )
 def test_time_is_shared_out(life: list[tuple[Happened, float]], expected: Timings) -> None:
     assert timings(lived(*life)) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "staged"),
+    [
+        (Timings(total_s=3.0), False),  # cut from outside
+        (Timings(), True),
+        (Timings(queue_s=3.0, total_s=3.0), True),
+        (Timings(prefill_s=3.0, total_s=3.0), True),
+        (Timings(decode_s=3.0, total_s=3.0), True),
+    ],
+)
+def test_time_that_was_not_shared_out_is_known_as_such(told: Timings, staged: bool) -> None:
+    assert told.staged == staged

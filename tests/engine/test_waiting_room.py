@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import QueueFull
-from paceline.core.request import Request
+from paceline.core.request import Finish, Request
+from paceline.engine.delivery import Question
 from paceline.engine.engine import Engine
 from paceline.engine.settings import EngineSettings
 from paceline.engine.waiting_room import WaitingRoom
-from tests.engine.support import parts
+from tests.engine.support import MAX_MODEL_LEN, parts
 
 
 def request(name: str, tokens: int, n: int = 1) -> Request:
@@ -101,3 +102,21 @@ def test_a_family_that_lost_its_first_child_is_begun_with_the_next() -> None:
     late.now = 6.0
     late.engine.turn()
     assert "f" in late.here
+
+
+def test_one_that_is_refused_does_not_enter() -> None:
+    late = Late(EngineSettings(max_queued_tokens=100))
+    late.engine.submit(request("long", MAX_MODEL_LEN))
+    assert late.engine.turn() is not None
+    assert late.engine._room.tokens == 0
+
+
+def test_the_last_one_to_wait_is_told_that_it_waited_too_long() -> None:
+    late = Late(EngineSettings(queue_timeout_s=5.0))
+    late.engine.answer(Question("pause", "all"))
+    late.engine.submit(request("a", 4))
+    late.engine.turn()
+    late.now = 6.0
+    told = late.engine.turn()
+    assert told is not None
+    assert [one.ended.finish for one in told.departures] == [Finish.TIMEOUT]

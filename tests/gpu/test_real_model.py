@@ -32,10 +32,14 @@ def test_greedy_tokens_are_those_of_the_cpu() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
     settings = {"max_model_len": 512, "max_num_seqs": 4, "num_gpu_blocks_override": 128}
     got = {}
-    for device, dtype in (("cpu", "auto"), ("cuda", "float32"), ("cuda", "bfloat16")):
-        llm = LLM(MODEL, build, device=device, dtype=dtype, weights="float32", **settings)
+    for device, how in (
+        ("cpu", {"weights": "float32"}),
+        ("cuda", {"dtype": "float32"}),
+        ("cuda", {"dtype": "bfloat16"}),
+    ):
+        llm = LLM(MODEL, build, device=device, **how, **settings)
         told = llm.generate(PROMPTS, params, progress=False)
-        got[device, dtype] = [one.outputs[0].token_ids for one in told]
-    assert got["cuda", "float32"] == got["cpu", "auto"]
-    pairs = zip(got["cuda", "bfloat16"], got["cpu", "auto"], strict=True)
+        got[device, *how.values()] = [one.outputs[0].token_ids for one in told]
+    assert got["cuda", "float32"] == got["cpu", "float32"]
+    pairs = zip(got["cuda", "bfloat16"], got["cpu", "float32"], strict=True)
     assert all(one[:2] == other[:2] for one, other in pairs)

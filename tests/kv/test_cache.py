@@ -460,6 +460,54 @@ def test_what_was_left_behind_gets_keys_when_somebody_looks() -> None:
     kv.check()
 
 
+def test_what_was_left_behind_without_an_item_is_not_found_with_one() -> None:
+    kv = cache()
+    kv.release(0, unnamed(kv, TEXT[:11]), 11)
+    pictured = Request("p", TEXT[:11], items=(Item("cat", 1, 2),))  # pyright: ignore[reportArgumentType]
+    made = Sequence(pictured, -1, LENGTH, 0.0, pictured.prompt)
+    assert kv.lookup(made) == MISS
+    kv.attach(0, made, MISS, 11)
+    kv.release(0, made, 11)
+    assert kv.lookup(sequence(kv, TEXT[:11])) == Hit((0, 1), 8)
+    assert kv.lookup(sequence(kv, TEXT[:11], items=pictured.items)).blocks == (2, 3)
+    kv.check()
+
+
+def test_what_was_left_behind_with_an_item_is_found_with_it_alone() -> None:
+    kv = cache()
+    pictured = Request("p", TEXT[:11], items=(Item("cat", 1, 2),))  # pyright: ignore[reportArgumentType]
+    made = Sequence(pictured, -1, LENGTH, 0.0, pictured.prompt)
+    kv.attach(0, made, kv.lookup(made), 11)
+    kv.release(0, made, 11)
+    assert kv.lookup(sequence(kv, TEXT[:11])) == MISS
+    assert kv.lookup(sequence(kv, TEXT[:11], items=pictured.items)) == Hit((0, 1), 8)
+    kv.check()
+
+
+def test_of_equal_runs_all_get_keys_at_once() -> None:
+    kv = cache()
+    first, second = unnamed(kv, TEXT[:9], slot=0), unnamed(kv, TEXT[:13], slot=1)
+    kv.release(0, first, 9)
+    kv.release(1, second, 13)
+    assert kv.lookup(sequence(kv, TEXT[:20])).tokens == 12
+    assert kv.unnamed.runs() == []
+    kv.check()
+
+
+def test_what_somebody_left_behind_is_found_before_what_came_after_him() -> None:
+    kv = cache()
+    first, second = unnamed(kv, TEXT[:9], slot=0), unnamed(kv, TEXT[:9], slot=1)
+    kv.release(0, first, 9)
+
+    def name(slot: int) -> bool:
+        kv.name(second)
+        kv.seal(slot, second, 8, None)
+        return True
+
+    assert kv.lookup(sequence(kv, TEXT[:9]), name) == Hit((0, 1), 8)
+    kv.check()
+
+
 def test_only_what_was_computed_is_left_behind() -> None:
     kv = cache()
     kv.release(0, unnamed(kv, TEXT[:11]), 7)
@@ -486,6 +534,14 @@ def test_a_run_that_is_used_up_is_forgotten() -> None:
     assert kv.lookup(sequence(kv, TEXT[:9])) == MISS
 
 
+def test_nothing_is_left_of_those_who_are_gone() -> None:
+    kv = cache(blocks=3)
+    kv.release(0, unnamed(kv, TEXT[:9]), 9)
+    kv.release(1, put(kv, 1, [7, 8]))
+    kv.pool.take(3)
+    assert kv.unnamed._listed == {}
+
+
 def test_a_run_whose_first_block_was_found_elsewhere_is_found_behind_it() -> None:
     """Two computed the first block; only one of them was looked for before it left."""
     kv = cache()
@@ -496,6 +552,28 @@ def test_a_run_whose_first_block_was_found_elsewhere_is_found_behind_it() -> Non
     kv.seal(1, second, 4, None)
     assert kv.lookup(sequence(kv, TEXT[:20])).tokens == 8
     kv.check()
+
+
+def test_a_run_that_gets_keys_brings_those_behind_its_blocks_along() -> None:
+    kv = cache()
+    first, second = unnamed(kv, TEXT[:13], slot=0), unnamed(kv, TEXT[:9], slot=1)
+    kv.name(first)
+    kv.seal(0, first, 4, None)
+    kv.release(1, second, 9)  # begins with what has a key by now, so that no lookup comes by
+    kv.release(0, first, 13)  # begins behind that
+    unnamed(kv, TEXT[:4], slot=2)
+    assert kv.unnamed.runs() == []
+    assert kv.lookup(sequence(kv, TEXT[:20])).tokens == 12
+    kv.check()
+
+
+def test_who_has_left_is_no_rival() -> None:
+    kv = cache()
+    first, second = unnamed(kv, TEXT[:11], slot=0), unnamed(kv, TEXT[:5], slot=1)
+    kv.release(0, first, 11)
+    assert kv.rivals == {1}
+    kv.release(1, second, 5)
+    assert kv.rivals == set()
 
 
 def test_who_computes_what_has_a_key_already_is_a_rival() -> None:
@@ -726,6 +804,25 @@ def test_a_beam_goes_on_from_another_and_keeps_its_block_for_what_comes_next() -
     assert kv.pool.free == 16 - 5  # the block in which it had grown apart is free again
 
 
+def test_of_what_a_beam_lets_go_the_deepest_block_is_reused_first() -> None:
+    kv = cache()
+    rebased(kv, 20)
+    assert kv.blocks(1) == kv.blocks(0)
+    assert kv.pool.take(kv.pool.free)[-3:] == [7, 6, 3]  # the first is where it had grown apart
+
+
+def test_a_beam_has_as_much_sealed_as_the_one_it_goes_on_from() -> None:
+    kv = cache()
+    parent, child, _ = forked(kv, 9)
+    extend(kv, 0, parent, [50, 51])
+    kv.unlist(1)
+    child.keys, child.tokens = list(parent.keys), parent.tokens.copy()
+    kv.grow(np.array([1]), np.array([1], np.int32))
+    assert kv.rebase(1, child, 0, 12) == ()
+    assert (kv.sealed[1], kv.tail(1, child)) == (3, child.keys[2])
+    kv.check()
+
+
 def test_at_the_edge_of_a_block_nothing_is_copied() -> None:
     kv = cache()
     child, copies = rebased(kv, 16)
@@ -815,3 +912,14 @@ def test_seals_of_one_owner_alone_are_taken_back() -> None:
     assert kv.lookup(sequence(kv, TEXT[:9])) == MISS
     for other in (8, 9):
         assert kv.lookup(sequence(kv, [other, *TEXT[:8], 1])).tokens == 8
+
+
+def test_seals_that_are_left_are_confirmed_step_by_step() -> None:
+    kv = cache()
+    admit(kv, 0, sequence(kv, TEXT[:4]), step=1)
+    admit(kv, 1, sequence(kv, [8, *TEXT[:3]]), step=1)
+    admit(kv, 2, last := sequence(kv, [9, *TEXT[:3]]), step=2)
+    kv.retract((0, 0))
+    kv.confirm(1)
+    assert list(kv.retract().values()) == last.keys
+    assert kv.lookup(sequence(kv, [8, *TEXT[:4]])).tokens == 4

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.request import Item, Request
 from paceline.kv import keys as module
-from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, item_bytes, root_key
+from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, Stem, item_bytes, root_key
 
 TOKENS = list(range(12))
 
@@ -164,6 +164,8 @@ def test_items_are_told_apart_wherever_their_names_begin_and_end() -> None:
     one = item_bytes((Item("ab", 0, 1), Item("c", 0, 1)), 0, 4)
     other = item_bytes((Item("a", 0, 1), Item("bc", 0, 1)), 0, 4)
     assert one != other
+    place = "\0" * 8  # as that of the first is written
+    assert item_bytes((Item(f"ab{place}c", 0, 1),), 0, 4) != one
 
 
 def test_no_item_adds_nothing() -> None:
@@ -248,6 +250,15 @@ def test_a_step_further_is_all_that_is_remembered_and_one_more_block(blocks: int
     assert found == keys_of(LONG)[: blocks // CHUNK_BLOCKS * CHUNK_BLOCKS + 1]
 
 
+def test_a_step_further_is_one_block_where_there_are_items() -> None:
+    names, items = Keys(4), (Item("cat", 1, 2),)
+    named(names, LONG)
+    expected, found = keys_of(LONG, items=items), list[bytes]()
+    for blocks in range(1, 4):
+        names.further(found, request(items=items), np.array(LONG, np.int32))
+        assert found == expected[:blocks]
+
+
 def test_there_is_no_step_beyond_the_last_full_block() -> None:
     names, whole = Keys(4), LONG[: 4 * CHUNK_BLOCKS]
     expected, found = named(names, whole), list[bytes]()
@@ -294,6 +305,24 @@ def test_what_parts_within_a_chunk_is_remembered_from_there_on(
     assert expected == [keys_of(tokens) for tokens in (whole, *branches)]
     monkeypatch.delattr(module, "BLANK")  # from here on nothing new can be named
     assert [named(names, tokens) for tokens in (whole, *branches)] == expected
+
+
+def test_what_follows_a_part_of_something_is_not_remembered_behind_what_comes_before() -> None:
+    names, parts = Keys(4), 4 * (CHUNK_BLOCKS + 5)
+    whole = LONG[: 4 * 2 * CHUNK_BLOCKS]
+    branch = [*whole[:parts], 9, *whole[parts + 1 :]]
+    for tokens in (whole, branch, branch):
+        assert named(names, tokens) == keys_of(tokens)
+    shorter = branch[: 4 * CHUNK_BLOCKS] + branch[parts:]
+    assert named(names, shorter) == keys_of(shorter)
+
+
+@pytest.mark.parametrize("blocks", range(1, 8))
+def test_a_stem_agrees_with_as_many_blocks_as_are_equal(blocks: int) -> None:
+    width, content = 4, bytes(range(32))
+    stem = Stem(content, [b""] * 8)
+    other = content[: blocks * width] + b"x" * 32
+    assert stem.agrees(b"before" + other, 6, width) == blocks
 
 
 @pytest.mark.parametrize("longest", [1, 2 * CHUNK_BLOCKS, 3 * CHUNK_BLOCKS, 64])

@@ -504,3 +504,18 @@ def test_what_was_found_further_on_is_not_taken_for_the_beginning() -> None:
     blocks = filled(pool, *KEYS)
     assert pool.find(KEYS[LOT:]) == blocks[LOT:]
     assert pool.find(KEYS) == blocks
+
+
+def test_of_what_was_found_from_further_up_the_end_is_taken() -> None:
+    pool = BlockPool(2 * LOT)
+    blocks = filled(pool, *KEYS)
+    assert pool.find(KEYS) == blocks
+    assert pool.find(KEYS[LOT:]) == blocks[LOT:]
+
+
+def test_only_whole_lots_are_remembered() -> None:
+    pool = BlockPool(len(MANY))
+    filled(pool, *MANY)
+    pool.find(MANY)
+    pool.find(MANY[: LOT - 1])
+    assert list(pool._found) == [MANY[2 * LOT - 1]]

@@ -399,6 +399,31 @@ def test_host_blocks_of_one_that_ended_wait_for_the_copy_into_them() -> None:
     host.check()
 
 
+@pytest.mark.parametrize("ends_before", [True, False])
+def test_of_what_nobody_keeps_any_more_the_deepest_host_block_is_reused_first(
+    ends_before: bool,
+) -> None:
+    kv, host = tier(host=3)
+    made = resident(kv, 0, TEXT[:12])
+    host.store([made], [12], step=1)
+    give_way(kv, made)
+    for end in (host.discard, lambda _: host.confirm(1))[:: 1 if ends_before else -1]:
+        end(made)
+    assert host.pool.take(3) == [2, 1, 0]
+
+
+def test_a_reset_waits_for_copies_that_nobody_wants_any_more() -> None:
+    kv, host = tier()
+    made = resident(kv, 0, TEXT[:8])
+    host.store([made], [8], step=1)
+    give_way(kv, made)
+    host.discard(made)
+    assert not host.reset()
+    host.confirm(1)
+    assert host.reset()
+    host.check()
+
+
 def test_a_reset_waits_until_nothing_is_kept() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:9])
@@ -484,6 +509,18 @@ def test_all_fences_of_a_step_that_came_to_nothing_fall_with_the_latest() -> Non
     host.confirm(4)
     assert (kv.pool.free, host.arriving) == (16, set())
     host.check()
+
+
+@pytest.mark.parametrize("before", [None, 4])
+def test_fences_that_are_handed_back_fall_in_the_order_they_have(before: int | None) -> None:
+    kv, host = tier(blocks=4)
+    first, second = resident(kv, 0, TEXT[:8]), resident(kv, 1, [9, *TEXT[:7]])
+    for one in (first, second):
+        host.store([one], [8], step=5)
+    give_way(kv, second, first)
+    host.hand_back(5, before)
+    host.confirm(4)
+    assert kv.pool.take(4) == [1, 0, 3, 2]
 
 
 def test_only_the_fences_of_that_step_are_handed_back() -> None:

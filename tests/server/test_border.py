@@ -1,15 +1,18 @@
 """Keys, sizes, patience and foreign pages."""
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.server.border import Border
 from paceline.server.settings import ServerSettings
 from tests.server.conftest import Play
-from tests.server.support import Site, on_its_own_server
+from tests.server.support import Site, on_its_own_server, slow
 
 PATH = "/v1/completions"
 BODY = {"prompt": "the", "max_tokens": 1}
@@ -56,6 +59,53 @@ def test_bodies_and_heads_have_a_largest_size() -> None:
     on_its_own_server(scenario, ServerSettings(body_bytes=5000, header_bytes=2000))
 
 
+def test_a_size_is_allowed_up_to_its_limit() -> None:
+    async def in_two(body: bytes) -> AsyncIterator[bytes]:
+        yield body[:100]
+        yield body[100:]
+
+    async def scenario(site: Site) -> None:
+        kind = {"Content-Type": "application/json"}
+        for more, status in ((0, 200), (1, 413)):
+            filler = "x" * (500 + more - len(json.dumps({**BODY, "filler": ""})))
+            body = json.dumps({**BODY, "filler": filler}).encode()
+            assert len(body) == 500 + more
+            for content in (body, in_two(body)):
+                response = await site.http.post(PATH, content=content, headers=kind)
+                assert response.status_code == status
+
+    on_its_own_server(scenario, ServerSettings(body_bytes=500))
+
+
+@pytest.mark.parametrize("path", [PATH, "/health"])
+@pytest.mark.parametrize(("size", "refused"), [(20, False), (21, True)])
+def test_names_and_values_of_headers_count(size: int, refused: bool, path: str) -> None:
+    seen: list[int] = []
+
+    async def let_in(_scope: Any, _receive: Any, _send: Any) -> None:
+        seen.append(200)
+
+    async def send(message: Any) -> None:
+        seen.append(message.get("status", 0))
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    headers = [(b"name", b"x"), (b"other", b"x" * (size - 10))]
+    scope = {"type": "http", "path": path, "headers": headers}
+    asyncio.run(Border(let_in, ServerSettings(header_bytes=20))(scope, receive, send))
+    assert seen[0] == (431 if refused else 200)
+
+
+def test_the_word_before_a_key_is_written_in_any_way() -> None:
+    async def scenario(site: Site) -> None:
+        for given in ("bearer first", "BEARER first", "Bearer  first"):
+            response = await site.http.get("/version", headers={"Authorization": given})
+            assert response.status_code == 200
+
+    on_its_own_server(scenario, ServerSettings(api_keys=("first",)))
+
+
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def scenario(site: Site) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(site.url).port)
@@ -68,6 +118,27 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         await writer.wait_closed()
 
     on_its_own_server(scenario, ServerSettings(body_s=0.05))
+
+
+def test_a_body_that_is_announced_as_too_large_is_not_waited_for() -> None:
+    async def scenario(site: Site) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(site.url).port)
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 5001\r\n\r\n"
+        writer.write(head.encode())
+        assert b" 413 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+    on_its_own_server(scenario, ServerSettings(body_bytes=5000))
+
+
+def test_an_answer_may_take_longer_than_a_body() -> None:
+    async def scenario(site: Site) -> None:
+        asked = {"prompt": "the", "max_tokens": 20, "ignore_eos": True}
+        response = await site.post(PATH, **asked)
+        assert response.json()["usage"]["completion_tokens"] == 20
+
+    on_its_own_server(scenario, ServerSettings(body_s=0.05), breaks=slow)
 
 
 def test_pages_of_other_sites_are_shut_out_unless_they_are_named() -> None:

@@ -25,6 +25,32 @@ def test_there_and_back(on: Play) -> None:
     on(scenario)
 
 
+def test_special_tokens_are_shown(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        back = await site.post("/detokenize", tokens=[0, *tokenizer().encode("fox"), 1])
+        assert back.json() == {"prompt": "<s>fox</s>"}
+
+    on(scenario)
+
+
+def test_a_text_is_framed_unless_it_is_asked_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    framed: list[bool] = []
+
+    def noted(_text: str, special: bool = True) -> list[int]:
+        framed.append(special)
+        return [5]
+
+    async def scenario(site: Site) -> None:
+        monkeypatch.setattr(site.desk.tokenizer, "encode", noted)
+        for extra in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
+            await site.post("/tokenize", prompt="the", **extra)
+        await site.post("/tokenize", messages=[{"role": "user", "content": "the"}])
+        monkeypatch.undo()
+
+    on_its_own_server(scenario)
+    assert framed == [True, True, False, False]
+
+
 def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
     async def scenario(site: Site) -> None:
         messages = [{"role": "user", "content": TEXT}]
@@ -57,6 +83,7 @@ def test_a_conversation_with_tools_is_as_long_as_in_a_chat() -> None:
         ("/tokenize", {"prompt": "a", "model": "other"}, 404),
         ("/detokenize", {"tokens": ["a"]}, 400),
         ("/detokenize", {"tokens": [5, 10**6]}, 400),
+        ("/detokenize", {"tokens": [tokenizer().vocab_size]}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
         ("/detokenize", {"tokens": [2**31]}, 400),
     ],

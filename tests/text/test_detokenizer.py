@@ -200,6 +200,27 @@ def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
     assert (stream.stopped, stream.tokens) == ("ab", 5)
 
 
+def test_half_a_character_behind_a_stop_string_is_no_part_of_the_text() -> None:
+    ids = range(BYTE_LEVEL.vocab_size)
+    both = next(id for id in ids if BYTE_LEVEL.token_bytes(id) == b"a\xc3")
+    stream = Detokenizer(BYTE_LEVEL, stop=["a"])
+    assert stream.push([both]) + stream.finish() == ""
+
+
+def test_the_last_of_the_least_number_of_tokens_stops_nothing() -> None:
+    a, b = (BYTE_LEVEL.encode(text)[0] for text in "ab")
+    stream = Detokenizer(BYTE_LEVEL, stop=["b"], min_tokens=2)
+    assert stream.push([a, b]) == "ab"
+    assert stream.push([a, b]) == "a"
+    assert (stream.stopped, stream.tokens) == ("b", 4)
+
+
+def test_a_hidden_token_does_not_begin_the_text() -> None:
+    word = MARKED.encode("the", special=False)
+    stream = Detokenizer(MARKED)
+    assert stream.push([1, *word]) + stream.finish() == "the"
+
+
 def test_a_space_is_stripped_only_where_the_text_begins() -> None:
     word = MARKED.encode("the", special=False)
     assert MARKED.token(word[0]).startswith(" ")
@@ -216,6 +237,14 @@ def test_a_character_begun_by_the_prompt_is_completed() -> None:
     assert len(cat) > 1
     stream = Detokenizer(BYTE_LEVEL, prompt=BYTE_LEVEL.encode("see ") + cat[:1])
     assert stream.push(cat[1:]) + stream.finish() == "猫"
+
+
+@pytest.mark.parametrize("begun", [1, 2, 3])
+def test_as_much_of_a_character_as_the_prompt_begins_is_completed(begun: int) -> None:
+    single = {BYTE_LEVEL.token_bytes(id): id for id in range(BYTE_LEVEL.vocab_size)}
+    face = [single[bytes([value])] for value in "😀".encode()]
+    stream = Detokenizer(BYTE_LEVEL, prompt=BYTE_LEVEL.encode("see ") + face[:begun])
+    assert stream.push(face[begun:]) + stream.finish() == "😀"
 
 
 def test_special_tokens_are_shown_on_request() -> None:

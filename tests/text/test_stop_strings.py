@@ -20,6 +20,13 @@ def test_the_ending_is_the_longest_that_begins_a_stop_string(stop: list[str], te
         assert ending.found == max((len(s) for s in suffixes if s in stop), default=0)
 
 
+def test_a_shorter_ending_is_known_before_the_longer_one_that_falls_back_to_it() -> None:
+    ending = stop_strings(("baq", "abacd"))
+    for character in "abacq":
+        ending = ending.after(character)
+    assert (ending.depth, ending.found) == (0, 0)
+
+
 def test_nothing_is_withheld_without_stop_strings() -> None:
     assert stop_strings(()).after("a") is not None
     assert stop_strings(()).after("a").depth == 0

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 
 from paceline.core.errors import ConfigError, RequestError
 from paceline.text.tokenizer import Tokenizer
@@ -100,3 +101,16 @@ def test_a_path_to_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("no model")
     with pytest.raises(ConfigError, match="cannot be read as GGUF"):
         Tokenizer.load(str(tmp_path / "text.gguf"))
+
+
+def test_an_added_token_is_written_as_it_is() -> None:
+    backend = Backend.from_str(byte_level().to_str())
+    backend.add_tokens(["caf\u00e9"])
+    tokenizer = ours(backend)
+    (id,) = tokenizer.encode("caf\u00e9", special=False)
+    assert tokenizer.decode([id]) == "caf\u00e9"
+
+
+def test_no_token_is_longer_than_the_longest() -> None:
+    lengths = [len(BYTE_LEVEL.token_bytes(id)) for id in range(BYTE_LEVEL.vocab_size)]
+    assert BYTE_LEVEL.longest == max(lengths) > min(lengths)
