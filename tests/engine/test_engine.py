@@ -339,7 +339,7 @@ def test_more_may_end_at_once_than_the_journal_remembers() -> None:
     assert all(one.timings.queue_s > 0 for one in told)
 
 
-def test_log_probabilities_stay_with_their_rows() -> None:
+def test_log_probabilities_and_alternatives_stay_with_their_rows() -> None:
     made = parts(depth=2)
     port = made.runner
     assert isinstance(port, OraclePort)
@@ -347,7 +347,8 @@ def test_log_probabilities_stay_with_their_rows() -> None:
 
     def marked() -> StepResult:
         result = wait()
-        return StepResult(result.ids, result.count, result.ids.astype(np.float32))
+        values = result.ids.astype(np.float32)
+        return StepResult(result.ids, result.count, values, Candidates(result.ids, values))
 
     port.wait = marked  # type: ignore[method-assign]
     teller = Teller(made)
@@ -359,9 +360,13 @@ def test_log_probabilities_stay_with_their_rows() -> None:
     teller.engine.abort("d")
     teller.run()
     assert teller.engine.scheduler.stats.stale_rows > 0
-    for one in teller.deliveries:
-        if one.logprob is not None:
-            np.testing.assert_array_equal(one.logprob, one.ids.astype(np.float32))
+    told = [one for one in teller.deliveries if one.logprob is not None]
+    assert told
+    for one in told:
+        assert one.candidates is not None
+        np.testing.assert_array_equal(one.candidates.ids, one.ids)
+        for values in (one.logprob, one.candidates.logprob):
+            np.testing.assert_array_equal(values, one.ids.astype(np.float32))
 
 
 def ask(teller: Teller, verb: Any, argument: str = "") -> Future[Any]:
@@ -488,34 +493,6 @@ def test_closing_waits_for_the_steps_in_flight() -> None:
     teller.engine.close()
     assert not teller.port.results
     assert teller.port.closed
-
-
-def test_alternatives_stay_with_their_rows() -> None:
-    made = parts(depth=2)
-    port = made.runner
-    assert isinstance(port, OraclePort)
-    wait: Callable[[], StepResult] = port.wait
-
-    def marked() -> StepResult:
-        result = wait()
-        values = result.ids.astype(np.float32)
-        return StepResult(result.ids, result.count, values, Candidates(result.ids, values))
-
-    port.wait = marked  # type: ignore[method-assign]
-    teller = Teller(made)
-    for name in "abcde":
-        teller.engine.submit(request(name, 6 + ord(name) % 7, 12))
-    for _ in range(5):
-        teller.turn()
-    teller.engine.abort("b")
-    teller.run()
-    assert teller.engine.scheduler.stats.stale_rows > 0
-    told = [one for one in teller.deliveries if one.candidates is not None]
-    assert told
-    for one in told:
-        assert one.candidates is not None
-        np.testing.assert_array_equal(one.candidates.ids, one.ids)
-        np.testing.assert_array_equal(one.candidates.logprob, one.ids.astype(np.float32))
 
 
 def test_a_family_runs_as_one_request_and_has_one_life() -> None:
