@@ -136,7 +136,9 @@ def test_a_mistake_of_ours_is_told_with_its_reason(
         assert "ours" in (engine.healthy() or "")
 
     with_process(use, "build_mistaken", tokens=4)
-    assert "Traceback" in caplog.text, "what a core logs is its parent's to write down"
+    (logged,) = [one for one in caplog.records if "Traceback" in one.getMessage()]
+    assert logged.name == "paceline.engine.core_process"  # by its parent, who writes it down
+    assert logged.getMessage().startswith("the engine has died\n")
     assert "Traceback" not in capfd.readouterr().err
 
 

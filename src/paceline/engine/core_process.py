@@ -18,7 +18,7 @@ from paceline.engine.engine import REST_S, Engine
 from paceline.engine.parts import factory_named
 from paceline.engine.settings import EngineSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("paceline.engine.core_process")  # as which it is not run
 
 
 def main(address: str) -> None:
@@ -32,7 +32,7 @@ def main(address: str) -> None:
         socket.set_hwm(0)  # the engine waits for nobody; what it takes is bounded in its inbox
         socket.bind(f"{address}/{end}")
     outbox = Outbox(out)
-    logging.basicConfig(level=logging.INFO, handlers=[outbox])
+    logging.basicConfig(level=logging.INFO, handlers=[outbox], format="%(message)s")
     status = 1
     try:
         engine = built(wire.to_core.decode(commands.recv()))
