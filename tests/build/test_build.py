@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, ConfigError, SamplingParams
+from paceline.build.model import find_model
+from paceline.build.words import words_of
 from paceline.cli.main import main
 from paceline.engine.api import Ask
+from paceline.hub.progress import silent
+from paceline.text.tokenizer import Tokenizer
 from tests.golden.small_model import small_model
 from tests.golden.support import their_greedy
 
@@ -62,6 +66,23 @@ def test_whoever_may_generate_most_goes_first(folder: Path) -> None:
         while len(done) < 2:
             done += [output.request_id for output in llm.step()]
         assert done[0] == first
+
+
+def test_random_weights_have_the_words_that_lie_beside_them(folder: Path) -> None:
+    beside = Tokenizer.load(folder).encode("the quick fox")
+    assert words_of(str(folder), "dummy").encode("the quick fox") == beside
+
+
+def test_words_are_found_from_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    ids = words_of(f"~/{folder.name}", "auto").encode("the quick fox")
+    assert ids == Tokenizer.load(folder).encode("the quick fox")
+
+
+def test_weights_of_another_form_than_asked_for_are_refused(folder: Path) -> None:
+    assert find_model(str(folder), "safetensors", "cpu", silent)
+    with pytest.raises(ConfigError, match=r"load_format is 'gguf', and .* is something else"):
+        find_model(str(folder), "gguf", "cpu", silent)
 
 
 def test_a_conversation_is_answered(llm: LLM) -> None:

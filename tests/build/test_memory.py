@@ -34,6 +34,12 @@ def test_a_container_may_give_less(tmp_path: Path, limit: str, free: int) -> Non
     assert free_bytes(machine(tmp_path), container(tmp_path, limit)) == free
 
 
+def test_a_container_that_does_not_tell_all_is_none(tmp_path: Path) -> None:
+    group = container(tmp_path, str(500 * MIB))
+    (group / "memory.stat").write_text("anon 7\n")
+    assert free_bytes(machine(tmp_path), group) == 900 * MIB
+
+
 def test_containers_of_old_systems_have_other_files(tmp_path: Path) -> None:
     folder = tmp_path / "memory"
     folder.mkdir()

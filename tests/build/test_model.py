@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.build.assembly import device_of
+from paceline.build import cuda
+from paceline.build.assembly import build, device_of
 from paceline.build.cuda import capturable
 from paceline.build.model import find_model
 from paceline.build.words import bytes_as_tokens
+from paceline.core.config import LoadConfig
 from paceline.hub.progress import silent
+from paceline.runner.models.model import Model
 from paceline.runner.models.shape import config_in, named_shapes
 from paceline.text.tokenizer import Tokenizer
 from tests.golden.support import SIZES
@@ -55,6 +60,35 @@ def test_attention_that_cannot_be_captured_is_refused_on_a_card(attention: str) 
         capturable(attention)
 
 
+@pytest.mark.parametrize("setting", [{"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
+def test_numbers_of_a_card_are_refused_on_a_cpu(folder: Path, setting: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="are for a card"):
+        LLM(str(folder), load_format="dummy", device="cpu", **setting)
+
+
+@pytest.mark.parametrize("setting", [{"weights": "int8"}, {"threads": 2}])
+def test_settings_of_a_cpu_are_refused_on_a_card(folder: Path, setting: dict[str, Any]) -> None:
+    found = find_model(str(folder), "dummy", "cpu", silent)
+    with pytest.raises(ConfigError, match="are for a CPU"):
+        cuda.assemble({}, LoadConfig(**setting), found.checkpoint)
+
+
+def test_mistakes_are_told_before_weights_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "load", lambda *_, **__: pytest.fail("weights were read"))
+    with pytest.raises(ConfigError, match="rude"):
+        LLM(str(folder), load_format="dummy", device="cpu", policy="rude")
+
+
+def test_the_speed_of_swapping_is_measured_where_there_is_a_place_to_swap_to(folder: Path) -> None:
+    settings = {"load_format": "dummy", "device": "cpu", "kv_cache_gib": 0.01, "max_num_seqs": 4}
+    scheduler = build(str(folder), swap_space=0.01, **settings).scheduler
+    guessed, found = scheduler.config.preemption, scheduler.residency.swapping.rates
+    assert found.recompute_tokens_per_s != guessed.recompute_tokens_per_s
+    assert found.swap_blocks_per_s != guessed.swap_blocks_per_s
+
+
 def test_a_form_that_is_not_there_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError):
@@ -80,6 +114,16 @@ def test_random_weights_answer_the_same_twice(folder: Path) -> None:
     ]
     assert told[0].token_ids == told[1].token_ids
     assert len(told[0].token_ids) == 6
+
+
+def test_as_many_threads_compute_as_are_asked_for(folder: Path) -> None:
+    before = torch.get_num_threads()
+    settings = {"load_format": "dummy", "device": "cpu", "kv_cache_gib": 0.01, "max_num_seqs": 4}
+    try:
+        LLM(str(folder), threads=before + 1, **settings).close()
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_card_is_asked_for_only_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

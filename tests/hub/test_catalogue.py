@@ -33,5 +33,5 @@ def test_a_model_is_found_by_any_of_its_names(name: str) -> None:
 
 def test_near_names_are_offered() -> None:
     assert find("smolm2") is None
-    assert nearest("smolm2")[0] == "smollm2"
+    assert nearest("smolm2") == nearest("SMOLM2") == ["smollm2"]
     assert nearest("llama-405b") == [name for model in MODELS for name in model.names]

@@ -1,4 +1,5 @@
 import hashlib
+import socket
 from collections.abc import Generator
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def test_a_file_is_put_in_place(hub: Hub, tmp_path: Path, sized: bool, lengths: 
     assert target.read_bytes() == CONTENT
     assert list(tmp_path.iterdir()) == [target]
     assert sha256(target) == digest(CONTENT)
+
+
+def test_an_empty_file_is_put_in_place(hub: Hub, tmp_path: Path) -> None:
+    hub.files["file.bin"] = b""
+    get(hub, tmp_path / "f", file(b""))
+    assert (tmp_path / "f").read_bytes() == b""
 
 
 def test_a_broken_transfer_goes_on_where_it_broke(hub: Hub, tmp_path: Path) -> None:
@@ -107,6 +114,21 @@ def test_a_failing_server_is_asked_again(hub: Hub, tmp_path: Path) -> None:
         Site(hub.address).json("/api/models/owner/small/revision/main?blobs=true")
 
 
+def test_an_answer_that_breaks_off_is_asked_for_again(hub: Hub) -> None:
+    hub.files["file.bin"] = b'{"whole": true}'
+    hub.cut_after["file.bin"] = [4]
+    assert Site(hub.address).json(PATH) == {"whole": True}
+
+
+def test_a_server_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(http, "TIMEOUT_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(FetchError, match=r"/x cannot be had: .*timed out"):
+            Site(address).json("/x")
+
+
 def test_a_refusal_is_final(hub: Hub, tmp_path: Path) -> None:
     hub.fail_with = [404]
     with pytest.raises(FetchError, match=r"file\.bin: 404 Not Found"):
@@ -121,6 +143,13 @@ def test_a_token_is_sent_and_its_lack_is_told(hub: Hub, tmp_path: Path) -> None:
     site = Site.hugging_face({"HF_ENDPOINT": hub.address + "/", "HF_TOKEN": "secret"})
     site.download(PATH, file(), tmp_path / "f", lambda done: None)
     assert hub.asked[-1][2] == "Bearer secret"
+
+
+def test_whoever_may_not_read_is_told_of_the_token(hub: Hub, tmp_path: Path) -> None:
+    hub.fail_with = [403]
+    with pytest.raises(FetchError, match=r"needs a token .*HF_TOKEN"):
+        get(hub, tmp_path / "f", file())
+    assert len(hub.asked) == 1
 
 
 def test_a_token_does_not_follow_to_another_place(hub: Hub, tmp_path: Path) -> None:
@@ -142,7 +171,24 @@ def test_a_token_follows_within_the_place(hub: Hub, tmp_path: Path) -> None:
     assert redirected.get_header("Authorization") == "Bearer x"
 
 
-def test_an_answer_that_is_not_json_is_told(hub: Hub) -> None:
+def test_a_token_does_not_follow_to_where_it_could_be_read() -> None:
+    request = http.urllib.request.Request("https://hub/x", headers={"Authorization": "Bearer x"})
+    redirected = http.TokenStaysHome().redirect_request(
+        request, None, 302, "", http.http.client.HTTPMessage(), "http://hub/x"
+    )
+    assert redirected is not None
+    assert redirected.get_header("Authorization") is None
+
+
+def test_a_redirection_to_no_address_is_told(hub: Hub, tmp_path: Path) -> None:
+    hub.redirect_to = "http://["
+    with pytest.raises(FetchError, match=r"file\.bin cannot be had: "):
+        get(hub, tmp_path / "f", file())
+
+
+@pytest.mark.parametrize("content", [CONTENT, b"[" * 100_000])
+def test_an_answer_that_is_not_json_is_told(hub: Hub, content: bytes) -> None:
+    hub.files["file.bin"] = content
     with pytest.raises(FetchError, match="answers with no JSON"):
         Site(hub.address).json(PATH)
 
@@ -155,6 +201,7 @@ def test_nobody_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_hub_is_the_one_people_know_unless_told_otherwise() -> None:
     assert Site.hugging_face({}).endpoint == http.HUGGING_FACE
+    assert Site.hugging_face({"HF_ENDPOINT": ""}).endpoint == http.HUGGING_FACE
     assert Site.hugging_face({"HF_ENDPOINT": "http://mirror/"}).endpoint == "http://mirror"
     with pytest.raises(ConfigError, match="'file:///etc' is no address"):
         Site.hugging_face({"HF_ENDPOINT": "file:///etc"})

@@ -74,6 +74,12 @@ def test_a_narrow_terminal_still_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> 
     assert "[##---]" in frames(stream)[0]
 
 
+def test_more_than_was_promised_is_a_full_bar() -> None:
+    stream = Terminal()
+    ProgressBar("x", stream, Clock())(150, 100)
+    assert "[" + "#" * 40 + "]" in frames(stream)[0]
+
+
 def test_elsewhere_a_line_is_written_now_and_then() -> None:
     stream = io.StringIO()
     with ProgressBar("tiny", stream, Clock()) as bar:

@@ -1,9 +1,11 @@
+import shutil
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from paceline.hub import http
+from paceline.hub import http, repository
 from paceline.hub.errors import FetchError
 from paceline.hub.http import Site
 from paceline.hub.progress import silent
@@ -68,6 +70,29 @@ def test_a_complete_folder_is_used_without_asking(hub: Hub, tmp_path: Path) -> N
     assert hub.asked == []
 
 
+def test_what_another_has_fetched_meanwhile_is_used(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fetch(hub, tmp_path / "theirs")
+    hub.asked.clear()
+
+    @contextmanager
+    def locked(target: Path) -> Generator[None]:
+        shutil.copytree(whole, target)  # while we waited for the lock
+        yield
+
+    monkeypatch.setattr(repository, "locked", locked)
+    assert sorted(file.name for file in fetch(hub, tmp_path / "ours").iterdir()) == KEPT
+    assert hub.asked == []
+
+
+def test_damaged_weights_are_not_put_in_place(hub: Hub, tmp_path: Path) -> None:
+    hub.damaged.add("model-00001-of-00002.safetensors")
+    with pytest.raises(FetchError, match=r"model-00001-of-00002\.safetensors arrived damaged"):
+        fetch(hub, tmp_path)
+    assert not (tmp_path / "repositories" / "owner--small").exists()
+
+
 def test_a_half_fetched_repository_does_not_look_complete_and_is_resumed(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -102,11 +127,14 @@ def test_parts_of_an_older_commit_are_not_mixed_in(hub: Hub, tmp_path: Path) -> 
 
 def test_a_listing_without_sizes_will_do(hub: Hub, tmp_path: Path) -> None:
     hub.sizes = False
-    totals: set[int | None] = set()
-    site = Site(hub.address)
-    folder = fetch_repository("owner/small", tmp_path, lambda _, total: totals.add(total), site)
+    reports: list[tuple[int, int | None]] = []
+    folder = fetch_repository(
+        "owner/small", tmp_path, lambda *report: reports.append(report), Site(hub.address)
+    )
     assert sorted(file.name for file in folder.iterdir()) == KEPT
-    assert totals == {None}
+    assert {total for _, total in reports} == {None}
+    assert reports[-1] == (TOTAL, None)
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
@@ -129,6 +157,9 @@ def test_a_repository_or_revision_that_is_not_there_is_told(hub: Hub, tmp_path: 
     with pytest.raises(FetchError, match=r"v2.*404"):
         fetch(hub, tmp_path, "owner/small@v2")
     assert hub.asked[-1][0] == "/api/models/owner/small/revision/v2?blobs=true"
+    with pytest.raises(FetchError, match=r"404"):
+        fetch(hub, tmp_path, "owner/small@refs/pr/1")
+    assert hub.asked[-1][0] == "/api/models/owner/small/revision/refs%2Fpr%2F1?blobs=true"
 
 
 def test_an_answer_of_another_shape_is_told(hub: Hub, tmp_path: Path) -> None:

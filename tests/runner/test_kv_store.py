@@ -42,6 +42,13 @@ def test_gather_reads_one_layer_of_the_given_blocks(full: KVStore) -> None:
         assert torch.equal(found, full.content[[4, 1, 4, 0], layer])
 
 
+def test_the_end_of_a_block_is_cleared_in_every_layer(full: KVStore) -> None:
+    expected = full.content.clone()
+    expected[4, :, 1:] = 0
+    full.clear(4, 1)
+    assert torch.equal(full.content, expected)
+
+
 def test_copies_are_all_read_before_any_is_written(full: KVStore) -> None:
     before = full.content.clone()
     full.copy([(0, 1), (1, 2), (2, 0), (3, 4)])

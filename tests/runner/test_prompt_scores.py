@@ -101,11 +101,44 @@ def test_only_those_are_told_that_are_asked_for(model: Model) -> None:
     check(model, PROMPT, found["c"], 5)
 
 
+def test_who_has_the_id_of_an_earlier_one_is_told_apart(model: Model) -> None:
+    scheduler = Scheduler.create(**SETTINGS)
+    runner = runner_for(model, scheduler)
+    serials: list[int] = []
+    for _ in range(2):
+        scheduler.submit(request("a", PROMPT, 1, max_tokens=1), now=0.0)
+        plan = scheduler.plan(now=0.0)
+        runner.launch(plan)
+        result = runner.wait()
+        (piece,) = result.prompt
+        assert [piece.serial] == plan.rows.serial.tolist()
+        serials.append(piece.serial)
+        scheduler.commit(plan, result, now=0.0)
+    assert serials[0] != serials[1]
+
+
+def test_who_takes_the_slot_of_one_who_asked_is_told_nothing(model: Model) -> None:
+    scheduler = Scheduler.create(**{**SETTINGS, "max_num_seqs": 1})
+    runner = runner_for(model, scheduler)
+    found: list[int] = []
+    for name, wanted in (("a", 1), ("b", None)):
+        scheduler.submit(request(name, PROMPT, wanted, max_tokens=1), now=0.0)
+        plan = scheduler.plan(now=0.0)
+        runner.launch(plan)
+        result = runner.wait()
+        found.append(len(result.prompt))
+        scheduler.commit(plan, result, now=0.0)
+    assert found == [1, 0]
+
+
 def test_a_prompt_of_one_token_has_nothing_to_tell(model: Model) -> None:
     assert told(model, [request("a", [5], 2)])[0] == {"a": []}
 
 
-def test_slices_are_as_good_as_the_whole(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("share", "most"), [(3.0, 3), (0.5, 1)])
+def test_slices_are_as_good_as_the_whole(
+    model: Model, monkeypatch: pytest.MonkeyPatch, share: float, most: int
+) -> None:
     widest: list[int] = []
     logits = model.logits
 
@@ -113,9 +146,9 @@ def test_slices_are_as_good_as_the_whole(model: Model, monkeypatch: pytest.Monke
         widest.append(len(hidden))
         return logits(hidden)
 
-    monkeypatch.setattr(prompt_scores, "MOST_LOGITS", 3 * model.config.vocab)
+    monkeypatch.setattr(prompt_scores, "MOST_LOGITS", int(share * model.config.vocab))
     monkeypatch.setattr(model, "logits", counted)
     found, _ = told(model, [request("a", PROMPT, 2)])
-    assert max(widest) == 3
+    assert max(widest) == most
     monkeypatch.undo()
     check(model, PROMPT, found["a"], 2)

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.core.plan import Plan
 from paceline.engine.api import SamplingParams
+from paceline.server.pace import Pace
 from paceline.server.settings import ServerSettings
 from tests.engine.support import expected, expected_text
 from tests.server.support import DEFAULTS, Site, on_its_own_server, paced
@@ -97,6 +98,23 @@ def test_a_full_queue_says_when_to_come_again() -> None:
             assert (await one).status_code == 200
 
     on_its_own_server(scenario, max_num_queued_reqs=4)
+
+
+def test_the_pace_of_late_says_when_to_come_again() -> None:
+    async def scenario(site: Site) -> None:
+        now = [100.0]
+        site.desk.pace = Pace(lambda: now[0])
+        assert (await site.post(PATH, prompt="the", max_tokens=1)).status_code == 200
+        now[0] += 20.0  # since the only end there was
+        await site.engine.pause("all")
+        waiting = asyncio.create_task(site.http.post(PATH, json=LONG))
+        await site.until(lambda: bool(site.engine._frontend.open))
+        refused = await site.http.post(PATH, json=LONG)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "20")
+        await site.engine.resume()
+        assert (await waiting).status_code == 200
+
+    on_its_own_server(scenario, max_num_queued_reqs=1)
 
 
 def test_a_device_that_fails_is_told_of_by_status_or_by_an_event() -> None:

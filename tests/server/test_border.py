@@ -152,7 +152,9 @@ def test_pages_of_other_sites_are_shut_out_unless_they_are_named() -> None:
         response = await site.http.post(PATH, json=BODY, headers=page)
         assert response.status_code == 401
         assert response.headers["access-control-allow-origin"] == page["Origin"]
+        assert response.headers["access-control-expose-headers"] == "X-Request-Id, Retry-After"
         asked = {**page, "Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "authorization, x-request-id"
         assert (await site.http.options(PATH, headers=asked)).status_code == 200
 
     on_its_own_server(closed)
@@ -184,8 +186,13 @@ def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
     ("name", "value"),
     [
         ("body_bytes", 0),
+        ("header_bytes", 0),
+        ("body_s", 0.0),
+        ("unread_s", 0.0),
         ("drain_s", -1.0),
+        ("drain_s", float("nan")),
         ("timeout_s", -1.0),
+        ("timeout_s", float("nan")),
         ("api_keys", ("",)),
         ("log_format", "xml"),
         ("otlp_endpoint", "localhost:4318"),

@@ -6,10 +6,12 @@ import pytest
 from openai import BadRequestError, NotFoundError
 
 from paceline.engine.api import SamplingParams
+from paceline.server.settings import ServerSettings
+from paceline.server.shapes import IMPOSSIBLE, finite
 from paceline.text.chat import ChatTemplate
 from tests.engine.support import expected, expected_text, tokenizer
 from tests.server.conftest import Play
-from tests.server.support import MODEL, Site
+from tests.server.support import MODEL, Site, on_its_own_server
 
 MESSAGES = [{"role": "user", "content": "hello world"}]
 
@@ -168,13 +170,30 @@ def test_timings_are_told_when_asked_for(on: Play) -> None:
     on(scenario)
 
 
+def test_whoever_wants_no_timings_has_none_where_others_do() -> None:
+    async def scenario(site: Site) -> None:
+        asked = {"messages": MESSAGES, "max_tokens": 1}
+        told = [
+            "timings" in (await site.post("/v1/chat/completions", **asked, **extra)).json()
+            for extra in ({}, {"timings": True}, {"timings": False})
+        ]
+        assert told == [True, True, False]
+
+    on_its_own_server(scenario, ServerSettings(timings=True))
+
+
+def test_what_is_impossible_has_a_number_that_json_knows() -> None:
+    assert [finite(value) for value in (-1.5, float("-inf"))] == [-1.5, IMPOSSIBLE]
+
+
 def test_cached_tokens_are_told(on: Play) -> None:
     async def scenario(site: Site) -> None:
         cached: list[int] = []
         for salt in ("one", "one", "another"):
-            asked = {"messages": MESSAGES, "max_tokens": 1, "cache_salt": salt}
+            asked = {"messages": MESSAGES, "max_tokens": 1, "cache_salt": salt, "timings": True}
             got = (await site.post("/v1/chat/completions", **asked)).json()
             cached.append(got["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert got["timings"]["cached_tokens"] == cached[-1]
         assert cached[0] == cached[2] == 0
         assert cached[1] > 0
 

@@ -66,7 +66,12 @@ def test_an_engine_that_stalls_or_dies_comes_back_and_is_given_up_in_the_end(fol
 
 
 def test_the_engine_may_run_on_a_thread(folder: Path) -> None:
-    with running(folder, core="thread") as server:
+    with running(folder, core="thread", max_queued_tokens=5) as server:
         answered(server)
+        server.http.post("/pause")
+        pair = {**LONG, "prompt": [[1, 2, 3], [4, 5, 6]], "timeout": 10}
+        refused = server.http.post(PATH, json=pair)
+        assert refused.status_code == 429, "settings of the engine count there as well"
+        server.http.post("/resume")
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == (0, "True\n")

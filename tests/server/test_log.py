@@ -9,7 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.server.log import JsonLines
+from paceline.engine.api import EngineFailed, RequestOutput, Usage
+from paceline.engine.delivery import Timings
+from paceline.server.caller import Caller
+from paceline.server.log import JsonLines, Line
+from paceline.server.shapes import spent_by
 from tests.server.support import Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
@@ -131,6 +135,31 @@ def test_who_was_not_begun_in_time_has_waited(
     assert (line["prompt_tokens"], line["completion_tokens"]) == (9, 0)
     assert line["queue_s"] >= 0.05
     assert re.search(r"9 tokens in, 0 of them cached, 0 out; \d+\.\d+ s in the queue", line["said"])
+
+
+def test_of_several_parts_the_slowest_counts_and_tokens_add_up() -> None:
+    parts = [
+        RequestOutput("a", None, (1, 2), (), Usage(2, 3, 1), Timings(1.0, 5.0, 2.0, 8.0, 1)),
+        RequestOutput("b", None, (1,), (), Usage(1, 4, 0), Timings(4.0, 1.0, 2.5, 7.5, 2)),
+    ]
+    line, spent = Line("a", PATH), spent_by(parts)
+    line.account(parts)
+    assert (line.prompt_tokens, line.completion_tokens) == (3, 7)
+    for told in (line, spent):
+        assert (told.queue_s, told.prefill_s, told.decode_s, told.total_s) == (4.0, 5.0, 2.5, 8.0)
+        assert (told.cached_tokens, told.preemptions) == (1, 3)
+
+
+@pytest.mark.parametrize("given", ["", "nonsense", f"00-{TRACE}-short-01", f"00-{TRACE[1:]}-x"])
+def test_a_trace_that_is_not_well_formed_is_none(given: str) -> None:
+    caller = Caller.of({"traceparent": given}, "cmpl")
+    assert (caller.traceparent, caller.trace_id) == ("", "")
+
+
+def test_a_reason_that_cannot_be_sent_is_made_readable() -> None:
+    line = Line("a", PATH)
+    line.end_by(EngineFailed("half a pair: \ud800"), unread=False)
+    assert (line.outcome, line.reason) == ("failed", "half a pair: \\ud800")
 
 
 def test_other_records_are_objects_too() -> None:

@@ -9,6 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline import __version__
+from paceline.engine.api import PromptTooLong
+from paceline.server.caller import Caller
+from paceline.server.errors import refusal_of
 from tests.server.conftest import Play
 from tests.server.support import MODEL, Site, on_its_own_server, paced
 
@@ -224,6 +227,8 @@ def test_the_prefix_cache_can_be_emptied() -> None:
         ("POST", "/abort_requests", {}, 400),
         ("GET", "/abort_requests", None, 405),
         ("GET", "/nowhere", None, 404),
+        ("GET", "/docs", None, 404),
+        ("GET", "/redoc", None, 404),
     ],
 )
 def test_errors_have_the_shape_of_openai(
@@ -237,6 +242,25 @@ def test_errors_have_the_shape_of_openai(
         assert response.json()["error"].keys() == {"message", "type", "param", "code"}
 
     on(scenario)
+
+
+def test_another_method_is_answered_with_those_that_there_are(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.http.get("/abort_requests")
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+    on(scenario)
+
+
+def test_a_field_at_fault_is_named_below_a_prefix_of_the_path_too() -> None:
+    refusal = refusal_of(PromptTooLong("too long"), "/models/own/v1/completions")
+    assert (refusal.param, refusal.code) == ("prompt", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1, True), (200, True), (201, False)])
+def test_an_id_of_a_client_is_kept_up_to_a_length(length: int, kept: bool) -> None:
+    caller = Caller.of({"x-request-id": "x" * length}, "cmpl")
+    assert caller.request_id.startswith("x" * length if kept else "cmpl-")
 
 
 @pytest.mark.parametrize("kind", [None, "application/json"])

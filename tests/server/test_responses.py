@@ -34,13 +34,25 @@ def test_a_text_is_answered(on: Play) -> None:
         assert response.incomplete_details.reason == "max_output_tokens"
         assert response.usage is not None
         assert response.usage.output_tokens == 9
-        assert response.usage.input_tokens_details.cached_tokens >= 0
+        assert response.usage.total_tokens == response.usage.input_tokens + 9
         assert response.metadata == {"a": "b"}
         assert response.max_output_tokens == 9
         ended = await site.openai.responses.create(
             model=MODEL, input="hello", extra_body={"stop_token_ids": list(range(400))}
         )
         assert (ended.status, ended.incomplete_details) == ("completed", None)
+
+    on(scenario)
+
+
+def test_cached_tokens_are_told(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        cached: list[int] = []
+        for _ in range(2):
+            asked = {"input": "the quick brown fox", "max_tokens": 1, "cache_salt": "responses"}
+            got = (await site.post("/v1/responses", **asked)).json()
+            cached.append(got["usage"]["input_tokens_details"]["cached_tokens"])
+        assert cached[1] > cached[0] == 0
 
     on(scenario)
 

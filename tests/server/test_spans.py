@@ -46,6 +46,7 @@ def test_each_request_is_a_span() -> None:
     assert plain.status.status_code is StatusCode.UNSET
     assert failed.status.status_code is StatusCode.ERROR
     assert "failed" in (failed.status.description or "")
+    assert aborted.status.status_code is StatusCode.UNSET
     assert aborted.attributes is not None
     assert aborted.attributes["paceline.outcome"] == "aborted"
     assert aborted.attributes["gen_ai.usage.prompt_tokens"] > 0  # type: ignore[operator]
@@ -70,6 +71,9 @@ def check_named(span: ReadableSpan) -> None:
     stages = ("time_in_queue", "time_in_model_prefill", "time_in_model_decode")
     total = sum(float(str(told[f"gen_ai.latency.{stage}"])) for stage in stages)
     assert abs(total - float(str(told["gen_ai.latency.e2e"]))) < 1e-3
+    queue, prefill, decode = (float(str(told[f"gen_ai.latency.{stage}"])) for stage in stages)
+    assert told["gen_ai.latency.time_to_first_token"] == queue + prefill
+    assert told["gen_ai.latency.time_in_model_inference"] == prefill + decode
     assert span.start_time is not None
     assert span.end_time is not None
     assert span.end_time - span.start_time >= total * 0.99e9

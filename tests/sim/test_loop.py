@@ -184,10 +184,9 @@ def test_time_never_runs_backwards(depth: int) -> None:
 
 
 def test_requests_come_in_the_order_of_arrival_whatever_the_order_of_the_list() -> None:
-    late, early = ask("late", arrival=2.0), ask("early", arrival=0.0)
-    made = loop(max_num_seqs=1)
-    turns = all_turns(made, [late, early])
-    assert list(admissions(turns)) == ["early", "late"]
+    requests = [ask("a", arrival=2.0), ask("c", arrival=0.0), ask("b", arrival=1.0)]
+    turns = all_turns(loop(max_num_seqs=1), requests)
+    assert list(admissions(turns)) == ["c", "b", "a"]
 
 
 def test_the_clock_jumps_to_the_next_arrival_when_there_is_nothing_to_do() -> None:

@@ -110,9 +110,10 @@ def test_arguments_of_calls_are_parsed() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     assert template.render([message]) == "é"
     assert call["function"] == {"name": "look", "arguments": '{"q": "é"}'}
-    call["function"] = {"name": "look", "arguments": "{q"}
-    with pytest.raises(RequestError, match="arguments of a call are not JSON"):
-        template.render([message])
+    for wrong in ("{q", "[" * 100_000):
+        call["function"] = {"name": "look", "arguments": wrong}
+        with pytest.raises(RequestError, match="arguments of a call are not JSON"):
+            template.render([message])
 
 
 @pytest.mark.parametrize("nothing", ["", " ", None])
@@ -155,6 +156,7 @@ def test_variables_of_a_template_are_passed_but_never_shadow_the_conversation() 
         ("{{ ''.__class__.__mro__ }}", "unsafe|undefined"),
         ("{{ range(10**9) | list }}", "[Rr]ange"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ messages[0].content * 10**17 }}", ""),
         ("{{ nowhere.at.all }}", "nowhere"),
         ("{{ nothing | tojson }}", "serializable"),
     ],

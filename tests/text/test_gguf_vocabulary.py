@@ -99,6 +99,37 @@ def test_equal_scores_merge_the_lower_id_first(tmp_path: Path) -> None:
     assert Tokenizer.load(file).encode("abc") == [1, 5]
 
 
+def test_a_token_that_is_unused_still_leads_to_longer_ones(tmp_path: Path) -> None:
+    file = write_gguf(
+        tmp_path / "unused.gguf",
+        "llama",
+        tokens=["<unk>", "abc", "ab", "a", "b", "c"],
+        scores=[0.0] * 6,
+        token_type=[2, 1, 5, 1, 1, 1],
+        add_space_prefix=False,
+        add_bos_token=False,
+    )
+    assert Tokenizer.load(file).encode("abc") == [1]
+
+
+def test_a_space_comes_first_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    entries: dict[str, Any] = {
+        "tokens": ["<unk>", "▁", "a"],
+        "scores": [0.0] * 3,
+        "token_type": [2, 1, 1],
+        "add_bos_token": False,
+        "unknown_token_id": 0,
+    }
+    ours = Tokenizer.load(write_gguf(tmp_path / "first.gguf", "llama", **entries))
+    assert ours.encode("a") == [1, 2]
+    assert ours.decode([1, 2]) == "a"
+    file = write_gguf(tmp_path / "bare.gguf", "llama", **entries, add_space_prefix=False)
+    assert Tokenizer.load(file).encode("a") == [2]
+    # Without tokens for bytes, neighbours that are unknown are one, and it is no text.
+    assert Tokenizer.load(file).encode("axyza") == [2, 0, 2]
+    assert Tokenizer.load(file).special == {0}
+
+
 def test_control_tokens_are_found_in_text_and_hidden_from_it(tmp_path: Path) -> None:
     for file in (byte_level_file(tmp_path), sentence_piece_file(tmp_path)):
         ours = Tokenizer.load(file)
@@ -179,6 +210,14 @@ def test_ends_are_those_named_and_those_known_by_their_text(tmp_path: Path) -> N
     found = gguf_vocabulary(file)
     assert found.bos is None
     assert found.eos == (1, 5, 2, 6)
+
+
+def test_an_end_that_is_no_token_is_none(tmp_path: Path) -> None:
+    tokens = len(byte_level_entries("gpt-2")["tokens"])
+    plain = gguf_vocabulary(byte_level_file(tmp_path))
+    for wrong in (tokens, 2**32 - 1):
+        file = byte_level_file(tmp_path, eot_token_id=wrong, eom_token_id=wrong)
+        assert gguf_vocabulary(file).eos == plain.eos
 
 
 def test_the_chat_template_comes_along(tmp_path: Path) -> None:

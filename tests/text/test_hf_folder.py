@@ -64,6 +64,12 @@ def test_ends_come_from_all_the_files(folder: Path) -> None:
     assert hf_vocabulary(folder).bos == 0
 
 
+def test_ids_are_those_of_the_model_which_may_have_more(folder: Path) -> None:
+    tokens = Tokenizer.load(folder).vocab_size
+    write(folder, "config.json", {"vocab_size": tokens + 64})
+    assert Tokenizer.load(folder).vocab_size == tokens + 64
+
+
 def test_a_template_in_a_file_counts_before_the_one_in_the_settings(folder: Path) -> None:
     assert hf_vocabulary(folder).chat_template is None
     named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]

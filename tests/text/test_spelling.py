@@ -30,6 +30,10 @@ def decoding(decoder: decoders.Decoder | None) -> Spelling:
             Spelling(byte_fallback=True, replacements=(("▁", " "),), strips_space=True),
         ),
         (decoders.Metaspace(), Spelling(replacements=(("▁", " "),), strips_space=True)),
+        (
+            decoders.Metaspace(prepend_scheme="first"),
+            Spelling(replacements=(("▁", " "),), strips_space=True),
+        ),
         (decoders.Metaspace(prepend_scheme="never"), Spelling(replacements=(("▁", " "),))),
     ],
 )
@@ -78,5 +82,6 @@ def test_byte_tokens_and_marks() -> None:
     assert spelling.bytes_of("<0xE2>", added=False) == b"\xe2"
     assert spelling.bytes_of("<0xe2>", added=False) == b"\xe2"
     assert spelling.bytes_of("<0xE2F>", added=False) == b"<0xE2F>"
+    assert spelling.bytes_of("<0x41>▁a", added=False) == b"<0x41> a"
     assert spelling.bytes_of("▁▁a", added=False) == b"  a"
     assert Spelling().bytes_of("<0xE2>", added=False) == b"<0xE2>"

@@ -71,6 +71,11 @@ def test_a_mark_of_the_byte_order_is_no_part_of_a_table(tmp_path: Path) -> None:
     assert call.output_len == 2
 
 
+def test_empty_lines_are_left_out(tmp_path: Path) -> None:
+    row = json.dumps({"input_toks": 3, "output_toks": 9, "arrival_time_ns": 0})
+    assert len(read(write(tmp_path, f"{row}\n\n{row}\n  \n"))) == 2
+
+
 def test_only_the_first(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [4]}
     path = write(tmp_path, f"{json.dumps(row)}\n" * 3 + "nonsense")
@@ -91,7 +96,10 @@ def test_only_the_first(tmp_path: Path) -> None:
         ("[1]", "request 1: "),
         ("[" * 100_000, "line 1: not JSON"),
         ('{"input_toks": -5, "output_toks": 1, "arrival_time_ns": 0}', "a length is negative"),
+        ('{"input_toks": 5, "output_toks": -1, "arrival_time_ns": 0}', "a length is negative"),
         ('{"input_toks": 5, "output_toks": 1, "arrival_time_ns": NaN}', "it came at nan"),
+        ('{"input_toks": 1e999, "output_toks": 1, "arrival_time_ns": 0}', "request 1: Overflow"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "9" * 200_000, "cannot be read: field"),
     ],
 )
 def test_what_is_no_trace(text: str, expected: str, tmp_path: Path) -> None:

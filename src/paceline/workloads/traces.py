@@ -36,9 +36,9 @@ def calls(path: Path) -> Iterator[Call]:
             for number, row in rows(lines, path):
                 try:
                     yield checked(reader_of(row)(number, row))
-                except (KeyError, TypeError, ValueError) as error:
+                except (KeyError, OverflowError, TypeError, ValueError) as error:
                     raise ConfigError(f"{path}: request {number}: {error!r}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
