@@ -8,6 +8,7 @@ import torch
 from paceline.build.settings import CPU_DEFAULTS, Hardware, check, resolve
 from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.choose import choose
@@ -29,7 +30,7 @@ def assemble(
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
-    if hasattr(attention, "hold"):
+    if is_for_a_card(attention):
         raise ConfigError(f"attention {own.attention!r} is for a card")
     check(settings, own, checkpoint.config, CPU_DEFAULTS)
     if own.threads:

@@ -9,6 +9,7 @@ import torch
 from paceline.build.settings import GIB, Hardware, card_defaults, check, part_of, resolve
 from paceline.core.config import LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.cuda.graphs import Capturable
 from paceline.runner.cuda.model import CudaModel
@@ -75,7 +76,7 @@ def assemble(
 
 def capturable(name: str) -> Capturable:
     attention: Any = load_attention(name)
-    if not hasattr(attention, "hold"):
+    if not is_for_a_card(attention):
         raise ConfigError(f"attention {name!r} cannot be part of a graph; choose another")
     return attention
 

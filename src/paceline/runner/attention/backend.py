@@ -48,6 +48,11 @@ class Attention(Protocol):
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared: ...
 
 
+def is_for_a_card(attention: Attention) -> bool:
+    """Can it be part of a graph? What can runs nowhere else."""
+    return hasattr(attention, "hold")
+
+
 def load(name: str) -> Attention:
     """The backend by module name in `attention`, or by dotted path to a class."""
     module, _, kind = name.rpartition(".")
