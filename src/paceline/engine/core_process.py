@@ -18,7 +18,7 @@ from paceline.engine.engine import REST_S, Engine
 from paceline.engine.parts import factory_named
 from paceline.engine.settings import EngineSettings
 
-log = logging.getLogger("paceline.engine.core_process")  # as which it is not run
+log = logging.getLogger("paceline.engine.core_process")  # its name is __main__ here
 
 
 def main(address: str) -> None:
