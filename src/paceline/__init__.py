@@ -28,8 +28,8 @@ __all__ = [
 
 # What needs more than numpy is imported when it is asked for.
 LATER = {
-    "LLM": "paceline.build.models",
-    "AsyncLLM": "paceline.build.models",
+    "LLM": "paceline.wiring.llm",
+    "AsyncLLM": "paceline.wiring.llm",
     "SamplingParams": "paceline.engine.params",
 }
 

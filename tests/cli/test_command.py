@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from paceline.cli.command import WrongOption, command, group
-from paceline.cli.settings import Settings
+from paceline.cli.setting_flags import Settings
 from paceline.core.errors import ConfigError, RequestError
 
 

@@ -16,7 +16,7 @@ from paceline.cli.app import app
 from paceline.cli.main import main
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED
 from paceline.core.config import Config
-from paceline.sched.records import Preamble
+from paceline.sched.replay.format import Preamble
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 COMMAND = [sys.executable, "-m", "paceline.cli.main"]
@@ -120,7 +120,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_explains_every_sign(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.play.can_encode", lambda _: True)
+    monkeypatch.setattr("paceline.cli.play.command.can_encode", lambda _: True)
     with pytest.raises(SystemExit):
         main(["play", "--help"])
     said = capsys.readouterr().out
@@ -283,7 +283,7 @@ def test_help_imports_nothing_heavy() -> None:
     imported = set(done.stdout.split())
     assert "paceline.cli.app" in imported
     assert not imported & {
-        "paceline.cli.play",
+        "paceline.cli.play.command",
         "torch",
         "httpx",
         "fastapi",

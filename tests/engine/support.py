@@ -15,12 +15,12 @@ from tokenizers.trainers import BpeTrainer
 from paceline.core.plan import Candidates, Plan, PromptScores, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import Ask, Piece, RequestOutput, SamplingParams
-from paceline.engine.parts import Parts
+from paceline.engine.core.components import Parts
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.reference import extended, likeliest, logprobs, reference, start_digest
-from paceline.text.chat import ChatTemplate
+from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 

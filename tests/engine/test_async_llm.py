@@ -16,9 +16,10 @@ from paceline.core.errors import QueueFull, RequestError
 from paceline.core.plan import Plan
 from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams
 from paceline.engine.async_llm import LONG_TEXT, AsyncLLM
-from paceline.engine.delivery import EngineFailed
-from paceline.engine.parts import Parts
-from paceline.engine.thread import ThreadCore
+from paceline.engine.core.components import Parts
+from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.thread import ThreadCore
+from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import (
     OraclePort,
     ask,
@@ -28,7 +29,6 @@ from tests.engine.support import (
     expected_text,
     parts,
 )
-from tests.engine.test_frontend import one_of_three_stops
 
 
 def with_engine(

@@ -10,11 +10,11 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.engine import llm as module
 from paceline.engine.api import Ask, SamplingParams
+from paceline.engine.frontend.progress import Progress
 from paceline.engine.llm import LLM
-from paceline.engine.progress import Progress
-from paceline.text.chat import ChatTemplate
+from paceline.text.chat_template import ChatTemplate
+from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import assert_nothing_left, build, expected, expected_text, tokenizer
-from tests.engine.test_frontend import one_of_three_stops
 
 
 def llm(**settings: Any) -> LLM:

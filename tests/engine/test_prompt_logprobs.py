@@ -9,8 +9,9 @@ from paceline.core.errors import RequestError
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Request
 from paceline.engine.api import Alternative, Ask, PromptLogprob, SamplingParams
-from paceline.engine.conversation import Conversation
-from paceline.engine.parts import Parts
+from paceline.engine.core.components import Parts
+from paceline.engine.frontend.open_request import Conversation
+from tests.engine.frontend.test_frontend import Desk
 from tests.engine.support import (
     Ear,
     OraclePort,
@@ -20,7 +21,6 @@ from tests.engine.support import (
     parts,
     tokenizer,
 )
-from tests.engine.test_frontend import Desk
 
 LONG = "the quick brown fox jumps over the lazy dog and everything thing nothing "
 PROMPTS = [LONG, "hello world hello there", LONG + "hello", "a", "Straße 你好 naïve café"]

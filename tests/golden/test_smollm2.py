@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams, Scheduler
-from paceline.build.model import Source, find_model
-from paceline.build.settings import Hardware, resolve, sort_settings
+from paceline.engine.core.components import Parts
 from paceline.engine.llm import LLM
-from paceline.engine.parts import Parts
 from paceline.hub.progress import silent
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.choose import KINDS
+from paceline.runner.layers.linear_choice import KINDS
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.runner import Runner
 from paceline.sched.stats import Stats
-from paceline.text.chat import ChatTemplate
+from paceline.text.chat_template import ChatTemplate
+from paceline.wiring.model import Source, find_model
+from paceline.wiring.settings import Hardware, resolve, sort_settings
 
 STORY = "Once upon a time, in a village by the sea, there lived an old fisherman who "
 PROMPTS = [

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.driver import can_compile
+from paceline.runner.cuda.kernels.nvrtc import can_compile
 from tests.runner import support
 from tests.runner.support import Rows
 

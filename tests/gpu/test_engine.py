@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.build.assembly import build
 from paceline.engine.api import SamplingParams
 from paceline.engine.llm import LLM
+from paceline.wiring.assembly import build
 from tests.golden.support import SIZES
 from tests.gpu.support import ON_A_CARD
 

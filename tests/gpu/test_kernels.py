@@ -11,9 +11,9 @@ from tests.runner.support import cells_of, filled_store, tiny
 
 try:
     from paceline.runner.attention.triton import Triton
-    from paceline.runner.cuda.kernels import Late, Turn, turn_and_put
+    from paceline.runner.cuda.kernels.layers import Late, Turn, turn_and_put
+    from paceline.runner.cuda.kernels.split_k import Split
     from paceline.runner.cuda.model import turns_of
-    from paceline.runner.cuda.split import Split
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 

@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from paceline.build.assembly import build
 from paceline.engine.api import SamplingParams
 from paceline.engine.llm import LLM
+from paceline.wiring.assembly import build
 from tests.gpu.support import ON_A_CARD
 
 MODEL = os.environ.get("PACELINE_GPU_MODEL", "")

@@ -13,7 +13,7 @@ from tests.property.schedules import Drive
 from tests.runner.support import tiny
 
 try:
-    from paceline.runner.cuda.moves import Moves
+    from paceline.runner.cuda.block_copies import Moves
     from paceline.runner.cuda.state import CardState
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline.runner.cuda.sampling import choose
-from paceline.runner.draws import Drawn, Greedy, key_of
+from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.token_choice import Drawn, Greedy, key_of
 
 ALL = slice(None)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.runner.cuda.columns import begin, settle, spread
+from paceline.runner.cuda.kernels.columns import begin, settle, spread
 from paceline.runner.kv_store import KVStore
 from tests.runner.support import tiny
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paceline.runner.attention.triton import Triton
-from paceline.runner.cuda.kernels import Late, Turn, turn_and_put
+from paceline.runner.cuda.kernels.layers import Late, Turn, turn_and_put
+from paceline.runner.cuda.kernels.split_k import Split
 from paceline.runner.cuda.model import turns_of
-from paceline.runner.cuda.split import Split
 from paceline.runner.layers.linear import Dense
 from tests.interpreted.test_attention import store_for
 from tests.runner.support import cells_of, rows_of

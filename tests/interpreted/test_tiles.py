@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.tiled import KEYS, PAIRS, Listed
+from paceline.runner.cuda.kernels.prefill_attention import KEYS, PAIRS, Listed
 
 Tile = tuple[int, int, int, int]  # its first position, the place of that, how many, and the row
 

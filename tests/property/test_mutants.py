@@ -17,14 +17,14 @@ from paceline.kv.pool import BlockPool
 from paceline.kv.runs import Run
 from paceline.kv.tier import Fence, HostTier, Stored
 from paceline.sched.accounting import Accounting
-from paceline.sched.beams import BeamSearch
-from paceline.sched.children import Children
+from paceline.sched.changes import News
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.failures import Failures
-from paceline.sched.family import Family
-from paceline.sched.forks import Forks
-from paceline.sched.news import News
+from paceline.sched.families.abort_child import Children
+from paceline.sched.families.beams import BeamSearch
+from paceline.sched.families.family import Family
+from paceline.sched.families.forks import Forks
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.residency import Residency
 from paceline.sched.slots import SlotTable

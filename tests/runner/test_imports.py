@@ -13,13 +13,13 @@ READERS = {"weights/safetensors.py": {"safetensors"}}
 KERNELS = {
     "attention/flashinfer.py": {"flashinfer"},
     "attention/triton.py": {"triton"},
-    "cuda/attention_kernels.py": {"triton"},
-    "cuda/columns.py": {"triton"},
-    "cuda/kernels.py": {"triton"},
-    "cuda/sampling.py": {"triton"},
-    "cuda/split.py": {"triton"},
-    "cuda/thin.py": {"triton"},
-    "cuda/tiled.py": {"triton"},
+    "cuda/kernels/attention.py": {"triton"},
+    "cuda/kernels/columns.py": {"triton"},
+    "cuda/kernels/layers.py": {"triton"},
+    "cuda/kernels/sampling.py": {"triton"},
+    "cuda/kernels/split_k.py": {"triton"},
+    "cuda/kernels/few_rows.py": {"triton"},
+    "cuda/kernels/prefill_attention.py": {"triton"},
 }
 HEAVY = "paceline.runner.weights.safetensors"
 MAY_IMPORT_HEAVY = {"weights/files.py"}

@@ -16,8 +16,8 @@ from torch import Tensor
 from paceline.core.errors import StepError
 from paceline.core.request import Request
 from paceline.core.sampling import GREEDY, Sampling
-from paceline.runner.draws import HALF, key_of, random_words, shifted
 from paceline.runner.sampler import Sampled, Sampler, score, seed_of
+from paceline.runner.token_choice import HALF, key_of, random_words, shifted
 
 CPU = torch.device("cpu")
 LONGEST = 256

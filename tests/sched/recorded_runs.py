@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline import PacelineError, Plan, Request, Scheduler, StepResult
 from paceline.core.plan import Candidates, Failed
-from paceline.sched.recording import Recorder
-from paceline.sched.replay import stand_in
+from paceline.sched.replay.recorder import Recorder
+from paceline.sched.replay.replayer import stand_in
 from paceline.sched.swapping import Rates
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")

@@ -10,7 +10,7 @@ from paceline.core.arrays import NO_I32
 from paceline.kv.cache import MISS
 from paceline.sched.admission import Admission, Intake
 from paceline.sched.composition import NOTHING, Composition, Entry
-from paceline.sched.forks import Forks
+from paceline.sched.families.forks import Forks
 from tests.sched.support import (
     ask,
     commit,

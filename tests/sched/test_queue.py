@@ -9,7 +9,7 @@ import pytest
 from paceline.core.config import PolicyConfig
 from paceline.core.events import Happened
 from paceline.core.request import Sequence
-from paceline.sched.journal import note
+from paceline.sched.explain.journal import note
 from paceline.sched.policy import Policy
 from paceline.sched.queue import REFRESHED_PER_STEP, WaitingQueue
 from tests.sched.support import ask, small

@@ -15,7 +15,7 @@ from paceline.core.plan import Plan
 from paceline.engine.async_llm import AsyncLLM
 from paceline.sched.scheduler import Scheduler
 from paceline.server.app import create_app
-from paceline.server.desk import Desk
+from paceline.server.context import Desk
 from paceline.server.serve import DrainingServer, draining_server
 from paceline.server.settings import ServerSettings
 from tests.engine.support import (

@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": "Tell the life of a request: what it waited for, and why.",
     "collect-env": "Print versions, the machine and the defaults, for a report of a problem.",
 }
+FILES = {"play": "play.command"}  # commands with a folder of their own
 BENCHMARKS = {
     "serve": "Send requests to a server and measure how they fare.",
     "throughput": "Run many prompts at once in this process and count tokens per second.",
@@ -49,8 +50,8 @@ def bench() -> None:
 
 def found(name: str) -> Any:
     if name == "bench":
-        return group(bench, BENCHMARKS, lambda kind: read(kind, f"bench_{kind}"))
-    return read(name, name.replace("-", "_"))
+        return group(bench, BENCHMARKS, lambda kind: read(kind, f"bench.{kind}"))
+    return read(name, FILES.get(name, name.replace("-", "_")))
 
 
 def read(name: str, file: str) -> Any:

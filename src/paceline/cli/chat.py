@@ -12,10 +12,10 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from paceline.cli.chat_backend import EnginePartner, Manner, Partner
 from paceline.cli.command import WrongOption
 from paceline.cli.options import EngineOptions, KeyOption, ModelArgument, UrlOption
 from paceline.cli.palette import DIM, Palette
-from paceline.cli.partners import EnginePartner, Manner, Partner
 from paceline.core.errors import PacelineError
 from paceline.hub.progress import ProgressBar
 
@@ -68,7 +68,7 @@ def run(options: Options) -> int:
 
 async def met(options: Options) -> Partner:
     if options.url:
-        from paceline.cli.remote import ServerPartner
+        from paceline.cli.http_client import ServerPartner
 
         is_named = options.argument or options.engine.model
         model = options.engine.name(options.argument) if is_named else None
@@ -79,7 +79,7 @@ async def met(options: Options) -> Partner:
             await partner.close()
             raise
         return partner
-    from paceline.build.models import AsyncLLM
+    from paceline.wiring.llm import AsyncLLM
 
     model = options.engine.name(options.argument)
     with ProgressBar(model) as bar:

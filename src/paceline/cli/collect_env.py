@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.cli.options import JsonFlag
-from paceline.cli.settings import ServingSettings
+from paceline.cli.setting_flags import ServingSettings
 
 PACKAGES = (
     "numpy",

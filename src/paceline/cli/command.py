@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli.settings import Settings
+from paceline.cli.setting_flags import Settings
 from paceline.core.errors import ConfigError, PacelineError
 
 FAILED, WRONG = 1, 2  # exit statuses: it did not work; it was asked wrongly

@@ -25,8 +25,8 @@ class Options:
 
 def run(options: Options) -> int:
     """Load a model and continue a prompt; with --chat, answer a message."""
-    from paceline.build.models import LLM
     from paceline.engine.params import SamplingParams
+    from paceline.wiring.llm import LLM
 
     params = SamplingParams(
         max_tokens=options.max_tokens,

@@ -11,8 +11,8 @@ import typer
 from paceline.cli.command import WrongOption
 from paceline.cli.options import KeyOption, UrlOption
 from paceline.cli.replay import UNREADABLE, UNTOUCHED, ending, status
-from paceline.sched.records import RecordingError
-from paceline.sched.replay import Replay
+from paceline.sched.replay.format import RecordingError
+from paceline.sched.replay.replayer import Replay
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -46,7 +46,7 @@ def run(options: Options) -> int:
     """
     if options.recording is not None:
         return from_recording(options.recording, options.request_id)
-    from paceline.cli.remote import fetched
+    from paceline.cli.http_client import fetched
 
     path = f"/requests/{quote(options.request_id)}/explain"
     print(fetched(options.url or DEFAULT_URL, path, options.api_key))

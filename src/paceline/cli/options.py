@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.command import WrongOption
-from paceline.cli.settings import Settings
+from paceline.cli.setting_flags import Settings
 from paceline.hub.catalogue import DEFAULT
 
 WHICH = f"{DEFAULT}, a .gguf file, a folder, or owner/name[@revision] of Hugging Face."

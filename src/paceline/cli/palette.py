@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from unicodedata import combining, east_asian_width
 
-from paceline.cli.history import Cell, Kind
+from paceline.cli.play.history import Cell, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from paceline.core.errors import RequestError
-from paceline.sched.explain import plural
-from paceline.sched.records import RecordingError
-from paceline.sched.replay import Ending, Replay, Summary
+from paceline.sched.explain.sentences import plural
+from paceline.sched.replay.format import RecordingError
+from paceline.sched.replay.replayer import Ending, Replay, Summary
 from paceline.sched.stats import Stats
 
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2

@@ -60,12 +60,12 @@ def run(options: Options) -> int:
 async def answered(options: Options) -> int:
     import httpx
 
-    from paceline.build.assembly import build
-    from paceline.build.settings import for_batches
-    from paceline.cli.batch import Batch, Results, entries
+    from paceline.cli.batch_file import Batch, Results, entries
     from paceline.engine.async_llm import AsyncLLM
     from paceline.server.app import create_app
     from paceline.server.settings import ServerSettings
+    from paceline.wiring.assembly import build
+    from paceline.wiring.settings import for_batches
 
     model = options.engine.name()
     with Results(options.output) as results:

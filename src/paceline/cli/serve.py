@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import ModelArgument, ModelFlag, model_of
-from paceline.cli.settings import ServingSettings
+from paceline.cli.setting_flags import ServingSettings
 from paceline.hub.progress import ProgressBar
 
 
@@ -29,7 +29,7 @@ def run(options: Options) -> int:
     It listens for /v1/chat/completions, /v1/completions, /metrics, /health and more until it is
     told to end; then those who are here are answered first.
     """
-    from paceline.build.serving import serve
+    from paceline.wiring.serving import serve
 
     model = model_of(options.argument, options.model)
     with ProgressBar(model) as bar:

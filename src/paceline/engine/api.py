@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
-from paceline.engine.delivery import EngineFailed, Timings
-from paceline.engine.metrics import Report
+from paceline.engine.core.messages import EngineFailed, Timings
+from paceline.engine.frontend.metrics import Report
 from paceline.engine.params import SamplingParams
 
 __all__ = [

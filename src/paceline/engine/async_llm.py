@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from paceline.core.request import Finish
 from paceline.engine.api import Ask, Report
-from paceline.engine.delivery import Delivery, EngineFailed, Question, Verb
-from paceline.engine.frontend import Frontend
-from paceline.engine.metrics import NOBODY, first_figures
-from paceline.engine.parts import Parts
-from paceline.engine.ports import Core
-from paceline.engine.stream import Mailbox, PieceStream
-from paceline.engine.thread import ThreadCore
+from paceline.engine.core.components import Parts
+from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
+from paceline.engine.core.ports import Core
+from paceline.engine.core.thread import ThreadCore
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.frontend.metrics import NOBODY, first_figures
+from paceline.engine.frontend.stream import Mailbox, PieceStream
 
 TICK_S = 0.001  # a loop's clock may be coarser than ours
 LONG_TEXT = 4096  # characters, whose tokens take a millisecond or so

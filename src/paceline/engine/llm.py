@@ -18,10 +18,10 @@ from paceline.engine.api import (
     SamplingParams,
     Usage,
 )
-from paceline.engine.delivery import NO_TIMINGS, EngineFailed, Question
+from paceline.engine.core.components import Factory
+from paceline.engine.core.messages import NO_TIMINGS, EngineFailed, Question
+from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import held_back
-from paceline.engine.parts import Factory
-from paceline.engine.progress import Progress
 
 Prompt = str | Sequence[int] | Ask
 Params = SamplingParams | Sequence[SamplingParams]

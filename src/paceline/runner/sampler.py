@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.core.errors import StepError
 from paceline.core.request import Request
-from paceline.runner.draws import HALF, by_cells, key_of, relative_weights
 from paceline.runner.penalties import Tally
 from paceline.runner.sampling_controls import Controls, Group, Resident
+from paceline.runner.token_choice import HALF, by_cells, key_of, relative_weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import Sampling
-from paceline.runner.draws import Drawn, Filter, Greedy, MinP, TopK, TopP
 from paceline.runner.penalties import Penalties, Tally
+from paceline.runner.token_choice import Drawn, Filter, Greedy, MinP, TopK, TopP
 
 FOREVER = 1 << 62
 

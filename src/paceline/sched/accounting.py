@@ -9,11 +9,11 @@ from paceline.core.errors import StepError
 from paceline.core.events import Happened
 from paceline.core.plan import Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Sequence
-from paceline.sched.beams import Candidate
+from paceline.sched.explain.journal import note
 from paceline.sched.failures import Failures
-from paceline.sched.family import Family
-from paceline.sched.forks import Forks
-from paceline.sched.journal import note
+from paceline.sched.families.beams import Candidate
+from paceline.sched.families.family import Family
+from paceline.sched.families.forks import Forks
 from paceline.sched.residency import Residency
 from paceline.sched.steady import Steady
 

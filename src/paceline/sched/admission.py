@@ -8,8 +8,8 @@ from paceline.core.plan import Admitted
 from paceline.core.request import Sequence
 from paceline.kv.cache import Hit
 from paceline.sched.composition import Composition, Entry
-from paceline.sched.forks import Forks
-from paceline.sched.journal import Gate
+from paceline.sched.explain.journal import Gate
+from paceline.sched.families.forks import Forks
 from paceline.sched.residency import Residency
 
 Chunk = Callable[[int, int, bool], int]

@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.core.arrays import I32, NO_I32, NO_INDEX, Index
 from paceline.core.plan import NOTHING_GROWN, Admitted, Grown, Kind
-from paceline.sched.journal import Gate
+from paceline.sched.explain.journal import Gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from paceline.core.config import Config
 from paceline.core.request import Sequence
 from paceline.sched.admission import Admission
 from paceline.sched.composition import NOTHING, Composition
-from paceline.sched.forks import Forks
+from paceline.sched.families.forks import Forks
 from paceline.sched.limits import within_budget, within_length
 from paceline.sched.residency import Residency
 from paceline.sched.speculation import Speculation

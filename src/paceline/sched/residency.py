@@ -8,9 +8,9 @@ from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Finish, Sequence
 from paceline.kv.cache import Hit, KVCache
-from paceline.sched.family import Families, Family
-from paceline.sched.journal import Journal, note
-from paceline.sched.news import News
+from paceline.sched.changes import News
+from paceline.sched.explain.journal import Journal, note
+from paceline.sched.families.family import Families, Family
 from paceline.sched.policy import Policy, load
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable

@@ -11,13 +11,14 @@ from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, Rows, StepResult
 from paceline.core.request import Finish, Request, Sequence
-from paceline.sched import discipline, explain, snapshot, speculation
+from paceline.sched import discipline, speculation
 from paceline.sched.accounting import Accounting
-from paceline.sched.children import Children
+from paceline.sched.changes import News
 from paceline.sched.composition import Composition
-from paceline.sched.family import Family
-from paceline.sched.journal import Gate
-from paceline.sched.news import News
+from paceline.sched.explain import sentences, snapshot
+from paceline.sched.explain.journal import Gate
+from paceline.sched.families.abort_child import Children
+from paceline.sched.families.family import Family
 from paceline.sched.residency import Residency
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
@@ -48,8 +49,7 @@ class Scheduler:
         self._steady: Steady | None = None
         self._gate: Gate | None = None
         self._paused: Pause = ""
-        self._draining = False
-        self._serials = 0
+        self._draining, self._serials = False, 0
         self._untold: list[Ended] = []  # ends that no commit has reported
 
     @classmethod
@@ -382,11 +382,11 @@ class Scheduler:
         sequence = self.residency.live.get(request_id) or self.residency.journal.recall(request_id)
         if sequence is None:
             raise RequestError(f"no request {request_id!r} is here or remembered")
-        return explain.tell(sequence, self.residency)
+        return sentences.tell(sequence, self.residency)
 
     def why(self) -> dict[str, str]:
         """For each request that got nothing in the latest step: the reason."""
-        return explain.why(self.residency)
+        return sentences.why(self.residency)
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as plain data."""
@@ -396,5 +396,5 @@ class Scheduler:
         """Verify every invariant."""
         self.residency.check()
         assert list(self._flight) == sorted(set(self._flight))
-        steady, table = self._steady, self.residency.table
-        assert steady is None or table.alive(steady.rows).all(), "a steady row has left its slot"
+        if self._steady is not None:
+            assert self.residency.table.alive(self._steady.rows).all(), "a steady row left its slot"

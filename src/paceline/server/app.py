@@ -5,15 +5,15 @@ from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
 from paceline.engine.api import AsyncEngine
-from paceline.server.border import Border
-from paceline.server.chat import chat_routes
-from paceline.server.completions import completion_routes
-from paceline.server.desk import Desk
+from paceline.server.context import Desk
 from paceline.server.errors import answer_errors
-from paceline.server.operation import control_routes, probe_routes
-from paceline.server.responses import response_routes
+from paceline.server.middleware import Border
+from paceline.server.routes.chat import chat_routes
+from paceline.server.routes.completions import completion_routes
+from paceline.server.routes.operations import control_routes, probe_routes
+from paceline.server.routes.responses import response_routes
+from paceline.server.routes.tokenize import model_routes, token_routes
 from paceline.server.settings import ServerSettings
-from paceline.server.tokens import model_routes, token_routes
 from paceline.text.tokenizer import Tokenizer
 
 ROUTES = (

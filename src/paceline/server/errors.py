@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from paceline.engine.api import EngineFailed, PromptTooLong, QueueFull, RequestError
 from paceline.engine.params import SamplingParams
-from paceline.server.caller import sent_id
+from paceline.server.client_headers import sent_id
 
 BAD_REQUEST, UNAUTHORIZED, NOT_FOUND = 400, 401, 404
 TOO_MANY, BROKEN, UNAVAILABLE, GATEWAY_TIMEOUT = 429, 500, 503, 504

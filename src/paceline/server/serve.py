@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from paceline.core.errors import ConfigError
 from paceline.engine.api import EngineFailed
-from paceline.server.desk import Desk
-from paceline.server.log import JsonLines
+from paceline.server.context import Desk
+from paceline.server.telemetry.request_log import JsonLines
 
 log = logging.getLogger("paceline.server")
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared, Queries
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.attention_kernels import decode, tiles
-from paceline.runner.cuda.kernels import Turn
-from paceline.runner.cuda.tiled import Tiled
+from paceline.runner.cuda.kernels.attention import decode, tiles
+from paceline.runner.cuda.kernels.layers import Turn
+from paceline.runner.cuda.kernels.prefill_attention import Tiled
 from paceline.runner.kv_store import KVStore
 
 BUSY = 384  # programs that fill a large card, about three on each of its processors

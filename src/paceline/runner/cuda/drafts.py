@@ -10,7 +10,7 @@ from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import Attention
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.prompts import Prompts, Scored
+from paceline.runner.cuda.prompt_scores import Prompts, Scored
 from paceline.runner.cuda.state import CardState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposers.ngram import Ngram, filled

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels import (
+from paceline.runner.cuda.kernels.few_rows import MOST_ROWS, add, normed
+from paceline.runner.cuda.kernels.layers import (
     Late,
     Turn,
     add_direction,
@@ -17,12 +18,11 @@ from paceline.runner.cuda.kernels import (
     gated,
     turn_and_put,
 )
-from paceline.runner.cuda.split import Split
-from paceline.runner.cuda.streamed import Streamed
-from paceline.runner.cuda.thin import MOST_ROWS, add, normed
+from paceline.runner.cuda.kernels.split_k import Split
+from paceline.runner.cuda.kernels.streamed_gemm import Streamed
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.factory import Parts
 from paceline.runner.layers.linear import Dense
-from paceline.runner.layers.parts import Parts
 from paceline.runner.models.rope import Frequencies
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 

@@ -5,7 +5,7 @@ import numpy as np
 from paceline.core.arrays import Index
 from paceline.core.plan import Plan
 from paceline.core.request import Request
-from paceline.runner.cuda.sampling import is_plain
+from paceline.runner.cuda.kernels.sampling import is_plain
 from paceline.runner.sampler import Sampler
 
 

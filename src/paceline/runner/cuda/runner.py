@@ -14,16 +14,16 @@ from paceline.core.errors import StepError
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.capture import Memory
-from paceline.runner.cuda.columns import settle
+from paceline.runner.cuda.block_copies import Moves
 from paceline.runner.cuda.drafts import DraftedSteps, on_host
-from paceline.runner.cuda.graphs import Capturable, Graphs
-from paceline.runner.cuda.mixed import MixedGraphs, Rowwise
+from paceline.runner.cuda.graphs.capture import Memory
+from paceline.runner.cuda.graphs.decode import Capturable, Graphs
+from paceline.runner.cuda.graphs.mixed import MixedGraphs, Rowwise
+from paceline.runner.cuda.kernels.columns import settle
+from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.moves import Moves
-from paceline.runner.cuda.prompts import Prompts, Scored
+from paceline.runner.cuda.prompt_scores import Prompts, Scored
 from paceline.runner.cuda.residents import Residents
-from paceline.runner.cuda.sampling import choose
 from paceline.runner.cuda.staging import Returns
 from paceline.runner.cuda.state import CardState
 from paceline.runner.kv_store import KVStore

@@ -7,11 +7,11 @@ from torch import Tensor
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Admitted, Grown, Plan
 from paceline.runner.cuda.batch import KnownBatch
-from paceline.runner.cuda.columns import place
+from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.staging import Staging
-from paceline.runner.draws import key_of
 from paceline.runner.kv_store import KVStore
 from paceline.runner.sampler import seed_of
+from paceline.runner.token_choice import key_of
 
 
 class CardState:

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from paceline.runner.layers.factory import Parts
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP
 from paceline.runner.layers.norm import Norm
-from paceline.runner.layers.parts import Parts
 from paceline.runner.layers.self_attention import SelfAttention, Step
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.layers.parts import Parts
+from paceline.runner.layers.factory import Parts
 from paceline.runner.models.traits import Activation
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.parts import Parts
+from paceline.runner.layers.factory import Parts
 from paceline.runner.layers.rotary import Rotation
 from paceline.runner.models.rope import Frequencies
 

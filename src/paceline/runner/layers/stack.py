@@ -10,8 +10,8 @@ from paceline.runner.attention.native import NativeStep
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.block import Block
+from paceline.runner.layers.factory import Parts
 from paceline.runner.layers.native import Native
-from paceline.runner.layers.parts import Parts
 from paceline.runner.layers.rotary import Rotation
 from paceline.runner.layers.self_attention import Step
 from paceline.runner.models.config import ModelConfig

@@ -7,8 +7,8 @@ from torch import Tensor
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.factory import Parts
 from paceline.runner.layers.linear import Dense, LinearKind
-from paceline.runner.layers.parts import Parts
 from paceline.runner.layers.stack import stack_of
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 

@@ -1,0 +1,216 @@
+"""OpenAI batch files: requests in, answers out in the order in which they end."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, cast
+
+import httpx
+
+from paceline.cli.http_client import sent
+from paceline.core.errors import PacelineError
+
+URLS = ("/v1/chat/completions", "/v1/completions")
+REFUSED, TOO_MANY, CLOSED = 400, 429, 503
+DEFAULT_WAIT_S = 1.0
+BEGINNING = b'{"id": "batch_req_'  # of every line that is written
+
+
+class BatchStopped(PacelineError):
+    """Nobody answers any more; what is there stays, and the rest can be done later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the input; what is wrong with it, if something is, stands in `complaint`."""
+
+    number: int  # of the line, from 1
+    custom_id: str | None
+    url: str = ""
+    body: Any = None
+    complaint: str = ""
+
+    @property
+    def id(self) -> str:
+        """The same each time that the same file is run."""
+        return f"batch_req_{self.number}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the lines so far."""
+
+    answered: int = 0
+    refused: int = 0  # by the server, with a status
+    bad: int = 0  # lines that are no requests
+    skipped: int = 0  # were in the output already
+
+
+# -- in ---------------------------------------------------------------------
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """The lines of a file, one at a time; empty ones are left out."""
+    seen: set[str] = set()
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            entry = parsed(number, line)
+            if entry.custom_id in seen:
+                # Under the number of the line, or the answer to the other would seem to be there.
+                complaint = f"custom_id {entry.custom_id!r} was used on a line before"
+                yield complaining(number, None, complaint)
+                continue
+            if entry.custom_id is not None:
+                seen.add(entry.custom_id)
+            yield entry
+
+
+def parsed(number: int, line: bytes) -> Entry:
+    try:
+        found: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return complaining(number, None, f"not JSON: {error}")
+    if not isinstance(found, dict):
+        return complaining(number, None, "not a JSON object")
+    content = cast("dict[str, Any]", found)
+    name = content.get("custom_id")
+    if not isinstance(name, str) or not name:
+        return complaining(number, None, "custom_id is missing, or is not a text")
+    if content.get("method") != "POST":
+        return complaining(number, name, f"method is {content.get('method')!r}; it must be 'POST'")
+    url, body = content.get("url"), content.get("body")
+    if url not in URLS:
+        return complaining(number, name, f"url is {url!r}; there is {' and '.join(URLS)}")
+    if not isinstance(body, dict):
+        return complaining(number, name, "body is missing, or is not a JSON object")
+    if cast("dict[str, Any]", body).get("stream"):
+        return complaining(number, name, "stream is set; a batch has whole answers only")
+    return Entry(number, name, url, body)
+
+
+def complaining(number: int, custom_id: str | None, complaint: str) -> Entry:
+    return Entry(number, custom_id, complaint=f"line {number}: {complaint}")
+
+
+# -- out --------------------------------------------------------------------
+
+
+def name_of(custom_id: str | None, own: str) -> tuple[str, bool]:
+    """What a line is known by: its custom_id, or ours, which may look the same."""
+    return (custom_id or own), bool(custom_id)
+
+
+class Results:
+    """The output file: whole lines only, and none twice for a custom_id.
+
+    A file that is there is continued; the last line of a run that was killed may be torn, and
+    goes. A line of the input that has no custom_id is known by its number.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._known: set[tuple[str, bool]] = set()
+        if path.exists():
+            with path.open("r+b") as there:
+                there.truncate(self._read(there))
+        self._out = path.open("ab")
+
+    def __enter__(self) -> "Results":
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._out.close()
+
+    def __contains__(self, entry: Entry) -> bool:
+        return name_of(entry.custom_id, entry.id) in self._known
+
+    def write(self, entry: Entry, response: dict[str, Any] | None) -> None:
+        error = {"code": "invalid_line", "message": entry.complaint} if entry.complaint else None
+        line = {
+            "id": entry.id,
+            "custom_id": entry.custom_id,
+            "response": response,
+            "error": error,
+        }
+        self._out.write(json.dumps(line).encode() + b"\n")
+        self._out.flush()
+
+    def _read(self, there: BinaryIO) -> int:
+        """Learn what is there; returns where the last whole line ends."""
+        end = 0
+        for line in there:
+            try:
+                found: Any = json.loads(line) if line.endswith(b"\n") else None
+                self._known.add(name_of(found["custom_id"], found["id"]))
+            except (ValueError, KeyError, TypeError):
+                torn = not line.endswith(b"\n") and BEGINNING.startswith(line[: len(BEGINNING)])
+                if there.read(1) or not torn:
+                    problem = f"{there.name} is no output of a batch: {line[:60]!r}"
+                    raise BatchStopped(problem) from None
+                break
+            end += len(line)
+        return end
+
+
+# -- the work ---------------------------------------------------------------
+
+
+class Batch:
+    """At most `width` requests are open at once, and no more lines are held."""
+
+    def __init__(self, http: httpx.AsyncClient, results: Results, width: int) -> None:
+        self._http, self._results, self._width = http, results, width
+        self._open = 0
+        self.counts = Counts()
+
+    async def run(self, lines: Iterator[Entry]) -> Counts:
+        """All workers take from the same lines, each the next one when it is free."""
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self._width):
+                    workers.create_task(self._work(lines))
+        except* BatchStopped as stopped:
+            raise stopped.exceptions[0] from None
+        return self.counts
+
+    async def _work(self, lines: Iterator[Entry]) -> None:
+        for entry in lines:
+            if entry in self._results:
+                self.counts.skipped += 1
+            elif entry.complaint:
+                self._results.write(entry, None)
+                self.counts.bad += 1
+            else:
+                response = await self._answer(entry)
+                self._results.write(entry, response)
+                fine = response["status_code"] < REFUSED
+                self.counts.answered += fine
+                self.counts.refused += not fine
+
+    async def _answer(self, entry: Entry) -> dict[str, Any]:
+        while True:
+            self._open += 1
+            try:
+                answer = await self._http.post(entry.url, **sent(entry.body))
+            finally:
+                self._open -= 1
+            # A queue that is full while others are served has room later.
+            if answer.status_code != TOO_MANY or not self._open:
+                break
+            await asyncio.sleep(float(answer.headers.get("retry-after", DEFAULT_WAIT_S)))
+        if answer.status_code == CLOSED:
+            raise BatchStopped(f"the engine takes no requests: {answer.text}")
+        return {
+            "status_code": answer.status_code,
+            "request_id": answer.headers.get("x-request-id", ""),
+            "body": answer.json(),
+        }

@@ -1,0 +1,1 @@
+"""`paceline bench`: measure a server, or an engine in this process."""

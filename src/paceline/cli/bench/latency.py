@@ -1,0 +1,41 @@
+"""`paceline bench latency`: how long one batch takes, again and again."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
+from paceline.cli.options import EngineOptions, ModelArgument
+from paceline.hub.progress import ProgressBar
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which model, and which batch how often."""
+
+    argument: ModelArgument = None
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts of the batch.")] = 1
+    num_iters: Annotated[int, typer.Option(min=1, help="How often it is measured.")] = 5
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="How often before, uncounted.")] = 1
+    output: OutputOption = None
+    shape: ShapeOptions = field(default_factory=ShapeOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+def run(options: Options) -> int:
+    """Run one batch several times in this process and measure each."""
+    from paceline.bench.offline import latency
+    from paceline.bench.report import lines_of_latency, record_of_latency
+    from paceline.wiring.llm import LLM
+
+    writable(options.output)
+    model, shape = options.engine.name(options.argument), options.shape
+    calls = shape.calls([0.0] * options.batch_size)
+    with ProgressBar(model) as bar:
+        llm = LLM(model, progress=bar, **options.engine.settings)
+    repeats = latency(llm, calls, shape.vocab_size, options.num_iters, options.num_iters_warmup)
+    settings = {"model": model, "batch_size": options.batch_size, **shape.told()}
+    settings["engine"] = dict(options.engine.settings)
+    deliver(lines_of_latency(repeats), record_of_latency(repeats, settings), options.output)
+    return 0

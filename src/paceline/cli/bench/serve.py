@@ -1,0 +1,195 @@
+"""`paceline bench serve`: how a server fares under a load."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isinf
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+
+from paceline.bench.plot import check_kind, write
+from paceline.bench.report import lines_of, record
+from paceline.bench.samples import Outcome, Sample, targets_of
+from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
+from paceline.cli.command import WrongOption
+from paceline.cli.options import KeyOption, root
+from paceline.workloads.arrivals import arrival_times
+from paceline.workloads.call import Call
+from paceline.workloads.traces import read
+
+TRACE, WHEN, TOLD = "a trace instead", "when requests come", "what is told"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When requests come: at a rate, or as in a trace."""
+
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Requests to send.", rich_help_panel=WHEN)
+    ] = 100
+    request_rate: Annotated[
+        float,
+        typer.Option(
+            metavar="R",
+            help="Requests per second in the mean; inf: all at once.",
+            rich_help_panel=WHEN,
+        ),
+    ] = inf
+    burstiness: Annotated[
+        float,
+        typer.Option(
+            help="1: Poisson arrivals; less: in bursts; more: evenly.", rich_help_panel=WHEN
+        ),
+    ] = 1.0
+    max_concurrency: Annotated[
+        int,
+        typer.Option(min=0, help="Requests open at once; 0: no limit.", rich_help_panel=WHEN),
+    ] = 0
+    warmup: Annotated[
+        int,
+        typer.Option(min=0, help="Requests before, one by one, not counted.", rich_help_panel=WHEN),
+    ] = 1
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Arrivals and lengths of real requests: Azure's CSV, Mooncake's JSON lines, or "
+            "lines with input_toks, output_toks and arrival_time_ns; --num-prompts of them.",
+            rich_help_panel=TRACE,
+        ),
+    ] = None
+    trace_speed: Annotated[
+        float, typer.Option(help="How many times faster than they came.", rich_help_panel=TRACE)
+    ] = 1.0
+    max_input_len: Annotated[
+        int, typer.Option(min=1, help="Longer prompts are cut.", rich_help_panel=TRACE)
+    ] = 2**20
+    max_output_len: Annotated[
+        int, typer.Option(min=1, help="Longer answers are cut.", rich_help_panel=TRACE)
+    ] = 2**20
+
+    def __post_init__(self) -> None:
+        for name in ("request_rate", "burstiness", "trace_speed"):
+            if not getattr(self, name) > 0:
+                raise WrongOption(f"--{name.replace('_', '-')} must be positive")
+        if isinf(self.burstiness):
+            raise WrongOption("--burstiness must be finite")
+
+    def calls(self, shape: ShapeOptions) -> list[Call]:
+        if self.trace is None:
+            random = np.random.default_rng([shape.seed, 1])  # other than that of the lengths
+            times = arrival_times(self.num_prompts, self.request_rate, self.burstiness, random)
+            return shape.calls(times.tolist())
+        found = read(self.trace, self.num_prompts)
+        cut = [call.cut(self.max_input_len, self.max_output_len) for call in found]
+        return [replace(call, at_s=call.at_s / self.trace_speed) for call in cut]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which server, under which load, and what to tell."""
+
+    url: Annotated[str, typer.Option(metavar="URL", help="Any OpenAI-compatible server.")] = (
+        "http://127.0.0.1:8000"
+    )
+    api_key: KeyOption = None
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As the server calls it; default: its first.")
+    ] = None
+    endpoint: Annotated[
+        Literal["completions", "chat"],
+        typer.Option(help="completions: prompts of exact length; chat: messages of words."),
+    ] = "completions"
+    ignore_eos: Annotated[bool, typer.Option(help="Let every answer have its full length.")] = True
+    timeout: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Seconds without a byte from the server.")
+    ] = 600.0
+    timing: Timing = field(default_factory=Timing)
+    shape: ShapeOptions = field(default_factory=ShapeOptions)
+    further: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME:MS]...", help="Further targets of --goodput."),
+    ] = None
+    goodput: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME:MS",
+            help="Also count the requests within a target: ttft:200, tpot:50, e2e:3000.",
+            rich_help_panel=TOLD,
+        ),
+    ] = field(default_factory=list[str])
+    output: OutputOption = None
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw it: .svg or .html.", rich_help_panel=TOLD),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.further and not self.goodput:
+            raise WrongOption(f"{self.further[0]!r} is not expected here")
+
+    @property
+    def targets_ms(self) -> dict[str, float]:
+        return targets_of([*self.goodput, *(self.further or ())])
+
+
+def run(options: Options) -> int:
+    """Send requests to a server and measure how they fare.
+
+    Reported are the time to the first token, the time per output token, the gaps between
+    tokens and the time to the end (mean, median, 90th and 99th percentile), throughput, goodput
+    against targets, and errors by kind. The exit status is 1 if no request ended well.
+    """
+    targets = options.targets_ms
+    writable(options.output, options.plot)
+    if options.plot is not None:
+        check_kind(options.plot)
+    samples, settings = asyncio.run(measured(options))
+    outcome = Outcome.of(samples, targets)
+    lines = lines_of(outcome, targets)
+    deliver(lines, record(outcome, samples, settings), options.output)
+    if options.plot is not None:
+        write(options.plot, samples, lines)
+    return int(not outcome.completed)
+
+
+async def measured(options: Options) -> tuple[Sequence[Sample], dict[str, Any]]:
+    """The samples, and the settings that they were taken with."""
+    from paceline.bench.client import Target
+    from paceline.bench.serving import Load, client, first_model
+    from paceline.bench.serving import run as load_server
+
+    timing, shape = options.timing, options.shape
+    load = Load(timing.calls(shape), timing.max_concurrency, timing.warmup)
+    async with client(root(options.url), options.api_key, options.timeout) as http:
+        model = options.model or await first_model(http)
+        target = Target(model, options.endpoint, shape.vocab_size, shape.seed, options.ignore_eos)
+        samples = await load_server(http, target, load, counter(len(load.calls)))
+    rate = timing.request_rate
+    return samples, {
+        "url": options.url,
+        "model": model,
+        "endpoint": options.endpoint,
+        "num_prompts": len(load.calls),
+        "request_rate": "inf" if rate == inf else rate,
+        "burstiness": timing.burstiness,
+        "max_concurrency": timing.max_concurrency,
+        "trace": str(timing.trace) if timing.trace else None,
+        "goodput_ms": options.targets_ms,
+        **shape.told(),
+    }
+
+
+def counter(total: int) -> Any:
+    """Shows on a terminal how many requests have ended."""
+
+    def told(ended: int) -> None:
+        if sys.stderr.isatty():
+            last = "\n" if ended == total else ""
+            print(f"\r{ended} of {total}", end=last, file=sys.stderr, flush=True)
+
+    return told

@@ -1,0 +1,40 @@
+"""`paceline bench throughput`: how much an engine does when it may arrange everything itself."""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
+from paceline.cli.options import EngineOptions, ModelArgument
+from paceline.hub.progress import ProgressBar
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which model, and how much to do."""
+
+    argument: ModelArgument = None
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, all at once.")] = 32
+    output: OutputOption = None
+    shape: ShapeOptions = field(default_factory=ShapeOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+def run(options: Options) -> int:
+    """Run many prompts at once in this process and count tokens per second."""
+    from paceline.bench.offline import throughput
+    from paceline.bench.report import lines_of_throughput, record_of_throughput
+    from paceline.wiring.llm import LLM
+
+    writable(options.output)
+    model, shape = options.engine.name(options.argument), options.shape
+    calls = shape.calls([0.0] * options.num_prompts)
+    with ProgressBar(model) as bar:
+        llm = LLM(model, progress=bar, **options.engine.settings)
+    done = throughput(llm, calls, shape.vocab_size, shape.seed, sys.stderr.isatty())
+    settings = {"model": model, "num_prompts": options.num_prompts, **shape.told()}
+    settings["engine"] = dict(options.engine.settings)
+    deliver(lines_of_throughput(done), record_of_throughput(done, settings), options.output)
+    return 0

@@ -1,0 +1,1 @@
+"""`paceline play`: the real scheduler on a small workload, drawn step by step."""

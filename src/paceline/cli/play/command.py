@@ -1,0 +1,347 @@
+"""The command `paceline play`: the real scheduler on a small workload, as a picture."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from paceline.cli.command import WrongOption
+from paceline.cli.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette, letters
+from paceline.cli.play.fields import ScriptError
+from paceline.cli.play.picture import frame, picture
+from paceline.cli.play.simulation import Stage, Turn
+from paceline.cli.play.summary import Heading, finish, heading, life, story, summary
+from paceline.cli.play.workload_file import (
+    Script,
+    build,
+    built_in,
+    built_in_names,
+    load,
+    parse_json,
+)
+from paceline.core.config import Config
+from paceline.core.errors import RequestError
+
+DEFAULT_WORKLOAD = "basics"
+DEEPEST = 16
+LETTERS = "".join(mark.symbol for mark in MARKS.values()) + "▓█░▒┤…"
+NO_TERMINAL = (100, 40)  # letters and lines, where there is none to ask
+
+
+# -- arguments --------------------------------------------------------------
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON where the setting is not a text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+    if isinstance(Config().to_dict().get(name), str):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value  # of the wrong type, as the script will say
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 60:  # noqa: PLR2004  a minute between two steps is a mistake
+        raise typer.BadParameter(f"{text!r} is not a number of seconds from 0 to 60")
+    return value
+
+
+WHAT, HOW, SHOWN = "what to play", "how to schedule", "how to show it"
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How a run is shown: delay, step, fast, no_color, ascii, width, explain, json."""
+
+    delay: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            parser=seconds,
+            help="Seconds between two steps in a terminal.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = 0.3
+    step: Annotated[
+        bool,
+        typer.Option("--step", help="Wait for Enter after each step.", rich_help_panel=SHOWN),
+    ] = False
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Only the whole picture, at once.", rich_help_panel=SHOWN),
+    ] = False
+    no_color: Annotated[
+        bool,
+        typer.Option("--no-color", help="Symbols only; so does NO_COLOR.", rich_help_panel=SHOWN),
+    ] = False
+    ascii: Annotated[
+        bool,
+        typer.Option("--ascii", help="Draw with ASCII letters only.", rich_help_panel=SHOWN),
+    ] = False
+    width: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=40, max=10_000, help="Letters in a line.", rich_help_panel=SHOWN
+        ),
+    ] = None
+    explain: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ID",
+            help="Also tell the life of a request in sentences; may be repeated.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = field(default_factory=list[str])
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="One line of JSON per step, no picture.", rich_help_panel=SHOWN
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to play and how; a file and a built-in workload exclude each other."""
+
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="A workload in JSON or YAML; - is standard input."),
+    ] = None
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"A built-in one instead of a file: {', '.join(built_in_names())}.",
+            show_default=DEFAULT_WORKLOAD,
+            rich_help_panel=WHAT,
+        ),
+    ] = None
+    settings: Annotated[
+        list[Any],
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            parser=setting,
+            help="A setting that outranks the workload's, such as max_num_seqs=2; may repeat.",
+            rich_help_panel=HOW,
+        ),
+    ] = field(default_factory=list[Any])
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who goes first: fcfs, priority, shortest, longest, deadline, fair.",
+            rich_help_panel=HOW,
+        ),
+    ] = None
+    depth: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=DEEPEST,
+            help="Plan up to N steps ahead of their results.",
+            rich_help_panel=HOW,
+        ),
+    ] = 1
+    max_steps: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, max=1_000_000, help="Stop after N steps.", rich_help_panel=HOW
+        ),
+    ] = 1_000
+    display: Display = field(default_factory=Display)
+
+    def __post_init__(self) -> None:
+        if self.file and self.workload:
+            raise WrongOption(f"{self.file} and --workload {self.workload} exclude each other")
+        if self.workload and self.workload not in built_in_names():
+            close = get_close_matches(self.workload, built_in_names(), 1)
+            hint = f"did you mean {close[0]!r}?" if close else ", ".join(built_in_names())
+            raise WrongOption(f"no built-in workload {self.workload!r}: {hint}")
+
+
+def closing() -> str:
+    """What every sign of the picture means."""
+    palette = Palette(colour=False, unicode=can_encode(sys.stdout))
+    named = {
+        "signs of what a request does in a step, before the number of tokens it computes": MARKS,
+        "steps of the discipline prefill_first": STEPS,
+        "blocks, on the device and on the host": dict(enumerate((*POOL, STORED))),
+    }
+    lines = [
+        line
+        for title, marks in named.items()
+        for line in (f"{title}:", *(f"  {palette.key(mark)}" for mark in marks.values()), "")
+    ]
+    return "\n".join(
+        [*lines, "Below a request with several sequences, /1, /2, ... are the others."]
+    )
+
+
+# -- the command ------------------------------------------------------------
+
+
+def run(options: Options) -> int:
+    """Play a small workload on the real scheduler and draw what it decides."""
+    try:
+        title, script = chosen(options)
+    except ScriptError as error:
+        print(f"paceline play: error: {error}", file=sys.stderr)
+        return 2
+    stage = Stage(script, options.depth)
+    turns = stage.turns(options.max_steps)
+    if options.display.json:
+        print_json(stage, turns, options.display.explain)
+    else:
+        show(stage, turns, Heading(title, script.about), options)
+    return 0
+
+
+def chosen(options: Options) -> tuple[str, Script]:
+    """The workload that the arguments name, and its title."""
+    overrides = dict(options.settings)
+    if options.policy is not None:
+        overrides["policy"] = options.policy
+    title: str = options.file or options.workload or DEFAULT_WORKLOAD
+    content = load(title) if options.file else parse_json(built_in(title), title)
+    script = build(content, title, overrides)
+    names = [ask.request.id for ask in script.asks]
+    for name in options.display.explain:
+        if name not in names:
+            raise ScriptError("--explain", f"no request {name!r} in {title}: {', '.join(names)}")
+    return title, script
+
+
+def print_json(stage: Stage, turns: Iterator[Turn], explain: list[str]) -> None:
+    for turn in turns:
+        line = {
+            "step": turn.plan.step,
+            "time_s": round(turn.time, 6),
+            "kind": turn.plan.kind,
+            "plan": turn.plan.to_dict(),
+            "committed": turn.committed.step if turn.committed else None,
+            "outputs": turn.outputs.to_dict() if turn.outputs else {},
+            "blocked": blocked_text(stage),
+            "snapshot": stage.scheduler.snapshot(),
+        }
+        print(json.dumps(line), flush=True)
+    for name in explain:
+        print(json.dumps({"explain": {name: told(stage, name)}}), flush=True)
+
+
+def blocked_text(stage: Stage) -> str | None:
+    column = stage.history.columns[-1]
+    blocked = column.blocked
+    return blocked.told(later=blocked.since < column.step) if blocked else None
+
+
+def told(stage: Stage, name: str) -> str:
+    """The life of a request, or why there is none to tell."""
+    try:
+        return stage.scheduler.explain(name)
+    except RequestError:
+        end = stage.history.ends.get(name)
+        gone = f"ended ({finish(end)}), and not remembered any more" if end else "not here yet"
+        return f"{name!r}: {gone}."
+
+
+def show(stage: Stage, turns: Iterator[Turn], title: Heading, options: Options) -> None:
+    out = sys.stdout
+    capable = out.isatty() and os.environ.get("TERM") != "dumb"
+    palette = Palette(
+        colour=capable and not options.display.no_color and not os.environ.get("NO_COLOR"),
+        unicode=not options.display.ascii and can_encode(out),
+    )
+    history = stage.history
+    if capable and not options.display.fast:
+        with screen(out):
+            for _ in turns:
+                width, height = size(options)
+                above = heading(title, history, palette, width)
+                draw(out, frame(history, palette, width, height, above))
+                pause(options)
+    else:
+        for _ in turns:
+            pass
+    width, _ = size(options)
+    lines = heading(title, history, palette, width)
+    lines += [*picture(history, palette, width), ""]
+    lines += [palette.paint("what happened, and why nobody else was admitted", STRONG)]
+    lines += [*story(history, palette, width), ""]
+    lines += summary(history, stage.scheduler.stats, palette)
+    if not stage.over:
+        lines += ["", f"stopped after {len(history.columns)} steps; --max-steps plays more"]
+    for name in options.display.explain:
+        lines += ["", *life(told(stage, name), width)]
+    print(writable("\n".join(lines), out))
+
+
+def size(options: Options) -> tuple[int, int]:
+    columns, height = shutil.get_terminal_size(NO_TERMINAL)
+    return options.display.width or columns, height
+
+
+def can_encode(out: TextIO) -> bool:
+    """Can the picture's letters be written at all?"""
+    return is_writable(LETTERS, out)
+
+
+def is_writable(text: str, out: TextIO) -> bool:
+    try:
+        text.encode(out.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def writable(text: str, out: TextIO) -> str:
+    """The text with question marks, as wide as they were, for letters that cannot be written."""
+    if is_writable(text, out):
+        return text
+    return "".join(one if is_writable(one, out) else "?" * letters(one) for one in text)
+
+
+# -- the animation ----------------------------------------------------------
+
+
+@contextmanager
+def screen(out: TextIO) -> Generator[None]:
+    """A screen of its own without a cursor; whatever happens, the old one comes back."""
+    out.write("\x1b[?1049h\x1b[?25l")
+    try:
+        yield
+    finally:
+        out.write("\x1b[?25h\x1b[?1049l")
+        out.flush()
+
+
+def draw(out: TextIO, lines: list[str]) -> None:
+    """Over the last frame, line by line, so that nothing flickers."""
+    content = "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
+    out.write(writable(content, out))
+    out.flush()
+
+
+def pause(options: Options) -> None:
+    """Let people look: until Enter, or for a while."""
+    if options.display.step and sys.stdin.isatty():
+        sys.stdin.readline()
+    else:
+        time.sleep(options.display.delay)

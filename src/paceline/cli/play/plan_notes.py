@@ -1,0 +1,195 @@
+"""Say in words what a plan changes: who comes, goes, forks and returns, and who has to wait."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.cli.play.history import Kind, Note, Rules, line_of, spoken
+from paceline.core.events import Happened, Moment
+from paceline.core.plan import Admitted, Ended, Plan
+from paceline.sched.explain.journal import Gate
+from paceline.sched.explain.sentences import plural, tokens
+from paceline.sched.scheduler import Scheduler
+
+
+def blocks(count: int) -> str:
+    return plural(count, "block")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A sequence that takes up a slot, and how it came to do so."""
+
+    new: Admitted
+    request: str
+    child: int  # -1: the only one of its request
+    kind: Kind
+    leads: bool  # is it the one that computes what all of its request share?
+
+    @property
+    def line(self) -> str:
+        return line_of(self.request, self.child)
+
+
+Group = list[Arrival]  # of one request, which came about in the same way
+CLOSED = {  # what keeps everybody out, by the reason of a gate that is short of nothing
+    "room": "its policy lets it wait",
+    "preempted": "nobody is admitted in a step that preempts",
+    "decodes": "this step is for those who decode",
+    "prefill": "this step is for prompts that have begun",
+    "swapping": "it is still being copied to the host",
+}
+FROM_ANOTHER = (Kind.FORKED, Kind.REPLACED)
+
+
+def grouped(arrivals: Iterable[Arrival]) -> list[Group]:
+    """Arrivals that one note tells of; those that begin from others come last."""
+    groups: dict[tuple[str, Kind, bool], Group] = {}
+    for one in arrivals:
+        alone = one.leads and one.kind is Kind.AGAIN  # the others fork from it later
+        groups.setdefault((one.request, one.kind, alone), []).append(one)
+    return sorted(groups.values(), key=lambda group: group[0].kind in FROM_ANOTHER)
+
+
+class Notes:
+    """Reads plans and the scheduler's own memory of what happened; remembers nothing itself."""
+
+    def __init__(self, scheduler: Scheduler, rules: Rules) -> None:
+        self._at = scheduler.residency
+        self._rules = rules
+
+    # -- what a plan changes ------------------------------------------------
+
+    def of(self, plan: Plan, arrivals: Iterable[Arrival], filling: dict[int, str]) -> list[Note]:
+        """All of it. `filling` names those who compute a block in this very step."""
+        notes = [self._leaving(name) for name in plan.preempted if name in self._at.live]
+        for group in grouped(arrivals):
+            first = group[0]
+            if first.kind is Kind.RETURNED:
+                notes.append(self._returning(group, plan.step))
+            elif first.kind is Kind.REPLACED:
+                notes.append(self._replacing(group, plan))
+            elif first.kind is Kind.FORKED or not first.leads:
+                notes.append(self._forking(group, plan))
+            else:
+                notes.append(self._joining(first, filling))
+        return notes
+
+    def moment(self, request_id: str, happened: Happened, step: int) -> Moment | None:
+        """The turn that the life of a request took in a step, if it did."""
+        life = self._at.live[request_id].life
+        return next((m for m in reversed(life) if (m.happened, m.step) == (happened, step)), None)
+
+    def _leaving(self, name: str) -> Note:
+        life = self._at.live[name].life
+        preempted = next(one for one in reversed(life) if one.happened is Happened.PREEMPTED)
+        cause, step = preempted.cause, preempted.step
+        if swapped := self.moment(name, Happened.SWAPPED, step):
+            where = f"{blocks(swapped.amount)} to the host"
+            return Note(Kind.SWAPPED, f"{name} is swapped out for {cause}: {where}")
+        refused = self.moment(name, Happened.DEMOTED, step)
+        why = f", and not swapped out: {refused.cause}" if refused else ""
+        return Note(Kind.PREEMPTED, f"{name} is preempted for {cause}{why}")
+
+    def _returning(self, group: Group, step: int) -> Note:
+        returned = self.moment(group[0].request, Happened.RETURNED, step)
+        moved = returned.amount if returned else 0
+        copied = f"{blocks(moved)} back on the device" if moved else "the cache still has it all"
+        each = f" with {len(group)} sequences" if len(group) > 1 else ""
+        return Note(Kind.RETURNED, f"{group[0].request} returns from the host{each}: {copied}")
+
+    def _joining(self, one: Arrival, filling: dict[int, str]) -> Note:
+        new, name = one.new, one.request
+        known, hit = len(new.tokens), new.computed
+        does = f"{name} {'resumes' if new.resumed else 'joins'}"
+        if family := self._at.families.get(name):
+            does += f", for {plural(len(family.members), 'sequence')}"
+        if not hit:
+            return Note(one.kind, f"{does}: {tokens(known)} to compute")
+        found = new.blocks[: hit // self._rules.block_size]
+        partners = dict.fromkeys(filling[block] for block in found if block in filling)
+        if partners:
+            where = f"shared with {' and '.join(partners)}, computed in this very step"
+        else:
+            where = "still in the cache" if new.resumed else "in the cache"
+        return Note(one.kind, f"{does}: {hit} of its {tokens(known)} are {where}")
+
+    def _forking(self, group: Group, plan: Plan) -> Note:
+        first = group[0]
+        again = " again" if first.kind is Kind.AGAIN else ""
+        shared = tokens(min(one.new.computed for one in group))
+        return Note(
+            first.kind,
+            f"{first.request} forks{again} into {1 + len(group)} sequences that share {shared}; "
+            f"{copied(group, plan)}",
+        )
+
+    def _replacing(self, group: Group, plan: Plan) -> Note:
+        """Which beams go on from which others."""
+        origins: dict[int, list[str]] = {}
+        for one in group:
+            origins.setdefault(self._origin(one, group), []).append(f"/{one.child}")
+        told = [
+            f"{listed(beams)} {'goes' if len(beams) == 1 else 'go'} on from /{origin}"
+            for origin, beams in origins.items()
+        ]
+        return Note(Kind.REPLACED, f"{group[0].request}: {', '.join(told)}; {copied(group, plan)}")
+
+    def _origin(self, one: Arrival, group: Group) -> int:
+        """The beam that knows the same tokens; it stayed in its place."""
+        table, known = self._at.table, one.new.tokens
+        replaced = [other.child for other in group]
+        return next(
+            other.child
+            for other in self._at.families[one.request].members
+            if other.child not in replaced
+            and np.array_equal(table.tokens[other.slot, : len(known)], known)
+        )
+
+    # -- why nobody else was admitted ---------------------------------------
+
+    def blocked(self, gate: Gate, left: int) -> str:
+        """The reason, where a step has used all but `left` tokens of its budget."""
+        rules, name = self._rules, gate.request_id
+        head = f"{name} is next (it waited longest)" if gate.aged else f"{name} is next"
+        match gate.reason:
+            case "budget" if left > 0:
+                return f"{head}, but too large for the {tokens(left)} left in this step"
+            case "budget":
+                return f"{head}, but the step's {rules.budget} tokens are spent"
+            case "seqs" if name in self._at.families:
+                return f"{head}, but {plural(gate.short, 'slot')} short for all its sequences"
+            case "seqs":
+                return f"{head}, but all {rules.slots} slots are taken"
+            case "blocks":
+                return f"{head}, but {blocks(gate.short)} short"
+            case reason:
+                return f"{head}, but {CLOSED.get(reason, f'admission is {reason}')}"
+
+
+def varies(gate: Gate, left: int) -> bool:
+    """May the number in that reason be another one in each step?"""
+    return gate.reason == "blocks" or (gate.reason == "budget" and left > 0)
+
+
+def copied(group: Group, plan: Plan) -> str:
+    """How many blocks are copied for a group."""
+    own = {block for one in group for block in one.new.blocks}
+    count = sum(target in own for _, target in plan.copies)
+    return f"{blocks(count)} copied" if count else "no block is copied"
+
+
+def ending(end: Ended, yielded: int) -> Note:
+    """The end of a request, or of one sequence of it."""
+    name = spoken(end.request_id, end.child)
+    if not end.choices:
+        return Note(Kind.LAST, f"{name} ends ({end.finish.value}) after {tokens(yielded)}")
+    told = [f"{tokens(len(one.tokens))} (score {one.score:.2f})" for one in end.choices]
+    which = "the best" if len(told) == 1 else f"the {len(told)} best"
+    return Note(Kind.LAST, f"{name} ends ({end.finish.value}); {which}: {listed(told)}")

@@ -1,0 +1,1 @@
+"""The step loop, and the thread or process that runs it."""

@@ -1,0 +1,287 @@
+"""The step loop: inbox, plan, launch, wait, commit, outbox, at any pipeline depth."""
+
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from paceline.core.errors import ConfigError, DeviceLost, PacelineError, RequestError, StepError
+from paceline.core.plan import NO_OUTPUTS, Candidates, Ended, Outputs, Plan, StepResult
+from paceline.core.request import Finish, Request
+from paceline.engine.core.inbox import Inbox
+from paceline.engine.core.messages import (
+    Abort,
+    Asked,
+    Capacity,
+    Delivery,
+    EngineFailed,
+    Question,
+    Refused,
+)
+from paceline.engine.core.pipeline import Pipeline
+from paceline.engine.core.ports import Clock, Runner
+from paceline.engine.core.queries import answer
+from paceline.engine.core.queue_limits import WaitingRoom
+from paceline.engine.core.step_counts import StepCounts
+from paceline.engine.core.timings import departure
+from paceline.engine.settings import EngineSettings
+from paceline.sched.scheduler import Scheduler
+
+REST_S = 0.002  # between two looks at work that cannot go on yet
+DEFAULTS = EngineSettings()
+
+
+class Engine:
+    """One turn after another, on one thread; `submit`, `abort`, `ask` and `healthy` on any.
+
+    Every request that was submitted is told of exactly once as refused or as ended. When a step
+    fails, those whose work was in flight end with an error; then the engine goes on, or stops
+    for good and ends the others too.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock = monotonic,
+        depth: int = 1,
+        settings: EngineSettings = DEFAULTS,
+    ) -> None:
+        if depth < 1:
+            raise ConfigError(f"depth is {depth}; at least one step is in flight")
+        self.scheduler, self.clock = scheduler, clock
+        self.broken = ""  # why it stopped for good
+        self.resting = True  # did the latest turn find nothing that can go on?
+        self._runner, self._depth, self._settings = runner, depth, settings
+        self._pipeline = Pipeline(runner)
+        self._inbox = Inbox(settings.inbox_requests)
+        self._room = WaitingRoom(settings.max_queued_tokens, settings.queue_timeout_s)
+        self._counts = StepCounts()
+        self._refused: list[Refused] = []
+        self._ended: list[Ended] = []  # outside a commit
+        self._waiting_since: float | None = None  # the latest progress; None: nothing to do
+        self._paused = False
+
+    # -- for any thread -----------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Have it considered in the next turn. QueueFull if too many wait for that."""
+        if self.broken:
+            raise EngineFailed(self.broken)
+        self._inbox.put(request)
+
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self._inbox.put(Abort(request_id, child))
+
+    def ask(self, asked: Asked) -> None:
+        """Have a question answered in the next turn."""
+        self._inbox.put(asked)
+
+    def nudge(self) -> None:
+        """Let `rest` return."""
+        self._inbox.nudge()
+
+    def healthy(self) -> str | None:
+        """None, or why not: it has stopped, or no step has ended for too long."""
+        if self.broken:
+            return self.broken
+        since = self._waiting_since
+        if since is None or self.clock() - since <= self._settings.stall_s:
+            return None
+        return f"no step has ended for {self.clock() - since:.0f} s, and requests are waiting"
+
+    # -- for its own thread -------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Is there nothing to do and nothing to tell?"""
+        return self.scheduler.idle and not (self._inbox or self._ended or self._refused)
+
+    @property
+    def room(self) -> int:
+        """Requests that would not be refused now for want of a place in a queue."""
+        at, step = self.scheduler.residency, self.scheduler.config.step
+        queued = at.waiting + len(at.queue.parked)
+        return min(self._inbox.room, step.max_num_queued_reqs - queued)
+
+    @property
+    def capacity(self) -> Capacity:
+        config = self.scheduler.config
+        return Capacity(config.step.max_model_len, config.cache.block_size, config.cache.num_blocks)
+
+    def turn(self) -> Delivery | None:
+        """Hear what came, launch until the pipeline is full, wait for the oldest step."""
+        heard = self._hear()
+        if self.resting and self.scheduler.idle and not heard:
+            return None
+        if self._waiting_since is None:
+            self._waiting_since = self.clock()
+        outputs, result = (NO_OUTPUTS, None) if self.broken else self._step()
+        now = self.clock()
+        if result is not None or outputs.finished or self._paused:
+            self._waiting_since = now
+        if self.scheduler.idle:
+            self._waiting_since = None
+        return self._delivery(outputs, result, now)
+
+    def rest(self) -> None:
+        """Wait for something to do, if the latest turn found nothing."""
+        if self.resting and not self._inbox:
+            self._inbox.wait(None if self.scheduler.idle else REST_S)
+
+    def close(self) -> None:
+        self._pipeline.abandon()
+        self._runner.close()
+
+    # -- inbox --------------------------------------------------------------
+
+    def _hear(self) -> bool:
+        messages = self._inbox.drain()
+        for message in messages:
+            match message:
+                case Request():
+                    self._submit(message)
+                case Abort(request_id, None):
+                    self._end(request_id, Finish.ABORT)
+                case Abort(request_id, child):
+                    with suppress(RequestError):  # a search tells no single choices
+                        self.scheduler.abort(request_id, self.clock(), child)
+                case Asked():
+                    self._answer(message)
+        for request_id in self._room.overdue(self.clock()):
+            late = f"it was not begun within {self._settings.queue_timeout_s:g} s"
+            self._end(request_id, Finish.TIMEOUT, late)
+        return bool(messages or self._ended)
+
+    def _end(self, request_id: str, finish: Finish, message: str = "") -> None:
+        """From outside; the scheduler learns of it as an abort, whatever the reason."""
+        if self.scheduler.abort(request_id, self.clock()):
+            self._room.left(request_id)
+            self._ended.append(Ended(request_id, finish, message=message))
+
+    def _submit(self, request: Request) -> None:
+        try:
+            if self.broken:
+                raise EngineFailed(self.broken)
+            self._check_scores(request)
+            self._room.check(request)
+            now = self.clock()
+            self.scheduler.submit(request, now)
+            self._room.enter(request, now)
+        except (RequestError, EngineFailed) as error:
+            self._refused.append(Refused(request.id, error))
+
+    def _check_scores(self, request: Request) -> None:
+        able = getattr(self._runner, "scores_prompts", False)
+        if request.sampling.prompt_logprobs is not None and not able:
+            raise RequestError("prompt_logprobs cannot be told by the device that runs the model")
+
+    def _answer(self, asked: Asked) -> None:
+        if not asked.answer.set_running_or_notify_cancel():
+            return
+        try:
+            asked.answer.set_result(self.answer(asked.question))
+        except PacelineError as error:
+            asked.answer.set_exception(error)
+
+    def answer(self, question: Question) -> Any:
+        told = answer(self.scheduler, question, self.clock())
+        if question.verb in ("pause", "resume"):
+            self._paused = question.verb == "pause"
+        return told | self._counts.to_dict() if question.verb == "gauges" else told
+
+    # -- a step -------------------------------------------------------------
+
+    def _step(self) -> tuple[Outputs, StepResult | None]:
+        """Outputs of a step, with its result if there was one."""
+        try:
+            latest = self._launch()
+            self.resting = not self._pipeline
+            if self.resting:  # nothing runs and nothing can, but there may be ends to tell
+                assert latest is not None
+                nothing = StepResult.of(latest, {})
+                return self.scheduler.commit(latest, nothing, self.clock()), None
+            plan, result = self._pipeline.land()
+            self._counts.landed(plan, result)
+            result = self._of_the_living(result)
+            return self.scheduler.commit(plan, result, self.clock()), result
+        except StepError as error:
+            return self._fail(error), None
+
+    def _of_the_living(self, result: StepResult) -> StepResult:
+        """Without scores for requests that are gone, whose names may be others' by now.
+
+        Those of a sequence that has lost its slot are told all the same: what it computed may be
+        found in the cache when it comes back, and is not computed again then.
+        """
+        if not result.prompt:
+            return result
+        live = self.scheduler.residency.live
+        own = [(live.get(one.request_id), one) for one in result.prompt]
+        kept = tuple(one for leader, one in own if leader and leader.serial <= one.serial)
+        return replace(result, prompt=kept)
+
+    def _launch(self) -> Plan | None:
+        """Fill the pipeline; an empty plan tells the runner who left, and ends it."""
+        plan = None
+        while len(self._pipeline) < self._depth:
+            plan = self.scheduler.plan(self.clock())
+            for new in plan.admitted:
+                self._room.left(self.scheduler.residency.table.name[new.slot])
+            self._pipeline.launch(plan)
+            if plan.empty:
+                break
+        return plan
+
+    def _fail(self, error: StepError) -> Outputs:
+        message = str(error)
+        suspect = self._pipeline.suspect
+        assert suspect is not None
+        self._pipeline.abandon()
+        self.resting = True
+        if suspect.empty:  # there may be ends to tell all the same
+            nothing = StepResult.of(suspect, {})
+            outputs = self.scheduler.commit(suspect, nothing, self.clock())
+        else:
+            outputs = self.scheduler.fail(suspect, self.clock(), message)
+        if self._settings.on_failure == "stop" or isinstance(error, DeviceLost):
+            self._stop(message)
+        return outputs
+
+    def _stop(self, reason: str) -> None:
+        """End everyone who is left with an error, and take nobody any more."""
+        self.broken = f"the engine has stopped: {reason}"
+        for request_id in list(self.scheduler.residency.live):
+            self._end(request_id, Finish.ERROR, self.broken)
+
+    # -- outbox -------------------------------------------------------------
+
+    def _delivery(self, outputs: Outputs, result: StepResult | None, now: float) -> Delivery | None:
+        ended = (*self._ended, *outputs.finished)
+        for end in outputs.finished:
+            self._room.left(end.request_id)
+        refused = tuple(self._refused)
+        self._ended, self._refused = [], []
+        prompt = () if result is None else result.prompt
+        if not (ended or refused or prompt or len(outputs.count)):
+            return None
+        told = Delivery(
+            now,
+            outputs.request_id,
+            outputs.child,
+            outputs.ids,
+            outputs.count,
+            departures=tuple(departure(self.scheduler, end) for end in ended),
+            refused=refused,
+            prompt=prompt,
+        )
+        return told if result is None else scored(told, outputs, result)
+
+
+def scored(told: Delivery, outputs: Outputs, result: StepResult) -> Delivery:
+    """With the result's log-probabilities, for the rows of it that were not stale."""
+    logprob, found, rows = result.logprob, result.candidates, outputs.row
+    if rows is not None:
+        logprob = None if logprob is None else logprob[rows]
+        found = None if found is None else Candidates(found.ids[rows], found.logprob[rows])
+    return replace(told, logprob=logprob, candidates=found)

@@ -1,0 +1,49 @@
+"""The steps that a runner has in hand, oldest first."""
+
+from collections import deque
+from contextlib import suppress
+
+from paceline.core.errors import DeviceLost, StepError
+from paceline.core.plan import Plan, StepResult
+from paceline.engine.core.ports import Runner
+
+
+class Pipeline:
+    """Whatever goes wrong in the runner comes out as a StepError, and `suspect` is its plan."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._flight: deque[Plan] = deque()  # launched, and to be waited for
+        self.suspect: Plan | None = None
+
+    def __len__(self) -> int:
+        return len(self._flight)
+
+    def launch(self, plan: Plan) -> None:
+        self.suspect = self._flight[0] if plan.empty and self._flight else plan
+        try:
+            self._runner.launch(plan)
+        except Exception as error:  # a device may fail in any way
+            raise self._failure(plan, error) from error
+        if not plan.empty:
+            self._flight.append(plan)
+
+    def land(self) -> tuple[Plan, StepResult]:
+        """Wait for the oldest step."""
+        plan = self.suspect = self._flight.popleft()
+        try:
+            return plan, self._runner.wait()
+        except Exception as error:  # a device may fail in any way
+            raise self._failure(plan, error) from error
+
+    def abandon(self) -> None:
+        """Let the steps in flight come to whatever end; nobody wants their results."""
+        while self._flight:
+            self._flight.popleft()
+            with suppress(Exception):
+                self._runner.wait()
+
+    def _failure(self, plan: Plan, error: Exception) -> StepError:
+        is_lost = getattr(self._runner, "is_lost", None)
+        kind = DeviceLost if is_lost is not None and is_lost() else StepError
+        return kind(f"step {plan.step} failed: {type(error).__name__}: {error}")

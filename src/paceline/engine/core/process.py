@@ -1,0 +1,235 @@
+"""The step loop in another process, seen from here."""
+
+import logging
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from itertools import count
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from paceline.core.errors import PacelineError
+from paceline.core.request import Request
+from paceline.engine.core import wire
+from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
+from paceline.engine.core.ports import Receiver
+from paceline.engine.settings import EngineSettings
+
+POLL_MS = 50  # between two looks at whether the process is alive
+CLOSE_S = 10.0  # that it gets to end by itself
+DEFAULTS = EngineSettings()
+
+
+class ProcessCore:
+    """See `ports.Core`. When the process is gone, by whatever cause, nobody waits for it.
+
+    It builds its engine while others go on here; `ready` waits for that. Requests and questions
+    go out through one socket under a lock; a thread reads the other one.
+    """
+
+    def __init__(
+        self, factory: str, model: str, settings: dict[str, Any], engine: EngineSettings = DEFAULTS
+    ) -> None:
+        # For this user's eyes only; it goes when this object does, finished or not.
+        self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._context.linger = 0
+        self._commands = self._connected(zmq.PUSH, "in")
+        self._inbox = self._connected(zmq.PULL, "out")
+        self._lock = Lock()
+        self._death = ""  # what ended it
+        self._numbers = count()
+        self._questions: dict[int, Future[Any]] = {}
+        self._watch = Watch(engine.stall_s)
+        self._receiver: Receiver | None = None
+        self._capacity: Future[Capacity] = Future()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.engine.core.process_main", self._address],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self._send(wire.Build.of(factory, model, settings, engine))
+        self._reader = Thread(target=self._read, name="core", daemon=True)
+        self._reader.start()
+
+    def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
+        """An end that connects takes messages whether or not the other one is there."""
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.connect(f"{self._address}/{end}")
+        return socket
+
+    @property
+    def _address(self) -> str:
+        return f"ipc://{self._folder.name}"
+
+    def ready(self) -> Capacity:
+        """Wait until it is built. Raises what went wrong if it cannot be, and is closed then."""
+        try:
+            return self._capacity.result()
+        except PacelineError:
+            self.close()
+            raise
+
+    # -- for any thread -----------------------------------------------------
+
+    def start(self, receiver: Receiver) -> None:
+        with self._lock:
+            self._receiver, dead = receiver, self._death
+        if dead:
+            receiver.died(dead, for_good=True)
+
+    def submit(self, request: Request) -> None:
+        self._watch.begun(request.id)  # before the core can tell of its end
+        try:
+            self._send(wire.submitted(request))
+        except BaseException:
+            self._watch.ended(request.id)
+            raise
+
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        with suppress(EngineFailed):  # with the process its requests have ended too
+            self._send(wire.Aborted(request_id, child))
+
+    def ask(self, question: Question) -> Future[Any]:
+        number, answer = next(self._numbers), Future[Any]()
+        self._questions[number] = answer
+        try:
+            self._send(wire.Questioned(number, question))
+        except EngineFailed:
+            del self._questions[number]
+            raise
+        self._watch.asked(question)
+        return answer
+
+    def healthy(self) -> str | None:
+        if not self._capacity.done():
+            return "the engine is being built"
+        return self._death or self._watch.stalled()
+
+    def close(self) -> None:
+        with suppress(EngineFailed):
+            self._send(wire.Close())
+        if not self._capacity.done():
+            self._process.kill()  # it hears nothing while it is being built
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._die("the engine is shut down")
+        with self._lock:
+            self._context.destroy()
+        self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _send(self, message: wire.ToCore) -> None:
+        with self._lock:
+            if self._death:
+                raise EngineFailed(self._death)
+            self._commands.send(wire.encoder.encode(message), zmq.NOBLOCK)
+
+    # -- the reader ---------------------------------------------------------
+
+    def _read(self) -> None:
+        while (message := self._next()) is not None:
+            match message:
+                case wire.Delivered():
+                    delivery = wire.delivery_of(message)
+                    self._watch.heard(delivery)
+                    assert self._receiver is not None, "nobody submits before the start"
+                    self._receiver.deliver(delivery)
+                case wire.Answered(number, value, fault):
+                    settle(self._questions.pop(number), value, fault and fault.error())
+                case wire.Died(reason):
+                    self._die(reason)
+                case wire.Logged(name, level, text):
+                    logging.getLogger(name).log(level, "%s", text)
+                case wire.Ready(capacity, fault):
+                    settle(self._capacity, capacity, fault and fault.error())
+        receiver = self._die(self._obituary())
+        if receiver is not None and self._process.returncode:
+            receiver.died(self._death, for_good=True)
+
+    def _next(self) -> wire.FromCore | None:
+        """What it says next; None: it is gone and has said everything."""
+        while True:
+            alive = self._process.poll() is None
+            if self._inbox.poll(POLL_MS):
+                return wire.from_core.decode(self._inbox.recv())
+            if not alive:
+                return None
+
+    def _obituary(self) -> str:
+        code = self._process.returncode
+        return (
+            f"the engine's process has died with code {code}" if code else "the engine is shut down"
+        )
+
+    def _die(self, reason: str) -> Receiver | None:
+        """Returns who is to be told; whoever starts it later is told then."""
+        with self._lock:
+            self._death, receiver = self._death or reason, self._receiver
+        settle(self._capacity, None, EngineFailed(self._death))
+        while self._questions:
+            settle(self._questions.popitem()[1], None, EngineFailed(self._death))
+        return receiver
+
+
+def settle(answer: Future[Any], value: Any, error: PacelineError | None) -> None:
+    with suppress(InvalidStateError):  # it is settled, or nobody waits for it any more
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(error)
+
+
+class Watch:
+    """Notices from here that nothing has come for too long while requests wait.
+
+    Every step of the core that computes something is heard of, so silence means none.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._open: dict[str, None] = {}
+        self._paused = False
+        self._since = monotonic()
+
+    def begun(self, request_id: str) -> None:
+        if not self._open:
+            self._since = monotonic()
+        self._open[request_id] = None
+
+    def ended(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
+
+    def asked(self, question: Question) -> None:
+        if question.verb in ("pause", "resume"):
+            self._paused, self._since = question.verb == "pause", monotonic()
+
+    def heard(self, delivery: Delivery) -> None:
+        self._since = monotonic()
+        for one in delivery.departures:
+            if one.ended.child < 0:
+                self.ended(one.ended.request_id)
+        for one in delivery.refused:
+            self.ended(one.request_id)
+
+    def stalled(self) -> str | None:
+        silence = monotonic() - self._since
+        if self._paused or not self._open or silence <= self._stall_s:
+            return None
+        return f"no step has ended for {silence:.0f} s, and requests are waiting"

@@ -1,0 +1,140 @@
+"""A step loop that is begun anew in another process when its own has died."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any
+
+from paceline.core.errors import PacelineError
+from paceline.core.request import Request
+from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
+from paceline.engine.core.ports import Receiver
+from paceline.engine.core.process import ProcessCore
+from paceline.engine.settings import CoreSettings
+
+log = logging.getLogger(__name__)
+
+
+class RestartingCore:
+    """See `ports.Core`. While `_trouble` is not empty there is no core, and nothing is taken.
+
+    A core that dies takes its requests with it, whoever comes after it. After too many deaths
+    in too short a time there is none after it.
+    """
+
+    def __init__(self, make: Callable[[], ProcessCore], settings: CoreSettings) -> None:
+        self._make, self._settings = make, settings
+        self._lock = Lock()
+        self._restarts: deque[float] = deque()  # when the latest were
+        self._trouble = ""
+        self._closing = False
+        self._receiver: Receiver | None = None
+        self._replacing: Thread | None = None
+        self._core = make()
+
+    # -- for any thread -----------------------------------------------------
+
+    def ready(self) -> Capacity:
+        return self._core.ready()
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._core.start(self)
+
+    def submit(self, request: Request) -> None:
+        self._present().submit(request)
+
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self._core.abort(request_id, child)
+
+    def ask(self, question: Question) -> Future[Any]:
+        return self._present().ask(question)
+
+    def healthy(self) -> str | None:
+        return self._trouble or self._core.healthy()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing, core = True, self._core
+        core.close()
+        if self._replacing is not None:
+            self._replacing.join()
+
+    @property
+    def pid(self) -> int:
+        return self._core.pid
+
+    def _present(self) -> ProcessCore:
+        if self._trouble:
+            raise EngineFailed(self._trouble)
+        return self._core
+
+    # -- from the thread of the core ----------------------------------------
+
+    def deliver(self, delivery: Delivery) -> None:
+        assert self._receiver is not None
+        self._receiver.deliver(delivery)
+
+    def died(self, reason: str, for_good: bool) -> None:
+        with self._lock:
+            if self._closing or self._trouble:
+                return
+            again = self._may_restart()
+            self._trouble = f"{reason}; it is being restarted" if again else reason
+        self._tell(reason, for_good=not again)
+        if again:
+            self._replacing = Thread(target=self._replace, name="restart", daemon=True)
+            self._replacing.start()
+
+    def _may_restart(self) -> bool:
+        """Count a restart, if one more is allowed."""
+        now, settings = monotonic(), self._settings
+        while self._restarts and now - self._restarts[0] > settings.core_restart_span_s:
+            self._restarts.popleft()
+        if len(self._restarts) >= settings.restarts:
+            return False
+        self._restarts.append(now)
+        return True
+
+    def _tell(self, reason: str, for_good: bool) -> None:
+        log.error("%s", reason)
+        assert self._receiver is not None
+        self._receiver.died(reason, for_good)
+
+    # -- a thread of its own ------------------------------------------------
+
+    def _replace(self) -> None:
+        """Build another, and again if that one cannot be built."""
+        while (reason := self._rebuild()) is not None:
+            with self._lock:
+                if self._closing:
+                    return
+                again = self._may_restart()
+                self._trouble = f"{reason}; it is being restarted" if again else reason
+            self._tell(reason, for_good=not again)
+            if not again:
+                return
+
+    def _rebuild(self) -> str | None:
+        """None, or why it cannot be built."""
+        try:
+            self._core.close()
+            core = self._make()
+            with self._lock:
+                self._core, closing = core, self._closing
+            if closing:
+                core.close()
+                return None
+            core.ready()
+        except (PacelineError, OSError) as error:  # there may be no memory for another process
+            return str(error)
+        core.start(self)  # before anyone can submit to it
+        with self._lock:
+            dead = core.healthy()  # it may be gone already; until now nobody was told
+            self._trouble = dead or ""
+        if dead is None:
+            log.warning("the engine runs again")
+        return dead

@@ -1,0 +1,39 @@
+"""What single steps were like, which only the step loop sees."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from paceline.core.plan import Plan, StepResult
+from paceline.engine.frontend.histogram import Histogram
+
+TOKENS_PER_STEP = (1.0, 8.0, *(float(2**power) for power in range(4, 15)))
+
+
+class StepCounts:
+    """Only grows."""
+
+    def __init__(self) -> None:
+        self.tokens = Histogram(TOKENS_PER_STEP)
+        self.drafts = 0  # rows of steps that had drafts to verify
+        self.accepted_at: Counter[int] = Counter()  # drafts that were right, by place
+
+    def landed(self, plan: Plan, result: StepResult) -> None:
+        self.tokens.observe(plan.total)
+        drafted = plan.rows.drafts > 0
+        if not drafted.any():
+            return
+        self.drafts += int(drafted.sum())
+        right = result.count[drafted] - 1  # the last token of a row is no draft
+        for place in range(int(right.max(initial=0))):
+            self.accepted_at[place] += int(np.count_nonzero(right > place))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        places = range(max(self.accepted_at, default=-1) + 1)
+        return {
+            "step_tokens": [*self.tokens.counts, self.tokens.total],
+            "drafts": self.drafts,
+            "accepted_at": [self.accepted_at[place] for place in places],
+        }

@@ -1,0 +1,84 @@
+"""The step loop on a thread of its own."""
+
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import Any
+
+from paceline.core.request import Request
+from paceline.engine.core.engine import Engine
+from paceline.engine.core.messages import Asked, Capacity, EngineFailed, Question
+from paceline.engine.core.ports import Receiver
+
+CLOSE_S = 10.0  # that the step in flight gets to end
+
+
+class ThreadCore:
+    """Alive from `start` to `close`, or to the first mistake of ours; then it answers nobody."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._closing = False
+        self._death = ""  # what ended it
+        self._lock = Lock()  # a question is either answered or refused
+        self._questions: set[Future[Any]] = set()
+        self._thread: Thread | None = None
+
+    def ready(self) -> Capacity:
+        return self._engine.capacity
+
+    def start(self, receiver: Receiver) -> None:
+        self._thread = Thread(target=self._run, args=(receiver,), name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        if self._death:
+            raise EngineFailed(self._death)
+        self._engine.submit(request)
+
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self._engine.abort(request_id, child)
+
+    def ask(self, question: Question) -> Future[Any]:
+        answer: Future[Any] = Future()
+        with self._lock:
+            if self._death:
+                raise EngineFailed(self._death)
+            self._questions.add(answer)
+        answer.add_done_callback(self._questions.discard)
+        self._engine.ask(Asked(question, answer))
+        return answer
+
+    def healthy(self) -> str | None:
+        return self._death or self._engine.healthy()
+
+    def close(self) -> None:
+        """Returns when the step in flight has ended; one that never does is left to itself."""
+        self._closing = True
+        self._engine.nudge()
+        if self._thread is None:
+            self._engine.close()
+        else:
+            self._thread.join(CLOSE_S)
+        self._die("the engine is shut down")
+
+    def _run(self, receiver: Receiver) -> None:
+        try:
+            while not self._closing:
+                delivery = self._engine.turn()
+                if delivery is not None:
+                    receiver.deliver(delivery)
+                self._engine.rest()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for it
+            self._die(f"the engine has died: {type(error).__name__}: {error}")
+            receiver.died(self._death, for_good=True)
+        finally:
+            self._engine.close()
+
+    def _die(self, reason: str) -> None:
+        with self._lock:
+            self._death = self._death or reason
+            questions = list(self._questions)
+        for answer in questions:
+            with suppress(InvalidStateError):  # it has just been answered, or given up
+                answer.set_exception(EngineFailed(self._death))

@@ -1,0 +1,1 @@
+"""Text in, streams of text out."""

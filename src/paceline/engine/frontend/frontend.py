@@ -1,0 +1,289 @@
+"""Text in, streams of text out: the only loop over requests, off the engine's thread."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from uuid import uuid4
+
+from paceline.core.errors import PacelineError, PromptTooLong, RequestError
+from paceline.core.plan import Ended, PromptScores
+from paceline.core.request import Finish, Request
+from paceline.engine.api import Alternative, Ask, PromptLogprob, RequestOutput, TokenLogprob
+from paceline.engine.core.messages import Abort, Delivery, Departure, Timings
+from paceline.engine.core.ports import Clock, Sink
+from paceline.engine.frontend.metrics import Lengths, Metrics
+from paceline.engine.frontend.open_request import Conversation
+from paceline.text.chat_template import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+
+
+class Frontend:
+    """Each request that was opened is closed exactly once: when the engine tells of its end, or
+    when its time is over, whatever the engine does.
+
+    A text that ends earlier, at a stop string, is told at once. A name cannot be taken again
+    until the engine has let go of it: its request stays open, or is one of `_leaving`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, clock: Clock) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.metrics = Metrics()
+        self.max_model_len = 0  # of the engine; 0: it refuses by itself what is too long
+        self.open: dict[str, Conversation] = {}
+        self._failed_at: float | None = None  # when a request ended with an error, the last one
+        self._clock = clock
+        self._due: list[tuple[float, str]] = []  # a heap; some of these have ended
+        self._leaving: set[str] = set()  # closed here, and not yet by the engine
+
+    # -- in -----------------------------------------------------------------
+
+    def begin(self, ask: Ask, sink: Sink) -> Request:
+        """What the engine is to run; its words will go to the sink. RequestError if malformed."""
+        name = ask.request_id or uuid4().hex
+        if name in self.open or name in self._leaving:
+            raise RequestError(f"request {name!r} is already here")
+        text, ids = self.encode(ask)
+        self._check_length(len(ids), "tokens")
+        arrival = self._clock() if ask.arrival is None else ask.arrival
+        request = self._request(name, ids, ask, arrival)
+        largest, words = int(request.prompt.max()), self.tokenizer.vocab_size
+        if largest >= words:
+            raise RequestError(f"the prompt has token {largest}; the vocabulary has {words} words")
+        one = Conversation(request, ask.params, text, sink, self.tokenizer, arrival, ask.timeout)
+        self.open[name] = one
+        if one.timeout is not None:
+            heappush(self._due, (one.due, name))
+        return request
+
+    def encode(self, ask: Ask) -> tuple[str | None, Sequence[int]]:
+        """The prompt as text, if there was one, and as token ids."""
+        text = self.text_of(ask)
+        if text is None:
+            return ask.text, ask.prompt_token_ids or ()
+        return text, self.ids_of(text, framed=ask.messages is None)
+
+    def text_of(self, ask: Ask) -> str | None:
+        """What is to be made token ids of."""
+        if ask.messages is None:
+            return ask.prompt
+        return self.template.render(
+            ask.messages,
+            add_generation_prompt=ask.add_generation_prompt,
+            tools=ask.tools,
+            variables=ask.variables,
+        )
+
+    def ids_of(self, text: str, framed: bool) -> list[int]:
+        """For any thread. A text that can only be too long is not read."""
+        if self.max_model_len and len(text) > self.max_model_len:
+            least = len(text) // self.tokenizer.longest
+            self._check_length(least, f"tokens at least ({len(text)} characters)")
+        return self.tokenizer.encode(text, special=framed)
+
+    def _check_length(self, tokens: int, what: str) -> None:
+        if self.max_model_len and tokens >= self.max_model_len:
+            # Clients know what is wrong by the words of the second half.
+            raise PromptTooLong(
+                f"a prompt of {tokens} {what} leaves no room for one more within max_model_len "
+                f"{self.max_model_len}; this model's maximum context length is "
+                f"{self.max_model_len} tokens"
+            )
+
+    def _request(self, name: str, ids: Sequence[int], ask: Ask, arrival: float) -> Request:
+        params = ask.params
+        if params.prompt_only:
+            # A prompt is computed for the sake of a token, so one is drawn where none is wanted.
+            # `OpenChoice` does not tell it, and whichever it is, the end is "length".
+            params = replace(params, max_tokens=1, ignore_eos=True, stop_token_ids=())
+        sampling = params.sampling()
+        sampling.check_vocab(self.tokenizer.vocab_size)
+        # What is found in the cache has no logits. A salt of its own lets nothing be found.
+        salt = ask.cache_salt if params.prompt_logprobs is None else uuid4().hex
+        return Request(
+            id=name,
+            prompt=ids,  # pyright: ignore[reportArgumentType] - any sequence becomes an array
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+            eos_token_ids=self.tokenizer.eos,
+            stop_token_ids=tuple(params.stop_token_ids),
+            seed=params.seed,
+            priority=ask.priority,
+            arrival=arrival,
+            tenant=ask.tenant,
+            deadline=ask.deadline,
+            cache_salt=salt,
+            n=params.n,
+            best_of=None if params.beams else params.best_of,
+            beam_width=params.beams,
+            # Alternatives are known for the first token of a row, not for drafts behind it.
+            drafts=0 if params.logprobs else None,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            sampling=sampling,
+        )
+
+    # -- out ----------------------------------------------------------------
+
+    def deliver(self, delivery: Delivery) -> list[Abort]:
+        """Pass on what is new; returns what the engine should let go of: requests, and single
+        choices that have ended at a stop string while others go on."""
+        ends = {(one.ended.request_id, one.ended.child): one.ended for one in delivery.departures}
+        told: list[Abort] = []
+        for scores in delivery.prompt:
+            self._learn(scores)
+        names: list[str] = delivery.request_id.tolist()
+        columns = names, delivery.child.tolist(), delivery.ids.tolist(), delivery.count.tolist()
+        for row, (name, child, ids, count) in enumerate(zip(*columns, strict=True)):
+            conversation = self.open.get(name) if count else None
+            if conversation is None:
+                continue
+            self._measure(conversation, child, count, delivery.time)
+            logprobs = self._logprobs(delivery, row, conversation)
+            ended = ends.get((name, child))
+            if conversation.push(child, ids[:count], logprobs, ended) and ended is None:
+                told.append(Abort(name, None if conversation.told else child))
+        for departure in delivery.departures:
+            self._depart(departure)
+        for refused in delivery.refused:
+            self.forget(refused.request_id, refused.error)
+        return [one for one in told if one.request_id in self.open]
+
+    def forget(self, request_id: str, error: PacelineError) -> None:
+        """It never began, and hears why."""
+        if conversation := self.drop(request_id):
+            conversation.sink.refuse(error)
+
+    def drop(self, request_id: str) -> Conversation | None:
+        """It never began, and whoever asked for it knows."""
+        self._leaving.discard(request_id)
+        return self.open.pop(request_id, None)
+
+    def end(self, request_id: str, finish: Finish, message: str = "") -> None:
+        """The engine does not have it, or is gone and cannot tell where the time went."""
+        conversation = self.open.pop(request_id)
+        took = Timings(total_s=self._clock() - conversation.arrival)
+        ended = Ended(request_id, finish, message=message)
+        self._note_failure(ended)
+        output = conversation.close(Departure(ended, took))
+        self.metrics.cut(self._lengths(conversation, output), took.total_s)
+        self._count_ends(output)
+
+    def end_all(self, finish: Finish, message: str = "") -> list[str]:
+        """There is no engine any more; returns who was here."""
+        names = list(self.open)
+        for name in names:
+            self.end(name, finish, message)
+        self._leaving.clear()
+        return names
+
+    def expire(self) -> list[str]:
+        """End those whose time is over; returns the requests that the engine should let go of."""
+        now, late = self._clock(), list[str]()
+        while self._due and self._due[0][0] <= now:
+            due, name = heappop(self._due)
+            conversation = self.open.get(name)
+            if conversation is None or conversation.due != due:
+                continue  # it has ended, and the name may be another's
+            self.end(name, Finish.TIMEOUT, f"it did not end within {conversation.timeout:g} s")
+            self._leaving.add(name)
+            late.append(name)
+        return late
+
+    def let_go(self, request_id: str) -> None:
+        """The engine never had it, so it will not tell of its end."""
+        self._leaving.discard(request_id)
+
+    @property
+    def last_failure_s(self) -> float | None:
+        """How long ago a request ended with an error, if one has."""
+        return None if self._failed_at is None else self._clock() - self._failed_at
+
+    def _note_failure(self, ended: Ended) -> None:
+        if ended.finish is Finish.ERROR:
+            self._failed_at = self._clock()
+
+    def _count_ends(self, output: RequestOutput) -> None:
+        for one in output.outputs:
+            self.metrics.finished(one.finish_reason or "error")
+
+    def _depart(self, departure: Departure) -> None:
+        ended = departure.ended
+        if ended.child < 0:
+            self._leaving.discard(ended.request_id)
+        if (conversation := self.open.get(ended.request_id)) is None:
+            return
+        if ended.child >= 0:
+            conversation.push(ended.child, (), ended=ended)
+            return
+        del self.open[ended.request_id]
+        self._note_failure(ended)
+        output, took = conversation.close(departure), departure.timings
+        if ended.choices:
+            self.metrics.generated(output.usage.completion_tokens)
+            self._first(conversation, took.queue_s + took.prefill_s)
+        self.metrics.ended(self._lengths(conversation, output), departure.cached, took)
+        self._count_ends(output)
+
+    def _lengths(self, conversation: Conversation, output: RequestOutput) -> Lengths:
+        asked = conversation.params
+        outputs = [len(one.token_ids) for one in output.outputs]
+        return Lengths(output.usage.prompt_tokens, outputs, asked.n, asked.max_tokens)
+
+    def _measure(self, conversation: Conversation, child: int, count: int, time: float) -> None:
+        choice = conversation.choices[max(child, 0)]
+        if choice.finish_reason is not None:
+            return
+        self._first(conversation, time - conversation.arrival)
+        if conversation.params.prompt_only:
+            return  # nobody hears of the token
+        self.metrics.generated(count)
+        if choice.last_told is not None:
+            self.metrics.next_tokens(time - choice.last_told)
+        choice.last_told = time
+
+    def _first(self, conversation: Conversation, after_s: float) -> None:
+        if not conversation.begun:
+            conversation.begun = True
+            self.metrics.first_token(len(conversation.request.prompt), after_s)
+
+    # -- log-probabilities ---------------------------------------------------
+
+    def _logprobs(
+        self, delivery: Delivery, row: int, conversation: Conversation
+    ) -> list[TokenLogprob]:
+        """One entry for each new token; alternatives are known for the first of them."""
+        wanted = conversation.params.logprobs
+        if wanted is None or delivery.logprob is None:
+            return []
+        count = int(delivery.count[row])
+        ids, values = delivery.ids[row, :count].tolist(), delivery.logprob[row].tolist()
+        chosen = zip(ids, values[:count], strict=True)
+        told = [TokenLogprob(self._alternative(*pair), ()) for pair in chosen]
+        found = delivery.candidates
+        if wanted and found is not None:
+            pairs = zip(found.ids[row].tolist(), found.logprob[row].tolist(), strict=True)
+            top = [self._alternative(*pair) for pair in list(pairs)[:wanted] if pair[0] >= 0]
+            told[0] = replace(told[0], top=tuple(top))
+        return told
+
+    def _learn(self, scores: PromptScores) -> None:
+        if (conversation := self.open.get(scores.request_id)) is None:
+            return
+        end = scores.first + len(scores.rank)
+        chosen = conversation.request.prompt[scores.first : end].tolist()
+        columns = scores.logprob.tolist(), scores.rank.tolist()
+        tops = scores.ids.tolist(), scores.values.tolist()
+        entries = [
+            PromptLogprob(
+                self._alternative(id, logprob),
+                tuple(self._alternative(*pair) for pair in zip(ids, values, strict=True)),
+                rank,
+            )
+            for id, logprob, rank, ids, values in zip(chosen, *columns, *tops, strict=True)
+        ]
+        conversation.learn(scores.first, entries)
+
+    def _alternative(self, id: int, logprob: float) -> Alternative:
+        spelled = self.tokenizer.token_bytes(id)
+        return Alternative(id, logprob, spelled.decode(errors="replace"), spelled)

@@ -1,0 +1,170 @@
+"""Counts and histograms, as a fold over what the engine tells."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.engine.core.messages import Capacity, Timings
+from paceline.engine.core.step_counts import TOKENS_PER_STEP, StepCounts
+from paceline.engine.frontend.histogram import Histogram
+
+LATENCY_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+SEQUENCES = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+SECONDS = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_inference_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+)
+COUNTS = (
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_params_max_tokens",
+    "request_prefill_kv_computed_tokens",
+)
+# vLLM's name of each total that the scheduler counts.
+TOTALS = {
+    "num_preemptions": "preemptions",
+    "prefix_cache_queries": "prefix_queries",
+    "prefix_cache_hits": "prefix_hits",
+    "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "drafted",
+    "spec_decode_num_accepted_tokens": "accepted",
+}
+NOBODY: dict[str, Any] = dict.fromkeys(("running", "waiting", "parked", "swapped", "kv_usage"), 0)
+
+
+def first_figures(capacity: Capacity) -> dict[str, Any]:
+    """What an engine answers to "gauges" before it has done anything."""
+    size = {"total_blocks": capacity.num_blocks, "block_size": capacity.block_size}
+    totals = dict.fromkeys((*TOTALS.values(), "failed_rows"), 0)
+    return NOBODY | totals | StepCounts().to_dict() | size
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every metric by the name that vLLM gives it, without prefix and without `_total`."""
+
+    gauges: Mapping[str, float]
+    counters: Mapping[str, float]
+    histograms: Mapping[str, Histogram]
+    request_success: Mapping[str, int]  # by finish reason
+    waiting_by_reason: Mapping[str, int]  # capacity, deferred
+    prompt_by_source: Mapping[str, int]  # prompt tokens, computed or found in the cache
+    accepted_at: Sequence[int]  # drafts that were right, by place
+    cache_config: Mapping[str, int]  # num_gpu_blocks, block_size
+    crashes: int  # of the step loop
+    failed_rows: int  # results that ended their request with an error, and no other
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How much a request was, and how much it asked for."""
+
+    prompt: int
+    outputs: Sequence[int]  # of each choice
+    n: int
+    max_tokens: int | None
+
+    @property
+    def longest(self) -> int:
+        return max(self.outputs, default=0)
+
+
+class Metrics:
+    """Only grows. What the scheduler counts by itself is asked of it when reporting."""
+
+    def __init__(self) -> None:
+        self._seconds = {name: Histogram(LATENCY_S) for name in SECONDS}
+        self._counts = {name: Histogram(TOKENS) for name in COUNTS}
+        self._params_n = Histogram(SEQUENCES)
+        self._totals: Counter[str] = Counter()
+        self._success: Counter[str] = Counter()
+        self._crashes = 0
+
+    def first_token(self, prompt: int, after_s: float) -> None:
+        self._totals["prompt_tokens"] += prompt
+        self._seconds["time_to_first_token_seconds"].observe(after_s)
+
+    def next_tokens(self, gap_s: float) -> None:
+        self._seconds["inter_token_latency_seconds"].observe(gap_s)
+
+    def generated(self, tokens: int) -> None:
+        self._totals["generation_tokens"] += tokens
+
+    def ended(self, lengths: Lengths, cached: int, took: Timings) -> None:
+        """A request is over."""
+        self.cut(lengths, took.total_s)
+        seconds, prompt = self._seconds, lengths.prompt
+        self._totals["prompt_tokens_cached"] += cached
+        self._totals["prompt_tokens_computed"] += prompt - cached
+        seconds["request_queue_time_seconds"].observe(took.queue_s)
+        seconds["request_prefill_time_seconds"].observe(took.prefill_s)
+        seconds["request_decode_time_seconds"].observe(took.decode_s)
+        seconds["request_inference_time_seconds"].observe(took.prefill_s + took.decode_s)
+        if lengths.longest > 1:
+            per_token = took.decode_s / (lengths.longest - 1)
+            seconds["request_time_per_output_token_seconds"].observe(per_token)
+        self._counts["request_prefill_kv_computed_tokens"].observe(prompt - cached)
+
+    def cut(self, lengths: Lengths, total_s: float) -> None:
+        """A request is over, and nobody knows where its time went."""
+        self._seconds["e2e_request_latency_seconds"].observe(total_s)
+        counts = self._counts
+        counts["request_prompt_tokens"].observe(lengths.prompt)
+        counts["request_generation_tokens"].observe(sum(lengths.outputs))
+        counts["request_max_num_generation_tokens"].observe(lengths.longest)
+        self._params_n.observe(lengths.n)
+        if lengths.max_tokens is not None:
+            counts["request_params_max_tokens"].observe(lengths.max_tokens)
+
+    def crashed(self) -> None:
+        self._crashes += 1
+
+    def finished(self, reason: str) -> None:
+        """One choice is over."""
+        self._success[reason] += 1
+
+    def report(self, now: Mapping[str, Any]) -> Report:
+        """With what the engine answers to "gauges"."""
+        *sizes, total = now["step_tokens"]
+        measured = self._seconds | self._counts | {"request_params_n": self._params_n}
+        measured["iteration_tokens_total"] = Histogram(TOKENS_PER_STEP, sizes, total)
+        waiting, parked = int(now["waiting"]), int(now["parked"])
+        own = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached")
+        totals = self._totals
+        return Report(
+            gauges={
+                "num_requests_running": now["running"],
+                "num_requests_waiting": waiting + parked,
+                "num_requests_swapped": now["swapped"],
+                "kv_cache_usage_perc": now["kv_usage"],
+            },
+            counters={name: totals[name] for name in own}
+            | {name: now[total] for name, total in TOTALS.items()},
+            histograms={name: histogram.copy() for name, histogram in measured.items()},
+            request_success=dict(self._success),
+            waiting_by_reason={"capacity": waiting, "deferred": parked},
+            prompt_by_source={
+                "local_compute": totals["prompt_tokens_computed"],
+                "local_cache_hit": totals["prompt_tokens_cached"],
+            },
+            accepted_at=list(now["accepted_at"]),
+            crashes=self._crashes,
+            failed_rows=int(now["failed_rows"]),
+            cache_config={
+                "num_gpu_blocks": int(now["total_blocks"]),
+                "block_size": int(now["block_size"]),
+            },
+        )

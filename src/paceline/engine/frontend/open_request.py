@@ -1,0 +1,199 @@
+"""One request as its client sees it: text that grows, choice by choice, until all have ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from paceline.core.plan import Choice, Ended
+from paceline.core.request import Request
+from paceline.engine.api import (
+    Answer,
+    FinishReason,
+    Piece,
+    PromptLogprob,
+    PromptLogprobs,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from paceline.engine.core.messages import Departure
+from paceline.engine.core.ports import Sink
+from paceline.text.detokenizer import Detokenizer
+from paceline.text.tokenizer import Tokenizer
+
+PromptSoFar = list[PromptLogprob | None]  # by token; those that are not known yet are None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a sequence ended, whoever tells it."""
+
+    reason: FinishReason
+    stop_token: int | None = None
+
+    @staticmethod
+    def of(ended: Ended | Choice) -> "Ending":
+        return Ending(ended.finish.value, ended.stop_token)
+
+
+class OpenChoice:
+    """Its pieces add up to its answer; the last one has the finish reason, and nothing follows.
+
+    The first one has what is known of the prompt by then, which is everything unless it failed.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        scores: PromptSoFar | None,
+    ) -> None:
+        self.index = index
+        self._scores = scores
+        self._prompt: PromptLogprobs | None = None
+        self.finish_reason: FinishReason | None = None
+        self.last_told: float | None = None  # when it last got tokens
+        self.token_ids: list[int] = []
+        self._stop_reason: str | int | None = None
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._prompt_only = params.prompt_only
+        self._named_stops = request.stop_token_ids
+        self._include_stop = params.include_stop_str_in_output
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            stop=tuple(params.stop),
+            include_stop=params.include_stop_str_in_output,
+            skip_special=params.skip_special_tokens,
+            prompt=request.prompt,
+            min_tokens=params.min_tokens,
+        )
+
+    def push(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] = (),
+        ending: Ending | None = None,
+    ) -> Piece:
+        """Its next tokens, the last ones if there is an ending or a stop string turns up."""
+        detokenizer, before = self._detokenizer, self._detokenizer.tokens
+        ids = () if self._prompt_only else ids
+        stopped = ending is not None and ending.stop_token is not None
+        text = detokenizer.push(ids[:-1] if stopped and not self._include_stop else ids)
+        if ending is not None:
+            text += detokenizer.finish()
+        if detokenizer.stopped is not None:
+            ids = ids[: detokenizer.tokens - before]
+            self._end("stop", detokenizer.stopped)
+        elif ending is not None:
+            named = ending.stop_token if ending.stop_token in self._named_stops else None
+            self._end(ending.reason, named)
+        return self._piece(text, tuple(ids), tuple(logprobs[: len(ids)]))
+
+    def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self.finish_reason, self._stop_reason = reason, stop_reason
+
+    def _piece(self, text: str, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> Piece:
+        begins = not self._texts
+        if begins and self._scores is not None:
+            self._prompt = tuple(self._scores)
+        self._texts.append(text)
+        self.token_ids += ids
+        if self._logprobs is not None:
+            self._logprobs += logprobs
+        told = None if self._logprobs is None else logprobs
+        return Piece(
+            self.index,
+            text,
+            ids,
+            told,
+            self.finish_reason,
+            self._stop_reason,
+            self._prompt if begins else None,
+        )
+
+    def answer(self) -> Answer:
+        """All of it so far."""
+        told = None if self._logprobs is None else tuple(self._logprobs)
+        text, ids = "".join(self._texts), tuple(self.token_ids)
+        ending = self.finish_reason, self._stop_reason
+        return Answer(self.index, text, ids, told, *ending, self._prompt)
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """A request that its client has not seen the end of; choices are there from the beginning."""
+
+    request: Request
+    params: SamplingParams
+    prompt: str | None
+    sink: Sink
+    tokenizer: Tokenizer
+    arrival: float
+    timeout: float | None = None  # seconds from arrival to its end
+    begun: bool = False  # has it got a token?
+    choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
+    scores: PromptSoFar | None = None  # None: not wanted
+
+    def __post_init__(self) -> None:
+        if self.params.prompt_logprobs is not None:
+            self.scores = PromptSoFar([None]) * len(self.request.prompt)
+        for index in range(self.params.n):
+            request, params, text = self.request, self.params, self.tokenizer
+            self.choices.append(OpenChoice(index, request, params, text, self.scores))
+
+    @property
+    def due(self) -> float:
+        """When its time is over."""
+        return self.arrival + (inf if self.timeout is None else self.timeout)
+
+    @property
+    def told(self) -> bool:
+        """Have all choices ended?"""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    def learn(self, first: int, scores: Sequence[PromptLogprob]) -> None:
+        """Of tokens of the prompt, from one on; what is known of them already stays."""
+        assert self.scores is not None, "nobody asked for them"
+        for place, one in enumerate(scores, first):
+            self.scores[place] = self.scores[place] or one
+
+    def push(
+        self,
+        child: int,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] = (),
+        ended: Ended | Choice | None = None,
+    ) -> bool:
+        """News of one of its sequences; what comes after its end is dropped. Did it end now?"""
+        choice = self.choices[max(child, 0)]
+        if choice.finish_reason is not None:
+            return False
+        self.sink.put(choice.push(ids, logprobs, Ending.of(ended) if ended else None))
+        return choice.finish_reason is not None
+
+    def close(self, departure: Departure) -> RequestOutput:
+        """The request has ended, and all that is still open in it."""
+        ended = departure.ended
+        for index, choice in enumerate(ended.choices):
+            self.push(index, choice.tokens, ended=choice)
+        for choice in self.choices:
+            self.push(choice.index, (), ended=ended)
+        output = self.output(departure)
+        self.sink.close(output)
+        return output
+
+    def output(self, departure: Departure) -> RequestOutput:
+        tokens = sum(len(choice.token_ids) for choice in self.choices)
+        return RequestOutput(
+            self.request.id,
+            self.prompt,
+            tuple(self.request.prompt.tolist()),
+            tuple(choice.answer() for choice in self.choices),
+            Usage(len(self.request.prompt), tokens, departure.cached),
+            departure.timings,
+            error=departure.ended.message,
+        )

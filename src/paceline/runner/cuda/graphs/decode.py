@@ -1,0 +1,124 @@
+"""Decode steps as graphs, one for each of some batch sizes."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from paceline.core.arrays import I32
+from paceline.runner.attention.backend import Attention, Laid
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.graphs.capture import Captured, Memory
+from paceline.runner.cuda.kernels.columns import begin, settle
+from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.state import CardState
+from paceline.runner.kv_store import KVStore
+
+
+class Held(Laid, Protocol):
+    """Attention over rows of one position each for a graph."""
+
+    def refresh(self, contexts: I32) -> None:
+        """What the host has to prepare; each step, before the graph."""
+        ...
+
+
+class Capturable(Attention, Protocol):
+    """Attention that can be part of a graph."""
+
+    def hold(self, batch: Batch, kv: KVStore, heads: int) -> Held:
+        """For rows of one position each, of which none reads what another one writes."""
+        ...
+
+
+def sizes(most: int) -> list[int]:
+    """Numbers of rows to capture: close to each other where a step is short."""
+    small = [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16)]
+    return [n for n in (*small, *range(288, most + 32, 32)) if n < most] + [most]
+
+
+class Graphs:
+    """Everything of a decode step, from slots to sampled ids that are in the state already.
+
+    Rows are read from `slot`, and ids come out in `ids`, or logits in `logits`: the same memory for
+    every graph.
+    """
+
+    def __init__(
+        self,
+        model: CudaModel,
+        kv: KVStore,
+        attention: Capturable,
+        state: CardState,
+        memory: Memory,
+    ) -> None:
+        self._model, self._kv, self._attention, self._state = model, kv, attention, state
+        rows, device = state.nobody, kv.content.device
+        column: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        self.slot = torch.full((rows,), state.nobody, **column)
+        self.ids = torch.zeros(rows, **column)
+        self.logits = torch.zeros((rows, model.config.vocab), dtype=model.dtype, device=device)
+        self.context = torch.ones(rows, **column)
+        self._table = torch.zeros((rows, state.table.shape[1]), **column)
+        self._row_start = torch.arange(rows + 1, **column)
+        self._sizes = sizes(rows)
+        self._held: dict[int, Held] = {}
+        self._steps = {
+            samples: Captured(partial(self._step, samples=samples), memory)
+            for samples in (False, True)
+        }
+
+    def size(self, rows: int) -> int:
+        return self._sizes[bisect_left(self._sizes, rows)]
+
+    def capture(self, samples: bool) -> Iterator[int]:
+        """Capture every size, largest first, so that the smaller ones fit into its memory."""
+        for rows in reversed(self._sizes):
+            self._capture(rows, samples)
+            yield rows
+
+    def replay(self, rows: int, contexts: I32, samples: bool) -> None:
+        """Run the step of `slot[:rows]`, to `ids[:rows]`, or to `logits[:rows]` if somebody else
+        samples; the next replay overwrites them."""
+        if rows not in self._steps[samples]:
+            self._capture(rows, samples)
+        self._held[rows].refresh(contexts)
+        self._steps[samples].replay(rows)
+
+    def _capture(self, rows: int, samples: bool) -> None:
+        """For nobody: a step that is done twice would go on twice."""
+        kept = self.slot.clone()
+        self.slot.fill_(self._state.nobody)
+        try:
+            self._steps[samples].graph(rows)
+        finally:
+            self.slot.copy_(kept)
+
+    def _step(self, rows: int, samples: bool) -> None:
+        state, slot, context = self._state, self.slot[:rows], self.context[:rows]
+        columns = state.tokens, state.table, state.position
+        tokens, position, cells = begin(columns, slot, context, self._table, self._kv)
+        batch = Batch(
+            tokens=tokens,
+            position=position,
+            row_start=self._row_start[: rows + 1],
+            context=context,
+            block_table=self._table[:rows],
+            write_cell=cells,
+            sample_at=self._row_start[:rows],
+        )
+        if rows not in self._held:
+            self._held[rows] = self._attention.hold(batch, self._kv, self._model.config.heads)
+        held = self._held[rows]
+        held.lay_out()
+        hidden = self._model.forward(batch, cells, self._kv, held)
+        logits = self._model.logits(hidden)
+        if samples:
+            ids = self.ids[:rows]
+            choose(logits, state.temperature, state.key, slot, context, ids)
+            settle(state.tokens, state.position, slot, context, ids)
+        else:
+            self.logits[:rows].copy_(logits)

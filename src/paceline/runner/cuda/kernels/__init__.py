@@ -1,0 +1,1 @@
+"""GPU kernels, in Triton and in CUDA C++."""

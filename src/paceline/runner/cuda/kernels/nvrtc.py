@@ -1,0 +1,198 @@
+"""Kernels in CUDA's own language, compiled by the library that comes with torch."""
+
+import ctypes
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.core.folders import cache_folder, placed
+from paceline.runner.cuda.kernels.instructions import PLACE
+
+log = logging.getLogger(__name__)
+SHARED_BYTES = 225 << 10  # of a processor's memory, for all but barriers and a few numbers
+ALIGNED = 1024  # what kernels put there begins at a multiple of it
+CAPABILITY = (9, 0)
+FLAGS = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
+# As the driver numbers them.
+BFLOAT16, SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 9, 3, 3, 8, 4, 6
+MAP_BYTES, MAP_ALIGNED = 128, 64
+
+
+class Attribute(Structure):
+    _fields_ = [("id", c_int), ("_", c_int), ("value", c_uint32 * 16)]
+
+
+class Launch(Structure):
+    _fields_ = [
+        *((name, c_uint32 * 3) for name in ("grid", "block")),
+        ("shared", c_uint32),
+        ("stream", c_void_p),
+        ("attributes", POINTER(Attribute)),
+        ("attribute_count", c_uint32),
+    ]
+
+
+class Map:
+    """How the card finds its way in a tensor of bfloat16, and which box of it it fetches at a time.
+
+    Rows of a box lie behind each other, turned so that eight of them can be read at once.
+    """
+
+    def __init__(self, tensor: Tensor, box: Sequence[int]) -> None:
+        assert tensor.dtype == torch.bfloat16
+        assert tensor.stride(-1) == 1
+        self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNED)
+        start = ctypes.addressof(self._memory)
+        self.address = -(-start // MAP_ALIGNED) * MAP_ALIGNED
+        tell, rank = _driver().cuTensorMapEncodeTiled, tensor.ndim
+        tell.argtypes = [c_void_p, c_int, c_uint32, *[c_void_p] * 5, *[c_int] * 4]
+        strides = [stride * tensor.element_size() for stride in tensor.stride()[-2::-1]]
+        where = (
+            tensor.data_ptr(),
+            (c_uint64 * rank)(*reversed(tensor.shape)),
+            (c_uint64 * (rank - 1))(*strides),
+            (c_uint32 * rank)(*reversed(box)),
+            (c_uint32 * rank)(*[1] * rank),
+        )
+        how = (0, SWIZZLE_128, PROMOTE_256, 0)
+        _expect(tell(self.address, BFLOAT16, rank, *where, *how), "a map of a tensor")
+
+
+Argument = Tensor | Map | int | float
+
+
+class Kernel:
+    """A function on the card that may start before the kernel in front of it has ended."""
+
+    def __init__(self, source: str, name: str, threads: int, shared: int, cluster: int = 1) -> None:
+        """With so much shared memory; `cluster` neighbours start together and see each other's."""
+        module, self._function = c_void_p(), c_void_p()
+        _expect(_driver().cuModuleLoadData(byref(module), _compiled(source)), "a module")
+        found = _driver().cuModuleGetFunction(byref(self._function), module, name.encode())
+        _expect(found, f"a function {name}")
+        set_ = _driver().cuFuncSetAttribute(self._function, SHARED_MEMORY, shared)
+        _expect(set_, f"{shared} bytes of shared memory")
+        self._threads, self._shared = threads, shared
+        self._attributes = (Attribute * 2)()
+        self._attributes[0].id, self._attributes[1].id = CLUSTER, MAY_START_EARLY
+        self._attributes[0].value[:3] = cluster, 1, 1
+        self._attributes[1].value[0] = 1
+
+    def launch(self, programs: int, arguments: Sequence[Argument]) -> None:
+        values: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, Map):
+                values.append((ctypes.c_char * MAP_BYTES).from_address(argument.address))
+            elif isinstance(argument, Tensor):
+                values.append(c_void_p(argument.data_ptr()))
+            else:
+                values.append(c_float(argument) if isinstance(argument, float) else c_int(argument))
+        pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
+        launch = Launch(
+            (programs, 1, 1),
+            (self._threads, 1, 1),
+            self._shared,
+            torch.cuda.current_stream().cuda_stream,
+            self._attributes,
+            len(self._attributes),
+        )
+        status = _driver().cuLaunchKernelEx(byref(launch), self._function, pointers, None)
+        if status:
+            raise RuntimeError(f"a kernel cannot be launched: {_said(status)}")
+
+
+def source_of(name: str, sizes: Mapping[str, int | str], instructions: str) -> str:
+    """A kernel's source with its instructions, behind its sizes and what all of them begin with."""
+    defined = "".join(f"#define {size} {value}\n" for size, value in sizes.items())
+    folder = Path(__file__).parent
+    texts = [(folder / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", name)]
+    return defined + "".join(texts).replace(PLACE, instructions)
+
+
+@cache
+def can_compile(device: torch.device) -> bool:
+    """Is the card one for kernels of ours, and is there what compiles and loads them?"""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != CAPABILITY:
+        return False
+    torch.cuda.synchronize(device)  # there is a context then, which the driver wants
+    try:
+        Kernel('extern "C" __global__ void probe() {}', "probe", 32, SHARED_BYTES)
+    except (ConfigError, OSError) as error:
+        log.info("kernels in CUDA are not used: %s", error)
+        return False
+    return True
+
+
+def _said(status: int) -> str:
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(status, byref(text))
+    return (text.value or b"?").decode()
+
+
+def _expect(status: int, what: str) -> None:
+    if status:
+        raise ConfigError(f"the card's driver refuses {what}: {_said(status)}")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def _compiler() -> ctypes.CDLL:
+    """NVRTC: a library of the toolkit, or one that was installed beside torch."""
+    name = f"libnvrtc.so.{(torch.version.cuda or '0').partition('.')[0]}"
+    beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/{name}"))
+    for candidate in (name, *map(str, beside)):
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    raise ConfigError(f"no compiler for kernels in CUDA: {name} is not here")
+
+
+def _compiled(source: str) -> bytes:
+    """From the cache folder, if it is there."""
+    major, minor = c_int(), c_int()
+    _compiler().nvrtcVersion(byref(major), byref(minor))
+    by = f"{major.value}.{minor.value}".encode()
+    digest = sha256(b"\n".join([source.encode(), by, *FLAGS])).hexdigest()[:16]
+    target = cache_folder() / "cuda" / f"{digest}.cubin"
+    if target.exists():
+        return target.read_bytes()
+    found = _compile(source)
+    # A folder that cannot be written to costs time, every time.
+    with suppress(OSError), placed(target) as built:
+        built.write_bytes(found)
+    return found
+
+
+def _compile(source: str) -> bytes:
+    compiler, program, size = _compiler(), c_void_p(), c_size_t()
+    made = compiler.nvrtcCreateProgram(byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    if made:
+        raise ConfigError(f"the compiler for kernels does not start: error {made}")
+    try:
+        flags = (ctypes.c_char_p * len(FLAGS))(*FLAGS)
+        if compiler.nvrtcCompileProgram(program, len(FLAGS), flags):
+            compiler.nvrtcGetProgramLogSize(program, byref(size))
+            said = ctypes.create_string_buffer(size.value)
+            compiler.nvrtcGetProgramLog(program, said)
+            raise ConfigError(f"a kernel does not compile: {said.value.decode()}")
+        compiler.nvrtcGetCUBINSize(program, byref(size))
+        found = ctypes.create_string_buffer(size.value)
+        if compiler.nvrtcGetCUBIN(program, found) or not size.value:
+            raise ConfigError("a kernel was compiled, and is not there")
+        return found.raw
+    finally:
+        compiler.nvrtcDestroyProgram(byref(program))

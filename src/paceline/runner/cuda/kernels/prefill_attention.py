@@ -1,0 +1,162 @@
+"""Attention of rows with more than one position, at the speed of the matrix units.
+
+The kernel is `prefill_attention.cu`; here is who uses it, and how rows become tiles.
+"""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.attention.backend import Queries
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.kernels.instructions import multiply
+from paceline.runner.cuda.kernels.nvrtc import ALIGNED, Kernel, Map, can_compile, source_of
+from paceline.runner.kv_store import KVStore
+
+DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel
+SLOTS = 6
+SLOT_BYTES = KEYS * DIM * 2
+MOST_PLACES = 4096  # for tiles, in a step
+
+
+class Listed:
+    """Tiles of queries, those with the most keys first, as they are once they are laid out."""
+
+    def __init__(self, batch: Batch, bounds: Tensor, rows: int, size: int) -> None:
+        """Of so many positions each; of rows from `bounds[0]` up to `bounds[1]`, `rows` at most."""
+        self._rows = batch.row_start, batch.context, bounds
+        self.size, self.places = size, triton.next_power_of_2(batch.positions // size + rows)
+        on: dict[str, Any] = {"dtype": torch.int32, "device": bounds.device}
+        # The first position in the batch, its place in the sequence, how many, and the row.
+        self.items = torch.zeros((self.places, 4), **on)
+        self.count = torch.zeros(1, **on)
+
+    def lay_out(self) -> None:
+        sizes = {"TILE": self.size, "PLACES": self.places}
+        sizes |= {"HALVINGS": self.places.bit_length(), "num_warps": 8}
+        work = torch.empty(self.places, dtype=torch.int32, device=self.items.device)
+        _weigh[(1,)](*self._rows, work, self.count, KEYS=KEYS, **sizes)
+        _list[(1,)](*self._rows, work.argsort(descending=True), self.items, **sizes)
+
+
+class Tiled:
+    """Attention of tiles of queries, for all layers of a step."""
+
+    def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int, heads: int) -> None:
+        """Rows from `bounds[0]` up to `bounds[1]`, of which there are `rows` at most."""
+        self._table, self._kv, self._group = batch.block_table, kv, heads // kv.kv_heads
+        self._tiles = Listed(batch, bounds, rows, PAIRS // self._group)
+        processors = torch.cuda.get_device_properties(kv.content.device).multi_processor_count
+        self._programs = min(processors, self._tiles.places * kv.kv_heads)
+        shape = (kv.blocks * kv.layers, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
+        halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half lie together
+        self._map = Map(halves, (1, 1, 1, CHUNK, HALF))
+
+    @staticmethod
+    def can(kv: KVStore, queries: Queries, positions: int) -> bool:
+        """Is the kernel made for such a store, and for so many positions of such queries?"""
+        group = queries.heads // kv.kv_heads
+        is_shaped = kv.head_dim == DIM and kv.block_size % CHUNK == 0
+        is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_PLACES
+        is_typed = kv.dtype == queries.dtype == torch.bfloat16
+        return is_shaped and is_typed and can_compile(kv.content.device)
+
+    def lay_out(self) -> None:
+        self._tiles.lay_out()
+
+    def attend_into(
+        self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
+    ) -> None:
+        """Of queries [positions, heads, head_dim], which may lie apart."""
+        kv, table, tiles = self._kv, self._table, self._tiles
+        halves = query.view(*query.shape[:2], DIM // HALF, HALF)
+        arguments = (
+            *(self._map, Map(halves, (tiles.size, self._group, 1, HALF)), tiles.items, tiles.count),
+            *(table, out, table.stride(0), kv.block_size, kv.layers, layer, window or 0, scale),
+        )
+        _kernel(kv.kv_heads, self._group).launch(self._programs, arguments)
+
+
+@cache
+def _kernel(kv_heads: int, group: int) -> Kernel:
+    return Kernel(source_for(kv_heads, group), "tiled", 384, ALIGNED + (SLOTS + 1) * SLOT_BYTES)
+
+
+def source_for(kv_heads: int, group: int) -> str:
+    sizes = {"KV_HEADS": kv_heads, "GROUP": group, "SLOTS": SLOTS}
+    score = multiply("score", KEYS, is_held=True)
+    weigh = multiply("weigh", DIM, is_held=True, is_turned=True)
+    return source_of("prefill_attention", sizes, score + weigh)
+
+
+@triton.jit
+def _weigh(
+    row_start,
+    context,
+    bounds,
+    work,
+    count,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    PLACES: tl.constexpr,
+    HALVINGS: tl.constexpr,
+):
+    """Tiles of keys for the tile at each place, and how many there are; 0 where there is none."""
+    place = tl.arange(0, PLACES)
+    _, _, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
+    tl.store(work + place, tl.where(some > 0, tl.cdiv(lowest + some, KEYS), 0))
+    tl.store(count, tl.sum((some > 0).to(tl.int32), 0))
+
+
+@triton.jit
+def _list(
+    row_start,
+    context,
+    bounds,
+    order,
+    items,
+    TILE: tl.constexpr,
+    PLACES: tl.constexpr,
+    HALVINGS: tl.constexpr,
+):
+    """Tiles in their order."""
+    index = tl.arange(0, PLACES)
+    place = tl.load(order + index).to(tl.int32)
+    row, start, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
+    tl.store(items + index * 4, start)
+    tl.store(items + index * 4 + 1, lowest)
+    tl.store(items + index * 4 + 2, some)
+    tl.store(items + index * 4 + 3, row)
+
+
+@triton.jit
+def _tile_at(place, row_start, context, bounds, TILE: tl.constexpr, HALVINGS: tl.constexpr):
+    """Its row, first position in the batch, how many positions, and its place in the sequence.
+
+    A row has its first tile at the place `start // TILE + row`, and may leave its last one empty.
+    """
+    skip = tl.load(bounds)
+    rows = tl.load(bounds + 1) - skip
+    starts = row_start + skip
+    first = tl.load(starts)
+    low, high = tl.zeros_like(place), tl.zeros_like(place) + rows
+    for _ in tl.static_range(HALVINGS):
+        middle = (low + high) // 2
+        begins = (tl.load(starts + middle) - first) // TILE + middle
+        is_before = (middle == low) | (begins <= place)
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    is_row = low < rows
+    start = tl.load(starts + low)
+    size = tl.load(starts + low + 1, mask=is_row, other=0) - start
+    end = tl.load(context + skip + low, mask=is_row, other=0)
+    before = (place - (start - first) // TILE - low) * TILE
+    some = tl.where(is_row, tl.maximum(tl.minimum(size - before, TILE), 0), 0)
+    return skip + low, start + before, some, end - size + before

@@ -1,0 +1,189 @@
+"""The choice of tokens in three kernels that read the logits as they are, and copy none of them.
+
+It makes the choices of `runner.draws` for rows that take the likeliest token or draw from all of
+them; rows with further wishes go through the sampler itself.
+"""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0124, PLR0913, PLR0917
+
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.core.sampling import Sampling
+from paceline.runner.token_choice import CELL
+
+CHUNK = 8192  # logits that one program reads
+LEAST_WEIGHT = tl.constexpr(-60.0)  # as in `draws`
+GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
+FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
+SECOND = tl.constexpr(0x94D049BB133111EB)
+UNIT = tl.constexpr(2.0**44)
+CELL_UNIT = tl.constexpr(2.0**56)
+FRACTION = tl.constexpr(2.0**-32)
+
+
+def is_plain(sampling: Sampling, vocab: int) -> bool:
+    """Is a temperature all that it asks for?"""
+    unfiltered = sampling.min_p == 0.0 and sampling.top_p == 1.0
+    unfiltered = unfiltered and not 0 < sampling.top_k < vocab
+    edited = sampling.penalised or sampling.logit_bias or sampling.bad_token_ids
+    edited = edited or sampling.allowed_token_ids is not None
+    return (unfiltered or sampling.greedy) and not edited and sampling.logprobs is None
+
+
+def choose(
+    logits: Tensor, temperature: Tensor, keys: Tensor, slot: Tensor, position: Tensor, ids: Tensor
+) -> None:
+    """A token id for each row, into `ids` [rows] of int32; -1 where the logits are no numbers.
+
+    Logits [rows, vocab] are of any type. Temperatures and keys are those of the row's slot. A
+    temperature of 0 takes the likeliest token, any other draws by the key and the position [rows]
+    that the token will have.
+    """
+    rows, vocab = logits.shape
+    cell, chunks = gcd(vocab, CELL), triton.cdiv(vocab, CHUNK)
+    cells = vocab // cell
+    on: dict[str, Any] = {"device": logits.device}
+    peaks = torch.empty((rows, chunks), dtype=torch.float32, **on)
+    sums = torch.empty((rows, cells), dtype=torch.float32, **on)
+    whole = {"VOCAB": vocab, "CHUNK": CHUNK, "launch_pdl": True}
+    sizes = whole | {"CHUNKS": triton.next_power_of_2(chunks), "CELL": cell}
+    _peaks[(rows, chunks)](logits, peaks, **whole)
+    _sums[(rows, chunks)](logits, peaks, temperature, slot, sums, chunks, **sizes)
+    _draw[(rows,)](
+        logits,
+        peaks,
+        temperature,
+        sums,
+        keys,
+        slot,
+        position,
+        ids,
+        chunks,
+        CELLS=cells,
+        PLACES=triton.next_power_of_2(cells),
+        **sizes,
+    )
+
+
+@triton.jit
+def _peaks(logits, peaks, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    mask = at < VOCAB
+    given = tl.load(logits + row.to(tl.int64) * VOCAB + at, mask=mask, other=float("-inf"))
+    peak = tl.max(given.to(tl.float32), 0)
+    strange = tl.sum((given != given).to(tl.int32), 0) > 0
+    line = row * tl.num_programs(1) + chunk
+    tl.store(peaks + line, tl.where(strange, float("nan"), peak))
+
+
+@triton.jit
+def _peak_of(peaks, row, chunks, CHUNKS: tl.constexpr):
+    """The largest logit of a row, the chunk that it is in, and whether it is a number."""
+    chunk = tl.arange(0, CHUNKS)
+    given = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
+    strange = tl.sum((given != given).to(tl.int32), 0) > 0
+    peak, place = tl.max(given, 0, return_indices=True)
+    is_number = (strange == 0) & (peak > float("-inf")) & (peak < float("inf"))
+    return tl.where(is_number, peak, 0.0), place, is_number
+
+
+@triton.jit
+def _sums(
+    logits,
+    peaks,
+    temperature,
+    slot,
+    sums,
+    chunks,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CELL: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    own = tl.load(slot + row)
+    heat = tl.load(temperature + own)
+    if heat > 0.0:
+        peak, _, _ = _peak_of(peaks, row, chunks, CHUNKS)
+        cell = chunk * (CHUNK // CELL) + tl.arange(0, CHUNK // CELL)
+        at = cell[:, None] * CELL + tl.arange(0, CELL)[None, :]
+        given = tl.load(
+            logits + row.to(tl.int64) * VOCAB + at, mask=at < VOCAB, other=float("-inf")
+        )
+        weights = tl.exp(tl.maximum((given.to(tl.float32) - peak) / heat, LEAST_WEIGHT))
+        total = tl.sum(weights, 1)
+        tl.store(sums + row * (VOCAB // CELL) + cell, total, mask=cell < VOCAB // CELL)
+
+
+@triton.jit
+def _word(key, position):
+    """64 random bits, as `draws.random_words` makes them."""
+    word = key.to(tl.uint64, bitcast=True) + position.to(tl.uint64) * GAMMA
+    word = (word ^ (word >> 30)) * FIRST
+    word = (word ^ (word >> 27)) * SECOND
+    return word ^ (word >> 31)
+
+
+@triton.jit
+def _pick(mass, real, part):
+    """The place at which the cumulative mass passes a part of the whole, in [0, 1)."""
+    upto = tl.cumsum(mass, 0)
+    whole = tl.sum(mass, 0)
+    target = (part * whole.to(tl.float64)).to(tl.int64)
+    last = tl.sum(real.to(tl.int32), 0) - 1
+    return tl.minimum(tl.sum(((upto <= target) & real).to(tl.int32), 0), last)
+
+
+@triton.jit
+def _draw(
+    logits,
+    peaks,
+    temperature,
+    sums,
+    keys,
+    slot,
+    position,
+    ids,
+    chunks,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CELL: tl.constexpr,
+    CELLS: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    line = logits + row.to(tl.int64) * VOCAB
+    peak, chunk, is_number = _peak_of(peaks, row, chunks, CHUNKS)
+    own = tl.load(slot + row)
+    heat = tl.load(temperature + own)
+    if heat > 0.0:
+        word = _word(tl.load(keys + own), tl.load(position + row))
+        cell = tl.arange(0, PLACES)
+        total = tl.load(sums + row * CELLS + cell, mask=cell < CELLS, other=0.0)
+        part = (word >> 32).to(tl.float64) * FRACTION
+        first = _pick((total * UNIT).to(tl.int64), cell < CELLS, part)
+        at = first * CELL + tl.arange(0, CELL)
+        given = tl.load(line + at).to(tl.float32)
+        weights = tl.exp(tl.maximum((given - peak) / heat, LEAST_WEIGHT))
+        part = (word & 0xFFFFFFFF).to(tl.float64) * FRACTION
+        chosen = first * CELL + _pick((weights * CELL_UNIT).to(tl.int64), at >= 0, part)
+    else:
+        place = chunk * CHUNK + tl.arange(0, CHUNK)
+        near = tl.load(line + place, mask=place < VOCAB, other=float("-inf")).to(tl.float32)
+        chosen = tl.min(tl.where(near == peak, place, VOCAB), 0)
+    tl.store(ids + row, tl.where(is_number, chosen, -1))

@@ -1,0 +1,202 @@
+"""The life of a request in sentences: how long it waited, for what, and what happened to it."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from paceline.core.events import Happened, Moment
+from paceline.core.request import Sequence
+from paceline.sched.explain.journal import Passage, Spell
+from paceline.sched.residency import Residency
+from paceline.sched.slots import Idle
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def tokens(value: int) -> str:
+    return f"{value:,} token" + ("" if value == 1 else "s")
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def tell(sequence: Sequence, at: Residency) -> str:
+    """One sentence per turn of its life, and one per wait."""
+    request = sequence.request
+    new = sequence.limit - len(request.prompt)
+    lines = [
+        f"{request.id!r}: {tokens(len(request.prompt))} of prompt, at most {new:,} new; "
+        f"{sequence.state}."
+    ]
+    start = sequence.queued_at
+    begin: Moment | None = None  # of the wait that is not over yet
+    for moment in sequence.life:
+        if begin is not None and moment.happened in ENDS_WAIT:
+            lines += wait_lines(sequence, at, begin, moment)
+            begin = None
+        lines.append(f"  {seconds(moment.time - start)}: {sentence(moment)}")
+        if moment.happened in BEGINS_WAIT:
+            begin = moment
+    if begin is not None:
+        lines += wait_lines(sequence, at, begin, begin._replace(time=at.now, step=at.step))
+    if sequence.slot >= 0:
+        lines.append(f"  {progress(sequence, at)}")
+    return "\n".join(lines)
+
+
+BEGINS_WAIT = (Happened.SUBMITTED, Happened.WOKEN, Happened.PREEMPTED)
+ENDS_WAIT = (
+    Happened.ADMITTED,
+    Happened.RESUMED,
+    Happened.RETURNED,
+    Happened.PARKED,
+    Happened.FINISHED,
+)
+
+
+SENTENCES = {
+    Happened.SUBMITTED: "submitted, with {requests} waiting.",
+    Happened.PARKED: "parked for {cause}.",
+    Happened.WOKEN: "woken: {cause} is there.",
+    Happened.ADMITTED: "admitted in step {step}; {tokens} came from the prefix cache.",
+    Happened.RESUMED: "resumed in step {step}; {tokens} were still in the cache.",
+    Happened.FORKED: "forked into {amount} sequences that share the prompt.",
+    Happened.FIRST_TOKEN: "first token, from step {step}.",
+    Happened.PREEMPTED: "preempted in step {step} with {tokens} known, for {cause}.",
+    Happened.SWAPPED: "swapped out: {blocks} copied to the host.",
+    Happened.RETURNED: "swapped in at step {step}: {blocks} copied back.",
+    Happened.DEMOTED: "not kept on the host: {cause}.",
+    Happened.FINISHED: "ended ({cause}) with {tokens} known.",
+}
+
+
+def sentence(moment: Moment) -> str:
+    amount = moment.amount
+    return SENTENCES[moment.happened].format(
+        step=moment.step,
+        cause=moment.cause,
+        amount=amount,
+        tokens=tokens(amount),
+        blocks=plural(amount, "block"),
+        requests=plural(amount, "request"),
+    )
+
+
+def progress(sequence: Sequence, at: Residency) -> str:
+    slot = sequence.slot
+    known, computed = int(at.table.known[slot]), int(at.table.computed[slot])
+    line = f"now: {computed:,} of {tokens(known)} computed"
+    idle = int(at.table.idle_steps[slot])
+    return line + (f"; {plural(idle, 'step')} without a position." if idle else ".")
+
+
+IDLING = {
+    Idle.BUDGET: "token budget: others used it up",
+    Idle.BLOCKS: "blocks: some are still being copied",
+    Idle.ROOM: "room: its policy lets it wait",
+}
+
+
+def why(at: Residency) -> dict[str, str]:
+    """For each request that is here and got nothing in the latest step: the reason."""
+    reasons = {one.id: f"parked for {one.parked}" for one in at.queue.parked.values()}
+    spell = at.journal.open_spell
+    for sequence in (*at.swapped, *at.queue):
+        if spell is None:
+            reasons[sequence.id] = "not considered yet"
+        elif spell.gate.request_id == sequence.id:
+            reasons[sequence.id] = own_cause(spell)
+        else:
+            reasons[sequence.id] = f"behind {head_cause(spell)}"
+    for slot in at.table.order[at.table.idle_at[at.table.order] == at.step].tolist():
+        reasons[at.table.sequence(slot).id] = IDLING[Idle(at.table.idle_for[slot])]
+    return reasons
+
+
+def wait_lines(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> list[str]:
+    """What the wait from `begin` to `end` was for; nothing if there was none."""
+    if end.time <= begin.time:
+        return []
+    parts = [f"{seconds(time)} {cause}" for cause, time in causes(sequence, at, begin, end)]
+    line = f"  waited {seconds(end.time - begin.time)}"
+    return [f"{line}: {', '.join(parts)}." if parts else f"{line}."]
+
+
+def causes(
+    sequence: Sequence, at: Residency, begin: Moment, end: Moment
+) -> Iterable[tuple[str, float]]:
+    """Why a wait lasted, longest first."""
+    own: dict[str, float] = defaultdict(float)
+    behind: dict[str, float] = defaultdict(float)
+    heads: dict[str, None] = {}
+    for spell in at.journal.spells:
+        overlap = min(spell.until, end.time) - max(spell.since, begin.time)
+        if overlap <= 0:
+            continue
+        if spell.gate.request_id == sequence.id:
+            own[own_cause(spell)] += overlap
+        else:
+            aged = ", by one that goes first because of its age" if spell.gate.aged else ""
+            behind[reason(spell) + aged] += overlap
+            heads[repr(spell.gate.request_id)] = None
+    found = list(own.items())
+    if behind:
+        ahead = overtakers(sequence, at, begin, end) or some(list(heads))
+        why = ", ".join(f"{seconds(time)} {cause}" for cause, time in behind.items())
+        found.append((f"behind {ahead} (of it {why})", sum(behind.values())))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def some(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    shown, rest = names[:3], len(names) - 3
+    return ", ".join(shown) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def reason(spell: Spell) -> str:
+    """What the request at the head of the queue waited for."""
+    match spell.gate.reason:
+        case "blocks":
+            return "for blocks"
+        case "seqs":
+            return "for a slot (max_num_seqs)"
+        case "budget":
+            return "for the token budget"
+        case "room":
+            return "for room, since its policy lets it wait"
+        case "preempted":
+            return "in steps that had to preempt"
+        case "decodes":
+            return "in steps that decode"
+        case "prefill":
+            return "in steps that prefill"
+        case "swapping":
+            return "for its copy to the host"
+        case _:
+            return "while admission was paused"
+
+
+def own_cause(spell: Spell) -> str:
+    if spell.gate.reason == "blocks":
+        return f"for blocks, {spell.gate.short:,} short at first"
+    return reason(spell)
+
+
+def head_cause(spell: Spell) -> str:
+    return f"{spell.gate.request_id!r}, which waits {own_cause(spell)}"
+
+
+def overtakers(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> str:
+    """Those admitted meanwhile, with the work they brought."""
+    others: list[Passage] = []
+    for passage in at.journal.passages:
+        if begin.step < passage.step <= end.step:
+            if passage.serial == sequence.serial:
+                break
+            others.append(passage)
+    if not others:
+        return ""
+    work = sum(p.tokens for p in others)
+    return f"{plural(len(others), 'request')} of {tokens(work)} in all"

@@ -1,0 +1,1 @@
+"""Requests with several sequences: parallel samples and beams."""

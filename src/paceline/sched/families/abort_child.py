@@ -1,0 +1,74 @@
+"""How one of several sequences of a request ends while the others go on."""
+
+from paceline.core.errors import RequestError
+from paceline.core.plan import Ended
+from paceline.core.request import Finish, Sequence
+from paceline.sched.families.family import Family
+from paceline.sched.residency import Residency
+
+
+class Children:
+    """Parallel samples are the client's, one by one. Beams, and samples of which only the best
+    are told, are not."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._at = residency
+
+    def end(self, leader: Sequence, child: int) -> list[Ended] | None:
+        """End a child wherever it is; None if it is not here. If it was the last one, the end of
+        the request is returned."""
+        family = self._at.family(leader)
+        if leader.request.silent:
+            raise RequestError(
+                f"request {leader.id!r} tells only the best of its sequences, and none of them "
+                f"can be ended alone"
+            )
+        members = [] if family is None else family.members
+        one = next((member for member in members if member.child == child), None)
+        if family is None or one is None:
+            return None
+        if one.slot >= 0:
+            ended = self._at.finish(one, Finish.ABORT)
+        elif len(members) == 1:
+            ended = self._last(family, one)
+        else:
+            ended = self._leave(family, one)
+        return [end for end in ended if end.child < 0]
+
+    def _last(self, family: Family, one: Sequence) -> list[Ended]:
+        """Nobody is left, and the last one has no slot."""
+        self._note(family, one)
+        family.members.append(one)  # the request ends as a whole
+        return self._at.dismiss(one, family.finish)
+
+    def _leave(self, family: Family, one: Sequence) -> list[Ended]:
+        """It waits with the others, or they are resident and it has yet to fork."""
+        at, was_leading = self._at, one is family.leader
+        self._note(family, one)
+        at.swapping.tier.discard(one)
+        if was_leading:
+            self._succeed(one, family.leader)
+        elif family.leader.slot >= 0:
+            at.table.give_back(family.kept.pop())
+            if not family.kept:
+                del at.families.forking[one.id]
+                at.table.cap(family.leader.slot, family.leader.limit)
+        one.swapped, one.parked = False, ""
+        return []
+
+    def _succeed(self, one: Sequence, heir: Sequence) -> None:
+        """Another stands for the family from now on, in the same place."""
+        at = self._at
+        (at.swapped if one.swapped else at.queue).succeed(one, heir)
+        at.live[one.id] = heir
+        at.journal.left(one, at.now)
+        at.policy.joined(heir)
+        if one.parked:
+            at.policy.parked(heir)
+        at.policy.left(one)
+
+    @staticmethod
+    def _note(family: Family, one: Sequence) -> None:
+        one.finish = Finish.ABORT
+        outputs = one.tokens[len(one.request.prompt) :].tolist()
+        family.ended(one, tuple(outputs), None)

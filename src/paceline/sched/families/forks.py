@@ -1,0 +1,144 @@
+"""How members of a family come from one another: after the prompt, and beam by beam."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from paceline.core.events import Happened
+from paceline.core.plan import Admitted, Ended
+from paceline.core.request import Sequence
+from paceline.kv.cache import MISS, Hit
+from paceline.sched.explain.journal import note
+from paceline.sched.families.beams import Step
+from paceline.sched.families.family import Family
+from paceline.sched.residency import Residency
+
+
+class Forks:
+    """Forks share full blocks and copy the one being written, before the next step writes."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._at = residency
+
+    # -- after the prompt ---------------------------------------------------
+
+    def due(self) -> list[Family]:
+        """Families whose leader has been given the whole of what they share, oldest first."""
+        planned = self._at.table.planned
+        forking = self._at.families.forking.values()
+        return [one for one in forking if planned[one.leader.slot] >= one.fork_point]
+
+    def at_once(self, family: Family, hit: Hit) -> bool:
+        """May a family fork as it is admitted? Not if blocks must be copied: what is found in
+        the cache may be written in this very step."""
+        whole = family.fork_point % self._at.cache.block_size == 0
+        return len(family.members) > 1 and whole and hit.tokens >= family.fork_point
+
+    def need(
+        self, family: Family, span: Callable[[Sequence], int] | None = None, held: Hit = MISS
+    ) -> int:
+        """Free blocks that the fork takes, with room for `span` positions of each, or for one
+        more; blocks of `held` are taken care of."""
+        size = self._at.cache.block_size
+        found: set[int] = set()
+        new = 0
+        for one in family.members[1:]:
+            hit = self._own(one, family)
+            blocks = family.fork_point // size if hit is None else len(hit.blocks)
+            found.update(() if hit is None else hit.blocks)
+            new += max(1, self._at.cache.blocks_for(span(one)) - blocks if span else 1)
+        return new + self._at.cache.pool.free_among(list(found.difference(held.blocks)))
+
+    def _own(self, sequence: Sequence, family: Family) -> Hit | None:
+        """What a member that ran before still finds beyond what all share."""
+        if len(sequence.tokens) <= len(family.request.prompt):
+            return None
+        hit = self._at.lookup(sequence)
+        return hit if hit.tokens > family.fork_point else None
+
+    def fork(self, family: Family) -> None:
+        """Let all begin where the leader stands."""
+        at, leader = self._at, family.leader
+        at.name_blocks(leader.slot)
+        before = leader
+        for one in family.members[1:]:
+            self._begin(one, family)
+            at.table.stand_behind(one.slot, before.slot)
+            before = one
+        known = int(at.table.known[leader.slot])
+        at.table.cap(leader.slot, known if family.search else leader.limit)
+        del at.families.forking[family.request.id]
+        at.stats.forks += len(family.members) - 1
+        note(leader, Happened.FORKED, at.now, at.step, len(family.members))
+
+    def _begin(self, sequence: Sequence, family: Family) -> None:
+        """Let a member begin at the fork, or behind what it still finds of its own."""
+        at, leader, hit = self._at, family.leader, self._own(sequence, family)
+        start = family.fork_point if hit is None else hit.tokens
+        full = start // at.cache.block_size
+        if len(sequence.keys) < full:
+            sequence.keys = leader.keys[:full]
+        sequence.cached = leader.cached
+        slot = at.table.admit(sequence, start, at.drafts(sequence), family.kept.pop())
+        if hit is None:
+            copies = at.cache.fork(leader.slot, slot, sequence, start)
+            at.news.copies.append((slot, copies))
+        else:
+            at.cache.attach(slot, sequence, hit, start + 1)
+        blocks = tuple(at.cache.blocks(slot))
+        at.news.admitted.append(at.settle(sequence, start, blocks))
+
+    # -- beams --------------------------------------------------------------
+
+    def advance(self, family: Family) -> list[Ended]:
+        """All beams have told their candidates: choose, and let beams die and fork."""
+        at, search = self._at, family.search
+        assert search is not None
+        prompt, table = len(family.request.prompt), at.table
+        slots = [one.slot for one in family.members]
+        known = int(table.known[slots[0]])
+        outputs = [tuple(table.tokens[slot, prompt:known].tolist()) for slot in slots]
+        candidates = [family.reports[one.child] for one in family.members]
+        family.reports.clear()
+        steps = search.advance(outputs, candidates)
+        if not steps:
+            return [at.conclude(family)]
+        placed = self._place(steps)
+        for beam, step in placed.items():
+            if step.parent != beam:
+                self._rebase(family.members[beam], family.members[step.parent], known)
+        for beam, step in placed.items():
+            table.choose(slots[beam], step.token)
+            at.news.chosen[slots[beam]] = step.token
+        search.follow(placed)
+        at.stats.sampled += len(placed)
+        at.policy.sampled(np.array(slots, np.intp), np.ones(len(slots), np.int32))
+        return []
+
+    def _rebase(self, sequence: Sequence, parent: Sequence, known: int) -> None:
+        """Let a beam go on from all that another one knows instead of its own."""
+        at, slot = self._at, sequence.slot
+        at.name_blocks(parent.slot)
+        at.cache.unlist(slot)
+        sequence.keys = list(parent.keys)
+        sequence.tokens = tokens = at.table.tokens[parent.slot, :known].copy()
+        copies = at.cache.rebase(slot, sequence, parent.slot, known)
+        at.table.rebase(slot, parent.slot)
+        at.news.release(slot)
+        at.news.copies.append((slot, copies))
+        request, blocks = sequence.request.child(sequence.child), tuple(at.cache.blocks(slot))
+        at.news.admitted.append(Admitted(slot, request, tokens, known, blocks, resumed=True))
+        at.stats.forks += 1
+
+    @staticmethod
+    def _place(steps: list[Step]) -> dict[int, Step]:
+        """Which beam continues which step, best first: the best child of each parent stays in
+        its place, so that a place which others begin from is never overwritten."""
+        heirs: dict[int, Step] = {}
+        for step in steps:
+            heirs.setdefault(step.parent, step)
+        vacant = [beam for beam in range(len(steps)) if beam not in heirs]
+        placed = {
+            id(step): step.parent if heirs[step.parent] is step else vacant.pop(0) for step in steps
+        }
+        return {placed[id(step)]: step for step in steps}

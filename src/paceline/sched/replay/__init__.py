@@ -1,0 +1,1 @@
+"""Record the calls of a scheduler, and make them again."""

@@ -1,0 +1,187 @@
+"""POST /v1/responses: conversations in OpenAI's newer form, text in and text out."""
+
+from collections.abc import Mapping, Sequence
+from time import time
+from typing import Any, cast
+
+from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
+
+from paceline.engine.api import Ask, Piece, RequestOutput, Stream
+from paceline.server.client_headers import Caller
+from paceline.server.context import Desk
+from paceline.server.errors import ErrorBody
+from paceline.server.parse import check_common, common, sampling, unsupported
+from paceline.server.respond import Answering, Work
+from paceline.server.schemas.completions import encode
+from paceline.server.schemas.envelope import Envelope
+from paceline.server.schemas.openapi import GENERATED
+from paceline.server.schemas.requests import ResponseRequest
+from paceline.server.schemas.responses import (
+    OutputMessage,
+    OutputText,
+    ResponseBody,
+    response_event,
+    status_of,
+    usage_of,
+)
+
+TEXTS = ("input_text", "output_text", "text")
+NOT_KEPT = "responses are not kept here: send the whole conversation as the input"
+
+
+def response_routes(desk: Desk) -> APIRouter:
+    router = APIRouter(tags=["generation"])
+
+    @router.post("/v1/responses", responses=GENERATED)
+    async def create_response(body: ResponseRequest, request: Request) -> Response:
+        """Continue a conversation, given as a text or as a list of messages."""
+        caller = Caller.of(request.headers, "resp")
+        model, ask = desk.model(body.model), response_ask(body)
+        name = desk.name(caller.request_id)
+        envelope = Envelope.of(body, name, model, desk.settings.timings)
+        form = ResponseForm(envelope, begun(body, ask, name, model))
+        return Answering(desk, Work(caller, name, [ask], form, body.stream is True))
+
+    return router
+
+
+def response_ask(body: ResponseRequest) -> Ask:
+    check_common(body)
+    check_supported(body)
+    most = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    return Ask(
+        messages=[*system, *messages(body.input)],
+        params=sampling(body, most, None),
+        **common(body),
+    )
+
+
+def check_supported(body: ResponseRequest) -> None:
+    if body.previous_response_id is not None:
+        raise unsupported("previous_response_id", NOT_KEPT)
+    if body.conversation is not None:
+        raise unsupported("conversation", NOT_KEPT)
+    if body.background:
+        raise unsupported("background", "a response is made while its client waits")
+    if body.tools and body.tool_choice != "none":
+        raise unsupported("tools", "they cannot be called")
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        raise unsupported("top_logprobs", "there are none; /v1/chat/completions has them")
+    kind = (body.text or {}).get("format") or {"type": "text"}
+    if kind != {"type": "text"}:
+        raise unsupported("text", f"the format {kind!r} is not supported; there is only text")
+    if (body.n or 1) > 1:
+        raise unsupported("n", "a response has one choice")
+
+
+def messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As chats have them."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not given:
+        raise unsupported("input", "it is empty")
+    return [message(item) for item in given]
+
+
+def message(item: Mapping[str, Any]) -> dict[str, Any]:
+    kind, role = item.get("type", "message"), item.get("role")
+    if kind != "message" or not isinstance(role, str):
+        raise unsupported("input", f"an item is a message with a role, not {kind!r}")
+    return {"role": role, "content": text_of(item.get("content"))}
+
+
+def text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise unsupported("input", "the content of a message is a text or a list of parts")
+    return "".join(part_text(part) for part in cast("list[Any]", content))
+
+
+def part_text(part: Any) -> str:
+    found = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+    text = found.get("text")
+    if found.get("type") not in TEXTS or not isinstance(text, str):
+        raise unsupported("input", f"a part of a message is a text, not {found.get('type')!r}")
+    return text
+
+
+def begun(body: ResponseRequest, ask: Ask, name: str, model: str) -> ResponseBody:
+    """The response before there is anything of it."""
+    return ResponseBody(
+        name,
+        int(time()),
+        model,
+        body.instructions,
+        ask.params.max_tokens,
+        ask.params.temperature,
+        ask.params.top_p,
+        body.user,
+        body.metadata or {},
+    )
+
+
+class ResponseForm:
+    """One message with one text; events are numbered from 0 without a gap."""
+
+    def __init__(self, envelope: Envelope, begun: ResponseBody) -> None:
+        self._envelope, self._begun = envelope, begun
+        self._item = f"msg-{begun.id}"
+        self._number = 0
+
+    def opening(self, streams: Sequence[Stream]) -> bytes:
+        empty = OutputMessage(self._item, "in_progress", ())
+        return (
+            self._event("response.created", response=self._begun)
+            + self._event("response.in_progress", response=self._begun)
+            + self._event("response.output_item.added", output_index=0, item=empty)
+            + self._in_text("response.content_part.added", part=OutputText(""))
+        )
+
+    def piece(self, part: int, piece: Piece) -> bytes:
+        if not piece.text:
+            return b""
+        return self._in_text("response.output_text.delta", delta=piece.text, logprobs=())
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        whole = self._whole(outputs)
+        (item,) = whole.output
+        (part,) = item.content
+        last = "response.completed" if whole.status == "completed" else "response.incomplete"
+        return (
+            self._in_text("response.output_text.done", text=part.text, logprobs=())
+            + self._in_text("response.content_part.done", part=part)
+            + self._event("response.output_item.done", output_index=0, item=item)
+            + self._event(last, response=whole)
+        )
+
+    def failing(self, error: ErrorBody) -> bytes:
+        told = error.error
+        return self._event("error", code=told.code, message=told.message, param=told.param)
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        return encode(self._whole(outputs))
+
+    def _whole(self, outputs: Sequence[RequestOutput]) -> ResponseBody:
+        (output,) = outputs
+        (answer,) = output.outputs
+        status, incomplete = status_of(answer)
+        ended = "completed" if status == "completed" else "incomplete"
+        return replace(
+            self._begun,
+            status=status,
+            output=(OutputMessage(self._item, ended, (OutputText(answer.text),)),),
+            usage=usage_of(output),
+            incomplete_details=incomplete,
+            timings=self._envelope.spent(outputs),
+        )
+
+    def _in_text(self, kind: str, **fields: Any) -> bytes:
+        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return response_event(kind, number, **fields)

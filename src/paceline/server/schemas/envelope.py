@@ -1,0 +1,82 @@
+"""What every message of an answer carries besides its choices."""
+
+from collections.abc import Sequence
+from time import time
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from paceline.engine.api import Piece, RequestOutput, Stream
+from paceline.server.schemas.completions import (
+    DONE,
+    ChatChunk,
+    ChatChunkChoice,
+    Completion,
+    PromptDetails,
+    Spent,
+    TextChoice,
+    Usage,
+    event,
+    spent_by,
+    usage_of,
+)
+from paceline.server.schemas.requests import Generation, StreamOptions
+
+Chunk = type[ChatChunk] | type[Completion]
+
+NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
+
+
+class Envelope:
+    """Usage is told as the client asks for it: never, at the end, or in each chunk so far."""
+
+    def __init__(self, name: str, model: str, options: StreamOptions, timings: bool) -> None:
+        self.id, self.model, self.created = name, model, int(time())
+        self._include = options.include_usage is True
+        self._running = self._include and options.continuous_usage_stats is True
+        self._timings = timings
+        self._prompt = self._completion = 0
+
+    @classmethod
+    def of(cls, body: Generation, name: str, model: str, timings: bool) -> "Envelope":
+        """`timings` is what happens where the body does not say."""
+        told = timings if body.timings is None else body.timings
+        return cls(name, model, body.stream_options or NO_OPTIONS, told)
+
+    def count_prompts(self, streams: Sequence[Stream]) -> None:
+        self._prompt = sum(len(stream.prompt_token_ids) for stream in streams)
+
+    def count(self, piece: Piece) -> None:
+        self._completion += len(piece.token_ids)
+
+    # -- streams ------------------------------------------------------------
+
+    def event(self, kind: Chunk, choice: ChatChunkChoice | TextChoice) -> bytes:
+        """A chunk with one choice."""
+        made: Any = kind
+        return event(made(self.id, self.created, self.model, (choice,), self._running_usage()))
+
+    def closing(self, kind: Chunk, outputs: Sequence[RequestOutput]) -> bytes:
+        """The end of a stream, after a chunk without a choice if there is something to tell."""
+        if not (self._include or self._timings):
+            return DONE
+        usage = self.usage(outputs) if self._include else UNSET
+        last = kind(self.id, self.created, self.model, (), usage, self.spent(outputs))
+        return event(last) + DONE
+
+    def _running_usage(self) -> Usage | UnsetType | None:
+        """Of a chunk. How much of the prompt was cached is known at the end only."""
+        if not self._include:
+            return UNSET
+        if not self._running:
+            return None
+        prompt, completion = self._prompt, self._completion
+        return Usage(prompt, completion, prompt + completion, PromptDetails(0))
+
+    # -- whole answers ------------------------------------------------------
+
+    def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
+        return usage_of([output.usage for output in outputs])
+
+    def spent(self, outputs: Sequence[RequestOutput]) -> Spent | UnsetType:
+        return spent_by(outputs) if self._timings else UNSET

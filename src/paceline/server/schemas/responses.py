@@ -1,0 +1,125 @@
+"""The bodies of /v1/responses, field by field as OpenAI's clients read them."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from paceline.engine.api import Answer, RequestOutput
+from paceline.server.schemas.completions import PromptDetails, Spent, encode
+
+Status = Literal["in_progress", "completed", "incomplete", "cancelled"]
+
+
+class OutputDetails(Struct, frozen=True):
+    """No model here thinks apart from its text."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Struct, frozen=True):
+    """Tokens that a response took."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: PromptDetails
+    output_tokens_details: OutputDetails = OutputDetails()
+
+
+class OutputText(Struct, frozen=True):
+    """A part of a message."""
+
+    text: str
+    type: str = "output_text"
+    annotations: Sequence[Any] = ()
+    logprobs: Sequence[Any] = ()
+
+
+class OutputMessage(Struct, frozen=True):
+    """The only item of an output."""
+
+    id: str
+    status: Status
+    content: Sequence[OutputText]
+    type: str = "message"
+    role: str = "assistant"
+
+
+class Incomplete(Struct, frozen=True):
+    """Why the text is not whole."""
+
+    reason: str
+
+
+class TextFormat(Struct, frozen=True):
+    """The only one there is."""
+
+    type: str = "text"
+
+
+class TextSettings(Struct, frozen=True):
+    """What the text looks like."""
+
+    format: TextFormat = TextFormat()
+
+
+class ResponseBody(Struct, frozen=True):
+    """A response so far, or the whole of it; it is not kept here.
+
+    The fields: id, created_at, model, instructions, max_output_tokens, temperature, top_p, user,
+    metadata, status, output, usage, incomplete_details, timings, object, error,
+    parallel_tool_calls, previous_response_id, store, text, tool_choice, tools, truncation.
+    """
+
+    id: str
+    created_at: int
+    model: str
+    instructions: str | None
+    max_output_tokens: int | None
+    temperature: float
+    top_p: float
+    user: str | None
+    metadata: dict[str, Any]
+    status: Status = "in_progress"
+    output: Sequence[OutputMessage] = ()
+    usage: ResponseUsage | None = None
+    incomplete_details: Incomplete | None = None
+    timings: Spent | UnsetType = UNSET
+    object: str = "response"
+    error: None = None
+    parallel_tool_calls: bool = False
+    previous_response_id: None = None
+    store: bool = False
+    text: TextSettings = TextSettings()
+    tool_choice: str = "none"
+    tools: Sequence[Any] = ()
+    truncation: str = "disabled"
+
+
+def response_event(kind: str, number: int, **fields: Any) -> bytes:
+    """One server-sent event, with its type in both places where clients look."""
+    body = encode({"type": kind, "sequence_number": number, **fields})
+    return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
+
+
+def usage_of(output: RequestOutput) -> ResponseUsage:
+    counted = output.usage
+    return ResponseUsage(
+        counted.prompt_tokens,
+        counted.completion_tokens,
+        counted.total_tokens,
+        PromptDetails(counted.cached_tokens),
+    )
+
+
+def status_of(answer: Answer) -> tuple[Status, Incomplete | None]:
+    match answer.finish_reason:
+        case "stop":
+            return "completed", None
+        case "length":
+            return "incomplete", Incomplete("max_output_tokens")
+        case "abort":
+            return "cancelled", Incomplete("abort")
+        case other:
+            return "incomplete", Incomplete(str(other))

@@ -1,0 +1,103 @@
+"""The engine's counts as Prometheus reads them, under vLLM's names."""
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from paceline.core.request import Finish
+from paceline.engine.frontend.histogram import Histogram
+from paceline.engine.frontend.metrics import Report
+from paceline.server.telemetry.metric_help import MEANINGS
+
+LABELS = ("model_name", "engine")
+WAITING = ("num_requests_waiting_by_reason", "reason")
+ACCEPTED = ("spec_decode_num_accepted_tokens_per_pos", "position")
+# Names that routers still look for, beside those that took their place.
+OLD_GAUGES = {"gpu_cache_usage_perc": "kv_cache_usage_perc"}
+OLD_COUNTERS = {
+    "gpu_prefix_cache_queries": "prefix_cache_queries",
+    "gpu_prefix_cache_hits": "prefix_cache_hits",
+}
+
+
+class Exposition(Collector):
+    """One report; every family has the labels of the model and of the engine."""
+
+    def __init__(self, report: Report, model: str, healthy: bool) -> None:
+        self._report, self._values, self._healthy = report, (model, "0"), healthy
+
+    def collect(self) -> Iterator[Metric]:
+        report = self._report
+        for name, value in with_old_names(report.gauges, OLD_GAUGES).items():
+            gauge = GaugeMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
+            gauge.add_metric(self._values, value)
+            yield gauge
+        for name, value in with_old_names(report.counters, OLD_COUNTERS).items():
+            counter = CounterMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
+            counter.add_metric(self._values, value)
+            yield counter
+        for name, histogram in report.histograms.items():
+            family = HistogramMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
+            family.add_metric(self._values, buckets(histogram), histogram.total)
+            yield family
+        yield from self._labelled()
+        yield from self._own()
+
+    def _labelled(self) -> Iterator[Metric]:
+        """Families with a label of their own."""
+        report = self._report
+        ends = {reason.value: 0 for reason in Finish} | dict(report.request_success)
+        places = {str(place): count for place, count in enumerate(report.accepted_at)}
+        for kind, name, label, counts in (
+            (CounterMetricFamily, "request_success", "finished_reason", ends),
+            (GaugeMetricFamily, *WAITING, report.waiting_by_reason),
+            (CounterMetricFamily, "prompt_tokens_by_source", "source", report.prompt_by_source),
+            (CounterMetricFamily, *ACCEPTED, places),
+        ):
+            family = kind(f"vllm:{name}", MEANINGS[name], labels=(*LABELS, label))
+            for value, count in counts.items():
+                family.add_metric((*self._values, value), count)
+            yield family
+        config = {name: str(value) for name, value in report.cache_config.items()}
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info", MEANINGS["cache_config_info"], labels=(*LABELS, *config)
+        )
+        cache.add_metric((*self._values, *config.values()), 1)
+        yield cache
+
+    def _own(self) -> Iterator[Metric]:
+        """What others have no name for."""
+        report = self._report
+        for kind, name, value in (
+            (GaugeMetricFamily, "engine_healthy", float(self._healthy)),
+            (CounterMetricFamily, "engine_crashes", report.crashes),
+            (CounterMetricFamily, "failed_rows", report.failed_rows),
+        ):
+            family = kind(f"paceline:{name}", MEANINGS[name], labels=LABELS)
+            family.add_metric(self._values, value)
+            yield family
+
+
+def with_old_names(values: Mapping[str, float], old: Mapping[str, str]) -> dict[str, float]:
+    aliases = {name: values[now] for name, now in old.items() if now in values}
+    return {**values, **aliases}
+
+
+def buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Prometheus counts in each bucket what lies at or below its bound."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
+
+
+def exposition(report: Report, model: str, healthy: bool = True) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Exposition(report, model, healthy))
+    return generate_latest(registry)

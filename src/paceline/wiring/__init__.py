@@ -1,0 +1,1 @@
+"""The one place that wires everything: from a model name to a running engine."""

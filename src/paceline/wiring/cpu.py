@@ -1,0 +1,49 @@
+"""A scheduler and a runner for a model on the CPU."""
+
+import logging
+from typing import Any
+
+import torch
+
+from paceline.core.config import LoadConfig
+from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import is_for_a_card
+from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.linear_choice import choose
+from paceline.runner.models.model import Model
+from paceline.runner.runner import Runner
+from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.sched.scheduler import Scheduler
+from paceline.sched.swapping import Rates
+from paceline.wiring.settings import CPU_DEFAULTS, Hardware, check, resolve
+
+DEPTH = 1  # there is nothing to overlap with
+ATTENTION = "native"
+
+log = logging.getLogger(__name__)
+
+
+def assemble(
+    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
+) -> tuple[Scheduler, Runner]:
+    if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
+        raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
+    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
+    if is_for_a_card(attention):
+        raise ConfigError(f"attention {own.attention!r} is for a card")
+    check(settings, own, checkpoint.config, CPU_DEFAULTS)
+    if own.threads:
+        torch.set_num_threads(own.threads)
+    chosen = choose(own.weights, checkpoint.config)
+    log.info("weights: %s", chosen)
+    loaded = Model.load(checkpoint, linear_kind=chosen.kind)
+    config = resolve(settings, own, checkpoint.config, Hardware.found())  # which weights leave
+    kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
+    step = config.step
+    runner = Runner(loaded, kv, attention, step.max_num_seqs, step.max_model_len)
+    scheduler = Scheduler(config)
+    if config.preemption.swap_space:
+        runner.reserve_host(config.preemption.swap_space)
+        scheduler.measure(Rates(*runner.measure()))
+    return scheduler, runner

@@ -1,0 +1,108 @@
+"""A scheduler and a runner for a model on a card."""
+
+import gc
+import logging
+from typing import Any
+
+import torch
+
+from paceline.core.config import LoadConfig, StepConfig
+from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import is_for_a_card
+from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.cuda.block_copies import RING_BYTES
+from paceline.runner.cuda.graphs.decode import Capturable
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.kv_store import KVStore
+from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.sched.scheduler import Scheduler
+from paceline.sched.swapping import Rates
+from paceline.wiring.settings import GIB, Hardware, card_defaults, check, part_of, resolve
+
+DEPTH = 2
+ATTENTION = "triton"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+# In float32, while somebody filters them: logits, weights, their order, sums in 64 bits, twice, and
+# how often tokens were used, also twice while that grows.
+COPIES_OF_LOGITS = 9
+SPARE_BYTES = 256 << 20  # what libraries take for themselves
+KEPT_BLOCKS = 1 << 16  # the whole card, for all but the smallest models
+
+log = logging.getLogger(__name__)
+
+
+def assemble(
+    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
+) -> tuple[Scheduler, CudaRunner]:
+    """Load, run the largest step once, give the memory that is left to KV, and capture graphs."""
+    if own.weights != "auto" or own.threads:
+        raise ConfigError("weights and threads are for a CPU; see dtype for a card")
+    attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
+    most = getattr(attention, "most_in_flight", own.depth)
+    if own.depth > most:
+        raise ConfigError(f"depth is {own.depth}; with this attention it is {most} at most")
+    dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
+    kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
+    model_config = checkpoint.config
+    defaults = card_defaults(model_config, dtype.itemsize)
+    chosen = check(settings, own, model_config, defaults)
+    step = part_of(StepConfig, chosen)
+    model = CudaModel.load(checkpoint, step.max_model_len, dtype)
+    needed, rate = rehearsed(model, step, kv_dtype)
+    needed += RING_BYTES if own.swap_space else 0
+    free = free_bytes(own.gpu_memory_utilization) - needed
+    log.info("weights are loaded; %.1f GiB are left for KV", free / GIB)
+    if free <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:
+        raise ConfigError(
+            f"after weights and the largest step nothing is left for KV: raise "
+            f"gpu_memory_utilization ({own.gpu_memory_utilization}) or lower "
+            f"max_num_batched_tokens ({step.max_num_batched_tokens})"
+        )
+    card = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
+    config = resolve(settings, own, model_config, card)
+    # The store has one block more, for rows that fill up a batch.
+    size = config.cache.num_blocks + 1, config.cache.block_size
+    kv = KVStore(model_config, *size, kv_dtype, "cuda")
+    runner = runner_of(model, kv, attention, config.step)
+    runner.warm()
+    scheduler = Scheduler(config)
+    if config.preemption.swap_space:
+        runner.reserve_host(config.preemption.swap_space)
+        scheduler.measure(Rates(rate, runner.blocks_per_s()))
+    return scheduler, runner
+
+
+def capturable(name: str) -> Capturable:
+    attention: Any = load_attention(name)
+    if not is_for_a_card(attention):
+        raise ConfigError(f"attention {name!r} cannot be part of a graph; choose another")
+    return attention
+
+
+def runner_of(model: CudaModel, kv: KVStore, attention: Capturable, step: StepConfig) -> CudaRunner:
+    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
+    return CudaRunner(model, kv, attention, *sizes)
+
+
+def free_bytes(utilization: float) -> int:
+    """Of the share of the card that may be used, what nothing uses now."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return int(free - total * (1.0 - utilization))
+
+
+def rehearsed(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> tuple[int, float]:
+    """Bytes that a runner and its largest step take, and positions that it computes in a second:
+    it is run over a store of two blocks."""
+    before = torch.cuda.memory_allocated()
+    kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
+    runner = runner_of(model, kv, capturable(ATTENTION), step)
+    torch.cuda.reset_peak_memory_stats()
+    rate = runner.positions_per_s()
+    peak = torch.cuda.max_memory_allocated() - before
+    logits = step.max_num_seqs * model.config.vocab * 4
+    del runner, kv
+    gc.collect()  # graphs and what they hold know each other
+    return peak + COPIES_OF_LOGITS * logits + SPARE_BYTES, rate

@@ -1,0 +1,110 @@
+"""A model over HTTP: a front end here, and the core in a process of its own."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from signal import SIGTERM, signal
+from threading import current_thread, main_thread
+from time import monotonic
+from typing import Any
+
+from paceline.core.config import LoadFormat
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.core.components import factory_named
+from paceline.engine.core.ports import Core
+from paceline.engine.core.process import ProcessCore
+from paceline.engine.core.restart import RestartingCore
+from paceline.engine.core.thread import ThreadCore
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.settings import CoreSettings, EngineSettings
+from paceline.hub.catalogue import DEFAULT
+from paceline.hub.progress import Progress, silent
+from paceline.hub.pull import pull
+from paceline.server import serve as http
+from paceline.server.app import create_app
+from paceline.server.settings import ServerSettings
+from paceline.text.chat_template import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.llm import FACTORY
+from paceline.wiring.tokenizer import words_of
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    model: str = DEFAULT,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    progress: Progress = silent,
+    **settings: Any,
+) -> None:
+    """Serve a model over HTTP until the process is told to end.
+
+    Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
+    engine itself. EngineFailed if the engine has died and is not begun again.
+    """
+    chosen: ServerSettings = taken(ServerSettings, settings)
+    http.log_to_stderr(as_json=chosen.log_format == "json")
+    http.check_door(host, port)
+    with ended_by_a_signal():  # until the server hears of it
+        core, tokenizer = loaded(model, progress, settings)
+
+    async def main() -> None:
+        frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic)
+        engine = AsyncLLM(core, frontend)
+        try:
+            app = create_app(engine, model, tokenizer, chosen)
+            await http.serve(app, host, port)
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def ended_by_a_signal() -> Generator[None]:
+    """Nobody is here yet whom it would cut off. Only the main thread hears of signals."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal(SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal(SIGTERM, before)
+
+
+def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, Tokenizer]:
+    """The core of a model, once it is there, and the words that it knows."""
+    form: LoadFormat = settings.get("load_format", "auto")
+    path = model if form == "dummy" else str(pull(model, progress=progress))
+    log.info("loading %s", model)
+    core = core_of(path, settings)
+    try:
+        core.ready()
+        tokenizer = words_of(path, form)
+    except BaseException:
+        core.close()
+        raise
+    return core, tokenizer
+
+
+def core_of(path: str, settings: dict[str, Any]) -> Core:
+    """The step loop of a model, on a thread or in a process of its own."""
+    chosen: CoreSettings = taken(CoreSettings, settings)
+    engine: EngineSettings = taken(EngineSettings, settings)
+    if chosen.core == "thread":
+        parts = factory_named(FACTORY)(path, **settings)
+        return ThreadCore(replace(parts, settings=engine).engine())
+    return RestartingCore(partial(ProcessCore, FACTORY, path, settings, engine), chosen)
+
+
+def taken(kind: Any, settings: dict[str, Any]) -> Any:
+    """The settings of one kind, out of those that were given."""
+    names = {one.name for one in fields(kind)} & settings.keys()
+    return kind(**{name: settings.pop(name) for name in names})

@@ -1,0 +1,157 @@
+"""All settings of an engine, from what was given, what the model is and what the machine has."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from math import prod
+from typing import Any, TypeVar
+
+from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.manifest import manifest
+from paceline.sched.scheduler import Scheduler
+from paceline.wiring.memory import free_bytes
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+CPU_DEFAULTS: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
+# A little room at each admission costs a card less than the prompts that it computes again when
+# there is none.
+CUDA_DEFAULTS: dict[str, Any] = {
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 256,
+    "watermark": 0.01,
+}
+# With policy `longest`, prompts fill up steps to so many positions where weights take long to be
+# read; where they do not, a step with a piece of a prompt costs more than it saves.
+FILL_POSITIONS, FILL_LEAST_BYTES = 256, 3 * GIB
+# All of a batch is wanted soon, and nobody waits for a single answer: whoever may generate most
+# goes first, and only after an hour whoever came first.
+BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
+OWN = [setting.name for setting in fields(LoadConfig)]
+# What a scheduler by itself is told, and why an engine is not.
+SCHEDULERS = {
+    "num_blocks": "an engine counts its blocks; see num_gpu_blocks_override",
+    "recompute_tokens_per_s": "an engine measures it",
+    "swap_blocks_per_s": "an engine measures it",
+    "enable_kv_cache_events": "nobody would take the events of an engine; see "
+    "Scheduler.cache_events",
+    "lookahead_slots": "no drafter of an engine writes beyond its row",
+}
+C = TypeVar("C")
+SHARE_OF_MEMORY = 0.25  # of what is free, for KV, where nobody says how much
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What there is to run on, and what suits it where nobody says otherwise."""
+
+    free_bytes: int
+    share: float = SHARE_OF_MEMORY  # of these, for KV
+    value_bytes: int = 4  # of one number in KV
+    defaults: Mapping[str, Any] = field(default_factory=lambda: CPU_DEFAULTS)
+    kept_blocks: int = 0  # for prefixes, where sequences cannot use as many
+
+    @staticmethod
+    def found() -> "Hardware":
+        return Hardware(free_bytes())
+
+
+def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> int:
+    """Memory of one block, keys and values of all layers."""
+    return model.layers * block_size * 2 * model.kv_heads * model.head_dim * value_bytes
+
+
+def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an engine that answers batches; another policy that is given stands as it is."""
+    is_ours = settings.get("policy", BATCH_DEFAULTS["policy"]) == BATCH_DEFAULTS["policy"]
+    return {**BATCH_DEFAULTS, **settings} if is_ours else dict(settings)
+
+
+def card_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
+    """What suits a model on a card whose weights are so wide."""
+    weights = value_bytes * sum(map(prod, manifest(model).values()))
+    fill = FILL_POSITIONS if weights >= FILL_LEAST_BYTES else 0
+    return CUDA_DEFAULTS | {"fill_positions": fill}
+
+
+def suggested(
+    settings: Mapping[str, Any], model: ModelConfig, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings with those filled in that do not depend on memory."""
+    chosen = {**defaults, "max_model_len": model.max_position, **settings}
+    if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
+        chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
+    if "fill_positions" not in settings and part_of(StepConfig, chosen).unfillable:
+        chosen["fill_positions"] = 0
+    return chosen
+
+
+def check(
+    settings: Mapping[str, Any],
+    own: LoadConfig,
+    model: ModelConfig,
+    defaults: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The same; what is wrong with them is told, before any weights are read."""
+    chosen = suggested(settings, model, defaults)
+    step, size = part_of(StepConfig, chosen), part_of(CacheConfig, chosen).block_size
+    if step.max_model_len > model.max_position:
+        known = step.max_model_len, model.max_position
+        log.warning("max_model_len is %d; the model knows %d positions", *known)
+    blocks = {"num_blocks": -(-step.max_model_len // size), "swap_space": int(own.swap_space > 0)}
+    Scheduler(Config.of(**chosen, **blocks))
+    return chosen
+
+
+def part_of(kind: type[C], settings: Mapping[str, Any]) -> C:
+    """One component of the settings, where the others are not known yet."""
+    names = {setting.name for setting in fields(kind)}  # pyright: ignore[reportArgumentType]
+    return kind(**{name: value for name, value in settings.items() if name in names})
+
+
+def resolve(
+    settings: dict[str, Any], own: LoadConfig, model: ModelConfig, hardware: Hardware
+) -> Config:
+    """All settings of the scheduler, with what the model and the machine suggest filled in."""
+    chosen = suggested(settings, model, hardware.defaults)
+    step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
+    size, least = cache.block_size, -(-step.max_model_len // cache.block_size)
+    each = block_bytes(model, size, hardware.value_bytes)
+    kept = hardware.kept_blocks if cache.enable_prefix_caching else 0
+    useful = max(step.max_num_seqs * least, kept) * each
+    found = min(hardware.free_bytes * hardware.share, useful)
+    given = own.kv_cache_gib * GIB or found
+    blocks = own.num_gpu_blocks_override or int(given) // each
+    if blocks < least and "max_model_len" in settings:
+        raise ConfigError(
+            f"max_model_len {step.max_model_len} needs {least} blocks of {size}, and there "
+            f"is memory for {blocks}: lower it, or raise kv_cache_gib"
+        )
+    if own.swap_space:
+        chosen.setdefault("preemption_mode", "auto")
+    if blocks < least:
+        chosen["max_model_len"] = blocks * size
+        log.warning(
+            "max_model_len is %d instead of %d: there is memory for %d blocks of %d",
+            *(blocks * size, step.max_model_len, blocks, size),
+        )
+    return Config.of(**chosen, num_blocks=blocks, swap_space=int(own.swap_space * GIB) // each)
+
+
+def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]:
+    """The scheduler's settings and ours; an unknown name is an error with the nearest one."""
+    ours = {name: settings[name] for name in OWN if name in settings}
+    rest = {name: value for name, value in settings.items() if name not in ours}
+    known = [name for name in (*Config.names(), *OWN) if name not in SCHEDULERS]
+    for name in rest:
+        if name in SCHEDULERS:
+            raise ConfigError(f"{name} is a setting of a scheduler alone: {SCHEDULERS[name]}")
+        if name not in Config.names():
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"unknown setting {name!r}{hint}")
+    return rest, LoadConfig(**ours)

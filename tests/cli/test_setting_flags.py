@@ -1,0 +1,84 @@
+"""Every setting is a flag with a sentence, under a name of its own."""
+
+from dataclasses import fields
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.cli.setting_flags import HIDDEN, ServingSettings, Settings
+from paceline.cli.setting_help import NAMES, OF_ENGINES, SENTENCES, TITLES
+from paceline.core.config import PARTS, Config, LoadConfig
+from paceline.core.errors import ConfigError
+from paceline.wiring.settings import (
+    BATCH_DEFAULTS,
+    CPU_DEFAULTS,
+    CUDA_DEFAULTS,
+    FILL_LEAST_BYTES,
+    FILL_POSITIONS,
+)
+
+
+def test_every_setting_has_a_flag() -> None:
+    names = {one.name for one in Settings.all()}
+    assert names == {one.name for kind in (LoadConfig, *PARTS.values()) for one in fields(kind)} - (
+        set(HIDDEN) - {"swap_space"}
+    )
+
+
+def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:
+    names = [one.name for one in ServingSettings.all()]
+    assert sorted(names) == sorted(SENTENCES)
+    assert set(NAMES) <= set(names)
+    assert set(OF_ENGINES) <= set(names)
+    assert {one.component for one in ServingSettings.all()} == set(TITLES)
+    assert all(text.endswith((".", "?")) for text in SENTENCES.values())
+
+
+def test_defaults_of_engines_are_those_of_the_build() -> None:
+    by_model = {"max_model_len", "fill_positions"}
+    by_device = CPU_DEFAULTS.keys() | CUDA_DEFAULTS.keys()
+    assert OF_ENGINES.keys() == by_device | BATCH_DEFAULTS.keys() | by_model
+    for name, value in BATCH_DEFAULTS.items():
+        assert OF_ENGINES[name] == f"{Config().to_dict()[name]}, for batches {value}"
+    assert (
+        f"{FILL_POSITIONS} for weights of {FILL_LEAST_BYTES >> 30} GiB"
+        in OF_ENGINES["fill_positions"]
+    )
+    for name, value in CUDA_DEFAULTS.items():
+        plain = CPU_DEFAULTS.get(name, Config().to_dict()[name])
+        assert OF_ENGINES[name] == f"{plain}, on a card {value}"
+
+
+def test_only_what_was_given_is_passed_on() -> None:
+    given = dict.fromkeys(one.name for one in ServingSettings.all())
+    assert ServingSettings.among(given) == {}
+    given |= {"api_keys": ["a", "b"], "depth": 2, "timings": False, "aliases": []}
+    assert ServingSettings.among(given) == {"api_keys": ("a", "b"), "depth": 2, "timings": False}
+
+
+def test_tenants_have_weights_by_name() -> None:
+    given = dict.fromkeys(one.name for one in Settings.all())
+    assert Settings.among({**given, "tenant_weights": []}) == {}
+    pairs = ["alice=2", "team=b=0.5"]
+    assert Settings.among({**given, "tenant_weights": pairs}) == {
+        "tenant_weights": {"alice": 2.0, "team=b": 0.5}
+    }
+    for wrong in ("alice", "=2", "alice=much"):
+        with pytest.raises(ConfigError, match="NAME=WEIGHT"):
+            Settings.among({**given, "tenant_weights": [wrong]})
+
+
+def test_help_groups_settings_by_component(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    said = capsys.readouterr().out
+    places = [said.index(f"\n{title}:\n") for title in TITLES.values()]
+    assert places == sorted(places)
+    for one in ServingSettings.all():
+        assert one.flag.name in given_names(said)
+
+
+def given_names(text: str) -> set[str]:
+    """Names of settings behind the flags of a help text."""
+    flags = {word.removeprefix("--").replace("-", "_") for word in text.split() if "--" in word}
+    return flags | {name for name, plain in NAMES.items() if plain in flags}

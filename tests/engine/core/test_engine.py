@@ -1,0 +1,508 @@
+"""The step loop: every request is told of once, whatever happens around it."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.plan import Candidates, Plan, StepResult
+from paceline.core.request import Finish, Request
+from paceline.engine.core.components import Parts
+from paceline.engine.core.engine import Engine
+from paceline.engine.core.messages import NO_TIMINGS, Asked, Delivery, EngineFailed, Question
+from paceline.engine.settings import EngineSettings
+from paceline.sim.reference import reference
+from tests.engine.support import MAX_MODEL_LEN, OraclePort, assert_nothing_left, parts, tokenizer
+
+DEPTHS = [1, 2, 3]
+
+
+def request(name: str, length: int = 9, most: int = 6, **fields: Any) -> Request:
+    prompt = [(11 * length + place) % 350 + 4 for place in range(length)]
+    return Request(id=name, prompt=prompt, max_tokens=most, **fields)  # pyright: ignore[reportArgumentType]
+
+
+class Teller:
+    """Turns an engine and takes down what it tells."""
+
+    def __init__(self, made: Parts, **settings: Any) -> None:
+        clock = {"clock": settings.pop("clock")} if "clock" in settings else {}
+        self.engine = Engine(
+            made.scheduler,
+            made.runner,
+            depth=made.depth,
+            settings=EngineSettings(**settings),
+            **clock,
+        )
+        self.port = made.runner
+        assert isinstance(self.port, OraclePort)
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, tuple[Finish, str]] = {}
+        self.refused: dict[str, Exception] = {}
+        self.deliveries: list[Delivery] = []
+
+    def turn(self) -> None:
+        delivery = self.engine.turn()
+        if delivery is None:
+            return
+        self.deliveries.append(delivery)
+        for row, count in enumerate(delivery.count.tolist()):
+            name = delivery.request_id[row]
+            assert name not in self.ends
+            self.tokens.setdefault(name, []).extend(delivery.ids[row, :count].tolist())
+        for one in delivery.departures:
+            if one.ended.child < 0:
+                assert one.ended.request_id not in self.ends
+                self.ends[one.ended.request_id] = one.ended.finish, one.ended.message
+        for one in delivery.refused:
+            assert one.request_id not in self.ends | self.refused
+            self.refused[one.request_id] = one.error
+
+    def run(self, most: int = 2000) -> None:
+        for _ in range(most):
+            if self.engine.idle and self.engine.resting:
+                return
+            self.turn()
+        raise AssertionError("it does not come to an end")
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("blocks", [96, 16])
+def test_outputs_are_those_of_the_reference(depth: int, blocks: int) -> None:
+    teller = Teller(parts(depth=depth, num_blocks=blocks))
+    asked = [request(str(one), 3 + one, 1 + one % 7, eos_token_ids=(1,)) for one in range(30)]
+    for one in asked:
+        teller.engine.submit(one)
+    teller.run()
+    for one in asked:
+        tokens, reason = reference(one, tokenizer().vocab_size, MAX_MODEL_LEN)
+        assert teller.tokens[one.id] == tokens
+        assert teller.ends[one.id][0].value == reason
+    assert teller.port.deepest == depth
+    assert_nothing_left(teller.engine.scheduler)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("moment", range(12))
+def test_an_abort_at_any_point(depth: int, moment: int) -> None:
+    teller = Teller(parts(depth=depth))
+    for name in "abc":
+        teller.engine.submit(request(name, 9 + ord(name), 8))
+    for _ in range(moment):
+        teller.turn()
+    gone_before = "b" in teller.ends
+    teller.engine.abort("b")
+    teller.engine.abort("nobody")
+    before = len(teller.tokens.get("b", []))
+    teller.turn()
+    assert len(teller.tokens.get("b", [])) == before
+    teller.run()
+    assert teller.ends["a"] == teller.ends["c"] == (Finish.LENGTH, "")
+    assert teller.ends["b"][0] is (Finish.LENGTH if gone_before else Finish.ABORT)
+    assert_nothing_left(teller.engine.scheduler)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("where", ["launch", "wait"])
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_failed_step_ends_those_in_flight_and_no_others(
+    depth: int, where: str, step: int
+) -> None:
+    teller = Teller(parts(lambda plan, at: plan.step == step and at == where, depth=depth))
+    for name in "abc":
+        teller.engine.submit(request(name, 30, 10))
+    teller.run()
+    assert set(teller.ends) == set("abc")
+    failed = [one for one, (finish, _) in teller.ends.items() if finish is Finish.ERROR]
+    for name in failed:
+        assert f"step {step} failed: Broken" in teller.ends[name][1]
+    assert failed
+    teller.engine.submit(request("later", 30, 4))
+    teller.run()
+    assert teller.ends["later"] == (Finish.LENGTH, "")
+    assert teller.tokens["later"] == expected_tokens(request("later", 30, 4))
+    assert_nothing_left(teller.engine.scheduler)
+
+
+def expected_tokens(one: Request) -> list[int]:
+    return reference(one, tokenizer().vocab_size, MAX_MODEL_LEN)[0]
+
+
+def test_those_who_only_wait_survive_a_failed_step() -> None:
+    teller = Teller(parts(lambda plan, at: plan.step == 3 and at == "wait", max_num_seqs=1))
+    for name in "ab":
+        teller.engine.submit(request(name))
+    teller.run()
+    assert teller.ends["a"][0] is Finish.ERROR
+    assert teller.ends["b"][0] is Finish.LENGTH
+    assert teller.tokens["b"] == expected_tokens(request("b"))
+
+
+def test_a_result_that_does_not_fit_its_plan_is_a_failed_step() -> None:
+    made = parts(depth=2)
+    port = made.runner
+    assert isinstance(port, OraclePort)
+    wait: Callable[[], StepResult] = port.wait
+    results: list[StepResult] = []
+
+    def short() -> StepResult:
+        results.append(wait())
+        if len(results) == 2:
+            return StepResult(np.empty((7, 1), np.int32), np.ones(7, np.int32))
+        return results[-1]
+
+    port.wait = short  # type: ignore[method-assign]
+    teller = Teller(made)
+    teller.engine.submit(request("a"))
+    teller.run()
+    assert teller.ends["a"][0] is Finish.ERROR
+    assert "7" in teller.ends["a"][1]
+    assert not port.results
+    assert_nothing_left(teller.engine.scheduler)
+
+
+def test_an_engine_may_stop_for_good() -> None:
+    broken = parts(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
+    teller = Teller(broken, on_failure="stop")
+    for name in "ab":
+        teller.engine.submit(request(name))
+    teller.run()
+    assert teller.ends["a"][0] is teller.ends["b"][0] is Finish.ERROR
+    assert "step 2 failed" in (teller.engine.healthy() or "")
+    with pytest.raises(EngineFailed, match="step 2 failed"):
+        teller.engine.submit(request("c"))
+    assert_nothing_left(teller.engine.scheduler)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_engine_stops_when_its_device_is_lost(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = parts(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
+    monkeypatch.setattr(broken.runner, "is_lost", lambda: is_lost, raising=False)
+    teller = Teller(broken)
+    for name in "ab":
+        teller.engine.submit(request(name))
+    teller.run()
+    assert teller.ends["a"][0] is Finish.ERROR
+    assert (teller.ends["b"][0] is Finish.ERROR) == is_lost
+    assert (teller.engine.healthy() is not None) == is_lost
+    assert_nothing_left(teller.engine.scheduler)
+
+
+def test_an_end_is_told_though_the_device_fails_on_an_empty_plan() -> None:
+    teller = Teller(parts(lambda plan, at: plan.empty and at == "launch"), on_failure="stop")
+    teller.engine.submit(request("a", n=2))
+    teller.turn()
+    for child in (0, 1):
+        assert teller.engine.scheduler.abort("a", 0.0, child)
+    teller.run()
+    assert teller.ends["a"][0] is Finish.ABORT
+    assert_nothing_left(teller.engine.scheduler)
+
+
+def test_a_mistake_of_ours_is_not_taken_for_the_devices() -> None:
+    made = parts()
+
+    def plan(now: float) -> Plan:
+        raise AssertionError("ours")
+
+    made.scheduler.plan = plan  # type: ignore[method-assign]
+    teller = Teller(made)
+    teller.engine.submit(request("a"))
+    with pytest.raises(AssertionError, match="ours"):
+        teller.turn()
+
+
+def test_a_refusal_is_for_one_alone() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("long", MAX_MODEL_LEN))
+    teller.engine.submit(request("a"))
+    teller.engine.submit(request("a"))
+    teller.run()
+    assert isinstance(teller.refused["long"], RequestError)
+    assert "already here" in str(teller.refused["a"])
+    assert teller.tokens["a"] == expected_tokens(request("a"))
+
+
+def test_the_inbox_is_bounded_in_requests() -> None:
+    teller = Teller(parts(), inbox_requests=2)
+    teller.engine.submit(request("a"))
+    teller.engine.submit(request("b"))
+    teller.engine.abort("a")
+    with pytest.raises(QueueFull, match="2 requests"):
+        teller.engine.submit(request("c"))
+    assert teller.engine.room == 0
+    teller.turn()
+    teller.engine.submit(request("c"))
+    teller.run()
+    assert set(teller.ends) == set("abc")
+
+
+def test_a_stall_is_seen_from_outside() -> None:
+    now = [0.0]
+    teller = Teller(parts(), clock=lambda: now[0], stall_s=5.0)
+    now[0] = 100.0
+    assert teller.engine.healthy() is None  # nothing to do is no stall
+    teller.engine.submit(request("a", 9, 3))
+    teller.turn()
+    now[0] += 6.0
+    assert "no step has ended for 6 s" in (teller.engine.healthy() or "")
+    teller.turn()
+    assert teller.engine.healthy() is None
+    teller.run()
+    now[0] += 60.0
+    assert teller.engine.healthy() is None
+
+
+def test_a_device_that_is_stuck_in_the_first_step_is_seen_from_outside() -> None:
+    now, made = [0.0], parts()
+    port = made.runner
+    assert isinstance(port, OraclePort)
+    wait, seen = port.wait, list[str | None]()
+
+    def stuck() -> StepResult:
+        now[0] += 6.0
+        seen.append(teller.engine.healthy())
+        return wait()
+
+    port.wait = stuck  # type: ignore[method-assign]
+    teller = Teller(made, clock=lambda: now[0], stall_s=5.0)
+    teller.engine.submit(request("a", 9, 2))
+    teller.run()
+    assert len(seen) == 2
+    assert all("no step has ended for 6 s" in (one or "") for one in seen)
+    assert teller.engine.healthy() is None
+
+
+def test_a_pause_is_no_stall() -> None:
+    now = [0.0]
+    teller = Teller(parts(), clock=lambda: now[0], stall_s=5.0)
+    teller.engine.answer(Question("pause", "all"))
+    teller.engine.submit(request("a", 9, 3))
+    for _ in range(4):
+        now[0] += 4.0
+        teller.turn()
+        assert teller.engine.healthy() is None
+        assert teller.engine.resting
+    teller.engine.answer(Question("resume"))
+    teller.run()
+    assert teller.ends["a"][0] is Finish.LENGTH
+
+
+def test_timings_are_those_of_its_life() -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        return now[0]
+
+    teller = Teller(parts(max_num_seqs=1), clock=clock)
+    teller.engine.submit(request("a", 5, 2, arrival=0.0))
+    teller.engine.submit(request("b", 9, 3, arrival=0.0))
+    while not teller.engine.idle or not teller.engine.resting:
+        teller.turn()
+        now[0] += 1.0
+    told = {one.ended.request_id: one for each in teller.deliveries for one in each.departures}
+    first, second = told["a"].timings, told["b"].timings
+    assert (first.queue_s, first.prefill_s, first.decode_s) == (0.0, 0.0, 1.0)
+    assert (second.queue_s, second.prefill_s, second.decode_s) == (2.0, 0.0, 2.0)
+    assert second.total_s == 4.0
+    assert first.preemptions == second.preemptions == 0
+
+
+def test_cached_tokens_and_preemptions_are_told() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("a", 13, 2))
+    teller.run()
+    teller.engine.submit(request("again", 13, 2))
+    teller.run()
+    told = {one.ended.request_id: one for each in teller.deliveries for one in each.departures}
+    assert (told["a"].cached, told["again"].cached) == (0, 12)
+    tight = Teller(parts(num_blocks=12))
+    for name in "abcd":
+        tight.engine.submit(request(name, 9 + ord(name) % 5, 12))
+    tight.run()
+    total = sum(one.timings.preemptions for each in tight.deliveries for one in each.departures)
+    assert total == tight.engine.scheduler.stats.preemptions > 0
+
+
+def test_more_may_end_at_once_than_the_journal_remembers() -> None:
+    teller = Teller(parts(journal_requests=1))
+    for name in "abcd":
+        teller.engine.submit(request(name, 5, 3, arrival=-50.0))
+    teller.run()
+    told = [one for each in teller.deliveries for one in each.departures]
+    assert len(told) == 4
+    assert all(one.timings.queue_s > 0 for one in told)
+
+
+def test_log_probabilities_and_alternatives_stay_with_their_rows() -> None:
+    made = parts(depth=2)
+    port = made.runner
+    assert isinstance(port, OraclePort)
+    wait: Callable[[], StepResult] = port.wait
+
+    def marked() -> StepResult:
+        result = wait()
+        values = result.ids.astype(np.float32)
+        return StepResult(result.ids, result.count, values, Candidates(result.ids, values))
+
+    port.wait = marked  # type: ignore[method-assign]
+    teller = Teller(made)
+    for name in "abcde":
+        teller.engine.submit(request(name, 6 + ord(name) % 7, 12))
+    for _ in range(5):
+        teller.turn()
+    teller.engine.abort("b")
+    teller.engine.abort("d")
+    teller.run()
+    assert teller.engine.scheduler.stats.stale_rows > 0
+    told = [one for one in teller.deliveries if one.logprob is not None]
+    assert told
+    for one in told:
+        assert one.candidates is not None
+        np.testing.assert_array_equal(one.candidates.ids, one.ids)
+        for values in (one.logprob, one.candidates.logprob):
+            np.testing.assert_array_equal(values, one.ids.astype(np.float32))
+
+
+def ask(teller: Teller, verb: Any, argument: str = "") -> Future[Any]:
+    answer: Future[Any] = Future()
+    teller.engine.ask(Asked(Question(verb, argument), answer))
+    return answer
+
+
+def test_questions_are_answered_in_the_next_turn() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("a"))
+    gauges, unknown = ask(teller, "gauges"), ask(teller, "explain", "nobody")
+    life, wrong = ask(teller, "explain", "a"), ask(teller, "pause", "half")
+    given_up = ask(teller, "snapshot")
+    given_up.cancel()
+    teller.turn()
+    assert gauges.result(0)["waiting"] == 1
+    assert "a" in life.result(0)
+    for one in (unknown, wrong):
+        with pytest.raises(RequestError):
+            one.result(0)
+    for verb in ("snapshot", "drain", "reset_prefix_cache"):
+        answer = ask(teller, verb)
+        teller.turn()
+        assert answer.done()
+    teller.engine.submit(request("late"))
+    teller.run()
+    assert isinstance(teller.refused["late"], QueueFull)
+
+
+def test_a_deadline_that_passed_in_the_queue_is_told() -> None:
+    now = [0.0]
+    made = parts(policy="deadline", refuse_late=True, max_num_seqs=1)
+    teller = Teller(made, clock=lambda: now[0])
+    teller.engine.submit(request("a", 9, 20, deadline=1.0))
+    teller.engine.submit(request("b", 9, 20, deadline=3.0))
+    while not teller.engine.idle or not teller.engine.resting:
+        teller.turn()
+        now[0] += 1.0
+    assert teller.ends["b"][0] is Finish.TIMEOUT
+    assert "deadline" in teller.ends["b"][1]
+
+
+def test_prompts_that_wait_are_bounded_in_tokens() -> None:
+    teller = Teller(parts(max_num_seqs=1), max_queued_tokens=20)
+    for name in "abcd":
+        teller.engine.submit(request(name, 9))
+    teller.turn()
+    assert sorted(teller.refused) == ["c", "d"]
+    assert isinstance(teller.refused["c"], QueueFull)
+    teller.engine.submit(request("e", 9))  # the place of the one that was begun
+    teller.engine.abort("b")
+    teller.engine.submit(request("f", 9))
+    teller.run()
+    assert sorted(teller.ends) == ["a", "b", "e", "f"]
+    assert teller.engine._room.tokens == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> None:
+    now = [0.0]
+    teller = Teller(parts(max_num_seqs=2), clock=lambda: now[0], queue_timeout_s=5.0)
+    teller.engine.submit(request("a", 9, 30, n=2))
+    teller.turn()
+    teller.engine.submit(request("b", 9, 30, n=n))
+    while not teller.engine.idle or not teller.engine.resting:
+        teller.turn()
+        now[0] += 1.0
+    assert teller.ends["a"][0] is Finish.LENGTH
+    assert teller.ends["b"] == (Finish.TIMEOUT, "it was not begun within 5 s")
+    late = [one for told in teller.deliveries for one in told.departures]
+    (waited,) = [one.timings.queue_s for one in late if one.ended.request_id == "b"]
+    assert 5.0 < waited < 8.0
+    assert_nothing_left(teller.engine.scheduler)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"depth": 0},
+        {"inbox_requests": 0},
+        {"stall_s": 0.0},
+        {"on_failure": "pray"},
+        {"max_queued_tokens": -1},
+        {"queue_timeout_s": -1.0},
+        {"queue_timeout_s": "soon"},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        parts(**wrong).engine()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_row_that_fails_ends_its_request_alone(depth: int) -> None:
+    teller = Teller(parts(depth=depth), on_failure="stop")
+    asked = [request("a"), request("spoiled", 5), request("b", 12)]
+    for one in asked:
+        teller.engine.submit(one)
+    teller.run()
+    assert teller.ends["spoiled"] == (Finish.ERROR, "the row of 'spoiled' has no numbers")
+    for one in (asked[0], asked[2]):
+        assert teller.tokens[one.id] == expected_tokens(one)
+    assert teller.engine.healthy() is None
+    assert teller.engine.answer(Question("gauges"))["failed_rows"] == 1
+    assert "no numbers" in teller.engine.answer(Question("explain", "spoiled"))
+    assert_nothing_left(teller.engine.scheduler)
+
+
+def test_a_search_has_no_choices_to_let_go_of_one_by_one() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("a", n=2, beam_width=2, most=4))
+    teller.turn()
+    teller.engine.abort("a", 0)
+    teller.run()
+    assert teller.ends["a"][0] is not Finish.ABORT
+
+
+def test_closing_waits_for_the_steps_in_flight() -> None:
+    teller = Teller(parts(depth=3))
+    teller.engine.submit(request("a"))
+    teller.turn()
+    assert teller.port.results
+    teller.engine.close()
+    assert not teller.port.results
+    assert teller.port.closed
+
+
+def test_a_family_runs_as_one_request_and_has_one_life() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("a", n=3, ignore_eos=True))
+    for _ in range(3):
+        teller.turn()
+    assert teller.engine.answer(Question("gauges"))["running"] == 1
+    teller.run()
+    told = [one for each in teller.deliveries for one in each.departures]
+    assert {one.timings for one in told if one.ended.child >= 0} == {NO_TIMINGS}
+    (whole,) = [one for one in told if one.ended.child < 0]
+    assert whole.timings.total_s > 0

@@ -1,0 +1,300 @@
+"""A core that dies is followed by another, so often and no more."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from errno import ENOMEM
+from threading import Event
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.core import restart as restarting
+from paceline.engine.core.messages import Capacity, Delivery, EngineFailed
+from paceline.engine.core.ports import Receiver
+from paceline.engine.core.process import ProcessCore
+from paceline.engine.core.restart import RestartingCore
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.settings import CoreSettings
+from paceline.text.chat_template import ChatTemplate
+from tests.engine.support import ask, tokenizer
+
+Use = Callable[[AsyncLLM, RestartingCore], Awaitable[None]]
+SOUND = "tests.engine.support:build"
+NO_MEMORY = "no memory for a process"
+
+
+def with_core(use: Use, factories: list[str], **settings: Any) -> None:
+    """The first core is built by the first factory, and so on; the last one goes on."""
+
+    def make() -> ProcessCore:
+        factory = factories.pop(0) if len(factories) > 1 else factories[0]
+        if factory == NO_MEMORY:
+            raise OSError(ENOMEM, "Cannot allocate memory")
+        return ProcessCore(factory, "oracle", {})
+
+    core = RestartingCore(make, CoreSettings(**settings))
+    core.ready()
+    frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
+
+    async def run() -> None:
+        engine = AsyncLLM(core, frontend)
+        try:
+            await use(engine, core)
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(run(), 50))
+
+
+async def killed(engine: AsyncLLM, core: RestartingCore) -> str:
+    """Kill the process under a request; what the request is told."""
+    await engine.pause("all")
+    stream = engine.generate(ask("hello", max_tokens=200))
+    await engine.snapshot()
+    os.kill(core.pid, signal.SIGKILL)
+    output = await stream.whole()
+    assert output.outputs[0].finish_reason == "error"
+    return output.error
+
+
+async def until_healthy(engine: AsyncLLM) -> None:
+    while engine.healthy() is not None:
+        await asyncio.sleep(0.005)
+
+
+def test_another_takes_its_place_and_the_third_crash_is_the_end() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        for crash in (1, 2):
+            assert "process has died with code -9" in await killed(engine, core)
+            assert "is being restarted" in (engine.healthy() or "")
+            with pytest.raises(EngineFailed, match="being restarted"):
+                engine.generate(ask("hello"))
+            await until_healthy(engine)
+            short = ask("hello", max_tokens=3, ignore_eos=True)
+            assert (await engine.generate(short).whole()).usage.completion_tokens == 3
+            assert (await engine.stats()).crashes == crash
+        assert "code -9" in await killed(engine, core)
+        assert "code -9" in await engine.gone()
+        assert "restarted" not in (engine.healthy() or "restarted")
+        report = await engine.stats()  # of what was known before
+        assert report.crashes == 3
+        assert report.cache_config["block_size"] == 4
+
+    with_core(use, [SOUND], core_restarts=2)
+
+
+def test_without_restarts_the_first_crash_is_the_end() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        assert "code -9" in await killed(engine, core)
+        assert "code -9" in await engine.gone()
+
+    with_core(use, [SOUND], on_core_crash="exit")
+
+
+def test_one_that_cannot_be_built_again_counts_as_well() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        assert "nothing" in await engine.gone()
+        assert "nothing" in (engine.healthy() or "")
+
+    with_core(use, [SOUND, "tests.engine.support:nothing"], core_restarts=2)
+
+
+def test_one_for_which_there_is_no_memory_counts_as_well() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        assert "Cannot allocate memory" in await engine.gone()
+
+    with_core(use, [SOUND, NO_MEMORY], core_restarts=2)
+
+
+def test_after_a_process_that_could_not_be_made_another_one_is() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        await until_healthy(engine)
+        output = await engine.generate(ask("hello", max_tokens=3)).whole()
+        assert output.error == ""
+
+    with_core(use, [SOUND, NO_MEMORY, SOUND], core_restarts=2)
+
+
+class Unborn:
+    """A core that is gone before anyone hears of it."""
+
+    def ready(self) -> Capacity:
+        return Capacity(8, 4, 2)
+
+    def start(self, receiver: Receiver) -> None:
+        receiver.died("gone at once", for_good=True)
+
+    def healthy(self) -> str | None:
+        return "gone at once"
+
+    def close(self) -> None:
+        pass
+
+
+def test_one_that_dies_before_it_is_started_counts_as_well() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        core._make = Unborn  # type: ignore[assignment]
+        await killed(engine, core)
+        assert await engine.gone() == "gone at once"
+
+    with_core(use, [SOUND], core_restarts=2)
+
+
+def test_closing_does_not_wait_for_one_that_is_being_built() -> None:
+    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+        await killed(engine, core)
+        assert "being" in (engine.healthy() or "")
+
+    with_core(use, [SOUND, "tests.engine.support:build_for_ever"])
+
+
+class Puppet:
+    """A core that dies when it is told to, and has no process."""
+
+    def __init__(self) -> None:
+        self.receiver: Receiver | None = None
+        self.aborted: list[tuple[str, int | None]] = []
+        self.closed = Event()
+
+    def ready(self) -> Capacity:
+        return Capacity(8, 4, 2)
+
+    def start(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        self.aborted.append((request_id, child))
+
+    def healthy(self) -> str | None:
+        return None
+
+    def die(self) -> None:
+        assert self.receiver is not None
+        self.receiver.died("gone", for_good=True)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Puppets:
+    """Cores one after the other, and what a receiver hears of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.made: list[Puppet] = []
+        self.deaths: list[tuple[str, bool]] = []
+        self.door = Event()  # nothing is built while it is shut
+        self.door.set()
+        self.problem = ""
+        self.core = RestartingCore(self.make, CoreSettings(**settings))  # type: ignore[arg-type]
+        self.core.start(self)
+
+    def make(self) -> Puppet:
+        self.door.wait()
+        if self.problem:
+            raise ConfigError(self.problem)
+        self.made.append(Puppet())
+        return self.made[-1]
+
+    def deliver(self, delivery: Delivery) -> None:
+        pass
+
+    def died(self, reason: str, for_good: bool) -> None:
+        self.deaths.append((reason, for_good))
+
+    def replaced(self) -> None:
+        assert self.core._replacing is not None
+        self.core._replacing.join()
+
+
+def test_one_that_died_is_closed_and_the_next_takes_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    puppets = Puppets()
+    puppets.made[0].die()
+    puppets.replaced()
+    assert puppets.deaths == [("gone", False)]
+    assert puppets.made[0].closed.is_set()
+    assert puppets.core.healthy() is None
+    assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]
+    assert [one.getMessage() for one in caplog.records] == ["gone", "the engine runs again"]
+    puppets.core.abort("a", 1)
+    assert puppets.made[1].aborted == [("a", 1)]
+    puppets.core.close()
+
+
+def test_one_that_dies_twice_is_replaced_once() -> None:
+    puppets = Puppets()
+    puppets.door.clear()
+    puppets.made[0].die()
+    puppets.made[0].die()
+    assert puppets.deaths == [("gone", False)]
+    puppets.door.set()
+    puppets.replaced()
+    assert len(puppets.made) == 2
+    puppets.core.close()
+
+
+def test_an_end_that_was_asked_for_is_no_death() -> None:
+    puppets = Puppets()
+    puppets.core.close()
+    puppets.made[0].die()
+    assert puppets.deaths == []
+    assert len(puppets.made) == 1
+
+
+@pytest.mark.parametrize(("later_s", "for_good"), [(10.0, True), (10.5, False)])
+def test_restarts_of_long_ago_do_not_count(
+    later_s: float, for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(restarting, "monotonic", lambda: now[0])
+    puppets = Puppets(core_restarts=1, core_restart_span_s=10.0)
+    puppets.made[0].die()
+    puppets.replaced()
+    now[0] += later_s
+    puppets.made[1].die()
+    puppets.replaced()
+    assert puppets.deaths == [("gone", False), ("gone", for_good)]
+    puppets.core.close()
+
+
+def test_only_the_last_failure_is_for_good() -> None:
+    puppets = Puppets(core_restarts=2)
+    puppets.problem = "no such model"
+    puppets.made[0].die()
+    puppets.replaced()
+    assert puppets.deaths == [("gone", False), ("no such model", False), ("no such model", True)]
+    assert puppets.core.healthy() == "no such model"
+    puppets.core.close()
+
+
+@pytest.mark.parametrize("problem", ["", "no such model"])
+def test_closing_ends_a_replacement_too(problem: str) -> None:
+    puppets = Puppets()
+    puppets.door.clear()
+    puppets.problem = problem
+    puppets.made[0].die()
+    puppets.made[0].closed.wait()  # by the replacement, which stands before the door then
+    puppets.made[0].close = puppets.door.set  # type: ignore[method-assign]
+    puppets.core.close()
+    assert puppets.core._replacing is not None
+    assert not puppets.core._replacing.is_alive()
+    assert puppets.deaths == [("gone", False)]
+    assert all(one.closed.is_set() for one in puppets.made[1:])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"core": "card"}, {"on_core_crash": "cry"}, {"core_restarts": 0}, {"core_restart_span_s": 0}],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        CoreSettings(**wrong)

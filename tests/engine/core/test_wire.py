@@ -1,0 +1,139 @@
+"""The border between processes: what goes in comes out the same."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
+from paceline.core.plan import Candidates, Choice, Ended, PromptScores
+from paceline.core.request import Finish, Request
+from paceline.core.sampling import Sampling
+from paceline.engine.core import wire
+from paceline.engine.core.messages import (
+    Delivery,
+    Departure,
+    EngineFailed,
+    Question,
+    Refused,
+    Timings,
+)
+
+
+def sent(message: Any) -> Any:
+    decoder = wire.from_core if isinstance(message, wire.FromCore) else wire.to_core
+    return decoder.decode(wire.encoder.encode(message))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(id="a", prompt=[1, 2, 3]),  # pyright: ignore[reportArgumentType]
+        Request(
+            id="b",
+            prompt=[7],  # pyright: ignore[reportArgumentType]
+            max_tokens=5,
+            min_tokens=2,
+            ignore_eos=True,
+            eos_token_ids=(1, 2),
+            stop_token_ids=(3,),
+            seed=2**62,
+            priority=-3,
+            arrival=1.5,
+            tenant="t",
+            deadline=2.0,
+            cache_salt="s",
+            n=2,
+            best_of=3,
+            length_penalty=0.5,
+            early_stopping="never",
+            sampling=Sampling(
+                temperature=0.3,
+                logit_bias={3: 1.0, 9: -2.0},
+                allowed_token_ids=(3, 4),
+                bad_token_ids=(5,),
+                logprobs=2,
+                prompt_logprobs=3,
+            ),
+        ),
+    ],
+)
+def test_a_request(request_: Request) -> None:
+    back = wire.request_of(sent(wire.submitted(request_)))
+    assert back.prompt.tolist() == request_.prompt.tolist()
+    for one in fields(Request):
+        if one.name != "prompt":
+            assert getattr(back, one.name) == getattr(request_, one.name)
+
+
+def prompt_scores(alternatives: int) -> PromptScores:
+    rows = np.arange(3, dtype=np.int32)
+    table = np.arange(3 * alternatives, dtype=np.int32).reshape(3, alternatives)
+    values = table.astype(np.float32)
+    return PromptScores("a", 2**40, 5, rows.astype(np.float32), rows, table, values)
+
+
+def test_a_delivery() -> None:
+    choice = Choice((1, 2), Finish.STOP, -0.5, 2)
+    gone = Departure(Ended("a", Finish.STOP, 2, choices=(choice,)), Timings(1, 2, 3, 6, 1), 4)
+    found = Candidates(np.array([[1, 2, 3], [4, 5, -1]], np.int32), np.ones((2, 3), np.float32))
+    names = np.array(["a", "b"], object)
+    one = Delivery(
+        1.5,
+        names,
+        np.array([-1, 2], np.int32),
+        np.array([[5, 6], [7, -1]], np.int32),
+        np.array([2, 1], np.int32),
+        np.array([[-0.5, -0.25], [-2.0, 0.0]], np.float32),
+        found,
+        (gone, Departure(Ended("b", Finish.ERROR, message="broken", child=1))),
+        (Refused("c", QueueFull("full")),),
+        tuple(prompt_scores(alternatives) for alternatives in (0, 2)),
+    )
+    back = wire.delivery_of(sent(wire.delivered(one)))
+    assert back.time == one.time
+    assert back.departures == one.departures
+    for name in ("request_id", "child", "ids", "count", "logprob"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(one, name))
+    assert back.candidates is not None
+    np.testing.assert_array_equal(back.candidates.ids, found.ids)
+    np.testing.assert_array_equal(back.candidates.logprob, found.logprob)
+    for ours, theirs in zip(back.prompt, one.prompt, strict=True):
+        for field in fields(PromptScores):
+            left, right = getattr(ours, field.name), getattr(theirs, field.name)
+            np.testing.assert_array_equal(left, right, strict=isinstance(right, np.ndarray))
+    (refused,) = back.refused
+    assert (refused.request_id, type(refused.error), str(refused.error)) == ("c", QueueFull, "full")
+
+
+def test_a_delivery_of_nothing() -> None:
+    empty = np.empty(0, np.int32)
+    one = Delivery(0.0, np.empty(0, object), empty, np.empty((0, 1), np.int32), empty)
+    back = wire.delivery_of(sent(wire.delivered(one)))
+    assert back.ids.shape == (0, 1)
+    assert (len(back.count), back.logprob, back.candidates) == (0, None, None)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, EngineFailed, QueueFull, RequestError])
+def test_an_error_keeps_its_kind(kind: type[PacelineError]) -> None:
+    error = wire.Fault.of(kind("why")).error()
+    assert (type(error), str(error)) == (kind, "why")
+
+
+def test_an_unknown_error_is_the_engines_fault() -> None:
+    error = wire.Fault.of(ZeroDivisionError("by zero")).error()
+    assert isinstance(error, EngineFailed)
+    assert "by zero" in str(error)
+
+
+def test_plain_answers_of_numpy_numbers() -> None:
+    answer = sent(wire.Answered(3, {"a": np.int64(5), "b": [np.float32(0.5)], "c": {1: "x"}}))
+    assert answer.value == {"a": 5, "b": [0.5], "c": {1: "x"}}
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        wire.to_core.decode(wire.encoder.encode(["Questioned", 1, {"verb": "rm -rf"}]))
+    assert sent(wire.Questioned(1, Question("explain", "a"))).question.argument == "a"

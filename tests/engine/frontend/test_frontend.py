@@ -1,0 +1,613 @@
+"""Text in, text out: what clients read is what the reference says, piece by piece."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import PromptTooLong, RequestError
+from paceline.core.plan import Candidates, Ended
+from paceline.core.request import Finish
+from paceline.engine.api import Ask, Report, SamplingParams
+from paceline.engine.core.components import Parts
+from paceline.engine.core.messages import Abort, Capacity, Delivery, Departure, Question
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.frontend.metrics import first_figures
+from paceline.sim import reference as model
+from paceline.text.chat_template import ChatTemplate
+from tests.engine.support import (
+    MAX_MODEL_LEN,
+    Ear,
+    as_request,
+    ask,
+    assert_nothing_left,
+    expected,
+    expected_text,
+    parts,
+    tokenizer,
+)
+
+PROMPTS = ["the quick fox", "hello", "Straße 你好", "nothing everything thing", "a"]
+
+
+class Desk:
+    """An engine and its front end, turned by hand."""
+
+    def __init__(self, made: Parts) -> None:
+        self.engine = made.engine()
+        self.frontend: Frontend = made.frontend(self.engine)
+
+    def begin(self, one: Ask) -> Ear:
+        ear = Ear()
+        self.engine.submit(self.frontend.begin(one, ear))
+        return ear
+
+    def turn(self) -> None:
+        if (delivery := self.engine.turn()) is not None:
+            for one in self.frontend.deliver(delivery):
+                self.engine.abort(one.request_id, one.child)
+
+    def run(self) -> None:
+        for _ in range(3000):
+            if self.engine.idle and self.engine.resting:
+                assert not self.frontend.open
+                assert_nothing_left(self.engine.scheduler)
+                return
+            self.turn()
+        raise AssertionError("it does not come to an end")
+
+
+def run(asks: Sequence[Ask], **settings: Any) -> list[Ear]:
+    desk = Desk(parts(**settings))
+    ears = [desk.begin(one) for one in asks]
+    desk.run()
+    return ears
+
+
+def text_of(ear: Ear, index: int = 0) -> str:
+    assert ear.output is not None
+    return ear.output.outputs[index].text
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_texts_are_those_of_the_reference(depth: int) -> None:
+    asks = [ask(prompt, max_tokens=40, seed=seed) for prompt in PROMPTS for seed in range(3)]
+    for one, ear in zip(asks, run(asks, depth=depth, num_blocks=80), strict=True):
+        assert one.prompt is not None
+        ids, reason = expected(one.prompt, one.params)
+        assert ear.output is not None
+        (answer,) = ear.output.outputs
+        assert list(answer.token_ids) == ids
+        assert answer.text == expected_text(ids, reason)
+        assert answer.finish_reason == reason
+        assert answer.stop_reason is None
+        assert ear.output.prompt == one.prompt
+        assert ear.output.usage.prompt_tokens == len(tokenizer().encode(one.prompt))
+        assert ear.output.usage.completion_tokens == len(ids)
+
+
+def test_pieces_come_as_they_are_made_and_never_cut_a_character() -> None:
+    (ear,) = run([ask("hello", max_tokens=60, seed=4)])
+    assert len(ear.pieces) == 60
+    assert [len(piece.token_ids) for piece in ear.pieces] == [1] * 60
+    whole = tokenizer().decode(ear.joined(0).token_ids)
+    assert "".join(piece.text for piece in ear.pieces) == whole
+
+
+def stop_strings(text: str) -> list[str]:
+    """Strings that occur in a text, of several lengths, so that they lie across tokens."""
+    found = [text[at : at + length] for at in range(4, len(text) - 8, 3) for length in (1, 3, 8)]
+    return [one for one in found if "\ufffd" not in one]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_the_text_wherever_it_lies(depth: int, include: bool) -> None:
+    params = SamplingParams(max_tokens=30, seed=2, ignore_eos=True)
+    ids, _ = expected("hello", params)
+    text = tokenizer().decode(ids)
+    stops = stop_strings(text)
+    assert len(stops) > 5
+    asks = [
+        Ask(
+            prompt="hello",
+            params=replace(params, stop=stop, include_stop_str_in_output=include),
+        )
+        for stop in stops
+    ]
+    for stop, ear in zip(stops, run(asks, depth=depth), strict=True):
+        assert ear.output is not None
+        (answer,) = ear.output.outputs
+        end = text.index(stop) + len(stop)
+        assert answer.text == text[: end if include else end - len(stop)]
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+        used = len(answer.token_ids)
+        assert list(answer.token_ids) == ids[:used]
+        assert stop in tokenizer().decode(ids[:used])
+        assert stop not in tokenizer().decode(ids[: used - 1])
+        assert ear.output.usage.completion_tokens == used
+
+
+def test_the_engine_lets_go_of_a_text_that_has_stopped() -> None:
+    ids, _ = expected("hello", SamplingParams(max_tokens=200, seed=2, ignore_eos=True))
+    stop = tokenizer().decode(ids[:3])
+    desk = Desk(parts())
+    one = ask("hello", "a", max_tokens=200, seed=2, stop=stop, ignore_eos=True)
+    ear = desk.begin(one)
+    while not ear.pieces or ear.pieces[-1].finish_reason is None:
+        desk.turn()
+    assert "a" in desk.frontend.open  # until the engine confirms, the name is taken
+    with pytest.raises(RequestError, match="already here"):
+        desk.frontend.begin(one, Ear())
+    desk.run()
+    assert desk.engine.scheduler.stats.sampled < 6
+    assert ear.output is not None
+    assert ear.output.timings.total_s > 0
+
+
+def test_a_stop_token_is_no_part_of_the_text_unless_asked_for() -> None:
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+    ids, _ = expected("hello", params)
+    stop = ids[6]
+    used = ids[: ids.index(stop) + 1]
+    named = replace(params, stop_token_ids=[stop])
+    shown = replace(named, include_stop_str_in_output=True)
+    without, with_it = run([Ask(prompt="hello", params=one) for one in (named, shown)])
+    assert text_of(without) == tokenizer().decode(used[:-1])
+    assert text_of(with_it) == tokenizer().decode(used)
+    for ear in (without, with_it):
+        answer = ear.joined(0)
+        assert list(answer.token_ids) == used
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+
+
+def test_min_tokens_hold_off_stop_strings() -> None:
+    params = SamplingParams(max_tokens=30, seed=2, ignore_eos=True)
+    ids, _ = expected("hello", params)
+    first = tokenizer().decode(ids)[0]
+    early, late = run(
+        [
+            Ask(prompt="hello", params=replace(params, stop=first)),
+            Ask(prompt="hello", params=replace(params, stop=first, min_tokens=20)),
+        ]
+    )
+    assert len(early.joined(0).token_ids) < 20 <= len(late.joined(0).token_ids)
+
+
+def test_special_tokens_are_left_out_or_shown() -> None:
+    params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)
+    for seed in range(40):
+        ids, _ = expected("a", replace(params, seed=seed))
+        if tokenizer().special & set(ids):
+            params = replace(params, seed=seed)
+            break
+    ids, _ = expected("a", params)
+    hidden, shown = run(
+        [Ask(prompt="a", params=replace(params, skip_special_tokens=one)) for one in (True, False)]
+    )
+    assert text_of(hidden) == tokenizer().decode(ids)
+    assert text_of(shown) == tokenizer().decode(ids, skip_special=False)
+    assert text_of(hidden) != text_of(shown)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_several_samples(depth: int) -> None:
+    (ear,) = run([ask("the thing", max_tokens=12, n=3, seed=7)], depth=depth)
+    assert ear.output is not None
+    assert [answer.index for answer in ear.output.outputs] == [0, 1, 2]
+    for index, answer in enumerate(ear.output.outputs):
+        ids, reason = expected("the thing", SamplingParams(max_tokens=12), seed=7 + index)
+        assert list(answer.token_ids) == ids
+        assert (answer.text, answer.finish_reason) == (expected_text(ids, reason), reason)
+    lengths = [len(answer.token_ids) for answer in ear.output.outputs]
+    assert ear.output.usage.completion_tokens == sum(lengths)
+
+
+def test_samples_stop_at_strings_one_by_one() -> None:
+    params = SamplingParams(max_tokens=40, n=3, seed=7, ignore_eos=True)
+    wholes = [tokenizer().decode(expected("a", params, seed=7 + one)[0]) for one in range(3)]
+    stop = wholes[1][3]
+    (ear,) = run([Ask(prompt="a", params=replace(params, stop=stop))])
+    assert ear.output is not None
+    for answer, whole in zip(ear.output.outputs, wholes, strict=True):
+        assert answer.text == whole.split(stop)[0]
+        assert answer.finish_reason == ("stop" if stop in whole else "length")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_best_of_several_samples(depth: int) -> None:
+    params = SamplingParams(max_tokens=8, n=2, best_of=4, seed=3)
+    (ear,) = run([Ask(prompt="hello", params=params)], depth=depth)
+    request = as_request(tokenizer().encode("hello"), params)
+    wanted = model.best_of(request, tokenizer().vocab_size, MAX_MODEL_LEN)
+    assert ear.output is not None
+    assert [list(answer.token_ids) for answer in ear.output.outputs] == wanted
+    assert len(ear.pieces) == 2  # nothing is told before it is known who is best
+
+
+def test_beam_search() -> None:
+    params = SamplingParams(max_tokens=6, n=2, use_beam_search=True, beam_width=3)
+    (ear,) = run([Ask(prompt="hello", params=params)])
+    request = as_request(tokenizer().encode("hello"), params)
+    wanted = model.beam_search(request, tokenizer().vocab_size, MAX_MODEL_LEN)
+    assert ear.output is not None
+    assert [answer.token_ids for answer in ear.output.outputs] == [one.tokens for one in wanted]
+    assert [answer.finish_reason for answer in ear.output.outputs] == [
+        one.finish.value for one in wanted
+    ]
+
+
+@pytest.mark.parametrize("moment", range(0, 14, 2))
+@pytest.mark.parametrize(
+    "family", [{"n": 1}, {"n": 3}, {"best_of": 3}, {"beam_width": 2}, {"n": 2, "stop": "e"}]
+)
+def test_an_abort_at_any_point_ends_every_choice(moment: int, family: dict[str, Any]) -> None:
+    desk = Desk(parts(depth=2))
+    ear = desk.begin(ask("the quick brown fox jumps over", "a", max_tokens=10, seed=1, **family))
+    for _ in range(moment):
+        desk.turn()
+    desk.engine.abort("a")
+    desk.run()
+    assert ear.output is not None
+    assert len(ear.output.outputs) == family.get("n", 1)
+    assert all(answer.finish_reason for answer in ear.output.outputs)
+    if moment < 2:
+        assert {answer.finish_reason for answer in ear.output.outputs} == {"abort"}
+
+
+def test_a_conversation_goes_through_the_template() -> None:
+    messages = [{"role": "user", "content": "hello <|im_end|>"}]
+    params = SamplingParams(max_tokens=5)
+    (ear,) = run([Ask(messages=messages, params=params)])
+    text = "<|im_start|>user\nhello <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert ear.output is not None
+    assert ear.output.prompt == text
+    ids = tokenizer().encode(text, special=False)
+    assert list(ear.output.prompt_token_ids) == ids
+    assert list(ear.joined(0).token_ids) == expected(ids, params)[0]
+
+
+def test_log_probabilities_stand_beside_their_tokens() -> None:
+    params = SamplingParams(max_tokens=6, seed=3, logprobs=4)
+    plain = ask("hello", max_tokens=6, seed=3)
+    told, untold = run([Ask(prompt="hello", params=params), plain])
+    answer, request = told.joined(0), as_request(tokenizer().encode("hello"), params)
+    assert answer.logprobs is not None
+    assert untold.joined(0).logprobs is None
+    assert len(answer.logprobs) == len(answer.token_ids)
+    vocab = tokenizer().vocab_size
+    for place, (id, one) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        digest = model.digest_of(request, list(answer.token_ids[:place]))
+        assert one.chosen.token_id == id
+        assert one.chosen.logprob == model.logprobs(digest, vocab)[id]
+        assert one.chosen.bytes == tokenizer().token_bytes(id)
+        best = model.likeliest(digest, vocab, 4)
+        assert [(each.token_id, each.logprob) for each in one.top] == best
+
+
+def test_alternatives_are_told_for_every_token_also_where_others_have_drafts() -> None:
+    told = ask("hello", max_tokens=20, seed=3, logprobs=2)
+    drafting = {"num_speculative_tokens": 3, "speculation": "fixed"}
+    one, other = run([told, ask("hello", max_tokens=20, seed=4)], **drafting)
+    (alone,) = run([told])
+    assert one.joined(0).logprobs == alone.joined(0).logprobs
+    assert all(len(entry.top) == 2 for entry in one.joined(0).logprobs or ())
+    assert other.output is not None
+
+
+def test_a_failed_step_is_told_with_what_came_before() -> None:
+    desk = Desk(parts(lambda plan, where: plan.step == 4 and where == "wait"))
+    ear = desk.begin(ask("hello", max_tokens=10, seed=1, n=2))
+    desk.run()
+    assert ear.output is not None
+    assert "step 4 failed" in ear.output.error
+    assert {answer.finish_reason for answer in ear.output.outputs} == {"error"}
+    assert ear.output.usage.completion_tokens > 0
+
+
+def test_a_refusal_reaches_its_client() -> None:
+    desk = Desk(parts())
+    refused = desk.begin(ask("hello " * 300))
+    fine = desk.begin(ask("hello"))
+    desk.run()
+    assert isinstance(refused.error, RequestError)
+    assert fine.output is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "complaint"),
+    [
+        (Ask(prompt=""), "the prompt is empty"),
+        (Ask(prompt_token_ids=[5, 100_000]), "token 100000"),
+        (Ask(prompt_token_ids=[tokenizer().vocab_size]), "the vocabulary has"),
+        (Ask(prompt_token_ids=[-1]), "negative"),
+        (Ask(prompt_token_ids=["a"]), "token ids"),  # type: ignore[list-item]
+        (Ask(messages=[]), "message"),
+        (Ask(messages=[{"content": "x"}]), "role"),
+        (ask("a", logit_bias={5000: 1.0}), "logit_bias"),
+        (Ask(prompt="a", deadline=-1.0), "deadline"),
+        (Ask(prompt="a", priority=10**30), "priority"),
+        (Ask(prompt="a", priority=-(2**63) - 1), "priority"),
+        (Ask(prompt="half \ud800"), "surrogate"),
+    ],
+)
+def test_malformed_asks_are_refused_at_once(one: Ask, complaint: str) -> None:
+    desk = Desk(parts())
+    with pytest.raises(RequestError, match=complaint):
+        desk.begin(one)
+    assert not desk.frontend.open
+
+
+def test_a_prompt_without_room_for_one_more_token_is_too_long() -> None:
+    frontend = Desk(parts()).frontend
+    frontend.max_model_len = 5
+    with pytest.raises(PromptTooLong, match="a prompt of 5 tokens leaves no room"):
+        frontend.begin(Ask(prompt_token_ids=[7] * 5), Ear())
+    assert len(frontend.begin(Ask(prompt_token_ids=[7] * 4), Ear()).prompt) == 4
+
+
+def test_what_is_asked_reaches_the_engine() -> None:
+    frontend = Desk(parts()).frontend
+    one = Ask(
+        prompt_token_ids=[5, 6],
+        text="as it was written",
+        priority=3,
+        tenant="t",
+        cache_salt="s",
+        deadline=2.0,
+        arrival=1.5,
+        params=SamplingParams(
+            seed=4, n=2, beam_width=3, length_penalty=0.5, early_stopping=True, stop_token_ids=[7]
+        ),
+    )
+    request = frontend.begin(one, Ear())
+    assert (request.priority, request.tenant, request.cache_salt) == (3, "t", "s")
+    assert (request.deadline, request.arrival, request.seed) == (2.0, 1.5, 4)
+    assert (request.n, request.beam_width, request.length_penalty) == (2, 3, 0.5)
+    assert (request.early_stopping, request.stop_token_ids) == (True, (7,))
+    assert frontend.open[request.id].prompt == "as it was written"
+
+
+def test_where_only_the_prompt_is_asked_about_no_token_ends_it() -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0, stop_token_ids=[7])
+    request = Desk(parts()).frontend.begin(Ask(prompt="hello", params=params), Ear())
+    assert (request.max_tokens, request.ignore_eos, request.stop_token_ids) == (1, True, ())
+
+
+def test_a_template_sees_what_it_is_asked_with() -> None:
+    source = "{{ messages[0].content }} {{ tools[0].name }} {{ mood }} {{ add_generation_prompt }}"
+    frontend = Frontend(tokenizer(), ChatTemplate(source), lambda: 0.0)
+    one = Ask(
+        messages=[{"role": "user", "content": "hello"}],
+        tools=[{"name": "hammer"}],
+        variables={"mood": "merry"},
+        add_generation_prompt=False,
+    )
+    assert frontend.text_of(one) == "hello hammer merry False"
+
+
+def test_texts_are_framed_and_conversations_are_not() -> None:
+    frontend, framed = Desk(parts()).frontend, list[bool]()
+
+    def noted(_text: str, special: bool = True) -> list[int]:
+        framed.append(special)
+        return [5]
+
+    with patch.object(frontend.tokenizer, "encode", noted):
+        frontend.begin(Ask(prompt="hello"), Ear())
+        frontend.begin(Ask(messages=[{"role": "user", "content": "hello"}]), Ear())
+    assert framed == [True, False]
+
+
+class Late:
+    """A front end whose clock is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        template = ChatTemplate.of(tokenizer())
+        self.frontend = Frontend(tokenizer(), template, lambda: self.now)
+
+    def begin(self, timeout: float | None, **params: Any) -> Ear:
+        ear, chosen = Ear(), SamplingParams(**params)
+        one = Ask(prompt="hello", request_id="a", timeout=timeout, params=chosen)
+        self.frontend.begin(one, ear)
+        return ear
+
+    def tell(self, ended: Ended | None, ids: Sequence[int] = (), **columns: Any) -> list[Abort]:
+        """What the engine tells of an end, with tokens of the first child."""
+        rows = min(len(ids), 1)
+        told = Delivery(
+            self.now,
+            np.array(["a"] * rows, object),
+            np.zeros(rows, np.int32),
+            np.array(ids, np.int32).reshape(rows, -1) if rows else np.empty((0, 1), np.int32),
+            np.full(rows, len(ids), np.int32),
+            departures=() if ended is None else (Departure(ended),),
+            **columns,
+        )
+        return self.frontend.deliver(told)
+
+
+@pytest.mark.parametrize("stop", ["hello", "else"])
+@pytest.mark.parametrize("child", [-1, 0])
+def test_what_ends_with_its_text_is_not_aborted(child: int, stop: str) -> None:
+    late = Late()
+    ear = late.begin(None, n=2, stop=stop)
+    assert late.tell(Ended("a", Finish.LENGTH, child=child), tokenizer().encode("hello")) == []
+    assert ear.joined(0).finish_reason == ("stop" if stop == "hello" else "length")
+    assert ("a" in late.frontend.open) == (child == 0)
+
+
+def test_a_name_is_taken_until_the_engine_lets_go_of_a_late_request() -> None:
+    late = Late()
+    ear = late.begin(5.0, n=2)
+    late.now = 4.9
+    assert late.frontend.expire() == []
+    late.now = 5.0
+    assert late.frontend.expire() == ["a"]
+    assert ear.output is not None
+    assert {one.finish_reason for one in ear.output.outputs} == {"timeout"}
+    late.tell(Ended("a", Finish.ABORT, child=0))  # one of two
+    with pytest.raises(RequestError, match="already here"):
+        late.begin(None)
+    late.tell(Ended("a", Finish.ABORT))
+    late.begin(None)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda frontend: frontend.let_go("a"),
+        lambda frontend: frontend.drop("a"),
+        lambda frontend: frontend.end_all(Finish.ERROR, "the power went out"),
+    ],
+    ids=["let go", "dropped", "all ended"],
+)
+def test_a_name_is_free_when_nobody_will_tell_of_its_end(leave: Callable[[Frontend], Any]) -> None:
+    late = Late()
+    late.begin(5.0)
+    late.now = 6.0
+    assert late.frontend.expire() == ["a"]
+    leave(late.frontend)
+    late.begin(None)
+
+
+def test_the_time_of_one_is_not_that_of_the_next_of_its_name() -> None:
+    late = Late()
+    late.begin(5.0)
+    late.frontend.drop("a")
+    late.now = 1.0
+    late.begin(20.0)
+    late.now = 6.0
+    assert late.frontend.expire() == []
+    late.now = 21.0
+    assert late.frontend.expire() == ["a"]
+
+
+def test_a_failure_is_remembered_by_when_it_was() -> None:
+    late = Late()
+    assert late.frontend.last_failure_s is None
+    late.begin(None)
+    late.tell(Ended("a", Finish.ABORT))
+    assert late.frontend.last_failure_s is None
+    late.begin(None)
+    late.now = 3.0
+    late.tell(Ended("a", Finish.ERROR, message="broken"))
+    late.now = 5.0
+    assert late.frontend.last_failure_s == 2.0
+    late.begin(None)
+    late.frontend.end("a", Finish.ERROR, "the power went out")
+    late.now = 6.0
+    assert late.frontend.last_failure_s == 1.0
+
+
+def test_exactly_one_kind_of_prompt_is_given() -> None:
+    with pytest.raises(RequestError, match="give one of"):
+        Ask()
+    with pytest.raises(RequestError, match="give one of"):
+        Ask(prompt="a", prompt_token_ids=[1])
+
+
+def test_the_end_of_the_engine_ends_everything() -> None:
+    desk = Desk(parts())
+    ears = [desk.begin(ask("hello", max_tokens=20)) for _ in range(3)]
+    for _ in range(4):
+        desk.turn()
+    desk.frontend.end_all(Finish.ERROR, "the power went out")
+    for ear in ears:
+        assert ear.output is not None
+        assert ear.output.error == "the power went out"
+        assert ear.output.outputs[0].finish_reason == "error"
+    assert not desk.frontend.open
+
+
+def one_of_three_stops() -> tuple[SamplingParams, str]:
+    """Params, and a string that only the second choice of "hello" comes to."""
+    params = SamplingParams(max_tokens=60, seed=2, n=3, ignore_eos=True)
+    each = [expected("hello", params, seed=2 + index)[0] for index in range(3)]
+    texts = [tokenizer().decode(ids) for ids in each]
+    return params, next(one for one in stop_strings(texts[1]) if one not in texts[0] + texts[2])
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_engine_lets_go_of_one_choice_that_has_stopped(depth: int) -> None:
+    params = SamplingParams(max_tokens=60, seed=2, n=3, ignore_eos=True)
+    each = [expected("hello", params, seed=2 + index)[0] for index in range(3)]
+    texts = [tokenizer().decode(ids) for ids in each]
+    stop = next(one for one in stop_strings(texts[1]) if one not in texts[0] + texts[2])
+    desk = Desk(parts(depth=depth))
+    ear = desk.begin(Ask(prompt="hello", params=replace(params, stop=stop)))
+    desk.run()
+    assert ear.output is not None
+    answers = ear.output.outputs
+    assert [one.finish_reason for one in answers] == ["length", "stop", "length"]
+    assert [one.text for one in answers] == [texts[0], texts[1].split(stop)[0], texts[2]]
+    used = [len(one.token_ids) for one in answers]
+    assert used[0] == used[2] == 60 > used[1]
+    assert ear.output.usage.completion_tokens == sum(used)
+    sampled = desk.engine.scheduler.stats.sampled
+    assert sum(used) <= sampled <= sum(used) + depth + 1
+
+
+def test_the_time_between_tokens_is_that_since_the_ones_before() -> None:
+    late = Late()
+    late.begin(None, ignore_eos=True)
+    for now in (1.0, 2.0, 4.0):
+        late.now = now
+        late.tell(None, [5])
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    gaps = report.histograms["inter_token_latency_seconds"]
+    assert (gaps.count, gaps.total) == (2, 3.0)
+    assert report.histograms["time_to_first_token_seconds"].total == 1.0
+
+
+def test_as_many_alternatives_are_told_as_were_asked_for_and_as_there_are() -> None:
+    for wanted, there in ((1, [7]), (2, [7, 6]), (3, [7, 6])):
+        late = Late()
+        ear = late.begin(None, logprobs=wanted)
+        found = Candidates(np.array([[7, 6, -1]], np.int32), np.zeros((1, 3), np.float32))
+        late.tell(None, [5], logprob=np.zeros((1, 1), np.float32), candidates=found)
+        (told,) = ear.joined(0).logprobs or ()
+        assert [one.token_id for one in told.top] == there
+
+
+def test_tokens_behind_a_stop_string_are_not_counted() -> None:
+    late, ids = Late(), tokenizer().encode("hello")
+    late.begin(None, stop="hello")
+    assert late.tell(None, ids) == [Abort("a")]
+    assert late.tell(None, ids) == []
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    assert report.counters["generation_tokens"] == len(ids)
+
+
+def counted(desk: Desk) -> Report:
+    return desk.frontend.metrics.report(desk.engine.answer(Question("gauges")))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"best_of": 3}, {"stop": "e", "ignore_eos": True, "n": 3}, {"max_tokens": 0}],
+    ids=str,
+)
+def test_tokens_are_counted_that_were_told(params: dict[str, Any]) -> None:
+    desk = Desk(parts(depth=3))
+    ear = desk.begin(ask("hello", **{"max_tokens": 30, "seed": 2} | params))
+    desk.run()
+    assert ear.output is not None
+    report = counted(desk)
+    assert report.counters["generation_tokens"] == ear.output.usage.completion_tokens
+    assert report.counters["prompt_tokens"] == ear.output.usage.prompt_tokens
+    assert report.histograms["time_to_first_token_seconds"].count == 1
+    assert sum(report.request_success.values()) == len(ear.output.outputs)
+
+
+def test_those_who_are_cut_are_counted_by_their_end() -> None:
+    late = Late()
+    late.begin(5.0, n=2)
+    late.now = 5.0
+    late.frontend.expire()
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    assert report.request_success == {"timeout": 2}

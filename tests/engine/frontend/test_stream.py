@@ -1,0 +1,133 @@
+"""The reader's end: pieces coalesce while nobody reads, and the end comes last."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import QueueFull
+from paceline.engine.api import Piece, RequestOutput, Usage
+from paceline.engine.core.messages import NO_TIMINGS
+from paceline.engine.frontend.stream import Mailbox, PieceStream
+
+OUTPUT = RequestOutput("a", None, (), (), Usage(0, 0, 0), NO_TIMINGS)
+
+
+def run(use: Callable[[Mailbox, PieceStream, list[str]], Awaitable[None]]) -> None:
+    async def main() -> None:
+        mailbox, aborts = Mailbox(), list[str]()
+        await use(mailbox, PieceStream("a", (1, 2), mailbox, aborts.append), aborts)
+
+    asyncio.run(main())
+
+
+def test_pieces_of_a_choice_become_one_while_nobody_reads() -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        for token, letter in enumerate("abcd"):
+            mailbox.put(Piece(token % 2, letter, (token,)))
+        mailbox.put(Piece(1, "", (9,), finish_reason="stop", stop_reason="x"))
+        mailbox.close(OUTPUT)
+        heard = [piece async for piece in stream]
+        assert heard == [
+            Piece(0, "ac", (0, 2)),
+            Piece(1, "bd", (1, 3, 9), finish_reason="stop", stop_reason="x"),
+        ]
+        assert stream.output is OUTPUT
+        assert aborts == []
+
+    run(use)
+
+
+def test_a_reader_waits_for_what_comes() -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        reader = asyncio.ensure_future(anext(aiter(stream)))
+        await asyncio.sleep(0)
+        mailbox.put(Piece(0, "a", (1,)))
+        assert (await reader).text == "a"
+        last = asyncio.ensure_future(stream.whole())
+        await asyncio.sleep(0)
+        mailbox.close(OUTPUT)
+        assert await last is OUTPUT
+        assert aborts == []
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda mailbox: mailbox.close(OUTPUT), StopAsyncIteration),
+        (lambda mailbox: mailbox.refuse(QueueFull("full")), QueueFull),
+        (Mailbox.shut, StopAsyncIteration),
+    ],
+    ids=["closed", "refused", "shut"],
+)
+def test_a_reader_who_waits_hears_of_the_end(
+    end: Callable[[Mailbox], None], told: type[Exception]
+) -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        async def read() -> type[Exception] | None:
+            try:
+                await anext(aiter(stream))
+            except (QueueFull, StopAsyncIteration) as error:
+                return type(error)
+            return None
+
+        reader = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+        end(mailbox)
+        assert await asyncio.wait_for(reader, 10) is told
+
+    run(use)
+
+
+@pytest.mark.parametrize("read", [PieceStream.__anext__, PieceStream.whole])
+def test_a_reader_who_is_cancelled_aborts(
+    read: Callable[[PieceStream], Coroutine[Any, Any, object]],
+) -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        reader = asyncio.ensure_future(read(stream))
+        await asyncio.sleep(0)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert aborts == ["a"]
+
+    run(use)
+
+
+def test_a_refusal_is_raised_and_aborts_nobody() -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        mailbox.refuse(QueueFull("full"))
+        with pytest.raises(QueueFull):
+            await anext(aiter(stream))
+        with pytest.raises(QueueFull):
+            await stream.whole()
+        await stream.aclose()
+        assert aborts == []
+
+    run(use)
+
+
+def test_closing_aborts_once_and_ends_the_iteration() -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        mailbox.put(Piece(0, "a", (1,)))
+        await stream.aclose()
+        await stream.aclose()
+        mailbox.put(Piece(0, "b", (2,)))
+        mailbox.close(OUTPUT)
+        assert [piece async for piece in stream] == []
+        assert aborts == ["a"]
+
+    run(use)
+
+
+def test_a_stream_that_has_ended_aborts_nobody_who_took_its_name() -> None:
+    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+        mailbox.close(OUTPUT)
+        await stream.aclose()
+        del stream
+        assert aborts == []
+
+    run(use)

@@ -1,0 +1,86 @@
+"""How products are shared out among the processors of a card; the card itself is not needed."""
+
+import pytest
+
+from paceline.runner.cuda.kernels.nvrtc import SHARED_BYTES
+from paceline.runner.cuda.kernels.streamed_gemm import (
+    GATED_LINES,
+    GROUPS,
+    MOST_STAGES,
+    TILE,
+    Round,
+    source_for,
+)
+
+PROCESSORS = 132
+PRODUCTS = {
+    "14B qkv": (5120, 7168),
+    "14B out": (5120, 5120),
+    "14B gate and up": (5120, 34816),
+    "14B down": (17408, 5120),
+    "8B qkv": (4096, 6144),
+    "8B gate and up": (4096, 24576),
+    "Llama 8B gate and up": (4096, 28672),
+    "Llama 8B down": (14336, 4096),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_round_has_every_output_once_and_leaves_few_processors_idle(product: str) -> None:
+    inputs, outputs = PRODUCTS[product]
+    found = Round.of(inputs, outputs, PROCESSORS)
+    assert found is not None
+    each = GROUPS * found.lines
+    tiles = found.programs // found.split
+    assert (tiles - 1) * each < outputs <= tiles * each
+    assert 0.9 * PROCESSORS <= found.programs <= PROCESSORS
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_its_stages_and_its_sums_fit_into_a_processor(product: str) -> None:
+    found = Round.of(*PRODUCTS[product], PROCESSORS)
+    assert found is not None
+    for tiles in (1, 2, 3):
+        assert found.fits(tiles)
+        assert found.stages(tiles) >= 3
+        assert found.shared(tiles) <= SHARED_BYTES
+        assert found.shared(tiles) >= tiles * TILE * GROUPS * found.lines * 4
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        (5120, 151936),  # a head has outputs for many rounds
+        (1024, 256),  # too few for the processors
+        (5000, 5120),  # inputs that are no multiple of a stage
+        (4096, 4104),  # outputs that do not leave in whole pieces
+    ],
+)
+def test_what_is_no_round_is_left_to_the_library(inputs: int, outputs: int) -> None:
+    assert Round.of(inputs, outputs, PROCESSORS) is None
+
+
+def test_rows_that_a_processor_cannot_hold_do_not_fit() -> None:
+    found = Round.of(5120, 34816, PROCESSORS)
+    assert found is not None
+    assert not found.fits(4)
+
+
+def test_the_source_names_as_many_registers_as_a_thread_has_sums() -> None:
+    source = source_for(Round(40, 2, 128), 2, "ADD")
+    assert "m64n40k16" in source
+    assert "%19}, %20, %21, p" in source
+    assert "#define OUTCOME ADD\n" in source
+    assert "#define ADD 1\n" in source
+
+
+def test_a_small_product_with_gates_has_a_round_of_few_lines() -> None:
+    assert Round.of(1024, 6144, PROCESSORS, GATED_LINES, 1) == Round(24, 1, 128)
+    assert Round.of(1024, 6144, PROCESSORS) != Round(24, 1, 128)
+    assert Round.of(1024, 4096, PROCESSORS, GATED_LINES, 1) is None  # would have to be split
+
+
+def test_there_is_room_for_barriers_and_lengths_beside_stages() -> None:
+    """Which are not in what a launch asks for; the driver keeps a KiB for itself."""
+    barriers, lengths = 2 * 8 * MOST_STAGES, 4 * 3 * TILE
+    assert 1024 + SHARED_BYTES + barriers + lengths <= 228 << 10

@@ -1,0 +1,180 @@
+"""What the journal keeps of the past, and how much."""
+
+from paceline.core.config import JournalConfig
+from paceline.core.events import Happened, Moment
+from paceline.core.request import Sequence
+from paceline.sched.explain.journal import Gate, Journal, Passage, note
+from paceline.sched.scheduler import PASSING
+from tests.sched.support import answer, ask, commit, finish_all, sequence, small, step
+
+
+def journal(requests: int = 8, spells: int = 8) -> Journal:
+    return Journal(JournalConfig(journal_requests=requests, journal_spells=spells))
+
+
+def gate(reason: str = "blocks", serial: int = 0, short: int = 1) -> Gate:
+    return Gate(reason, serial, f"r{serial}", short)
+
+
+def ended(name: str, serial: int = 0) -> Sequence:
+    request = ask(name, 3)
+    return Sequence(request, serial, 7, 0.0, request.prompt)
+
+
+def spells(kept: Journal) -> list[tuple[str, int, float, float]]:
+    return [(s.gate.reason, s.gate.serial, s.since, s.until) for s in kept.spells]
+
+
+def test_every_reason_is_explained_where_gates_are() -> None:
+    reasons = (*PASSING, "budget", "seqs", "blocks", "paused")
+    assert [one for one in reasons if f"\n    {one} " not in (Gate.__doc__ or "")] == []
+
+
+def test_nothing_blocked_leaves_no_trace() -> None:
+    kept = journal()
+    kept.blocked(None, 1.0)
+    kept.left(ended("a"), 2.0)
+    assert spells(kept) == []
+    assert kept.open_spell is None
+
+
+def test_the_same_gate_in_step_after_step_is_one_spell() -> None:
+    kept = journal()
+    for now in (1.0, 2.0, 4.0):
+        kept.blocked(gate(short=int(now)), now)
+    assert spells(kept) == [("blocks", 0, 1.0, 4.0)]
+    assert kept.spells[0].gate.short == 1
+
+
+def test_another_reason_or_another_head_begins_a_new_spell_where_the_last_ended() -> None:
+    kept = journal()
+    kept.blocked(gate("blocks", 0), 1.0)
+    kept.blocked(gate("budget", 0), 2.0)
+    kept.blocked(gate("budget", 1), 3.0)
+    kept.blocked(None, 5.0)
+    assert spells(kept) == [
+        ("blocks", 0, 1.0, 2.0),
+        ("budget", 0, 2.0, 3.0),
+        ("budget", 1, 3.0, 5.0),
+    ]
+
+
+def test_an_open_gate_ends_the_spell_and_the_same_gate_later_is_another() -> None:
+    kept = journal()
+    kept.blocked(gate(), 1.0)
+    assert kept.open_spell is kept.spells[0]
+    kept.blocked(None, 2.0)
+    assert kept.open_spell is None
+    kept.blocked(gate(), 7.0)
+    assert spells(kept) == [("blocks", 0, 1.0, 2.0), ("blocks", 0, 7.0, 7.0)]
+
+
+def test_a_spell_ends_when_the_one_at_the_gate_leaves() -> None:
+    kept = journal()
+    kept.blocked(gate(serial=1), 1.0)
+    kept.left(ended("a", serial=2), 2.0)
+    assert kept.open_spell is not None
+    kept.left(ended("b", serial=1), 3.5)
+    assert kept.open_spell is None
+    kept.blocked(None, 9.0)
+    assert spells(kept) == [("blocks", 1, 1.0, 3.5)]
+
+
+def test_spells_and_passages_are_bounded() -> None:
+    kept = journal(spells=3)
+    for number in range(10):
+        kept.blocked(gate(serial=number), float(number))
+        kept.passed(ended("a", number), 5, float(number))
+    assert [one[1] for one in spells(kept)] == [7, 8, 9]
+    assert list(kept.passages) == [Passage(float(n), n, 5) for n in (7, 8, 9)]
+
+
+def test_the_oldest_of_too_many_ended_requests_is_forgotten() -> None:
+    kept = journal(requests=2)
+    first, second, third = ended("a"), ended("b"), ended("c")
+    for one in (first, second, third):
+        kept.ended(one)
+    assert [kept.recall(name) for name in "abc"] == [None, second, third]
+
+
+def test_an_id_that_ends_again_is_remembered_by_its_latest_end() -> None:
+    kept = journal(requests=2)
+    again = ended("a", 2)
+    for one in (ended("a"), ended("b"), again, ended("c")):
+        kept.ended(one)
+    assert kept.recall("a") is again
+    assert kept.recall("b") is None
+
+
+def test_a_note_is_a_turn_in_its_life() -> None:
+    one = ended("a")
+    note(one, Happened.PREEMPTED, 2.0, 7, 5, "'b'")
+    assert one.life == [Moment(Happened.PREEMPTED, 2.0, 7, 5, "'b'")]
+
+
+# -- what a scheduler writes -------------------------------------------------
+
+
+def life(one: Sequence) -> list[tuple[str, float, int, int]]:
+    return [(m.happened.value, m.time, m.step, m.amount) for m in one.life]
+
+
+def test_a_whole_life() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5, max_tokens=3), 0.0)
+    one = sequence(scheduler, "a")
+    step(scheduler, 1.0)
+    plan = scheduler.plan(2.0)
+    scheduler.retry(plan, 3.0)
+    step(scheduler, 4.0)
+    commit(scheduler, scheduler.plan(5.0), 6.0)
+    assert life(one) == [
+        ("submitted", 0.0, 0, 0),
+        ("admitted", 1.0, 1, 0),
+        ("first token", 1.0, 1, 0),
+        ("preempted", 3.0, 2, 6),
+        ("resumed", 4.0, 3, 4),
+        ("finished", 6.0, 4, 8),
+    ]
+
+
+def test_a_first_token_names_the_step_that_sampled_it_however_late_it_came() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5, max_tokens=6), 0.0)
+    plans = [scheduler.plan(0.0) for _ in range(3)]
+    commit(scheduler, plans[0], 1.0)
+    assert ("first token", 1.0, 1, 0) in life(sequence(scheduler, "a"))
+
+
+def test_parking_is_a_turn_too() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5), 0.0, parked="grammar")
+    scheduler.wake("a", 2.0)
+    scheduler.park("a", "remote_kv", 3.0)
+    causes = [(m.happened.value, m.time, m.cause) for m in sequence(scheduler, "a").life]
+    assert causes == [
+        ("submitted", 0.0, ""),
+        ("parked", 0.0, "grammar"),
+        ("woken", 2.0, "grammar"),
+        ("parked", 3.0, "remote_kv"),
+    ]
+
+
+def test_a_passage_counts_only_what_has_to_be_computed() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", range(9), max_tokens=1), 0.0)
+    finish_all(scheduler)
+    scheduler.submit(ask("b", range(10), max_tokens=1), 1.0)
+    finish_all(scheduler, 1.0)
+    assert [(p.serial, p.tokens) for p in scheduler.residency.journal.passages] == [(0, 9), (1, 2)]
+
+
+def test_the_journal_does_not_grow_with_those_who_wait() -> None:
+    scheduler = small(max_num_seqs=1)
+    for number in range(300):
+        scheduler.submit(ask(f"r{number}", [number + 1], max_tokens=50), 0.0)
+    for now in range(20):
+        plan = scheduler.plan(float(now))
+        scheduler.commit(plan, answer(plan), float(now))
+    assert len(scheduler.residency.journal.spells) == 1
+    assert scheduler.residency.journal.spells[0].until == 19.0

@@ -1,0 +1,228 @@
+"""How members of a family come from one another: what they share, take and copy."""
+
+import pytest
+
+from paceline import Scheduler
+from paceline.core.events import Happened
+from paceline.kv.cache import MISS
+from paceline.sched.families.beams import Step
+from paceline.sched.families.family import Family
+from paceline.sched.families.forks import Forks
+from tests.sched.support import ask, commit, finish_all, sequence, small, step
+
+
+def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler, Family, Forks]:
+    """A family whose leader has been given what all share, before it forks."""
+    scheduler = small(**settings)
+    scheduler.submit(ask("a", prompt, n=children), 0.0)
+    scheduler.plan(0.0)
+    return scheduler, scheduler.residency.families["a"], Forks(scheduler.residency)
+
+
+# -- when --------------------------------------------------------------------
+
+
+def test_a_family_forks_when_all_that_it_shares_was_handed_out() -> None:
+    scheduler, family, forks = started(6)
+    assert forks.due() == [family]
+    assert scheduler.residency.families.forking == {"a": family}
+
+
+def test_and_not_while_its_prompt_is_in_pieces() -> None:
+    scheduler, family, forks = started(9, max_num_batched_tokens=4)
+    assert forks.due() == []
+    scheduler.plan(0.0)
+    assert forks.due() == [family]
+
+
+def test_several_that_are_due_fork_oldest_first() -> None:
+    scheduler = small()
+    for name in "ba":
+        scheduler.submit(ask(name, 5, n=2), 0.0)
+    scheduler.plan(0.0)
+    assert [one.request.id for one in Forks(scheduler.residency).due()] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "expected"),
+    [
+        (1, 0, True),  # there is nothing to share
+        (9, 8, True),  # all of it is there, and ends with a block
+        (9, 4, False),
+        (9, 0, False),
+        (10, 8, False),  # the ninth position would have to be copied
+    ],
+)
+def test_a_family_forks_as_it_is_admitted_if_nothing_has_to_be_copied(
+    prompt: int, cached: int, expected: bool
+) -> None:
+    scheduler = small()
+    if cached:
+        scheduler.submit(ask("first", range(cached + 1), max_tokens=1), 0.0)
+        finish_all(scheduler)
+    scheduler.submit(ask("a", range(prompt), n=2), 0.0)
+    at = scheduler.residency
+    leader = sequence(scheduler, "a")
+    hit = at.lookup(leader)
+    assert hit.tokens == cached
+    assert Forks(at).at_once(at.families["a"], hit) == expected
+    assert (len(scheduler.plan(0.0).rows) == 2) == expected
+
+
+# -- what it takes -----------------------------------------------------------
+
+
+def test_every_fork_takes_a_block_of_its_own() -> None:
+    _, family, forks = started(6)
+    assert forks.need(family) == 2
+
+
+def test_with_room_for_more_it_takes_the_blocks_of_that() -> None:
+    """Of nine tokens two blocks are shared and one is not; of fourteen two are not."""
+    _, family, forks = started(9)
+    assert forks.need(family, lambda one: len(one.tokens)) == 2
+    assert forks.need(family, lambda one: 14) == 2 * 2
+
+
+def test_what_a_member_still_finds_of_its_own_is_not_taken_again() -> None:
+    """Of fourteen tokens each finds twelve: a block of the prompt, and two of its own."""
+    scheduler = small()
+    scheduler.submit(ask("a", 5, max_tokens=12, n=2), 0.0)
+    step(scheduler)
+    for _ in range(9):
+        step(scheduler, **{"0_a": [1], "1_a": [2]})
+    at = scheduler.residency
+    at.preempt(sequence(scheduler, "a").slot, "a test")
+    family, forks = at.families["a"], Forks(at)
+    other = family.members[1]
+    assert at.lookup(other).tokens == 12
+    found = at.lookup(family.leader)
+    assert forks.need(family, lambda one: len(one.tokens), found) == 1 + 2
+    assert forks.need(family, lambda one: len(one.tokens), MISS) == 1 + 3
+
+
+# -- forking -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prompt", "copies"), [(6, 2), (8, 2), (5, 0), (9, 0)])
+def test_forks_share_full_blocks_and_copy_the_one_being_written(prompt: int, copies: int) -> None:
+    scheduler, family, forks = started(prompt)
+    at = scheduler.residency
+    free, leader = at.cache.pool.free, family.leader.slot
+    forks.fork(family)
+    scheduler.check()
+    assert free - at.cache.pool.free == 2
+    full = (prompt - 1) // 4
+    tables = [at.cache.blocks(one.slot) for one in family.members]
+    assert all(table[:full] == tables[0][:full] for table in tables)
+    assert len({table[full] for table in tables}) == 3
+    assert [len(pairs) for _, pairs in at.news.copies] == [copies // 2] * 2
+    sources = [source for _, pairs in at.news.copies for source, _ in pairs]
+    assert sources == [at.cache.blocks(leader)[full]] * copies
+
+
+def test_the_runner_is_told_of_each_fork_as_of_a_request() -> None:
+    scheduler, family, forks = started(6)
+    forks.fork(family)
+    new = scheduler.residency.news.admitted
+    assert [one.request.id for one in new] == ["1_a", "2_a"]
+    assert [one.computed for one in new] == [5, 5]
+    assert [one.slot for one in new] == [one.slot for one in family.members[1:]]
+    assert not any(one.resumed for one in new)
+    assert all(one.tokens.tolist() == family.request.prompt.tolist() for one in new)
+
+
+def test_forks_stand_behind_their_leader_and_before_those_who_came_later() -> None:
+    scheduler = small()
+    for name, children in (("a", 2), ("b", 1)):
+        scheduler.submit(ask(name, 5, n=children), 0.0)
+    step(scheduler)
+    plan = step(scheduler)
+    assert list(plan["tokens"]) == ["0_a", "1_a", "b"]
+    at = scheduler.residency
+    assert [at.table.sequence(slot).label for slot in at.table.order] == ["0_a", "1_a", "b"]
+
+
+def test_a_fork_is_counted_and_told_once() -> None:
+    scheduler, family, forks = started(6)
+    forks.fork(family)
+    assert scheduler.stats.forks == 2
+    told = [moment for moment in family.leader.life if moment.happened is Happened.FORKED]
+    assert [(moment.amount, moment.step) for moment in told] == [(3, 1)]
+    assert (scheduler.residency.families.forking, family.kept, forks.due()) == ({}, [], [])
+
+
+def test_the_leader_goes_on_when_all_have_forked() -> None:
+    scheduler, family, forks = started(6)
+    table, slot = scheduler.residency.table, family.leader.slot
+    assert table.remaining(table.order).tolist() == [0]
+    forks.fork(family)
+    assert table.remaining(table.order).tolist() == [1, 1, 1]
+    assert table.ceiling[slot] == family.leader.limit - 1
+
+
+def test_beams_go_no_further_than_they_know() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 6, beam_width=2), 0.0)
+    scheduler.plan(0.0)
+    scheduler.plan(0.0)
+    table = scheduler.residency.table
+    assert table.planned[table.order].tolist() == table.known[table.order].tolist() == [6, 6]
+    assert table.remaining(table.order).tolist() == [0, 0]
+
+
+def test_a_copy_is_listed_in_the_plan_that_first_writes_behind_it() -> None:
+    scheduler, family, _ = started(6)
+    plan = scheduler.plan(0.0)
+    source = scheduler.residency.cache.blocks(family.leader.slot)[1]
+    assert [pair[0] for pair in plan.copies] == [source] * 2
+    assert plan.start.tolist() == [5, 5, 5]
+    assert scheduler.stats.copied_blocks == 2
+    assert scheduler.plan(0.0).copies == ()
+
+
+def test_both_ends_of_a_copy_are_fenced_until_its_step_has_run() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 6, n=3), 0.0)
+    step(scheduler)
+    plan = scheduler.plan(0.0)
+    scheduler.abort("a", 0.0)
+    scheduler.check()
+    assert scheduler.snapshot()["free_blocks"] == 16 - 3
+    commit(scheduler, plan)
+    assert scheduler.snapshot()["free_blocks"] == 16
+
+
+# -- beams -------------------------------------------------------------------
+
+
+def placed(*steps: tuple[int, int]) -> dict[int, tuple[int, int]]:
+    """Parent and token of the step that each beam takes, best first."""
+    made = [Step(parent, token, -float(rank)) for rank, (parent, token) in enumerate(steps)]
+    found = Forks._place(made)  # pyright: ignore[reportPrivateUsage]
+    return {beam: (step.parent, step.token) for beam, step in found.items()}
+
+
+def test_the_best_child_of_a_beam_stays_in_its_place() -> None:
+    assert placed((1, 5), (0, 6), (2, 7)) == {1: (1, 5), 0: (0, 6), 2: (2, 7)}
+
+
+def test_further_children_take_the_places_of_beams_that_die() -> None:
+    assert placed((1, 5), (1, 6), (1, 7)) == {1: (1, 5), 0: (1, 6), 2: (1, 7)}
+    assert placed((2, 5), (0, 6), (2, 7)) == {2: (2, 5), 0: (0, 6), 1: (2, 7)}
+
+
+def test_the_order_is_that_of_the_steps() -> None:
+    assert list(placed((2, 5), (0, 6), (2, 7))) == [2, 0, 1]
+
+
+def test_a_fork_waits_for_as_many_blocks_as_it_needs() -> None:
+    """One is being copied to the host, and one is all that the second child lacks."""
+    scheduler = small(num_blocks=3, preemption_mode="swap", swap_space=8)
+    scheduler.submit(ask("a", 5, max_tokens=2, n=2), 0.0)
+    scheduler.submit(ask("b", 3, max_tokens=2), 0.0)
+    step(scheduler)
+    scheduler.residency.preempt(sequence(scheduler, "b").slot, "a test")
+    assert step(scheduler)["preempted"] == ["b"]
+    assert scheduler.snapshot()["running"] == ["a"]
+    assert set(step(scheduler)["tokens"]) == {"0_a", "1_a"}

@@ -1,0 +1,466 @@
+"""A recording replays to the same plans, and whatever is wrong with it is told."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import PacelineError, Plan, Request, Scheduler
+from paceline.kv.pool import BlockPool
+from paceline.sched.policies.fcfs import Fcfs
+from paceline.sched.replay import replayer as replaying
+from paceline.sched.replay.format import FORMAT, FORMAT_NUMBER, MAGIC, Kind, RecordingError, record
+from paceline.sched.replay.recorder import Recorder
+from paceline.sched.replay.replayer import Ending, Reader, Replay
+from tests.sched.recorded_runs import Trouble, small_run
+
+ROOT = Path(__file__).parents[3]
+SEEDS = range(30)
+
+
+def told(scheduler: Scheduler | Recorder, ids: list[str]) -> dict[str, str]:
+    lives: dict[str, str] = {}
+    for name in ids:
+        with suppress(PacelineError):
+            lives[name] = scheduler.explain(name)
+    return lives
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_run_replays_to_identical_plans_and_state(seed: int, tmp_path: Path) -> None:
+    run = Trouble(seed, tmp_path / "run")
+    with run.recorder as recorder:
+        replay = Replay(recorder.path)
+    plans = [plan.to_dict() for plan in replay.plans()]
+    assert replay.divergence is None
+    assert plans == run.plans
+    assert replay.summary.verified == replay.summary.steps == len(plans)
+    assert replay.summary.refused == run.refused.total()
+    assert replay.reader.ending is Ending.CLOSED
+    assert replay.scheduler.snapshot() == recorder.snapshot()
+    assert replay.scheduler.stats == recorder.stats
+    assert told(replay.scheduler, run.ids) == told(recorder, run.ids)
+    replay.scheduler.check()
+
+
+def test_the_same_run_is_recorded_to_the_same_bytes(tmp_path: Path) -> None:
+    for path in (tmp_path / "run", tmp_path / "again"):
+        with Trouble(1, path).recorder:
+            pass
+    assert (tmp_path / "run").read_bytes() == (tmp_path / "again").read_bytes()
+
+
+def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> None:
+    kinds: Counter[Kind] = Counter()
+    seen: Counter[str] = Counter()
+    for seed in SEEDS:
+        with Trouble(seed, tmp_path / str(seed)).recorder as recorder:
+            stats = recorder.stats
+        kinds.update(found.kind for found in Reader(recorder.path))
+        seen.update(stats.to_dict())
+    assert set(Kind) - kinds.keys() == {Kind.SETTINGS, Kind.ENDED}
+    assert seen["failed_rows"] > 20
+    troubles = ("preemptions", "stale_rows", "drafted", "forks", "copied_blocks")
+    assert min(kinds[Kind.REFUSED], *(seen[name] for name in troubles)) > 50
+    assert min(seen["swapped_out_blocks"], seen["swapped_in_blocks"]) > 10
+
+
+# -- a small run, taken apart -----------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    with small_run(tmp_path / "small") as recorder:
+        return recorder.path
+
+
+def sound_records(path: Path) -> list[bytes]:
+    return [record(found.kind, found.payload) for found in Reader(path)]
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    return Reader(path).preamble.config.to_dict()
+
+
+def with_settings(path: Path, changed: dict[str, Any], number: int = FORMAT) -> None:
+    """The same calls under other settings."""
+    content = json.dumps({"paceline": "0.0.1", "settings": changed}).encode()
+    head = MAGIC + FORMAT_NUMBER.pack(number) + record(Kind.SETTINGS, content)
+    path.write_bytes(b"".join([head, *sound_records(path), record(Kind.ENDED, b"closed")]))
+
+
+def test_a_recording_of_the_format_before_is_read(small: Path) -> None:
+    with_settings(small, settings_of(small), number=2)
+    replay = Replay(small)
+    assert replay.run().verified == replay.summary.steps > 0
+    assert replay.divergence is None
+
+
+def test_replay_can_stop_at_a_step_and_go_on(small: Path) -> None:
+    replay = Replay(small)
+    assert replay.run(until=5).steps == 5
+    assert replay.reader.ending is Ending.UNREAD
+    assert replay.scheduler.snapshot()["step"] == 5
+    assert [plan.step for plan in replay.plans(until=7)] == [6, 7]
+    assert next(replay.plans()).step == 8
+    assert replay.run().steps == 12
+    assert replay.reader.ending is Ending.CLOSED
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    with small_run(tmp_path / "tiny", steps=3) as recorder:
+        return recorder.path
+
+
+def test_every_cut_replays_what_came_before_it(tiny: Path, tmp_path: Path) -> None:
+    content = tiny.read_bytes()
+    first = Reader(tiny).read_bytes
+    edges = [first]
+    for one in sound_records(tiny):
+        edges.append(edges[-1] + len(one))
+    steps: list[int] = []
+    for length in range(first, len(content)):
+        cut = tmp_path / "cut"
+        cut.write_bytes(content[:length])
+        replay = Replay(cut)
+        steps.append(replay.run().steps)
+        assert replay.divergence is None
+        assert replay.reader.ending is (Ending.OPEN if length in edges else Ending.CUT)
+        assert replay.reader.read_bytes == max(edge for edge in edges if edge <= length)
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (0, 3)
+
+
+def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
+    content = tiny.read_bytes()
+    first = Reader(tiny).read_bytes
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << (place % 8)
+        (tmp_path / "changed").write_bytes(changed)
+        try:
+            replay = Replay(tmp_path / "changed")
+        except RecordingError:
+            assert place < first
+            continue
+        replay.run()
+        assert replay.reader.ending in (Ending.DAMAGED, Ending.CUT)
+        assert replay.divergence is None
+        assert first <= replay.reader.read_bytes <= place
+
+
+def test_a_length_that_is_damaged_is_no_cut(tiny: Path, tmp_path: Path) -> None:
+    """A record that seems to go beyond the end has whole ones behind it, unless it is the last."""
+    content = tiny.read_bytes()
+    place = Reader(tiny).read_bytes
+    for one in sound_records(tiny):
+        changed = bytearray(content)
+        changed[place + 2] ^= 1
+        (tmp_path / "changed").write_bytes(changed)
+        replay = Replay(tmp_path / "changed")
+        replay.run()
+        assert replay.reader.ending is Ending.DAMAGED
+        assert replay.reader.read_bytes == place
+        place += len(one)
+    changed = bytearray(content)
+    changed[place + 2] ^= 1
+    (tmp_path / "changed").write_bytes(changed)
+    reader = Reader(tmp_path / "changed")
+    assert len(list(reader)) == len(sound_records(tiny))
+    assert reader.ending is Ending.CUT
+
+
+def test_a_long_record_that_was_cut_is_no_damage(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = tiny.read_bytes() + record(Kind.SUBMIT, b"x" * 300)[:-1]
+    tiny.write_bytes(torn.replace(record(Kind.ENDED, b"closed"), b""))
+    for searched in (1000, 200):
+        monkeypatch.setattr(replaying, "SEARCHED", searched)
+        reader = Reader(tiny)
+        assert list(reader)
+        assert reader.ending is Ending.CUT
+
+
+def test_a_record_of_unknown_kind_is_damage(small: Path) -> None:
+    head = small.read_bytes()[: Reader(small).read_bytes]
+    small.write_bytes(head + record(99, b""))  # pyright: ignore[reportArgumentType]
+    replay = Replay(small)
+    assert replay.run().steps == 0
+    assert replay.reader.ending is Ending.DAMAGED
+
+
+# -- what cannot be read at all ---------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89pace", b"step,tokens\n1,2\n", b"\0" * 4096])
+def test_another_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(RecordingError, match="other is not a recording of a scheduler"):
+        Replay(tmp_path / "other")
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Replay(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 5, 40, 400])
+def test_a_header_cut_short_is_refused(kept: int, small: Path) -> None:
+    small.write_bytes(small.read_bytes()[: len(MAGIC) + kept])
+    with pytest.raises(RecordingError, match="its settings cannot be read"):
+        Replay(small)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_another_format_is_refused(number: int, small: Path) -> None:
+    with_settings(small, settings_of(small), number)
+    told = f"has format {number}; this paceline reads formats 2 and 3"
+    with pytest.raises(RecordingError, match=told):
+        Replay(small)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"warp": 9}, "unknown setting 'warp'"),
+        ({"policy": "coin_toss"}, "no policy 'coin_toss'"),
+        ({"speculation": "nowhere.Any"}, "no speculation 'nowhere.Any'"),
+        ({"discipline": "turnstile"}, "no discipline 'turnstile'"),
+        ({"block_size": -1}, "block_size is -1"),
+        ({"block_size": "four"}, "settings do not fit here"),
+        ({"tenant_weights": 3}, "settings do not fit here"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    changed: dict[str, Any], complaint: str, small: Path
+) -> None:
+    with_settings(small, settings_of(small) | changed)
+    with pytest.raises(RecordingError, match=complaint):
+        Replay(small)
+
+
+def test_settings_of_the_wrong_form_are_refused(small: Path) -> None:
+    small.write_bytes(MAGIC + FORMAT_NUMBER.pack(FORMAT) + record(Kind.SETTINGS, b"[1]"))
+    with pytest.raises(RecordingError, match="settings do not fit here"):
+        Replay(small)
+
+
+# -- divergence -------------------------------------------------------------
+
+
+def test_another_policy_diverges_at_the_step_that_it_changes(small: Path) -> None:
+    with_settings(small, settings_of(small) | {"policy": "priority"})
+    replay = Replay(small)
+    plans = list(replay.plans())
+    assert replay.divergence is not None
+    assert replay.divergence.step == len(plans) == 1
+    told = str(replay.divergence)
+    assert told.startswith("step 1: the plans differ in who computes how much")
+    assert "who came, left, was preempted or ended" in told
+    assert "9 positions in 2 rows (r2: 7, r1: 2), new r2, r1" in told
+    assert replay.summary.verified == 0
+
+
+def test_only_the_parts_that_differ_are_named(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backwards = BlockPool.take
+    monkeypatch.setattr(BlockPool, "take", lambda pool, count: backwards(pool, count)[::-1])
+    replay = Replay(small)
+    replay.run()
+    assert replay.divergence is not None
+    assert "the plans differ in the blocks handed out; the replay has" in replay.divergence.what
+
+
+def test_a_defect_in_a_policy_is_found(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fcfs, "rank", lambda _, sequence: (-sequence.serial,), raising=False)
+    replay = Replay(small)
+    replay.run()
+    assert replay.divergence is not None
+    assert replay.divergence.step == 1
+
+
+def test_a_description_names_only_some_of_many() -> None:
+    assert replaying.listing(list("abcdef")) == "a, b, c, d and 2 more"
+
+
+def test_a_call_refused_then_and_accepted_now_diverges(tmp_path: Path) -> None:
+    with small_run(tmp_path / "run", max_num_queued_reqs=3) as recorder:
+        recorder.drain()
+        with pytest.raises(PacelineError, match="draining"):
+            recorder.submit(Request(id="late", prompt=np.arange(3)), now=40.0)
+    calls = [one for one in sound_records(recorder.path) if one[4] != Kind.DRAIN]
+    head = recorder.path.read_bytes()[: Reader(recorder.path).read_bytes]
+    recorder.path.write_bytes(head + b"".join(calls))
+    replay = Replay(recorder.path)
+    assert replay.run().refused == 0
+    assert str(replay.divergence) == (
+        "step 12: a call that was refused then is accepted now: "
+        "the scheduler is draining and takes no new requests"
+    )
+
+
+def test_a_call_accepted_then_and_refused_now_diverges(small: Path) -> None:
+    with_settings(small, settings_of(small) | {"max_num_queued_reqs": 2})
+    replay = Replay(small)
+    replay.run()
+    assert str(replay.divergence) == (
+        "step 0: a call that was accepted then is refused now: 2 requests are already waiting"
+    )
+
+
+def submitted_last(path: Path) -> Recorder:
+    """A run whose very last call submits a prompt of 12 tokens."""
+    recorder = Recorder(Scheduler.create(max_num_seqs=2, max_model_len=16), path)
+    recorder.submit(Request(id="a", prompt=np.arange(3)), now=0.0)
+    recorder.plan(now=1.0)
+    recorder.submit(Request(id="b", prompt=np.arange(12)), now=2.0)
+    return recorder
+
+
+def test_the_last_call_too_may_be_refused_only_now(tmp_path: Path) -> None:
+    submitted_last(tmp_path / "run").close()
+    with_settings(tmp_path / "run", settings_of(tmp_path / "run") | {"max_model_len": 8})
+    replay = Replay(tmp_path / "run")
+    assert replay.run().verified == 1
+    assert str(replay.divergence).startswith(
+        "step 1: a call that was accepted then is refused now: request 'b': a prompt of 12 tokens"
+    )
+
+
+def test_what_came_of_the_last_call_of_a_killed_process_is_unknown(tmp_path: Path) -> None:
+    """Its refusal would have gone out with the next call."""
+    recorder = submitted_last(tmp_path / "run")
+    with pytest.raises(PacelineError):
+        recorder.submit(Request(id="b", prompt=np.arange(12)), now=3.0)
+    replay = Replay(tmp_path / "run")
+    replay.run()
+    assert (replay.reader.ending, replay.divergence) == (Ending.OPEN, None)
+    recorder.close()
+    replay = Replay(tmp_path / "run")
+    assert replay.run().refused == 1
+    assert (replay.reader.ending, replay.divergence) == (Ending.CLOSED, None)
+
+
+def test_a_refused_call_moves_the_clock_as_it_did(tmp_path: Path) -> None:
+    recorder = Recorder(Scheduler.create(max_num_seqs=2, max_model_len=8), tmp_path / "run")
+    with pytest.raises(PacelineError, match="leaves no room"):
+        recorder.submit(Request(id="long", prompt=np.arange(8)), now=50.0)
+    recorder.submit(Request(id="a", prompt=np.arange(3)), now=7.0)
+    recorder.plan(now=8.0)
+    recorder.close()
+    replay = Replay(recorder.path)
+    summary = replay.run()
+    assert (summary.requests, summary.refused, summary.verified) == (1, 1, 1)
+    assert replay.scheduler.residency.now == 50.0
+
+
+def test_a_plan_that_only_the_replay_refuses_diverges(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Plan:
+        raise PacelineError("no")
+
+    monkeypatch.setattr(Scheduler, "plan", refuse)
+    replay = Replay(small)
+    assert list(replay.plans()) == []
+    assert str(replay.divergence) == "step 0: a step that was planned then is refused now"
+
+
+# -- incidents --------------------------------------------------------------
+
+
+def test_a_crash_inside_a_plan_happens_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = Scheduler.plan
+
+    def broken(scheduler: Scheduler, now: float) -> Plan:
+        assert scheduler.stats.steps < 3, "a defect"
+        return sound(scheduler, now)
+
+    with monkeypatch.context() as patch, small_run(tmp_path / "run", steps=3) as recorder:
+        patch.setattr(Scheduler, "plan", broken)
+        with pytest.raises(AssertionError, match="a defect"):
+            recorder.plan(now=99.0)
+        replay = Replay(recorder.path)
+        with pytest.raises(AssertionError, match="a defect"):
+            replay.run()
+        assert replay.summary.verified == 3
+    replay = Replay(recorder.path)  # with the defect gone, the step has a plan and no digest
+    assert len(list(replay.plans())) == 4
+    assert (replay.summary.steps, replay.summary.verified) == (4, 3)
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from tests.sched.recorded_runs import small_run
+recorder = small_run(Path(sys.argv[1]), steps=6)
+recorder.plan(now=99.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def python(script: str, *arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments, str(ROOT), str(ROOT / "src")],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_killed_process_loses_no_call(tmp_path: Path) -> None:
+    python(KILLED, str(tmp_path / "run"))
+    replay = Replay(tmp_path / "run")
+    assert [plan.step for plan in replay.plans()] == list(range(1, 8))
+    assert replay.reader.ending is Ending.OPEN
+    assert replay.summary.verified == 6  # the digest of the last plan goes out with the next call
+
+
+ELSEWHERE = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from paceline.sched.replay.replayer import Replay
+replay = Replay(sys.argv[1])
+print(replay.run(), replay.divergence, hash("paceline"))
+"""
+
+
+def test_another_process_replays_to_the_same(tmp_path: Path) -> None:
+    for seed in (3, 8):
+        with Trouble(seed, tmp_path / "run").recorder as recorder:
+            pass
+        summary = Replay(recorder.path).run()
+        done = [python(ELSEWHERE, str(recorder.path), hash_seed=seed) for seed in ("1", "2")]
+        said = [one.stdout.rsplit(maxsplit=1) for one in done]
+        assert said[0][1] != said[1][1], "the two hashed alike, so this shows nothing"
+        assert said[0][0] == said[1][0] == f"{summary} None", done
+
+
+# -- the guide --------------------------------------------------------------
+
+
+def test_the_guide_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (ROOT / "docs" / "guides" / "replay.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "docs/guides/replay.md", "exec"), scope)
+    assert len(blocks) >= 2
+    assert "None" in capsys.readouterr().out
+    assert (tmp_path / "run.paceline").exists()

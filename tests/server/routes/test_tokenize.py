@@ -1,0 +1,97 @@
+"""Text to tokens and back over HTTP."""
+
+import pytest
+
+from paceline.text.chat_template import ChatTemplate
+from tests.engine.support import MAX_MODEL_LEN, tokenizer
+from tests.server.conftest import Play
+from tests.server.support import Site, on_its_own_server
+
+TEXT = "The quick naïve 😀 fox"
+
+
+def test_there_and_back(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        got = (await site.post("/tokenize", prompt=TEXT, return_token_strs=True)).json()
+        assert got["tokens"] == tokenizer().encode(TEXT)
+        assert got["count"] == len(got["tokens"])
+        assert got["max_model_len"] == MAX_MODEL_LEN
+        assert len(got["token_strs"]) == got["count"]
+        back = await site.post("/detokenize", tokens=got["tokens"])
+        assert back.json() == {"prompt": TEXT}
+        (model,) = (await site.http.get("/v1/models")).json()["data"]
+        assert model["max_model_len"] == MAX_MODEL_LEN
+
+    on(scenario)
+
+
+def test_special_tokens_are_shown(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        back = await site.post("/detokenize", tokens=[0, *tokenizer().encode("fox"), 1])
+        assert back.json() == {"prompt": "<s>fox</s>"}
+
+    on(scenario)
+
+
+def test_a_text_is_framed_unless_it_is_asked_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    framed: list[bool] = []
+
+    def noted(_text: str, special: bool = True) -> list[int]:
+        framed.append(special)
+        return [5]
+
+    async def scenario(site: Site) -> None:
+        monkeypatch.setattr(site.desk.tokenizer, "encode", noted)
+        for extra in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
+            await site.post("/tokenize", prompt="the", **extra)
+        await site.post("/tokenize", messages=[{"role": "user", "content": "the"}])
+        monkeypatch.undo()
+
+    on_its_own_server(scenario)
+    assert framed == [True, True, False, False]
+
+
+def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        messages = [{"role": "user", "content": TEXT}]
+        for prompted in (True, False):
+            got = await site.post("/tokenize", messages=messages, add_generation_prompt=prompted)
+            text = ChatTemplate.of(tokenizer()).render(messages, add_generation_prompt=prompted)
+            assert got.json()["tokens"] == tokenizer().encode(text, special=False)
+
+    on(scenario)
+
+
+def test_a_conversation_with_tools_is_as_long_as_in_a_chat() -> None:
+    async def scenario(site: Site) -> None:
+        template = ChatTemplate("{{ tools | tojson }}{{ messages[0].content }}")
+        site.desk.template = site.engine._frontend.template = template
+        body = {"messages": [{"role": "user", "content": TEXT}], "tools": [{"name": "weather"}]}
+        counted = (await site.post("/tokenize", **body)).json()["count"]
+        chat = (await site.post("/v1/chat/completions", **body, max_tokens=1)).json()
+        assert counted == chat["usage"]["prompt_tokens"]
+
+    on_its_own_server(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "a", "messages": []}, 400),
+        ("/tokenize", {"messages": []}, 400),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404),
+        ("/detokenize", {"tokens": ["a"]}, 400),
+        ("/detokenize", {"tokens": [5, 10**6]}, 400),
+        ("/detokenize", {"tokens": [tokenizer().vocab_size]}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": [2**31]}, 400),
+    ],
+)
+def test_what_is_refused(on: Play, path: str, body: dict[str, object], status: int) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post(path, **body)
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
+
+    on(scenario)

@@ -1,0 +1,161 @@
+"""The metrics: the field's whole list, and a dashboard that finds what it asks for."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from paceline.server.telemetry.metric_help import MEANINGS
+from tests.server.support import MODEL, Site, on_its_own_server, paced
+
+BOARD = Path(__file__).parents[3] / "ops" / "grafana" / "paceline.json"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "metrics.md"
+PATH = "/v1/completions"
+
+GAUGES = """num_requests_running num_requests_waiting num_requests_waiting_by_reason
+    kv_cache_usage_perc engine_sleep_state lora_requests_info"""
+COUNTERS = """num_preemptions prompt_tokens prompt_tokens_by_source prompt_tokens_cached
+    generation_tokens request_success prefix_cache_queries prefix_cache_hits
+    external_prefix_cache_queries external_prefix_cache_hits mm_cache_queries mm_cache_hits
+    corrupted_requests spec_decode_num_drafts spec_decode_num_draft_tokens
+    spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos"""
+HISTOGRAMS = """time_to_first_token_seconds inter_token_latency_seconds
+    request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+    request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds
+    request_prompt_tokens request_generation_tokens iteration_tokens_total
+    request_max_num_generation_tokens request_params_n request_params_max_tokens
+    request_prefill_kv_computed_tokens kv_block_lifetime_seconds
+    kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds"""
+# vLLM's, of which there is nothing to tell here, and why.
+LEFT_OUT = {
+    "engine_sleep_state": "an engine does not sleep",
+    "lora_requests_info": "no adapters are served",
+    "external_prefix_cache_queries": "there is no cache outside",
+    "external_prefix_cache_hits": "there is no cache outside",
+    "mm_cache_queries": "text only",
+    "mm_cache_hits": "text only",
+    "corrupted_requests": "paceline:failed_rows counts those, which end",
+    "kv_block_lifetime_seconds": "blocks are not timed",
+    "kv_block_idle_before_evict_seconds": "blocks are not timed",
+    "kv_block_reuse_gap_seconds": "blocks are not timed",
+}
+
+
+async def families(site: Site) -> dict[str, Metric]:
+    text = (await site.http.get("/metrics")).text
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_every_metric_has_a_meaning_there_and_in_the_guide() -> None:
+    async def scenario(site: Site) -> None:
+        found = await families(site)
+        meanings = {name.partition(":")[2]: one.documentation for name, one in found.items()}
+        assert meanings == MEANINGS
+
+    on_its_own_server(scenario)
+    told = dict(re.findall(r"^\| `(\w+?)(?:_total)?` \| (.+) \|$", GUIDE.read_text(), re.MULTILINE))
+    assert told == {name.removesuffix("_total"): text for name, text in MEANINGS.items()}
+
+
+def test_every_metric_of_the_list_is_there_or_left_out_for_a_reason() -> None:
+    async def scenario(site: Site) -> None:
+        found = {name.removeprefix("vllm:"): one for name, one in (await families(site)).items()}
+        for kind, names in (("gauge", GAUGES), ("counter", COUNTERS), ("histogram", HISTOGRAMS)):
+            told = {name for name in names.split() if name in found and found[name].type == kind}
+            assert told == set(names.split()) - LEFT_OUT.keys()
+        assert not LEFT_OUT.keys() & found.keys()
+
+    on_its_own_server(scenario)
+
+
+def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
+    (one,) = [
+        each
+        for family in found.values()
+        for each in family.samples
+        if each.name == sample and labels.items() <= each.labels.items()
+    ]
+    assert each_has_a_model(found)
+    return one.value
+
+
+def each_has_a_model(found: dict[str, Metric]) -> bool:
+    samples = [each for one in found.values() for each in one.samples]
+    return all(
+        (each.labels["model_name"], each.labels["engine"]) == (MODEL, "0") for each in samples
+    )
+
+
+def test_values_are_those_of_what_happened() -> None:
+    async def scenario(site: Site) -> None:
+        body: dict[str, Any] = {"prompt": [9] * 20, "max_tokens": 5, "ignore_eos": True}
+        for _ in range(2):
+            await site.post(PATH, **body)
+        await site.post(PATH, **body, n=2)
+        await site.engine.pause("all")
+        late = await site.post(PATH, **body, timeout=0.05)
+        assert late.status_code == 504
+        await site.engine.resume()
+        now = await families(site)
+        assert value(now, "vllm:request_success_total", finished_reason="length") == 4
+        assert value(now, "vllm:request_success_total", finished_reason="timeout") == 1
+        assert value(now, "vllm:request_success_total", finished_reason="stop") == 0
+        assert value(now, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 32
+        assert value(now, "vllm:prompt_tokens_by_source_total", source="local_compute") == 28
+        assert value(now, "vllm:iteration_tokens_total_count") > 10
+        assert value(now, "vllm:iteration_tokens_total_sum") >= 28 + 4 * 4
+        assert value(now, "vllm:cache_config_info", num_gpu_blocks="96", block_size="4") == 1
+        assert value(now, "paceline:engine_healthy") == 1
+        assert value(now, "paceline:engine_crashes_total") == 0
+
+    on_its_own_server(scenario)
+
+
+def test_requests_that_run_are_counted_and_not_their_sequences() -> None:
+    async def scenario(site: Site) -> None:
+        stream = {"prompt": "the", "max_tokens": 100, "ignore_eos": True, "n": 3, "stream": True}
+        async with site.http.stream("POST", PATH, json=stream) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            await site.engine.pause("all")
+            now = await families(site)
+            await site.engine.resume()
+        assert value(now, "vllm:num_requests_running") == 1
+        assert value(now, "vllm:num_requests_swapped") == 0
+        assert value(now, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
+
+    on_its_own_server(scenario, breaks=paced, num_blocks=200)
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    board = json.loads(BOARD.read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    names = set(re.findall(r"(?:vllm|paceline):\w+", " ".join(asked)))
+    assert len(names) > 20
+
+    async def scenario(site: Site) -> None:
+        await site.post(PATH, prompt="the", max_tokens=3)
+        found = await families(site)
+        samples = {each.name for family in found.values() for each in family.samples}
+        assert names <= samples
+
+    on_its_own_server(scenario)
+
+
+def test_the_dashboard_has_every_panel_in_a_place_of_its_own() -> None:
+    board = json.loads(BOARD.read_text(encoding="utf-8"))
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

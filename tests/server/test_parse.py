@@ -1,0 +1,90 @@
+"""What a body says is what the engine is asked."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from paceline.engine.api import Ask, SamplingParams
+from paceline.server.parse import chat_ask, completion_asks
+from paceline.server.routes.responses import response_ask
+from paceline.server.schemas.requests import ChatRequest, CompletionRequest, ResponseRequest
+
+MESSAGES = [{"role": "user", "content": "the"}]
+BEAMS = {"use_beam_search": True, "beam_width": 2, "temperature": 0.0}
+# Each with a value that is not the default, and with what it cannot do without.
+SAMPLING: list[dict[str, Any]] = [
+    {"n": 3},
+    {"best_of": 4},
+    BEAMS,
+    {"length_penalty": 0.5, **BEAMS},
+    {"early_stopping": "never", **BEAMS},
+    {"temperature": 0.3},
+    {"top_p": 0.4},
+    {"top_k": 5},
+    {"min_p": 0.6},
+    {"presence_penalty": 0.7},
+    {"frequency_penalty": 0.8},
+    {"repetition_penalty": 1.5},
+    {"seed": 9},
+    {"min_tokens": 1},
+    {"stop": ["end"]},
+    {"stop_token_ids": [6]},
+    {"ignore_eos": True},
+    {"include_stop_str_in_output": True},
+    {"skip_special_tokens": False},
+    {"bad_token_ids": [8]},
+    {"allowed_token_ids": [7]},
+]
+ELSEWHERE = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
+
+
+def asked(**given: Any) -> list[Ask]:
+    """The same at each of the routes; a response has one choice."""
+    asks = [*completion_asks(CompletionRequest(prompt="the", **given))]
+    asks.append(chat_ask(ChatRequest(messages=MESSAGES, **given)))
+    return asks if "n" in given else [*asks, response_ask(ResponseRequest(input="the", **given))]
+
+
+def test_all_of_sampling_is_tried() -> None:
+    tried = {name for given in SAMPLING for name in given}
+    assert tried | ELSEWHERE == {one.name for one in fields(SamplingParams)}
+
+
+@pytest.mark.parametrize("given", SAMPLING, ids=lambda given: next(iter(given)))
+def test_sampling_is_what_the_body_says(given: dict[str, Any]) -> None:
+    for ask in asked(**given, max_tokens=5):
+        assert ask.params == SamplingParams(**given, max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, {"priority": 0, "tenant": "", "cache_salt": "", "deadline": None, "timeout": None}),
+        ({"priority": -2}, {"priority": -2}),
+        ({"user": "ann"}, {"tenant": "ann"}),
+        ({"cache_salt": "own"}, {"cache_salt": "own"}),
+        ({"deadline": 0.5}, {"deadline": 0.5}),
+        ({"timeout": 3.0}, {"timeout": 3.0}),
+    ],
+)
+def test_who_asks_and_how_urgently_is_what_the_body_says(
+    given: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    for ask in asked(**given):
+        assert {name: getattr(ask, name) for name in wanted} == wanted
+
+
+def test_the_newer_name_of_a_limit_counts_first() -> None:
+    chat = chat_ask(ChatRequest(messages=MESSAGES, max_tokens=3, max_completion_tokens=5))
+    response = response_ask(ResponseRequest(input="the", max_tokens=3, max_output_tokens=5))
+    assert chat.params.max_tokens == response.params.max_tokens == 5
+    assert [ask.params.max_tokens for ask in asked(max_tokens=3)] == [3, 3, 3]
+
+
+def test_tools_that_may_not_be_called_are_not_shown() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    shown = ChatRequest(messages=MESSAGES, tools=tools)
+    assert chat_ask(shown).tools == tools
+    assert chat_ask(shown.model_copy(update={"tool_choice": "none"})).tools is None
+    assert response_ask(ResponseRequest(input="the", tools=tools, tool_choice="none"))

@@ -1,0 +1,198 @@
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from paceline.core.errors import ConfigError, RequestError
+from paceline.text.chat_template import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
+from tests.text.support import byte_level
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Is 1 < 2 & 3 > 2? Größe…"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Sure?"},
+]
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks <up> “it”", "parameters": {"a": [1, None]}},
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"q": "é"}}}
+
+# What templates in the wild make use of: loop controls, macros, namespaces, filters, trimming.
+TEMPLATES = {
+    "instruction": (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+        "{{ '[INST] ' + message['content'] | trim + ' [/INST]' }}"
+        "{% elif message.role == 'assistant' %}{{ message.content + eos_token }}{% endif %}"
+        "{% endfor %}"
+    ),
+    "tools": """
+        {%- macro line(tool) %}{{ tool | tojson }}{{ '\\n' }}{% endmacro %}
+        {%- set state = namespace(seen=0) %}
+        {%- if tools is not none %}
+        {%- for tool in tools %}{{ line(tool) }}{{ tool | tojson(indent=2) }}{% endfor %}
+        {%- endif %}
+        {%- for message in messages %}
+            {%- if message.role == 'system' %}{% continue %}{% endif %}
+            {%- set state.seen = state.seen + 1 %}
+            {%- if state.seen > 3 %}{% break %}{% endif %}
+    {{ state.seen }}:{{ message.role | upper }}:{{ message['content'] }}
+            {%- for call in message.tool_calls or [] %}
+                {{- call.function.name }}({{ call.function.arguments | tojson }})
+            {%- endfor %}
+        {% endfor %}
+        {%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}
+    """,
+    "generation": (
+        "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}|"
+        "{% endfor %}"
+    ),
+}
+
+
+def theirs(template: str) -> PreTrainedTokenizerFast:
+    made = PreTrainedTokenizerFast(tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>")
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_render_as_in_transformers(
+    name: str, tools: list[dict[str, Any]] | None, prompts: bool
+) -> None:
+    template = ChatTemplate(TEMPLATES[name], bos_token="<s>", eos_token="</s>")
+    chat = [*CHAT, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    expected = theirs(TEMPLATES[name]).apply_chat_template(
+        chat, tools=tools, add_generation_prompt=prompts, tokenize=False
+    )
+    assert template.render(chat, tools=tools, add_generation_prompt=prompts) == expected
+
+
+def test_a_model_without_a_template_gets_chatml() -> None:
+    rendered = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"
+    chat = [CHAT[0], CHAT[3]]
+    assert ChatTemplate(None).render(chat, add_generation_prompt=False) == rendered
+    assert ChatTemplate("").render(chat) == rendered + "<|im_start|>assistant\n"
+
+
+def test_a_template_comes_with_its_tokenizer() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    tokenizer = Tokenizer(Vocabulary(byte_level(), 0, (1, 2), source))
+    text = ChatTemplate.of(tokenizer).render([CHAT[3]])
+    assert text == "<s>Sure?</s>"
+    assert tokenizer.encode(text, special=False)[:: len(tokenizer.encode(text)) - 1] == [0, 1]
+
+
+def test_a_developer_is_the_system() -> None:
+    told = ChatTemplate(None).render([{"role": "developer", "content": "Be brief."}])
+    assert told.startswith("<|im_start|>system\nBe brief.")
+
+
+def test_parts_become_one_text() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert template.render([{"role": "user", "content": parts}]) == "one\ntwo"
+    assert template.render([{"role": "user", "content": []}]) == ""
+    assert template.render([{"role": "assistant", "content": None}]) == ""
+    assert template.render([{"role": "assistant"}]) == ""
+
+
+def test_arguments_of_calls_are_parsed() -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.q }}")
+    call = {"id": "c", "function": {"name": "look", "arguments": '{"q": "é"}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert template.render([message]) == "é"
+    assert call["function"] == {"name": "look", "arguments": '{"q": "é"}'}
+    for wrong in ("{q", "[" * 100_000):
+        call["function"] = {"name": "look", "arguments": wrong}
+        with pytest.raises(RequestError, match="arguments of a call are not JSON"):
+            template.render([message])
+
+
+@pytest.mark.parametrize("nothing", ["", " ", None])
+def test_a_call_without_arguments_has_none(nothing: str | None) -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    call = {"id": "c", "function": {"name": "now", "arguments": nothing}}
+    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == "{}"
+
+
+def test_a_call_is_shown_in_the_order_it_was_written() -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls | tojson }}")
+    call = {"function": {"arguments": '{"b": 1, "a": 2}', "name": "f"}, "id": "c"}
+    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == (
+        '[{"function": {"arguments": {"b": 1, "a": 2}, "name": "f"}, "id": "c"}]'
+    )
+
+
+def test_a_template_may_ask_for_the_date() -> None:
+    template = ChatTemplate(
+        "{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2024, 7, 26, 12, 0)
+    )
+    assert template.render(CHAT) == "26 Jul 2024"
+
+
+def test_variables_of_a_template_are_passed_but_never_shadow_the_conversation() -> None:
+    template = ChatTemplate("{{ messages | length }}{{ thinking }}{{ bos_token }}", bos_token="<s>")
+    variables = {"thinking": "!", "messages": [], "bos_token": "x"}
+    assert template.render(CHAT, variables=variables) == "4!<s>"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content.strip() }}", "no element 7|undefined"),
+        ("{{ 'a' + 1 }}", "concatenate"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ messages.append(1) }}", "append"),
+        ("{{ messages[0].update({}) }}", "update"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe|undefined"),
+        ("{{ range(10**9) | list }}", "[Rr]ange"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ messages[0].content * 10**17 }}", ""),
+        ("{{ nowhere.at.all }}", "nowhere"),
+        ("{{ nothing | tojson }}", "serializable"),
+    ],
+)
+def test_an_error_in_a_template_is_told_with_its_text(source: str, complaint: str) -> None:
+    with pytest.raises(RequestError, match=f"the chat template refuses.*({complaint})"):
+        ChatTemplate(source).render(CHAT)
+
+
+def test_a_template_that_is_none_is_refused_when_loaded() -> None:
+    with pytest.raises(ConfigError, match=r"the chat template, line 2: .*endfor"):
+        ChatTemplate("a\n{% for message in messages %}")
+    with pytest.raises(ConfigError, match="the chat template cannot be read"):
+        ChatTemplate("{{ " + "(" * 10_000 + "1" + ")" * 10_000 + " }}")
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "at least one message"),
+        ([{"content": "x"}], "no role"),
+        ([{"role": 3, "content": "x"}], "no role"),
+        ([{"role": "user", "content": 3}], "of type int"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url'"),
+        ([{"role": "user", "content": [{"text": "x"}]}], "no type"),
+        ([{"role": "user", "content": ["x"]}], "no type"),
+    ],
+)
+def test_messages_that_cannot_be_read_are_refused(messages: Any, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        ChatTemplate(None).render(messages)
+
+
+def test_a_template_from_a_folder_is_used(tmp_path: Path) -> None:
+    made = theirs(TEMPLATES["instruction"])
+    made.save_pretrained(tmp_path)
+    assert (tmp_path / "chat_template.jinja").is_file()
+    text = ChatTemplate.of(Tokenizer.load(tmp_path)).render(CHAT)
+    assert text == made.apply_chat_template(CHAT, tokenize=False)

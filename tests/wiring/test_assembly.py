@@ -1,0 +1,102 @@
+"""From a folder with a small model to answers: the parts fit together."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline import LLM, ConfigError, SamplingParams
+from paceline.cli.main import main
+from paceline.engine.api import Ask
+from paceline.hub.progress import silent
+from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.model import find_model
+from paceline.wiring.tokenizer import words_of
+from tests.golden.small_model import small_model
+from tests.golden.support import their_greedy
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4, weights="float32")
+
+
+def test_the_tokens_are_those_of_transformers(llm: LLM, folder: Path) -> None:
+    import transformers
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = ["the quick", "fox jumps over", "the cat sat on the mat and"]
+    for output in llm.generate(prompts, params, progress=False):
+        with torch.no_grad():
+            expected = their_greedy(theirs, list(output.prompt_token_ids), 12)
+        assert list(output.outputs[0].token_ids) == expected
+
+
+def test_quantised_weights_give_tokens_too(folder: Path) -> None:
+    quantised = LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4, weights="int8")
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    together = quantised.generate(["the quick", "fox"], params, progress=False)
+    (alone,) = quantised.generate(["fox"], params, progress=False)
+    assert alone.outputs == together[1].outputs
+
+
+def test_choices_have_texts_of_their_own(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=8, ignore_eos=True)
+    (output,) = llm.generate(["the dog"], params, progress=False)
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    assert len({choice.token_ids for choice in output.outputs}) == 3
+    (again,) = llm.generate(["the dog"], params, progress=False)
+    assert again.outputs == output.outputs
+
+
+def test_whoever_may_generate_most_goes_first(folder: Path) -> None:
+    for policy, first in ((None, "long"), ("fcfs", "short")):
+        given = {} if policy is None else {"policy": policy}
+        llm = LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=1, weights="float32", **given)
+        for name, tokens in (("short", 2), ("long", 4)):
+            params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+            llm.enqueue(Ask(prompt="fox", params=params, request_id=name))
+        done: list[str] = []
+        while len(done) < 2:
+            done += [output.request_id for output in llm.step()]
+        assert done[0] == first
+
+
+def test_random_weights_have_the_words_that_lie_beside_them(folder: Path) -> None:
+    beside = Tokenizer.load(folder).encode("the quick fox")
+    assert words_of(str(folder), "dummy").encode("the quick fox") == beside
+
+
+def test_words_are_found_from_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    ids = words_of(f"~/{folder.name}", "auto").encode("the quick fox")
+    assert ids == Tokenizer.load(folder).encode("the quick fox")
+
+
+def test_weights_of_another_form_than_asked_for_are_refused(folder: Path) -> None:
+    assert find_model(str(folder), "safetensors", "cpu", silent)
+    with pytest.raises(ConfigError, match=r"load_format is 'gguf', and .* is something else"):
+        find_model(str(folder), "gguf", "cpu", silent)
+
+
+def test_a_conversation_is_answered(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    (output,) = llm.chat([{"role": "user", "content": "fox"}], params, progress=False)
+    assert output.usage.completion_tokens == 4
+
+
+def test_the_command_completes_a_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["complete", "the quick", "--model", str(folder), "--kv-cache-gib", "0.01"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_model_that_is_not_there_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", "x", "--model", "smollm3"]) == 2
+    assert "smollm2" in capsys.readouterr().err

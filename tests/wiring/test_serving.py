@@ -1,0 +1,73 @@
+"""While a model is loaded: what a signal means, and what a failure leaves."""
+
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from paceline import ConfigError
+from paceline.engine.api import EngineFailed
+from paceline.hub.progress import silent
+from paceline.wiring import serving
+from paceline.wiring.serving import ended_by_a_signal, loaded
+
+
+def test_the_signal_means_afterwards_what_it_did() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as raised, ended_by_a_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert raised.value.code == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("given", "as_json"),
+    [({}, False), ({"log_format": "text"}, False), ({"log_format": "json"}, True)],
+)
+def test_the_log_has_the_format_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], as_json: bool
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(serving.http, "log_to_stderr", lambda **how: seen.append(how))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(ConfigError, match="cannot listen"),
+    ):
+        serving.serve(port=other.getsockname()[1], **given)
+    assert seen == [{"as_json": as_json}]
+
+
+class Broken:
+    """A core that never gets ready."""
+
+    closed = False
+
+    def ready(self) -> None:
+        raise EngineFailed("no weights")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_core_that_fails_to_load_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Broken()
+    monkeypatch.setattr(serving, "core_of", lambda path, settings: core)
+    with pytest.raises(EngineFailed, match="no weights"):
+        loaded("qwen3-0.6b", silent, {"load_format": "dummy"})
+    assert core.closed
+
+
+def test_a_thread_may_load_a_model_as_well() -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), list[object]()
+
+    def load() -> None:
+        with ended_by_a_signal():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    assert seen == [before]
