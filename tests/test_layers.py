@@ -131,6 +131,34 @@ def test_third_party_imports_are_found() -> None:
     assert third_party(text) == {"attrs", "yaml"}
 
 
+def names_residency(text: str) -> list[int]:
+    """Lines that read the scheduler's inner state, which changes with `sched` alone."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and node.attr == "residency"
+    ]
+
+
+OUTSIDE_SCHED = sorted(
+    path
+    for path in (SOURCE / "paceline").rglob("*.py")
+    if path.relative_to(SOURCE / "paceline").parts[0] != "sched"
+)
+
+
+@pytest.mark.parametrize(
+    "path", OUTSIDE_SCHED, ids=lambda path: path.relative_to(SOURCE).as_posix()
+)
+def test_only_sched_reads_the_residency(path: Path) -> None:
+    """Everyone else asks `Scheduler.view`."""
+    assert names_residency(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_read_of_the_residency_is_found() -> None:
+    assert names_residency("x = 1\nlive = scheduler.residency.live") == [2]
+
+
 def test_light_layers_import_with_numpy_alone() -> None:
     done = python(IMPORT_LIGHTLY, *LIGHT_LAYERS, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from paceline.sched.residency import Residency
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
 from paceline.sched.swapping import Rates
+from paceline.sched.view import SchedulerView
 
 Pause = Literal["", "new", "all"]
 PASSING = ("preempted", "decodes", "prefill", "swapping", "room")  # gates that open by themselves
@@ -39,6 +40,7 @@ class Scheduler:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.residency = Residency(config)
+        self.view = SchedulerView(self.residency)
         self._discipline = discipline.load(
             config, self.residency, speculation.load(config.speculation)
         )
@@ -81,7 +83,7 @@ class Scheduler:
             raise RequestError(f"request {request.id!r} would share a name with one of {twin!r}")
         if self._draining:
             raise QueueFull("the scheduler is draining and takes no new requests")
-        if at.waiting + len(at.queue.parked) >= step.max_num_queued_reqs:
+        if self.view.queued >= step.max_num_queued_reqs:
             raise QueueFull(f"{step.max_num_queued_reqs} requests are already waiting")
         prompt = len(request.prompt)
         if prompt >= step.max_model_len:
@@ -364,15 +366,12 @@ class Scheduler:
 
     @property
     def usage(self) -> float:
-        """Share of blocks held. Cached blocks that nobody holds are free."""
-        pool = self.residency.cache.pool
-        return 1.0 - pool.free / pool.size
+        """Share of blocks held. Cached blocks without a holder are free."""
+        return self.view.kv_usage
 
     def cache_events(self) -> list[CacheEvent]:
         """Blocks stored and removed since last asked."""
-        events = self.residency.cache.events
-        if events is None:
-            return []
+        events = self.residency.cache.events or []
         taken = list(events)
         events.clear()
         return taken

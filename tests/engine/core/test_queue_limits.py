@@ -75,7 +75,7 @@ class Late:
 
     @property
     def here(self) -> set[str]:
-        return set(self.engine.scheduler.residency.live)
+        return set(self.engine.scheduler.view.live_ids())
 
 
 def test_one_that_is_refused_in_the_queue_leaves_the_room() -> None:

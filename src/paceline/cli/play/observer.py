@@ -190,8 +190,7 @@ class Observer:
                 self._findable[event.key] = None
             elif isinstance(event, BlockRemoved):
                 del self._findable[event.key]
-        pool = self._scheduler.residency.cache.pool
-        cached = sum(pool.free_among(pool.find([key])) for key in self._findable)
+        cached = self._scheduler.view.free_cached(self._findable)
         holders: Counter[int] = Counter()
         for family in members.values():
             for one in family:
@@ -215,7 +214,7 @@ class Observer:
         return filling
 
     def _blocked(self, plan: Plan) -> Blocked | None:
-        spell, gate = self._scheduler.residency.journal.open_spell, self._scheduler.gate
+        spell, gate = self._scheduler.view.open_spell, self._scheduler.gate
         if spell is None or gate is None:
             self._spell = None
             return None
@@ -252,16 +251,13 @@ class Observer:
 
     def _here(self, name: str, child: int) -> bool:
         """Is a sequence that was in the step still running?"""
-        if child < 0:
-            return name in self._scheduler.residency.live
-        family = self._scheduler.residency.families.get(name)
-        return family is not None and any(one.child == child for one in family.members)
+        view = self._scheduler.view
+        return view.is_live(name) if child < 0 else child in view.children(name)
 
     def _leave(self, name: str, child: int, notes: list[Note]) -> None:
         """A sequence has ended, of which clients may not be told yet."""
         self._shown[name] = [one for one in self._shown[name] if one != line_of(name, child)]
-        family = self._scheduler.residency.families.get(name)
-        if family is not None and family.request.silent:
+        if self._scheduler.view.is_silent(name):
             text = f"{spoken(name, child)} ends; the best are told when all have ended"
             notes.append(Note(Kind.LAST, text))
 

@@ -61,14 +61,14 @@ class Notes:
     """Reads plans and the scheduler's own memory of what happened; remembers nothing itself."""
 
     def __init__(self, scheduler: Scheduler, rules: Rules) -> None:
-        self._at = scheduler.residency
+        self._view = scheduler.view
         self._rules = rules
 
     # -- what a plan changes ------------------------------------------------
 
     def of(self, plan: Plan, arrivals: Iterable[Arrival], filling: dict[int, str]) -> list[Note]:
         """All of it. `filling` names those who compute a block in this very step."""
-        notes = [self._leaving(name) for name in plan.preempted if name in self._at.live]
+        notes = [self._leaving(name) for name in plan.preempted if self._view.is_live(name)]
         for group in grouped(arrivals):
             first = group[0]
             if first.kind is Kind.RETURNED:
@@ -83,11 +83,11 @@ class Notes:
 
     def moment(self, request_id: str, happened: Happened, step: int) -> Moment | None:
         """The turn that the life of a request took in a step, if it did."""
-        life = self._at.live[request_id].life
+        life = self._view.life(request_id)
         return next((m for m in reversed(life) if (m.happened, m.step) == (happened, step)), None)
 
     def _leaving(self, name: str) -> Note:
-        life = self._at.live[name].life
+        life = self._view.life(name)
         preempted = next(one for one in reversed(life) if one.happened is Happened.PREEMPTED)
         cause, step = preempted.cause, preempted.step
         if swapped := self.moment(name, Happened.SWAPPED, step):
@@ -108,8 +108,8 @@ class Notes:
         new, name = one.new, one.request
         known, hit = len(new.tokens), new.computed
         does = f"{name} {'resumes' if new.resumed else 'joins'}"
-        if family := self._at.families.get(name):
-            does += f", for {plural(len(family.members), 'sequence')}"
+        if children := self._view.children(name):
+            does += f", for {plural(len(children), 'sequence')}"
         if not hit:
             return Note(one.kind, f"{does}: {tokens(known)} to compute")
         found = new.blocks[: hit // self._rules.block_size]
@@ -143,13 +143,13 @@ class Notes:
 
     def _origin(self, one: Arrival, group: Group) -> int:
         """The beam that knows the same tokens; it stayed in its place."""
-        table, known = self._at.table, one.new.tokens
+        view, known = self._view, one.new.tokens
         replaced = [other.child for other in group]
         return next(
-            other.child
-            for other in self._at.families[one.request].members
-            if other.child not in replaced
-            and np.array_equal(table.tokens[other.slot, : len(known)], known)
+            child
+            for child in view.children(one.request)
+            if child not in replaced
+            and np.array_equal(view.child_tokens(one.request, child)[: len(known)], known)
         )
 
     # -- why nobody else was admitted ---------------------------------------
@@ -163,7 +163,7 @@ class Notes:
                 return f"{head}, but too large for the {tokens(left)} left in this step"
             case "budget":
                 return f"{head}, but the step's {rules.budget} tokens are spent"
-            case "seqs" if name in self._at.families:
+            case "seqs" if self._view.children(name):
                 return f"{head}, but {plural(gate.short, 'slot')} short for all its sequences"
             case "seqs":
                 return f"{head}, but all {rules.slots} slots are taken"

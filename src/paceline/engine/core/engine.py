@@ -100,9 +100,8 @@ class Engine:
     @property
     def room(self) -> int:
         """Requests that would not be refused now for want of a place in a queue."""
-        at, step = self.scheduler.residency, self.scheduler.config.step
-        queued = at.waiting + len(at.queue.parked)
-        return min(self._inbox.room, step.max_num_queued_reqs - queued)
+        most = self.scheduler.config.step.max_num_queued_reqs
+        return min(self._inbox.room, most - self.scheduler.view.queued)
 
     @property
     def capacity(self) -> Capacity:
@@ -216,9 +215,8 @@ class Engine:
         """
         if not result.prompt:
             return result
-        live = self.scheduler.residency.live
-        own = [(live.get(one.request_id), one) for one in result.prompt]
-        kept = tuple(one for leader, one in own if leader and leader.serial <= one.serial)
+        own = [(self.scheduler.view.leader_serial(one.request_id), one) for one in result.prompt]
+        kept = tuple(one for serial, one in own if serial is not None and serial <= one.serial)
         return replace(result, prompt=kept)
 
     def _launch(self) -> Plan | None:
@@ -226,8 +224,8 @@ class Engine:
         plan = None
         while len(self._pipeline) < self._depth:
             plan = self.scheduler.plan(self.clock())
-            for new in plan.admitted:
-                self._room.left(self.scheduler.residency.table.name[new.slot])
+            for request_id in self.scheduler.view.admitted_ids(plan):
+                self._room.left(request_id)
             self._pipeline.launch(plan)
             if plan.empty:
                 break
@@ -251,7 +249,7 @@ class Engine:
     def _stop(self, reason: str) -> None:
         """End everyone who is left with an error, and take nobody any more."""
         self.broken = f"the engine has stopped: {reason}"
-        for request_id in list(self.scheduler.residency.live):
+        for request_id in self.scheduler.view.live_ids():
             self._end(request_id, Finish.ERROR, self.broken)
 
     # -- outbox -------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Answers from the scheduler, as plain data."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from paceline.core.errors import RequestError
@@ -19,18 +20,8 @@ def answer(scheduler: Scheduler, question: Question, now: float) -> Any:
 
 
 def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, float]:
-    """How things stand, and what was counted since the beginning."""
-    at, totals = scheduler.residency, scheduler.stats.to_dict()
-    return {
-        **totals,
-        "running": len({at.table.sequence(slot).id for slot in at.table.order.tolist()}),
-        "waiting": at.waiting,
-        "swapped": len(at.swapped),
-        "parked": len(at.queue.parked),
-        "kv_usage": scheduler.usage,
-        "total_blocks": at.cache.pool.size,
-        "block_size": at.cache.block_size,
-    }
+    """The present state, and totals since the start."""
+    return {**scheduler.stats.to_dict(), **asdict(scheduler.view.gauges())}
 
 
 def pause(scheduler: Scheduler, mode: str, _now: float) -> None:

@@ -11,8 +11,7 @@ from paceline.sched.scheduler import Scheduler
 
 def departure(scheduler: Scheduler, ended: Ended) -> Departure:
     """To be asked before the next plan; later only the latest ends are remembered."""
-    at = scheduler.residency
-    sequence = at.news.finished.get(ended.request_id) or at.journal.recall(ended.request_id)
+    sequence = scheduler.view.ended(ended.request_id)
     if ended.child >= 0 or sequence is None:
         return Departure(ended)
     # Whoever is left of a family knows the life of all, and its own hits alone.

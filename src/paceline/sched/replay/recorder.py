@@ -31,6 +31,7 @@ from paceline.sched.replay.format import (
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
 from paceline.sched.swapping import Rates
+from paceline.sched.view import SchedulerView
 
 T = TypeVar("T")
 
@@ -172,6 +173,10 @@ class Recorder:
     @property
     def unfinished(self) -> int:
         return self.scheduler.unfinished
+
+    @property
+    def view(self) -> SchedulerView:
+        return self.scheduler.view
 
     @property
     def stats(self) -> Stats:

@@ -1,0 +1,123 @@
+"""Questions about a scheduler's state, for code outside `sched`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.core.arrays import I32
+from paceline.core.events import Moment
+from paceline.core.plan import Plan
+from paceline.core.request import Sequence
+from paceline.sched.explain.journal import Spell
+from paceline.sched.residency import Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """How many requests are in each place, and how full the block pool is."""
+
+    running: int
+    waiting: int  # requests that could be admitted if there were room; includes `swapped`
+    parked: int
+    swapped: int
+    kv_usage: float  # share of blocks held; cached blocks without a holder are free
+    total_blocks: int
+    block_size: int  # positions in one block
+
+
+class SchedulerView:
+    """Reads the state between two calls of the scheduler; changes nothing.
+
+    An answer holds until the next call that changes the scheduler.
+    """
+
+    def __init__(self, residency: Residency) -> None:
+        self._at = residency
+
+    # -- requests -----------------------------------------------------------
+
+    def is_live(self, request_id: str) -> bool:
+        """Has the request been submitted and not ended?"""
+        return request_id in self._at.live
+
+    def live_ids(self) -> list[str]:
+        """Live requests, in order of submission."""
+        return list(self._at.live)
+
+    def leader_serial(self, request_id: str) -> int | None:
+        """The serial of the first sequence of a live request; None if the request is not live."""
+        leader = self._at.live.get(request_id)
+        return None if leader is None else leader.serial
+
+    def life(self, request_id: str) -> list[Moment]:
+        """What happened to a live request so far."""
+        return self._at.live[request_id].life
+
+    def ended(self, request_id: str) -> Sequence | None:
+        """The latest request of that id that has ended, if it is still remembered.
+
+        Every request that ended since the latest plan is remembered.
+        """
+        at = self._at
+        return at.news.finished.get(request_id) or at.journal.recall(request_id)
+
+    def admitted_ids(self, plan: Plan) -> list[str]:
+        """The request of each sequence that `plan`, the latest one, admits."""
+        name = self._at.table.name
+        return [name[new.slot] for new in plan.admitted]
+
+    # -- families -----------------------------------------------------------
+
+    def children(self, request_id: str) -> list[int]:
+        """The sequences of a live family that have not ended, the leader first.
+
+        Empty if the request is not live or has a single sequence.
+        """
+        family = self._at.families.get(request_id)
+        return [] if family is None else [one.child for one in family.members]
+
+    def is_silent(self, request_id: str) -> bool:
+        """Is it a live family whose tokens are reported only at its end?"""
+        family = self._at.families.get(request_id)
+        return family is not None and family.request.silent
+
+    def child_tokens(self, request_id: str, child: int) -> I32:
+        """Every known token of a resident child."""
+        at = self._at
+        members = at.families[request_id].members
+        slot = next(one.slot for one in members if one.child == child)
+        return at.table.tokens[slot, : at.table.known[slot]]
+
+    # -- queues and memory --------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Requests that are not resident: waiting, swapped out or parked."""
+        return self._at.waiting + len(self._at.queue.parked)
+
+    def gauges(self) -> Gauges:
+        at, table = self._at, self._at.table
+        return Gauges(
+            running=len({table.sequence(slot).id for slot in table.order.tolist()}),
+            waiting=at.waiting,
+            parked=len(at.queue.parked),
+            swapped=len(at.swapped),
+            kv_usage=self.kv_usage,
+            total_blocks=at.cache.pool.size,
+            block_size=at.cache.block_size,
+        )
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of blocks held. Cached blocks without a holder are free."""
+        pool = self._at.cache.pool
+        return 1.0 - pool.free / pool.size
+
+    def free_cached(self, keys: Iterable[bytes]) -> int:
+        """How many of the blocks that are findable under these keys have no holder."""
+        pool = self._at.cache.pool
+        return sum(pool.free_among(pool.find([key])) for key in keys)
+
+    @property
+    def open_spell(self) -> Spell | None:
+        """Why admission stopped in the latest step, and since when; None if it did not stop."""
+        return self._at.journal.open_spell
