@@ -26,10 +26,11 @@ __all__ = [
     "StepResult",
 ]
 
-# What needs more than numpy is imported when it is asked for.
+# Names that need more than numpy are imported on first use.
 LATER = {
     "LLM": "paceline.wiring.llm",
     "AsyncLLM": "paceline.wiring.llm",
+    "Ask": "paceline.engine.api",
     "SamplingParams": "paceline.engine.params",
 }
 

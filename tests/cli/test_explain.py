@@ -26,7 +26,10 @@ def test_a_request_that_nobody_knows(site: Site, capsys: pytest.CaptureFixture[s
     assert main(["explain", "zoe", "--url", f"{site.url}/v1/"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert "paceline explain: the server answers with status 404: no request 'zoe'" in said.err
+    assert said.err == (
+        "paceline explain: the server answers with status 404: request 'zoe' is not remembered; "
+        "paceline remembers the last 256 finished requests: raise journal_requests\n"
+    )
 
 
 def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_a_reader_that_went_away_is_left_to_the_caller(
 
 def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(path, "--explain", "zoe") == UNREADABLE
-    assert "paceline replay: no request 'zoe'" in capsys.readouterr().err
+    assert "paceline replay: request 'zoe' is not remembered; " in capsys.readouterr().err
 
 
 def test_a_difference_is_told(

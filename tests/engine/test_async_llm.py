@@ -471,3 +471,40 @@ def test_nobody_is_in_an_engine_that_has_died() -> None:
 
     broken = build_mistaken("oracle", tokens=30, num_blocks=200)
     with_engine(use, leaves_nothing=False, made=broken)
+
+
+def test_the_end_of_an_async_with_block_shuts_the_engine_down() -> None:
+    made = parts()
+
+    async def use() -> None:
+        async with AsyncLLM.of(made) as engine:
+            params = SamplingParams(max_tokens=4, seed=1)
+            output = await engine.generate("hello", params).whole()
+            assert list(output.outputs[0].token_ids) == expected("hello", params)[0]
+            assert engine.get_tokenizer() is made.tokenizer
+            assert await engine.reset_prefix_cache()
+        with pytest.raises(EngineFailed, match="shut down"):
+            await engine.snapshot()
+
+    asyncio.run(use())
+    assert isinstance(made.runner, OraclePort)
+    assert made.runner.closed
+
+
+def test_a_prompt_may_be_token_ids() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        text = await engine.generate("hello").whole()
+        ids = await engine.generate(engine.get_tokenizer().encode("hello")).whole()
+        assert ids.outputs == text.outputs
+        with pytest.raises(RequestError, match="is no prompt"):
+            engine.generate(7)  # type: ignore[arg-type]
+
+    with_engine(use)
+
+
+def test_explaining_a_forgotten_request_names_the_setting() -> None:
+    async def use(engine: AsyncLLM) -> None:
+        with pytest.raises(RequestError, match="last 3 finished requests: raise journal_requests"):
+            await engine.explain("zoe")
+
+    with_engine(use, journal_requests=3)

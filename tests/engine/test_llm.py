@@ -3,6 +3,7 @@
 from dataclasses import replace
 from signal import SIGINT, raise_signal
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -10,11 +11,19 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.engine import llm as module
 from paceline.engine.api import Ask, SamplingParams
+from paceline.engine.core.messages import EngineFailed
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.llm import LLM
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.frontend.test_frontend import one_of_three_stops
-from tests.engine.support import assert_nothing_left, build, expected, expected_text, tokenizer
+from tests.engine.support import (
+    OraclePort,
+    assert_nothing_left,
+    build,
+    expected,
+    expected_text,
+    tokenizer,
+)
 
 
 def llm(**settings: Any) -> LLM:
@@ -343,3 +352,81 @@ def test_progress_tells_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.usage.completion_tokens for one in outputs] == [2, 9]
     assert sorted(set(shown)) == [(0, 0, 0), (1, 3, 2), (2, 4, 11)]
     assert shown == sorted(shown)
+
+
+def test_the_end_of_a_with_block_closes_the_model() -> None:
+    with llm() as model:
+        model.generate("hello", SamplingParams(max_tokens=2), progress=False)
+        runner = model._engine._runner
+    assert isinstance(runner, OraclePort)
+    assert runner.closed
+    with pytest.raises(RuntimeError, match="inside"), llm() as other:
+        raise RuntimeError("inside")
+    with pytest.raises(EngineFailed, match="closed"):
+        other.step()
+
+
+def test_a_closed_model_refuses_every_call() -> None:
+    model = llm()
+    model.enqueue("hello")
+    model.step()
+    model.close()
+    model.close()
+    assert model.unfinished == 0
+    assert not model.abort("0")
+    calls = [
+        lambda: model.generate("hello", progress=False),
+        lambda: model.generate([], progress=False),
+        lambda: model.chat([{"role": "user", "content": "hello"}], progress=False),
+        lambda: model.enqueue("hello"),
+        model.step,
+        lambda: model.explain("0"),
+        model.get_metrics,
+        model.reset_prefix_cache,
+    ]
+    for call in calls:
+        with pytest.raises(EngineFailed, match=r"the LLM of 'oracle' is closed; create another"):
+            call()
+
+
+def test_a_closed_model_lets_go_of_its_runner() -> None:
+    model = llm()
+    runner = model._engine._runner
+    runner.itself = runner  # type: ignore[attr-defined] - as graphs refer to what captured them
+    gone = ref(runner)
+    del runner
+    model.close()
+    assert gone() is None
+
+
+def test_the_prefix_cache_can_be_reset() -> None:
+    model, prompt = llm(), list(range(5, 17))
+    params = SamplingParams(max_tokens=2)
+
+    def cached() -> int:
+        return model.generate(prompt, params, progress=False)[0].usage.cached_tokens
+
+    assert (cached(), cached()) == (0, 8)
+    assert model.reset_prefix_cache()
+    assert cached() == 0
+    model.enqueue(prompt, SamplingParams(max_tokens=20, ignore_eos=True))
+    model.step()
+    assert not model.reset_prefix_cache()
+    assert model.reset_prefix_cache(reset_running_requests=True)
+    while model.unfinished:
+        model.step()
+    left_nothing(model)
+
+
+def test_the_tokenizer_is_the_models() -> None:
+    with llm() as model:
+        text = model.get_tokenizer()
+        assert text.decode(text.encode("hello there")) == "hello there"
+
+
+def test_explaining_a_forgotten_request_names_the_setting() -> None:
+    model = llm(journal_requests=2)
+    outputs = model.generate(["a", "b", "c"], SamplingParams(max_tokens=1), progress=False)
+    assert "FINISHED" in model.explain(outputs[-1].request_id)
+    with pytest.raises(RequestError, match="last 2 finished requests: raise journal_requests"):
+        model.explain(outputs[0].request_id)

@@ -19,7 +19,7 @@ class Model(Protocol):
     """What is measured; see `engine.llm.LLM`."""
 
     def generate(
-        self, prompts: Any, params: Any = None, *, progress: bool = True
+        self, prompts: Any, sampling_params: Any = None, *, progress: bool = True
     ) -> list[RequestOutput]: ...
 
 

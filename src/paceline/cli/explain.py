@@ -38,11 +38,11 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Tell the life of a request: what it waited for, and why.
+    """Describe what a request waited for, and why.
 
-    A server remembers those that run and the last that ended (--journal-requests). Without
-    --url and --recording, the server on port 8000 of this machine is asked. With --recording,
-    the exit status says of the file what that of `paceline replay` does.
+    A server remembers open requests and the last finished ones (--journal-requests). Without
+    --url and --recording, the command asks the server on port 8000 of this machine. With
+    --recording, the exit status describes the file, as that of `paceline replay` does.
     """
     if options.recording is not None:
         return from_recording(options.recording, options.request_id)

@@ -220,7 +220,7 @@ class AsyncEngine(Protocol):
         longer than any prompt can be."""
         ...
 
-    def generate(self, ask: Ask) -> Stream:
+    def generate(self, ask: Ask, /) -> Stream:
         """Begin a request. RequestError, QueueFull or EngineFailed if it is refused at once."""
         ...
 

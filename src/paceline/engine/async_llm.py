@@ -1,4 +1,4 @@
-"""An engine for an event loop: streams of text while the step loop runs elsewhere."""
+"""The model of an event loop: streams of text, while the step loop runs elsewhere."""
 
 from asyncio import AbstractEventLoop, Event, get_running_loop, timeout, to_thread, wrap_future
 from collections import deque
@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from paceline.core.request import Finish
-from paceline.engine.api import Ask, Report
+from paceline.engine.api import Ask, Report, SamplingParams
 from paceline.engine.core.components import Parts
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.core.ports import Core
@@ -18,17 +19,20 @@ from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import NOBODY, first_figures
 from paceline.engine.frontend.stream import Mailbox, PieceStream
+from paceline.engine.llm import Prompt, asked
+from paceline.text.tokenizer import Tokenizer
 
-TICK_S = 0.001  # a loop's clock may be coarser than ours
-LONG_TEXT = 4096  # characters, whose tokens take a millisecond or so
-STATS_S = 2.0  # after which figures of a while ago have to do
+TICK_S = 0.001  # added to timeouts: the clock of an event loop may be coarser
+LONG_TEXT = 4096  # characters; a longer text is tokenized on a thread
+STATS_S = 2.0  # then `stats` returns the latest figures it has
 
 
 class AsyncLLM:
-    """See `api.AsyncEngine`. The core begins to run when the event loop first asks for something.
+    """A model for an event loop; `async with` shuts it down at the end.
 
-    The front end belongs to the event loop. The core's thread only leaves deliveries in
-    `_outbox` and rings once, so it never waits for anybody here.
+    The step loop starts with the first call from the event loop, and the engine belongs to that
+    loop. The core's thread only appends deliveries to `_outbox` and wakes the loop once, so it
+    never waits for the front end. `api.AsyncEngine` is the protocol that the server uses.
     """
 
     def __init__(self, core: Core, frontend: Frontend) -> None:
@@ -37,27 +41,39 @@ class AsyncLLM:
         self._outbox: deque[Delivery] = deque()
         self._rung = False
         self._lock = Lock()
-        self._quiet = Event()  # is no request open?
+        self._quiet = Event()  # set while no request is open
         self._gone = Event()
-        self._end = ""  # why it is gone for good
+        self._end = ""  # why the core is gone for good
         capacity = core.ready()
         frontend.max_model_len = capacity.max_model_len
         self._figures = first_figures(capacity)  # the latest answer to "gauges"
 
     @classmethod
     def of(cls, parts: Parts) -> "AsyncLLM":
-        """With the step loop on a thread of this process."""
+        """An engine whose step loop is a thread of this process."""
         engine = parts.engine()
         return cls(ThreadCore(engine), parts.frontend(engine))
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.shutdown()
+
     @property
     def max_model_len(self) -> int:
+        """Most tokens of a sequence, prompt and output together."""
         return self._frontend.max_model_len
 
     # -- requests -----------------------------------------------------------
 
     async def encoded(self, ask: Ask) -> Ask:
-        """With the token ids of its text. A long text is read on a thread, while others go on."""
+        """The same request with token ids instead of text; a thread tokenizes a long text."""
         text = self._frontend.text_of(ask)
         if text is None:
             return ask
@@ -66,8 +82,25 @@ class AsyncLLM:
         ids = read() if len(text) <= short else await to_thread(read)
         return replace(ask, prompt=None, messages=None, prompt_token_ids=ids, text=text)
 
-    def generate(self, ask: Ask) -> PieceStream:
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> PieceStream:
+        """Start a request and return its stream of pieces.
+
+        A prompt is a text, a list of token ids, or an `Ask` with settings of its own.
+        Raises RequestError or QueueFull if the request is refused, and EngineFailed if the engine
+        has stopped. A stream that is closed or dropped before its end aborts its request.
+
+        ```py
+        async with AsyncLLM("smollm2") as llm:
+            async for piece in llm.generate("Once upon a time"):
+                print(piece.text, end="")
+        ```
+        """
         self._attach()
+        ask = asked(prompt)
+        if sampling_params is not None:
+            ask = replace(ask, params=sampling_params)
         mailbox = Mailbox()
         request = self._frontend.begin(ask, mailbox)
         try:
@@ -82,21 +115,32 @@ class AsyncLLM:
         return PieceStream(request.id, ids, mailbox, self._core.abort)
 
     async def abort(self, request_id: str) -> bool:
+        """End a request with the finish reason "abort". False if it is not open."""
         if request_id not in self._frontend.open:
             return False
         self._core.abort(request_id)
         return True
 
-    # -- questions ----------------------------------------------------------
+    # -- state --------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, with `encode(text)` and `decode(ids)`."""
+        return self._frontend.tokenizer
 
     async def explain(self, request_id: str) -> str:
+        """Describe what a request waited for and what happened to it.
+
+        Raises RequestError for an id that is not remembered: the engine remembers open requests
+        and the last `journal_requests` finished ones.
+        """
         return await self._ask("explain", request_id)
 
     async def snapshot(self) -> dict[str, Any]:
+        """The scheduler's whole state as plain data."""
         return await self._ask("snapshot")
 
     async def stats(self) -> Report:
-        """Also when the core does not answer: its latest totals, and nobody in one that died."""
+        """Everything counted so far: the latest known figures if the core does not answer."""
         try:
             async with timeout(STATS_S):
                 self._figures = await self._ask("gauges")
@@ -107,33 +151,44 @@ class AsyncLLM:
         return self._frontend.metrics.report(self._figures)
 
     async def pause(self, mode: Literal["new", "all"] = "new") -> None:
+        """Stop admitting requests ("new"), or stop planning steps as well ("all")."""
         await self._ask("pause", mode)
 
     async def resume(self) -> None:
+        """Undo `pause`."""
         await self._ask("resume")
 
     async def drain(self) -> None:
+        """Refuse new requests, and return when the open ones have finished."""
         await self._ask("drain")
         while self._frontend.open:
             await self._quiet.wait()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes. False if running requests hold blocks of them.
+
+        With `reset_running_requests`, those requests are preempted first and computed again later.
+        """
         running = "running" if reset_running_requests else ""
         return await self._ask("reset_prefix_cache", running)
 
     def healthy(self) -> str | None:
+        """None, or why the engine is not healthy."""
         return self._core.healthy()
 
     @property
     def last_failure_s(self) -> float | None:
+        """Seconds since a request last ended with an error; None if none has."""
         return self._frontend.last_failure_s
 
     async def gone(self) -> str:
+        """Wait until the core is gone for good, and return the reason."""
         self._attach()
         await self._gone.wait()
         return self._end
 
     async def shutdown(self) -> None:
+        """Stop the step loop; open requests end with the finish reason "abort"."""
         await to_thread(self._core.close)
         self._pump()
         self._frontend.end_all(Finish.ABORT)
@@ -157,7 +212,7 @@ class AsyncLLM:
 
     def _call(self, function: Callable[..., None], *arguments: str | bool) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # the loop was closed, and nobody listens any more
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
 
     # -- on the event loop --------------------------------------------------
@@ -171,7 +226,7 @@ class AsyncLLM:
             raise EngineFailed("the engine belongs to another event loop; make one for each")
 
     def _pump(self) -> None:
-        """Pass on everything that was delivered."""
+        """Pass every delivery on to its streams."""
         with self._lock:
             deliveries, self._outbox = self._outbox, deque()
             self._rung = False
@@ -182,14 +237,14 @@ class AsyncLLM:
             self._quiet.set()
 
     def _expire(self) -> None:
-        self._pump()  # what came in time counts
+        self._pump()  # tokens that arrived in time count
         for name in self._frontend.expire():
             self._core.abort(name)
         if not self._frontend.open:
             self._quiet.set()
 
     def _mourn(self, reason: str, for_good: bool) -> None:
-        """All who are here end, also one that came so late that the next core has it."""
+        """End every open request, also one that the next core has already received."""
         self._pump()
         self._frontend.metrics.crashed()
         for name in self._frontend.end_all(Finish.ERROR, reason):

@@ -1,10 +1,12 @@
-"""Many prompts at once, in this thread: a model to call from a script."""
+"""The model of a script: prompts in, finished outputs back, on the caller's thread."""
 
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.request import Finish, Request
@@ -19,16 +21,18 @@ from paceline.engine.api import (
     Usage,
 )
 from paceline.engine.core.components import Factory
+from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import NO_TIMINGS, EngineFailed, Question
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import held_back
+from paceline.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Ask
 Params = SamplingParams | Sequence[SamplingParams]
 
 
 class Collector:
-    """Keeps whole outputs by request, and lets the pieces go."""
+    """Keep the finished output of a request and ignore its pieces."""
 
     def __init__(self, request_id: str, done: dict[str, RequestOutput]) -> None:
         self._request_id, self._done = request_id, done
@@ -44,7 +48,7 @@ class Collector:
 
 
 def refusal(request_id: str, error: PacelineError) -> RequestOutput:
-    """The output of a request that never began."""
+    """The output of a request that was refused."""
     nothing = Answer(0, "", (), finish_reason="error")
     return RequestOutput(
         request_id, None, (), (nothing,), Usage(0, 0, 0), NO_TIMINGS, error=str(error)
@@ -52,49 +56,107 @@ def refusal(request_id: str, error: PacelineError) -> RequestOutput:
 
 
 class LLM:
-    """Results come in the order of the prompts. Requests that were enqueued run beside them.
+    """A model to call from a script, on the thread of the caller.
 
-    A prompt that cannot be run does not hold the others up: its output has the finish reason
-    "error", and `error` says why.
+    Outputs have the order of the prompts. A prompt that cannot run does not stop the others: its
+    output has the finish reason "error", and `error` says why. Requests from `enqueue` run beside
+    those of `generate` and `chat`.
+
+    `close`, or the end of a `with` block, releases the model. Every call after that raises
+    EngineFailed.
     """
 
     def __init__(self, model: str, build: Factory, **settings: Any) -> None:
         parts = build(model, **settings)
         self.model = model
-        self._engine = parts.engine()
-        self._frontend = parts.frontend(self._engine)
-        self._backlog: dict[str, Request] = {}  # for which the engine has no room yet
-        self._done: dict[str, RequestOutput] = {}  # ended, and not handed out
+        self._open_engine: Engine | None = parts.engine()  # None after `close`
+        self._frontend = parts.frontend(self._open_engine)
+        self._backlog: dict[str, Request] = {}  # not submitted yet: the engine's queue is full
+        self._done: dict[str, RequestOutput] = {}  # finished, and not returned yet
         self._names = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop unfinished requests and release the model's weights and KV memory.
+
+        Closing twice is allowed.
+        """
+        if self._open_engine is None:
+            return
+        self._open_engine.close()
+        self._open_engine = None
+        self._frontend.end_all(Finish.ABORT)
+        self._backlog.clear()
+        self._done.clear()
+        gc.collect()  # the captured graphs of a runner refer back to it
+
+    @property
+    def _engine(self) -> Engine:
+        self._require_open()
+        assert self._open_engine is not None
+        return self._open_engine
+
+    def _require_open(self) -> None:
+        if self._open_engine is None:
+            raise EngineFailed(f"the LLM of {self.model!r} is closed; create another one")
 
     # -- many at once -------------------------------------------------------
 
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
-        params: Params | None = None,
+        sampling_params: Params | None = None,
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Continue each prompt: a text, its token ids, or an Ask."""
+        """Continue each prompt, and return when all of them have finished.
+
+        A prompt is a text, a list of token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`,
+        or an `Ask` with settings of its own. `sampling_params` is one for all prompts, or a list
+        with one for each. `progress` draws a bar on stderr.
+
+        ```py
+        outputs = llm.generate(["Once upon a time"], SamplingParams(max_tokens=20))
+        print(outputs[0].outputs[0].text)
+        ```
+        """
         asks = [asked(prompt) for prompt in several(prompts)]
-        return self._run(with_params(asks, params), progress)
+        return self._run(with_params(asks, sampling_params), progress)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: Params | None = None,
+        sampling_params: Params | None = None,
         *,
         progress: bool = True,
         variables: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several; `variables` are the chat template's own."""
+        """Answer one conversation, or several, through the model's chat template.
+
+        `variables` are passed to the template, such as `{"enable_thinking": False}` for Qwen3.
+
+        ```py
+        (output,) = llm.chat([{"role": "user", "content": "Why is the sky blue?"}])
+        print(output.outputs[0].text)
+        ```
+        """
         asks = [Ask(messages=one, variables=variables) for one in conversations(messages)]
-        return self._run(with_params(asks, params), progress)
+        return self._run(with_params(asks, sampling_params), progress)
 
     def _run(self, asks: list[Ask], progress: bool) -> list[RequestOutput]:
+        self._require_open()
         names: list[str] = []
-        refused: dict[int, RequestOutput] = {}  # by place, since a name may be another's
+        refused: dict[int, RequestOutput] = {}  # by index: the id may belong to another request
         try:
             for place, ask in enumerate(asks):
                 name = ask.request_id or self._name()
@@ -128,19 +190,31 @@ class LLM:
             progress.finish(total, read, written)
 
     def _drop(self, names: list[str]) -> None:
-        """Somebody interrupts: nothing of this batch goes on."""
+        """Abort the whole batch after an interrupt."""
         for name in names:
             self.abort(name)
         self._turn()
         for name in names:
             self._done.pop(name, None)
 
-    # -- for those who drive the loop ---------------------------------------
+    # -- step by step -------------------------------------------------------
 
-    def enqueue(self, prompt: Prompt, params: SamplingParams | None = None) -> str:
-        """Let a request wait for `step`; returns its id. RequestError if it is malformed."""
+    def enqueue(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> str:
+        """Add a request without waiting for it, and return its id; `step` runs it.
+
+        Raises RequestError if the request is malformed.
+
+        ```py
+        llm.enqueue("The capital of France is")
+        while llm.unfinished:
+            for output in llm.step():
+                print(output.request_id, output.outputs[0].text)
+        ```
+        """
+        self._require_open()
         ask = asked(prompt)
-        ask = replace(ask, request_id=ask.request_id or self._name(), params=params or ask.params)
+        params = sampling_params or ask.params
+        ask = replace(ask, request_id=ask.request_id or self._name(), params=params)
         if ask.request_id in self._done:
             raise RequestError(f"the output of {ask.request_id!r} has not been taken yet")
         sink = Collector(ask.request_id, self._done)
@@ -148,7 +222,7 @@ class LLM:
         return ask.request_id
 
     def step(self) -> list[RequestOutput]:
-        """One turn of the engine; returns the requests that ended."""
+        """Run one step of the engine, and return the requests that finished in it."""
         self._turn()
         ended = list(self._done.values())
         self._done.clear()
@@ -156,11 +230,11 @@ class LLM:
 
     @property
     def unfinished(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not finished."""
         return len(self._frontend.open)
 
     def abort(self, request_id: str) -> bool:
-        """End a request; its output has what came so far. False if it is not here."""
+        """End a request; its output has the tokens so far. False if it is not open."""
         if request_id not in self._frontend.open:
             return False
         if self._backlog.pop(request_id, None) is not None:
@@ -169,24 +243,40 @@ class LLM:
             self._engine.abort(request_id)
         return True
 
+    # -- state --------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, with `encode(text)` and `decode(ids)`."""
+        return self._frontend.tokenizer
+
     def get_metrics(self) -> Report:
+        """Counters, gauges and histograms, under vLLM's names."""
         return self._frontend.metrics.report(self._engine.answer(Question("gauges")))
 
     def explain(self, request_id: str) -> str:
-        """The life of a request, in sentences."""
+        """Describe what a request waited for and what happened to it.
+
+        Raises RequestError for an id that is not remembered: the engine remembers open requests
+        and the last `journal_requests` finished ones.
+        """
         return self._engine.answer(Question("explain", request_id))
 
-    def close(self) -> None:
-        self._engine.close()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes. False if running requests hold blocks of them.
+
+        With `reset_running_requests`, those requests are preempted first and computed again later.
+        """
+        running = "running" if reset_running_requests else ""
+        return self._engine.answer(Question("reset_prefix_cache", running))
 
     def _turn(self) -> None:
-        with held_back():  # a step that is torn apart would be in the way of the next
+        with held_back():  # an interrupt waits for the end of the step
             has_come = self._turn_once()
         if not has_come and self.unfinished:
             self._engine.rest()
 
     def _turn_once(self) -> bool:
-        """Has anything come of it?"""
+        """Return whether the engine delivered anything."""
         for name in self._frontend.expire():
             if self._backlog.pop(name, None) is None:
                 self._engine.abort(name)
@@ -201,7 +291,7 @@ class LLM:
         return True
 
     def _feed(self) -> None:
-        """Submit what the engine has room for."""
+        """Submit as many requests as the engine has room for."""
         for name in list(islice(self._backlog, max(self._engine.room, 0))):
             try:
                 self._engine.submit(self._backlog.pop(name))
@@ -217,7 +307,7 @@ class LLM:
 
 
 def several(prompts: Any) -> list[Any]:
-    """A text, an Ask, a dict or a list of numbers is one prompt; all else is a list of them."""
+    """A text, an Ask, a dict or a list of numbers is one prompt; other iterables hold prompts."""
     if isinstance(prompts, str | bytes | Ask | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]
     found = list(cast("Iterable[Any]", prompts))
@@ -225,7 +315,7 @@ def several(prompts: Any) -> list[Any]:
 
 
 def asked(prompt: Any) -> Ask:
-    """What is no prompt is refused, and not taken for something that it may not be."""
+    """Turn a prompt of any accepted form into an Ask; RequestError for anything else."""
     match prompt:
         case Ask():
             return prompt
@@ -245,7 +335,7 @@ def asked(prompt: Any) -> Ask:
 
 
 def conversations(messages: Any) -> list[Sequence[Message]]:
-    """One, or a list of them."""
+    """Turn one conversation, or several, into a list of them."""
     given: list[Any] = [messages] if isinstance(messages, str | Mapping) else list(messages)
     is_one = isinstance(messages, list | tuple) and given and isinstance(given[0], Mapping)
     found: list[Any] = [given] if is_one else given
@@ -256,7 +346,7 @@ def conversations(messages: Any) -> list[Sequence[Message]]:
 
 
 def with_params(asks: list[Ask], params: Params | None) -> list[Ask]:
-    """Each with its own params, or all with the same."""
+    """Give each request its own sampling params, or all of them the same."""
     if params is None:
         return asks
     if isinstance(params, SamplingParams):

@@ -377,10 +377,10 @@ class Scheduler:
         return taken
 
     def explain(self, request_id: str) -> str:
-        """The life of a request, in sentences."""
+        """Describe what a request waited for and what happened to it, in sentences."""
         sequence = self.residency.live.get(request_id) or self.residency.journal.recall(request_id)
         if sequence is None:
-            raise RequestError(f"no request {request_id!r} is here or remembered")
+            raise RequestError(sentences.forgotten(request_id, self.config.journal))
         return sentences.tell(sequence, self.residency)
 
     def why(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A model for a program: in a script, or in an event loop. Neither needs a server."""
+"""`LLM` and `AsyncLLM`: a model in a script or in an event loop, without a server."""
 
 from typing import Any
 
@@ -8,14 +8,31 @@ from paceline.engine.core.thread import ThreadCore
 from paceline.hub.catalogue import DEFAULT
 from paceline.wiring.settings import for_batches
 
-# By name, since importing it takes seconds and memory that a front end does not need.
+# By name: importing it takes seconds and memory that a front end does not need.
 FACTORY = "paceline.wiring.assembly:build"
 
 
 class LLM(llm.LLM):
-    """A model to call from a script: `LLM("smollm2").generate(["Hello"])`.
+    """A model to call from a script.
 
-    Its policy is `longest` where none is given.
+    `model` is a name that `paceline pull` knows, a `.gguf` file, a folder with safetensors, or a
+    repository on Hugging Face. Settings are given by name, as `paceline serve` takes them:
+    `max_num_seqs=64`. An unknown name raises ConfigError. The policy is `longest` unless one is
+    given.
+
+    ```py
+    from paceline import LLM, SamplingParams
+
+    with LLM("smollm2") as llm:
+        for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+            print(output.outputs[0].text)
+    ```
+
+    Outputs have the order of the prompts. A prompt that cannot run does not stop the others: its
+    output has the finish reason "error", and `error` says why.
+
+    `close`, or the end of a `with` block, releases the model. Every call after that raises
+    EngineFailed.
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
@@ -23,7 +40,18 @@ class LLM(llm.LLM):
 
 
 class AsyncLLM(async_llm.AsyncLLM):
-    """A model for an event loop, with the step loop on a thread of its own."""
+    """A model for an event loop, with the step loop on a thread of its own.
+
+    It takes the same model names and settings as `LLM`.
+
+    ```py
+    from paceline import AsyncLLM, SamplingParams
+
+    async with AsyncLLM("smollm2") as llm:
+        async for piece in llm.generate("Once upon a time", SamplingParams(max_tokens=40)):
+            print(piece.text, end="", flush=True)
+    ```
+    """
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
         parts = factory_named(FACTORY)(model, **settings)

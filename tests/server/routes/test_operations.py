@@ -167,6 +167,8 @@ def test_all_parts_of_a_request_are_explained() -> None:
         await site.post(PATH, **body)
         lost = await story("three")
         assert (lost.status_code, lost.json()["error"]["param"]) == (404, "request_id")
+        said = lost.json()["error"]["message"]
+        assert "remembers the last 3 finished requests: raise journal_requests" in said
 
     on_its_own_server(scenario, journal_requests=3)
 

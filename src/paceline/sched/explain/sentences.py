@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
+from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
 from paceline.sched.explain.journal import Passage, Spell
@@ -20,6 +21,15 @@ def tokens(value: int) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def forgotten(request_id: str, config: JournalConfig) -> str:
+    """Why there is nothing to tell about a request."""
+    remembered = plural(config.journal_requests, "finished request")
+    return (
+        f"request {request_id!r} is not remembered; paceline remembers the last {remembered}: "
+        "raise journal_requests"
+    )
 
 
 def tell(sequence: Sequence, at: Residency) -> str:
