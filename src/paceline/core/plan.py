@@ -237,15 +237,40 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """How long each stage of a request took; a stage that was not reached took 0 s."""
+
+    queue_s: float = 0.0  # from arrival to the first admission
+    prefill_s: float = 0.0  # from there to the first token
+    decode_s: float = 0.0  # from there to the end
+    total_s: float = 0.0
+    preemptions: int = 0
+
+    @property
+    def staged(self) -> bool:
+        """Is it known how the time is divided? It is not if the front end cut the request."""
+        return self.total_s == 0 or self.queue_s + self.prefill_s + self.decode_s > 0
+
+
+NO_TIMINGS = Timings()
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a request, of which each has exactly one, or of one of its children."""
+    """The end of a request, of which each has exactly one, or of one of its children.
+
+    The scheduler reports why; `timings` and `cached` are added for a request, not for a child,
+    by the engine that ran it.
+    """
 
     request_id: str
     finish: Finish
     stop_token: int | None = None  # the token that stopped it
-    message: str = ""  # what went wrong, for `error`
+    message: str = ""  # what went wrong, for `error` and `timeout`
     child: int = -1  # -1: the request itself
-    choices: tuple[Choice, ...] = ()  # best first, where nothing was told before
+    choices: tuple[Choice, ...] = ()  # best first, where no tokens were reported before the end
+    timings: Timings = NO_TIMINGS
+    cached: int = 0  # prompt tokens found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)

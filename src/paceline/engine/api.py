@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
-from paceline.engine.core.messages import EngineFailed, Timings
+from paceline.core.plan import Timings
+from paceline.engine.core.messages import EngineFailed
 from paceline.engine.frontend.metrics import Report
 from paceline.engine.params import SamplingParams
 

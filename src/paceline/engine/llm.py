@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from paceline.core.errors import PacelineError, RequestError
+from paceline.core.plan import NO_TIMINGS
 from paceline.core.request import Finish, Request
 from paceline.engine.api import (
     Answer,
@@ -22,7 +23,7 @@ from paceline.engine.api import (
 )
 from paceline.engine.core.components import Factory
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import NO_TIMINGS, EngineFailed, Question
+from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import held_back
 from paceline.text.tokenizer import Tokenizer

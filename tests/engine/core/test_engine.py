@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
-from paceline.core.plan import Candidates, Plan, StepResult
+from paceline.core.plan import NO_TIMINGS, Candidates, Plan, StepResult
 from paceline.core.request import Finish, Request
 from paceline.engine.core.components import Parts
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import NO_TIMINGS, Asked, Delivery, EngineFailed, Question
+from paceline.engine.core.messages import Asked, Delivery, EngineFailed, Question
 from paceline.engine.settings import EngineSettings
 from paceline.sim.reference import reference
 from tests.engine.support import MAX_MODEL_LEN, OraclePort, assert_nothing_left, parts, tokenizer
@@ -53,10 +53,10 @@ class Teller:
             name = delivery.request_id[row]
             assert name not in self.ends
             self.tokens.setdefault(name, []).extend(delivery.ids[row, :count].tolist())
-        for one in delivery.departures:
-            if one.ended.child < 0:
-                assert one.ended.request_id not in self.ends
-                self.ends[one.ended.request_id] = one.ended.finish, one.ended.message
+        for one in delivery.ended:
+            if one.child < 0:
+                assert one.request_id not in self.ends
+                self.ends[one.request_id] = one.finish, one.message
         for one in delivery.refused:
             assert one.request_id not in self.ends | self.refused
             self.refused[one.request_id] = one.error
@@ -305,7 +305,7 @@ def test_timings_are_those_of_its_life() -> None:
     while not teller.engine.idle or not teller.engine.resting:
         teller.turn()
         now[0] += 1.0
-    told = {one.ended.request_id: one for each in teller.deliveries for one in each.departures}
+    told = {one.request_id: one for each in teller.deliveries for one in each.ended}
     first, second = told["a"].timings, told["b"].timings
     assert (first.queue_s, first.prefill_s, first.decode_s) == (0.0, 0.0, 1.0)
     assert (second.queue_s, second.prefill_s, second.decode_s) == (2.0, 0.0, 2.0)
@@ -319,13 +319,13 @@ def test_cached_tokens_and_preemptions_are_told() -> None:
     teller.run()
     teller.engine.submit(request("again", 13, 2))
     teller.run()
-    told = {one.ended.request_id: one for each in teller.deliveries for one in each.departures}
+    told = {one.request_id: one for each in teller.deliveries for one in each.ended}
     assert (told["a"].cached, told["again"].cached) == (0, 12)
     tight = Teller(parts(num_blocks=12))
     for name in "abcd":
         tight.engine.submit(request(name, 9 + ord(name) % 5, 12))
     tight.run()
-    total = sum(one.timings.preemptions for each in tight.deliveries for one in each.departures)
+    total = sum(one.timings.preemptions for each in tight.deliveries for one in each.ended)
     assert total == tight.engine.scheduler.stats.preemptions > 0
 
 
@@ -334,7 +334,7 @@ def test_more_may_end_at_once_than_the_journal_remembers() -> None:
     for name in "abcd":
         teller.engine.submit(request(name, 5, 3, arrival=-50.0))
     teller.run()
-    told = [one for each in teller.deliveries for one in each.departures]
+    told = [one for each in teller.deliveries for one in each.ended]
     assert len(told) == 4
     assert all(one.timings.queue_s > 0 for one in told)
 
@@ -437,8 +437,8 @@ def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> 
         now[0] += 1.0
     assert teller.ends["a"][0] is Finish.LENGTH
     assert teller.ends["b"] == (Finish.TIMEOUT, "it was not begun within 5 s")
-    late = [one for told in teller.deliveries for one in told.departures]
-    (waited,) = [one.timings.queue_s for one in late if one.ended.request_id == "b"]
+    late = [one for told in teller.deliveries for one in told.ended]
+    (waited,) = [one.timings.queue_s for one in late if one.request_id == "b"]
     assert 5.0 < waited < 8.0
     assert_nothing_left(teller.engine.scheduler)
 
@@ -502,7 +502,7 @@ def test_a_family_runs_as_one_request_and_has_one_life() -> None:
         teller.turn()
     assert teller.engine.answer(Question("gauges"))["running"] == 1
     teller.run()
-    told = [one for each in teller.deliveries for one in each.departures]
-    assert {one.timings for one in told if one.ended.child >= 0} == {NO_TIMINGS}
-    (whole,) = [one for one in told if one.ended.child < 0]
+    told = [one for each in teller.deliveries for one in each.ended]
+    assert {one.timings for one in told if one.child >= 0} == {NO_TIMINGS}
+    (whole,) = [one for one in told if one.child < 0]
     assert whole.timings.total_s > 0

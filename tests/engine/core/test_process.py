@@ -21,7 +21,7 @@ from paceline.engine.api import Ask, AsyncEngine, SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.core import process
 from paceline.engine.core.components import factory_named
-from paceline.engine.core.messages import Delivery, Departure, EngineFailed, Question, Refused
+from paceline.engine.core.messages import Delivery, EngineFailed, Question, Refused
 from paceline.engine.core.process import ProcessCore, Watch
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.stream import Mailbox
@@ -218,10 +218,10 @@ def test_one_choice_that_stops_leaves_the_others_alone() -> None:
     with_process(use, stall_s=0.04)
 
 
-def heard(watch: Watch, *departures: Departure, refused: tuple[Refused, ...] = ()) -> None:
+def heard(watch: Watch, *ended: Ended, refused: tuple[Refused, ...] = ()) -> None:
     none = np.empty(0, np.int32)
     ids, names = np.empty((0, 1), np.int32), np.empty(0, object)
-    told = Delivery(0.0, names, none, ids, none, departures=departures, refused=refused)
+    told = Delivery(0.0, names, none, ids, none, ended=ended, refused=refused)
     watch.heard(told)
 
 
@@ -247,7 +247,7 @@ def test_silence_is_a_stall_while_requests_wait(monkeypatch: pytest.MonkeyPatch)
     watch.asked(Question("resume"))
     assert watch.stalled() is None
     now[0] = 146.0
-    heard(watch, Departure(Ended("a", Finish.STOP, child=0)), Departure(Ended("b", Finish.STOP)))
+    heard(watch, Ended("a", Finish.STOP, child=0), Ended("b", Finish.STOP))
     now[0] = 152.0
     assert watch.stalled() is not None  # the others of its family
     heard(watch, refused=(Refused("a", RequestError("why")),))

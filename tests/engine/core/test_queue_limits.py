@@ -119,4 +119,4 @@ def test_the_last_one_to_wait_is_told_that_it_waited_too_long() -> None:
     late.now = 6.0
     told = late.engine.turn()
     assert told is not None
-    assert [one.ended.finish for one in told.departures] == [Finish.TIMEOUT]
+    assert [one.finish for one in told.ended] == [Finish.TIMEOUT]

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.core.events import Happened, Moment
+from paceline.core.plan import Timings
 from paceline.core.request import Request, Sequence
-from paceline.engine.core.messages import Timings
 from paceline.engine.core.timings import timings
 
 

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
-from paceline.core.plan import Candidates, Choice, Ended, PromptScores
+from paceline.core.plan import Candidates, Choice, Ended, PromptScores, Timings
 from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
 from paceline.engine.core import wire
 from paceline.engine.core.messages import (
     Delivery,
-    Departure,
     EngineFailed,
     Question,
     Refused,
-    Timings,
 )
 
 
@@ -77,7 +75,8 @@ def prompt_scores(alternatives: int) -> PromptScores:
 
 def test_a_delivery() -> None:
     choice = Choice((1, 2), Finish.STOP, -0.5, 2)
-    gone = Departure(Ended("a", Finish.STOP, 2, choices=(choice,)), Timings(1, 2, 3, 6, 1), 4)
+    times = Timings(1, 2, 3, 6, 1)
+    gone = Ended("a", Finish.STOP, 2, choices=(choice,), timings=times, cached=4)
     found = Candidates(np.array([[1, 2, 3], [4, 5, -1]], np.int32), np.ones((2, 3), np.float32))
     names = np.array(["a", "b"], object)
     one = Delivery(
@@ -88,13 +87,13 @@ def test_a_delivery() -> None:
         np.array([2, 1], np.int32),
         np.array([[-0.5, -0.25], [-2.0, 0.0]], np.float32),
         found,
-        (gone, Departure(Ended("b", Finish.ERROR, message="broken", child=1))),
+        (gone, Ended("b", Finish.ERROR, message="broken", child=1)),
         (Refused("c", QueueFull("full")),),
         tuple(prompt_scores(alternatives) for alternatives in (0, 2)),
     )
     back = wire.delivery_of(sent(wire.delivered(one)))
     assert back.time == one.time
-    assert back.departures == one.departures
+    assert back.ended == one.ended
     for name in ("request_id", "child", "ids", "count", "logprob"):
         np.testing.assert_array_equal(getattr(back, name), getattr(one, name))
     assert back.candidates is not None

@@ -13,7 +13,7 @@ from paceline.core.plan import Candidates, Ended
 from paceline.core.request import Finish
 from paceline.engine.api import Ask, Report, SamplingParams
 from paceline.engine.core.components import Parts
-from paceline.engine.core.messages import Abort, Capacity, Delivery, Departure, Question
+from paceline.engine.core.messages import Abort, Capacity, Delivery, Question
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import first_figures
 from paceline.sim import reference as model
@@ -425,7 +425,7 @@ class Late:
             np.zeros(rows, np.int32),
             np.array(ids, np.int32).reshape(rows, -1) if rows else np.empty((0, 1), np.int32),
             np.full(rows, len(ids), np.int32),
-            departures=() if ended is None else (Departure(ended),),
+            ended=() if ended is None else (ended,),
             **columns,
         )
         return self.frontend.deliver(told)

@@ -1,6 +1,7 @@
 """Metrics: a fold that counts each thing once."""
 
-from paceline.engine.core.messages import Capacity, Timings
+from paceline.core.plan import Timings
+from paceline.engine.core.messages import Capacity
 from paceline.engine.frontend.histogram import Histogram
 from paceline.engine.frontend.metrics import Lengths, Metrics, first_figures
 

@@ -2,10 +2,9 @@
 
 from math import inf
 
-from paceline.core.plan import Choice, Ended
+from paceline.core.plan import Choice, Ended, Timings
 from paceline.core.request import Finish
 from paceline.engine.api import Alternative, SamplingParams, TokenLogprob
-from paceline.engine.core.messages import Departure, Timings
 from paceline.engine.frontend.open_request import Conversation
 from tests.engine.support import Ear, as_request, tokenizer
 
@@ -76,7 +75,7 @@ def test_nothing_is_told_after_the_end() -> None:
     assert not one.push(-1, tokenizer().encode("hello"))
     assert not one.push(-1, (), ended=Ended("reference", Finish.ABORT))
     assert len(ear.pieces) == 1
-    output = one.close(Departure(Ended("reference", Finish.ABORT), Timings(total_s=3.0), 2))
+    output = one.close(Ended("reference", Finish.ABORT, timings=Timings(total_s=3.0), cached=2))
     assert ear.output is output
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("he", "stop")
     assert (output.usage.cached_tokens, output.timings.total_s) == (2, 3.0)
@@ -87,7 +86,7 @@ def test_the_best_are_told_with_the_end() -> None:
     one, ear = conversation(n=2, best_of=3)
     ids = tokenizer().encode("hello thing")
     choices = (Choice((*ids, 1), Finish.STOP, -1.0, 1), Choice((ids[0],), Finish.LENGTH, -2.0))
-    one.close(Departure(Ended("reference", Finish.STOP, choices=choices)))
+    one.close(Ended("reference", Finish.STOP, choices=choices))
     assert [piece.index for piece in ear.pieces] == [0, 1]
     assert ear.pieces[0].text == "hello thing"
     assert [piece.finish_reason for piece in ear.pieces] == ["stop", "length"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import QueueFull
+from paceline.core.plan import NO_TIMINGS
 from paceline.engine.api import Piece, RequestOutput, Usage
-from paceline.engine.core.messages import NO_TIMINGS
 from paceline.engine.frontend.stream import Mailbox, PieceStream
 
 OUTPUT = RequestOutput("a", None, (), (), Usage(0, 0, 0), NO_TIMINGS)

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.core.plan import Timings
 from paceline.engine.api import EngineFailed, RequestOutput, Usage
-from paceline.engine.core.messages import Timings
 from paceline.server.client_headers import Caller
 from paceline.server.schemas.completions import spent_by
 from paceline.server.telemetry.request_log import JsonLines, Line

@@ -23,7 +23,7 @@ from paceline.engine.core.ports import Clock, Runner
 from paceline.engine.core.queries import answer
 from paceline.engine.core.queue_limits import WaitingRoom
 from paceline.engine.core.step_counts import StepCounts
-from paceline.engine.core.timings import departure
+from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 
@@ -269,7 +269,7 @@ class Engine:
             outputs.child,
             outputs.ids,
             outputs.count,
-            departures=tuple(departure(self.scheduler, end) for end in ended),
+            ended=tuple(timed(self.scheduler, end) for end in ended),
             refused=refused,
             prompt=prompt,
         )

@@ -25,25 +25,6 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
-    """Where the time of a request went; a stage that was not reached took none."""
-
-    queue_s: float = 0.0  # from arrival to the first admission
-    prefill_s: float = 0.0  # from there to the first token
-    decode_s: float = 0.0  # from there to the end
-    total_s: float = 0.0
-    preemptions: int = 0
-
-    @property
-    def staged(self) -> bool:
-        """Is it known how the time is divided? It is not if a request was cut from outside."""
-        return self.total_s == 0 or self.queue_s + self.prefill_s + self.decode_s > 0
-
-
-NO_TIMINGS = Timings()
-
-
-@dataclass(frozen=True, slots=True)
 class Abort:
     """Somebody no longer wants an answer, or one of its choices."""
 
@@ -75,15 +56,6 @@ class Refused:
     error: PacelineError
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """The end of a request or of one of its children; timings are of requests."""
-
-    ended: Ended
-    timings: Timings = NO_TIMINGS
-    cached: int = 0  # prompt tokens found in the prefix cache
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
     """What one turn tells, in columns: row i has the first `count[i]` of `ids[i]` as new."""
@@ -95,6 +67,6 @@ class Delivery:
     count: I32
     logprob: F32 | None = None  # [rows, 1 + most drafts]
     candidates: Candidates | None = None  # of the first new token of each row
-    departures: tuple[Departure, ...] = ()
+    ended: tuple[Ended, ...] = ()
     refused: tuple[Refused, ...] = ()
     prompt: tuple[PromptScores, ...] = ()

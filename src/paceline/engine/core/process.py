@@ -222,9 +222,9 @@ class Watch:
 
     def heard(self, delivery: Delivery) -> None:
         self._since = monotonic()
-        for one in delivery.departures:
-            if one.ended.child < 0:
-                self.ended(one.ended.request_id)
+        for one in delivery.ended:
+            if one.child < 0:
+                self.ended(one.request_id)
         for one in delivery.refused:
             self.ended(one.request_id)
 

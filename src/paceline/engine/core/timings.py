@@ -1,22 +1,25 @@
-"""Where the time of an ended request went, read from its life."""
+"""How long each stage of an ended request took, read from its life."""
 
 from collections.abc import Sequence as Row
+from dataclasses import replace
 
 from paceline.core.events import Happened, Moment
-from paceline.core.plan import Ended
+from paceline.core.plan import Ended, Timings
 from paceline.core.request import Sequence
-from paceline.engine.core.messages import Departure, Timings
 from paceline.sched.scheduler import Scheduler
 
 
-def departure(scheduler: Scheduler, ended: Ended) -> Departure:
-    """To be asked before the next plan; later only the latest ends are remembered."""
+def timed(scheduler: Scheduler, ended: Ended) -> Ended:
+    """With timings and cached tokens, for the end of a request.
+
+    Call it before the next plan; after that the scheduler remembers only the latest ends.
+    """
     sequence = scheduler.view.ended(ended.request_id)
     if ended.child >= 0 or sequence is None:
-        return Departure(ended)
-    # Whoever is left of a family knows the life of all, and its own hits alone.
+        return ended
+    # The last sequence of a family shares the life of all; its own `cached` counts its own hits.
     cached = next((one.amount for one in sequence.life if one.happened is Happened.ADMITTED), 0)
-    return Departure(ended, timings(sequence), cached)
+    return replace(ended, timings=timings(sequence), cached=cached)
 
 
 def timings(sequence: Sequence) -> Timings:

@@ -8,13 +8,12 @@ import numpy as np
 
 from paceline.core.arrays import F32, I32
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
-from paceline.core.plan import Candidates, PromptScores
+from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 from paceline.engine.core.messages import (
     Capacity,
     Delivery,
-    Departure,
     EngineFailed,
     Question,
     Refused,
@@ -173,7 +172,7 @@ class Delivered(msgspec.Struct, tag=True, array_like=True, frozen=True):
     count: bytes
     logprob: Table | None
     candidates: tuple[Table, Table] | None
-    departures: tuple[Departure, ...]
+    ended: tuple[Ended, ...]
     refused: tuple[Refusal, ...]
     prompt: tuple[Scored, ...] = ()
 
@@ -222,7 +221,7 @@ def delivered(one: Delivery) -> Delivered:
         one.count.tobytes(),
         None if one.logprob is None else Table.of(one.logprob),
         None if found is None else (Table.of(found.ids), Table.of(found.logprob)),
-        one.departures,
+        one.ended,
         tuple(Refusal(each.request_id, Fault.of(each.error)) for each in one.refused),
         tuple(Scored.of(each) for each in one.prompt),
     )
@@ -240,7 +239,7 @@ def delivery_of(message: Delivered) -> Delivery:
         np.frombuffer(message.count, np.int32),
         None if message.logprob is None else message.logprob.floats(),
         None if found is None else Candidates(found[0].ints(), found[1].floats()),
-        message.departures,
+        message.ended,
         tuple(Refused(each.request_id, each.fault.error()) for each in message.refused),
         tuple(each.scores() for each in message.prompt),
     )

@@ -6,10 +6,10 @@ from heapq import heappop, heappush
 from uuid import uuid4
 
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
-from paceline.core.plan import Ended, PromptScores
+from paceline.core.plan import Ended, PromptScores, Timings
 from paceline.core.request import Finish, Request
 from paceline.engine.api import Alternative, Ask, PromptLogprob, RequestOutput, TokenLogprob
-from paceline.engine.core.messages import Abort, Delivery, Departure, Timings
+from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.core.ports import Clock, Sink
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import Conversation
@@ -128,7 +128,7 @@ class Frontend:
     def deliver(self, delivery: Delivery) -> list[Abort]:
         """Pass on what is new; returns what the engine should let go of: requests, and single
         choices that have ended at a stop string while others go on."""
-        ends = {(one.ended.request_id, one.ended.child): one.ended for one in delivery.departures}
+        ends = {(one.request_id, one.child): one for one in delivery.ended}
         told: list[Abort] = []
         for scores in delivery.prompt:
             self._learn(scores)
@@ -143,8 +143,8 @@ class Frontend:
             ended = ends.get((name, child))
             if conversation.push(child, ids[:count], logprobs, ended) and ended is None:
                 told.append(Abort(name, None if conversation.told else child))
-        for departure in delivery.departures:
-            self._depart(departure)
+        for ended in delivery.ended:
+            self._end(ended)
         for refused in delivery.refused:
             self.forget(refused.request_id, refused.error)
         return [one for one in told if one.request_id in self.open]
@@ -163,9 +163,9 @@ class Frontend:
         """The engine does not have it, or is gone and cannot tell where the time went."""
         conversation = self.open.pop(request_id)
         took = Timings(total_s=self._clock() - conversation.arrival)
-        ended = Ended(request_id, finish, message=message)
+        ended = Ended(request_id, finish, message=message, timings=took)
         self._note_failure(ended)
-        output = conversation.close(Departure(ended, took))
+        output = conversation.close(ended)
         self.metrics.cut(self._lengths(conversation, output), took.total_s)
         self._count_ends(output)
 
@@ -207,8 +207,7 @@ class Frontend:
         for one in output.outputs:
             self.metrics.finished(one.finish_reason or "error")
 
-    def _depart(self, departure: Departure) -> None:
-        ended = departure.ended
+    def _end(self, ended: Ended) -> None:
         if ended.child < 0:
             self._leaving.discard(ended.request_id)
         if (conversation := self.open.get(ended.request_id)) is None:
@@ -218,11 +217,11 @@ class Frontend:
             return
         del self.open[ended.request_id]
         self._note_failure(ended)
-        output, took = conversation.close(departure), departure.timings
+        output, took = conversation.close(ended), ended.timings
         if ended.choices:
             self.metrics.generated(output.usage.completion_tokens)
             self._first(conversation, took.queue_s + took.prefill_s)
-        self.metrics.ended(self._lengths(conversation, output), departure.cached, took)
+        self.metrics.ended(self._lengths(conversation, output), ended.cached, took)
         self._count_ends(output)
 
     def _lengths(self, conversation: Conversation, output: RequestOutput) -> Lengths:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.engine.core.messages import Capacity, Timings
+from paceline.core.plan import Timings
+from paceline.engine.core.messages import Capacity
 from paceline.engine.core.step_counts import TOKENS_PER_STEP, StepCounts
 from paceline.engine.frontend.histogram import Histogram
 

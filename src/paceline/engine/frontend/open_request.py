@@ -17,24 +17,11 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
-from paceline.engine.core.messages import Departure
 from paceline.engine.core.ports import Sink
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.tokenizer import Tokenizer
 
 PromptSoFar = list[PromptLogprob | None]  # by token; those that are not known yet are None
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a sequence ended, whoever tells it."""
-
-    reason: FinishReason
-    stop_token: int | None = None
-
-    @staticmethod
-    def of(ended: Ended | Choice) -> "Ending":
-        return Ending(ended.finish.value, ended.stop_token)
 
 
 class OpenChoice:
@@ -76,21 +63,21 @@ class OpenChoice:
         self,
         ids: Sequence[int],
         logprobs: Sequence[TokenLogprob] = (),
-        ending: Ending | None = None,
+        ended: Ended | Choice | None = None,
     ) -> Piece:
-        """Its next tokens, the last ones if there is an ending or a stop string turns up."""
+        """Its next tokens; the last ones if it ended, or if a stop string is found."""
         detokenizer, before = self._detokenizer, self._detokenizer.tokens
         ids = () if self._prompt_only else ids
-        stopped = ending is not None and ending.stop_token is not None
+        stopped = ended is not None and ended.stop_token is not None
         text = detokenizer.push(ids[:-1] if stopped and not self._include_stop else ids)
-        if ending is not None:
+        if ended is not None:
             text += detokenizer.finish()
         if detokenizer.stopped is not None:
             ids = ids[: detokenizer.tokens - before]
             self._end("stop", detokenizer.stopped)
-        elif ending is not None:
-            named = ending.stop_token if ending.stop_token in self._named_stops else None
-            self._end(ending.reason, named)
+        elif ended is not None:
+            named = ended.stop_token if ended.stop_token in self._named_stops else None
+            self._end(ended.finish.value, named)
         return self._piece(text, tuple(ids), tuple(logprobs[: len(ids)]))
 
     def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
@@ -172,28 +159,27 @@ class Conversation:
         choice = self.choices[max(child, 0)]
         if choice.finish_reason is not None:
             return False
-        self.sink.put(choice.push(ids, logprobs, Ending.of(ended) if ended else None))
+        self.sink.put(choice.push(ids, logprobs, ended))
         return choice.finish_reason is not None
 
-    def close(self, departure: Departure) -> RequestOutput:
-        """The request has ended, and all that is still open in it."""
-        ended = departure.ended
+    def close(self, ended: Ended) -> RequestOutput:
+        """The request has ended, and so have its choices that are still open."""
         for index, choice in enumerate(ended.choices):
             self.push(index, choice.tokens, ended=choice)
         for choice in self.choices:
             self.push(choice.index, (), ended=ended)
-        output = self.output(departure)
+        output = self.output(ended)
         self.sink.close(output)
         return output
 
-    def output(self, departure: Departure) -> RequestOutput:
+    def output(self, ended: Ended) -> RequestOutput:
         tokens = sum(len(choice.token_ids) for choice in self.choices)
         return RequestOutput(
             self.request.id,
             self.prompt,
             tuple(self.request.prompt.tolist()),
             tuple(choice.answer() for choice in self.choices),
-            Usage(len(self.request.prompt), tokens, departure.cached),
-            departure.timings,
-            error=departure.ended.message,
+            Usage(len(self.request.prompt), tokens, ended.cached),
+            ended.timings,
+            error=ended.message,
         )
