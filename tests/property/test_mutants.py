@@ -16,6 +16,7 @@ from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool
 from paceline.kv.runs import Run
 from paceline.kv.tier import Fence, HostTier, Stored
+from paceline.sched import sealing
 from paceline.sched.accounting import Accounting
 from paceline.sched.changes import News
 from paceline.sched.disciplines.prefill_first import PrefillFirst
@@ -183,19 +184,13 @@ def a_preempted_sequence_forgets_its_outputs(original: Any) -> Any:
     return preempt
 
 
-@mutant(Residency, "name_blocks")
-def a_block_is_named_before_its_last_position_is_handed_out(_original: Any) -> Any:
-    def name_blocks(self: Residency, slot: int) -> bool:
+@mutant(Residency, "seal_filled")
+def a_block_is_sealed_before_its_last_position_is_handed_out(_original: Any) -> Any:
+    def seal_filled(self: Residency, slot: int) -> bool:
         known = int(self.table.known[slot])
-        if known // self.cache.block_size <= self.cache.sealed[slot]:
-            return False
-        sequence = self.table.sequence(slot)
-        sequence.tokens = self.table.tokens[slot, :known].copy()
-        self.cache.name(sequence)
-        self.cache.seal(slot, sequence, known, self.step)
-        return True
+        return sealing._seal(self.table, self.cache, slot, known, self.step)
 
-    return name_blocks
+    return seal_filled
 
 
 @mutant(Steady, "_to_edge")

@@ -101,8 +101,7 @@ class Admission:
         if count:
             intake.add(slot, start, count)
             self._at.table.advance(slot, start + count)
-            if self._at.cache.rivals:
-                self._at.name_rivals()
+            self._at.seal_rivals()
 
     def rest(self, head: Sequence, hit: Hit) -> int:
         """Positions to compute before it samples, or before its family forks."""

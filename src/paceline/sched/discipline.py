@@ -82,8 +82,7 @@ class Discipline(ABC):
             slot, count = slot[busy], count[busy]
         start = at.table.planned[slot]
         at.table.advance(slot, start + count)
-        if at.cache.rivals:
-            at.name_rivals()
+        at.seal_rivals()
         return Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
 
     def _fit(

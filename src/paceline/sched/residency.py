@@ -8,6 +8,7 @@ from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Finish, Sequence
 from paceline.kv.cache import Hit, KVCache
+from paceline.sched import sealing
 from paceline.sched.changes import News
 from paceline.sched.explain.journal import Journal, note
 from paceline.sched.families.family import Families, Family
@@ -69,45 +70,24 @@ class Residency:
         return len(sequence.tokens) - self.lookup(sequence).tokens
 
     def lookup(self, sequence: Sequence) -> Hit:
-        """The longest prefix that has been computed, or is being computed by residents.
+        """The longest prefix that has been computed, or is being computed by residents."""
+        return self.cache.lookup(sequence, self.seal_filled)
 
-        Their blocks get keys only here, when a lookup gets to where they may be found:
-        a steady step costs nothing for it, and most prompts are never looked for.
-        """
-        return self.cache.lookup(sequence, self.name_blocks)
+    def seal_filled(self, slot: int) -> bool:
+        """Let the full blocks of a resident that have been handed out be found. Returns whether
+        there were any."""
+        return sealing.seal_filled(self.table, self.cache, slot, self.step)
 
-    def name_blocks(self, slot: int) -> bool:
-        """Seal the full blocks of a resident that have been handed out; were there any?"""
-        known = int(self.table.known[slot])
-        done = self._name_up_to(slot, min(int(self.table.computed[slot]), known), None)
-        planned = min(int(self.table.planned[slot]), known)
-        return self._name_up_to(slot, planned, self.step) or done
-
-    def name_rivals(self) -> None:
-        """Seal what those have filled who compute the same as another, oldest first."""
-        table, cache = self.table, self.cache
-        for slot in [slot for slot in table.order.tolist() if slot in cache.rivals]:
-            self.name_blocks(slot)
-            if cache.sealed[slot] >= int(table.given[slot]) // cache.block_size:
-                cache.rivals.discard(slot)
-
-    def _name_up_to(self, slot: int, tokens: int, step: int | None) -> bool:
-        if tokens // self.cache.block_size <= self.cache.sealed[slot] or not self.cache.enabled:
-            return False
-        sequence = self.table.sequence(slot)
-        sequence.tokens = self.table.tokens[slot, : self.table.known[slot]].copy()
-        self.cache.name(sequence)
-        self.cache.seal(slot, sequence, tokens, step)
-        return True
+    def seal_rivals(self) -> None:
+        """Let what residents have filled be found that compute the same as another one."""
+        if self.cache.rivals:
+            sealing.seal_rivals(self.table, self.cache, self.step)
 
     def confirm(self, step: int) -> None:
-        """The device has run `step`; if somebody listens, it is told what became findable."""
+        """The device has run `step`; cache events report what became findable."""
         self.cache.confirm(step)
         if self.cache.events is not None:
-            order, table = self.table.order, self.table
-            filled = np.minimum(table.computed[order], table.known[order])
-            for slot, tokens in zip(order.tolist(), filled.tolist(), strict=True):
-                self._name_up_to(slot, tokens, None)
+            sealing.seal_computed(self.table, self.cache)
 
     def loss(self, slot: int) -> int:
         kept = self.cache.shared(slot) * self.cache.block_size
@@ -242,7 +222,7 @@ class Residency:
         if not self.swapping.wanted(residents):
             return False
         for one in residents:
-            self.name_blocks(one.slot)
+            self.seal_filled(one.slot)
         moves = self.swapping.out(residents, self.step)
         if moves is None:
             self.stats.swaps_refused += 1
@@ -358,7 +338,7 @@ class Residency:
         """Empty a slot. What it computed stays findable until its blocks are reused."""
         computed = int(self.table.computed[slot])
         if computed < self.table.given[slot]:
-            self.name_blocks(slot)  # the steps in flight will fill what they were to fill
+            self.seal_filled(slot)  # the steps in flight will fill what they were to fill
         sequence = self.table.release(slot)
         self.cache.release(slot, sequence, min(computed, len(sequence.tokens)))
         self.stops.unwatch(sequence.request)

@@ -59,7 +59,7 @@ class Forks:
     def fork(self, family: Family) -> None:
         """Let all begin where the leader stands."""
         at, leader = self._at, family.leader
-        at.name_blocks(leader.slot)
+        at.seal_filled(leader.slot)
         before = leader
         for one in family.members[1:]:
             self._begin(one, family)
@@ -118,7 +118,7 @@ class Forks:
     def _rebase(self, sequence: Sequence, parent: Sequence, known: int) -> None:
         """Let a beam go on from all that another one knows instead of its own."""
         at, slot = self._at, sequence.slot
-        at.name_blocks(parent.slot)
+        at.seal_filled(parent.slot)
         at.cache.unlist(slot)
         sequence.keys = list(parent.keys)
         sequence.tokens = tokens = at.table.tokens[parent.slot, :known].copy()
