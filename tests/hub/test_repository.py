@@ -1,29 +1,32 @@
-import shutil
+import errno
+import os
+import subprocess
+import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants, file_download
 
-from paceline.hub import http, repository
+from paceline.hub import repository
 from paceline.hub.errors import FetchError
-from paceline.hub.http import Site
 from paceline.hub.progress import silent
 from paceline.hub.repository import NAME, fetch_repository
-from tests.hub.support import Hub, serving
+from tests.hub.support import Hub, configured, serving
 
 FILES = {
     "README.md": b"read me",
     "config.json": b"{}",
     "consolidated.safetensors": b"the same again",
-    "generation_config.json": b"{}",
+    "generation_config.json": b"{ }",
     "model-00001-of-00002.safetensors": b"1" * 5000,
     "model-00002-of-00002.safetensors": b"2" * 7000,
-    "model.safetensors.index.json": b"{}",
+    "model.safetensors.index.json": b"{  }",
     "onnx/model.safetensors": b"in a folder",
-    "model/../../escape.safetensors": b"out of the folder",
+    "model_fp16/x.safetensors": b"in a folder whose name matches",
     "pytorch_model.bin": b"pickled",
-    "tokenizer.json": b"{}",
+    "tokenizer.json": b"{   }",
     "chat_template.jinja": b"{{ messages }}",
 }
 KEPT = [
@@ -36,139 +39,231 @@ KEPT = [
     "tokenizer.json",
 ]
 TOTAL = sum(len(FILES[name]) for name in KEPT)
+SECOND = "model-00002-of-00002.safetensors"
+
+PULL = """
+import sys
+from paceline.hub.pull import pull
+
+print(pull(sys.argv[1]))
+"""
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Generator[Hub]:
-    monkeypatch.setattr(http, "PAUSES_S", ())
-    with serving(Hub(files=dict(FILES))) as hub:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Hub]:
+    monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
+    with serving(Hub(files=dict(FILES))) as hub, configured(hub, tmp_path):
         yield hub
 
 
-def fetch(hub: Hub, cache: Path, name: str = "owner/small") -> Path:
-    return fetch_repository(name, cache, silent, Site(hub.address))
+def fetch(name: str = "owner/small") -> Path:
+    return fetch_repository(name, silent)
 
 
-def test_what_an_engine_needs_is_fetched_and_no_more(hub: Hub, tmp_path: Path) -> None:
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_the_files_that_an_engine_needs_are_fetched_and_no_others(hub: Hub, tmp_path: Path) -> None:
     reports: list[tuple[int, int | None]] = []
-    folder = fetch_repository(
-        "owner/small", tmp_path, lambda *report: reports.append(report), Site(hub.address)
-    )
-    assert sorted(file.name for file in folder.iterdir()) == KEPT
+    folder = fetch_repository("owner/small", lambda *report: reports.append(report))
+    assert folder == tmp_path / "models--owner--small" / "snapshots" / hub.commit
+    assert names(folder) == hub.fetched() == KEPT
     assert all((folder / name).read_bytes() == FILES[name] for name in KEPT)
     assert reports[-1] == (TOTAL, TOTAL)
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
-    asked = [path.rpartition("/")[2] for path, _, _ in hub.asked[1:]]
-    assert asked[-2:] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    assert not (tmp_path / "escape.safetensors").exists()
 
 
-def test_a_complete_folder_is_used_without_asking(hub: Hub, tmp_path: Path) -> None:
-    folder = fetch(hub, tmp_path)
+def test_a_copy_in_the_cache_is_used_while_its_commit_is_current(hub: Hub) -> None:
+    folder = fetch()
     hub.asked.clear()
-    assert fetch(hub, tmp_path) == folder
-    assert hub.asked == []
+    reports: list[object] = []
+    assert fetch_repository("owner/small", lambda *report: reports.append(report)) == folder
+    assert hub.fetched() == []
+    assert reports == []
 
 
-def test_what_another_has_fetched_meanwhile_is_used(
+def test_a_new_commit_is_fetched_into_a_folder_of_its_own(hub: Hub) -> None:
+    old = fetch()
+    hub.asked.clear()
+    hub.commit = "beef" * 10
+    hub.files["config.json"] = b'{"new": true}'
+    new = fetch()
+    assert (new / "config.json").read_bytes() == b'{"new": true}'
+    assert (old / "config.json").read_bytes() == b"{}"
+    assert hub.fetched() == ["config.json"]
+
+
+def test_a_copy_in_the_cache_is_used_while_the_hub_is_out_of_reach(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert fetch() == folder
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch() == folder
+
+
+def test_an_incomplete_copy_is_not_used_without_the_hub(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fetch() / SECOND).unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FetchError, match=r"owner/small is not in .*, and HF_HUB_OFFLINE is set"):
+        fetch()
+
+
+def test_a_copy_of_another_program_may_lack_a_file(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fetch(hub, tmp_path / "theirs")
-    hub.asked.clear()
-
-    @contextmanager
-    def locked(target: Path) -> Generator[None]:
-        shutil.copytree(whole, target)  # while we waited for the lock
-        yield
-
-    monkeypatch.setattr(repository, "locked", locked)
-    assert sorted(file.name for file in fetch(hub, tmp_path / "ours").iterdir()) == KEPT
-    assert hub.asked == []
+    folder = tmp_path / "models--owner--small"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(hub.commit)
+    (folder / "snapshots" / hub.commit).mkdir(parents=True)
+    (folder / "snapshots" / hub.commit / "config.json").write_bytes(b"{}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FetchError, match=r"owner/small has no tokenizer\.json"):
+        fetch()
 
 
-def test_damaged_weights_are_not_put_in_place(hub: Hub, tmp_path: Path) -> None:
-    hub.damaged.add("model-00001-of-00002.safetensors")
-    with pytest.raises(FetchError, match=r"model-00001-of-00002\.safetensors arrived damaged"):
-        fetch(hub, tmp_path)
-    assert not (tmp_path / "repositories" / "owner--small").exists()
-
-
-def test_a_half_fetched_repository_does_not_look_complete_and_is_resumed(
-    hub: Hub, tmp_path: Path
+def test_a_broken_transfer_continues_where_it_broke(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second = "model-00002-of-00002.safetensors"
-    hub.cut_after[second] = [3000]
-    with pytest.raises(FetchError, match="3000 of 7000"):
-        fetch(hub, tmp_path)
-    target = tmp_path / "repositories" / "owner--small"
-    assert not target.exists()
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.cut_after[SECOND] = [3000]
+    folder = fetch()
+    assert (folder / SECOND).read_bytes() == FILES[SECOND]
+    ranges = [ranged for _, path, ranged, _ in hub.asked if path.endswith(SECOND) and ranged]
+    assert ranges == ["bytes=3000-"]
+
+
+def test_a_second_attempt_fetches_what_the_first_did_not(hub: Hub) -> None:
+    fetch()
+    folder = fetch()
+    (folder / SECOND).resolve().unlink()
+    (folder / SECOND).unlink()
     hub.asked.clear()
-    assert fetch(hub, tmp_path) == target
-    assert [(path.rpartition("/")[2], ranged) for path, ranged, _ in hub.asked[1:]] == [
-        (second, "bytes=3000-")
-    ]
-    assert sorted(file.name for file in target.iterdir()) == KEPT
-    assert sorted(file.name for file in target.parent.iterdir()) == [
-        "owner--small",
-        "owner--small.lock",
-    ]
-
-
-def test_parts_of_an_older_commit_are_not_mixed_in(hub: Hub, tmp_path: Path) -> None:
-    hub.cut_after["model-00002-of-00002.safetensors"] = [3000]
-    with pytest.raises(FetchError):
-        fetch(hub, tmp_path)
-    hub.commit = "beef"
-    hub.files["config.json"] = b'{"new": true}'
-    folder = fetch(hub, tmp_path)
-    assert (folder / "config.json").read_bytes() == b'{"new": true}'
-    assert len(list(folder.parent.iterdir())) == 2
-
-
-def test_a_listing_without_sizes_will_do(hub: Hub, tmp_path: Path) -> None:
-    hub.sizes = False
     reports: list[tuple[int, int | None]] = []
-    folder = fetch_repository(
-        "owner/small", tmp_path, lambda *report: reports.append(report), Site(hub.address)
-    )
-    assert sorted(file.name for file in folder.iterdir()) == KEPT
-    assert {total for _, total in reports} == {None}
-    assert reports[-1] == (TOTAL, None)
-    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+    fetch_repository("owner/small", lambda *report: reports.append(report))
+    assert hub.fetched() == [SECOND]
+    assert reports[-1] == (7000, 7000)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
-def test_a_repository_that_cannot_be_run_is_refused(hub: Hub, tmp_path: Path, missing: str) -> None:
+def test_a_repository_that_cannot_be_run_is_refused_before_the_download(
+    hub: Hub, missing: str
+) -> None:
     del hub.files[missing]
     with pytest.raises(FetchError, match=f"owner/small has no {missing}"):
-        fetch(hub, tmp_path)
+        fetch()
+    assert hub.fetched() == []
 
 
-def test_weights_in_another_layout_do_not_count(hub: Hub, tmp_path: Path) -> None:
+def test_weights_in_another_layout_do_not_count(hub: Hub) -> None:
     hub.files = {n: c for n, c in FILES.items() if not n.startswith("model-")}
     with pytest.raises(FetchError, match=r"has no model\*\.safetensors"):
-        fetch(hub, tmp_path)
-    assert not (tmp_path / "repositories" / "owner--small").exists()
+        fetch()
 
 
-def test_a_repository_or_revision_that_is_not_there_is_told(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match=r"owner/other.*404"):
-        fetch(hub, tmp_path, "owner/other")
-    with pytest.raises(FetchError, match=r"v2.*404"):
-        fetch(hub, tmp_path, "owner/small@v2")
-    assert hub.asked[-1][0] == "/api/models/owner/small/revision/v2?blobs=true"
-    with pytest.raises(FetchError, match=r"404"):
-        fetch(hub, tmp_path, "owner/small@refs/pr/1")
-    assert hub.asked[-1][0] == "/api/models/owner/small/revision/refs%2Fpr%2F1?blobs=true"
+# -- errors -----------------------------------------------------------------
 
 
-def test_an_answer_of_another_shape_is_told(hub: Hub, tmp_path: Path) -> None:
-    hub.listing = lambda: b"[]"  # type: ignore[method-assign]
-    with pytest.raises(FetchError, match="in an unknown way"):
-        fetch(hub, tmp_path)
-    hub.listing = lambda: b'{"sha": "../../up", "siblings": []}'  # type: ignore[method-assign]
-    with pytest.raises(FetchError, match=r"'\.\./\.\./up', which is no commit"):
-        fetch(hub, tmp_path)
+def test_an_unknown_repository_is_named(hub: Hub) -> None:
+    with pytest.raises(FetchError, match=r"has no repository owner/other, or .*HF_TOKEN"):
+        fetch("owner/other")
+
+
+def test_an_unknown_revision_is_named(hub: Hub) -> None:
+    with pytest.raises(FetchError, match="owner/small has no revision 'v2'"):
+        fetch("owner/small@v2")
+
+
+@pytest.mark.parametrize("revision", ["v1", "refs/pr/1"])
+def test_a_revision_is_fetched_by_its_name(hub: Hub, revision: str) -> None:
+    hub.revisions = ("main", revision)
+    assert names(fetch(f"owner/small@{revision}")) == KEPT
+
+
+def test_a_commit_is_fetched_by_its_hash(hub: Hub) -> None:
+    assert names(fetch(f"owner/small@{hub.commit}")) == KEPT
+
+
+def test_a_gated_repository_says_what_to_do(hub: Hub) -> None:
+    hub.gated = True
+    with pytest.raises(FetchError, match=r"is gated: accept its conditions on http.*/owner/small"):
+        fetch()
+
+
+def test_a_private_repository_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "secret"
+    with pytest.raises(FetchError, match="set HF_TOKEN to a token that may read it"):
+        fetch()
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert names(fetch()) == KEPT
+    assert hub.asked[-1][3] == "Bearer secret"
+
+
+def test_a_hub_out_of_reach_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(FetchError, match=r"http://127\.0\.0\.1:9 cannot be reached .*HF_ENDPOINT"):
+        fetch()
+
+
+def test_without_network_a_missing_model_names_the_switch(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE is set"):
+        fetch()
+
+
+def test_a_failing_hub_is_named_with_its_status(hub: Hub) -> None:
+    hub.fail_with = [501] * 20
+    with pytest.raises(FetchError, match="answered with status 501 for owner/small"):
+        fetch()
+
+
+def test_a_file_that_the_hub_does_not_deliver_is_reported(hub: Hub) -> None:
+    hub.fail_files_with = 418
+    with pytest.raises(FetchError, match="answered with status 418 for owner/small"):
+        fetch()
+
+
+def test_a_disk_without_room_is_reported_before_the_download(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "not" / "there"))
+    monkeypatch.setattr(repository.shutil, "disk_usage", lambda _: SimpleNamespace(free=TOTAL - 1))
+    with pytest.raises(FetchError, match=r"the disk is full: owner/small needs 0\.00 GB.*HF_HOME"):
+        fetch()
+    assert hub.fetched() == []
+
+
+def test_a_disk_that_runs_full_is_reported(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_download, "http_get", full)
+    with pytest.raises(FetchError, match="the disk is full"):
+        fetch()
+
+
+def test_the_environment_of_huggingface_is_honoured(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "secret"
+    home = tmp_path / "home"
+    own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_TOKEN": "secret"}
+    environ = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environ.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-c", PULL, "owner/small"]
+    folder = subprocess.check_output(command, env=environ, text=True).strip()
+    assert Path(folder) == home / "hub" / "models--owner--small" / "snapshots" / hub.commit
+    environ["HF_HUB_OFFLINE"] = "1"
+    hub.asked.clear()
+    assert subprocess.check_output(command, env=environ, text=True).strip() == folder
+    assert hub.asked == []
+
+
+# -- names ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["owner/name", "o/n.1-b_2", "owner/name@v1", "owner/n@refs/pr/1"])

@@ -1,1 +1,1 @@
-"""Where models come from: names, wheels, folders and repositories, and the cache on disk."""
+"""Where models come from: named models, files, folders and repositories."""

@@ -1,4 +1,4 @@
-"""Files beside a target, so that a half-fetched one never looks complete."""
+"""File names and locks for a download, so that an incomplete file never looks complete."""
 
 import fcntl
 from collections.abc import Generator
@@ -13,10 +13,10 @@ def beside(target: Path, suffix: str) -> Path:
 
 @contextmanager
 def locked(target: Path) -> Generator[None]:
-    """One process at a time fetches a target; the others wait, and then find it there.
+    """One process at a time fetches a target; the others wait, and then find it complete.
 
-    The lock goes with the process that holds it, however that ends. Its file stays, since
-    removing it would give two waiting processes two different locks.
+    The system releases the lock when its process ends. The lock file stays: if it were removed,
+    two waiting processes could hold two different locks.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with beside(target, ".lock").open("w") as file:

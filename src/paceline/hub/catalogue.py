@@ -1,4 +1,4 @@
-"""The models that have a name of their own, and the wheels that carry them."""
+"""The named models, and the wheels that carry them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,6 +49,6 @@ def find(name: str, models: Iterable[NamedModel] = MODELS) -> NamedModel | None:
 
 
 def nearest(name: str, models: Iterable[NamedModel] = MODELS) -> list[str]:
-    """Names that look like the one given; all of them, if none does."""
+    """Names similar to the given one; all names if none is similar."""
     names = [known for model in models for known in model.names]
     return get_close_matches(name.lower(), names, n=3, cutoff=0.5) or names

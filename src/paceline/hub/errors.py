@@ -4,4 +4,4 @@ from paceline.core.errors import PacelineError
 
 
 class FetchError(PacelineError):
-    """The world's fault: what was asked for cannot be had from where it is, or not as promised."""
+    """A model cannot be downloaded, or what arrived is not what was promised."""

