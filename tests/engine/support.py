@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.trainers import BpeTrainer
 
+from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Candidates, Plan, PromptScores, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import Ask, Piece, RequestOutput, SamplingParams
@@ -56,7 +57,7 @@ class OraclePort:
     """The oracle as a runner; `breaks` says in which steps it fails, and where. Rows of requests
     that are called spoiled have no numbers."""
 
-    scores_prompts = True
+    capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
 
     def __init__(self, oracle: OracleRunner, breaks: Callable[[Plan, str], bool]) -> None:
         self.oracle, self.breaks = oracle, breaks
@@ -88,6 +89,9 @@ class OraclePort:
         if result is None:
             raise Broken(f"step {plan.step} is lost")
         return result
+
+    def is_lost(self) -> bool:
+        return False
 
     def close(self) -> None:
         self.closed = True

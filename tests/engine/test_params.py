@@ -125,6 +125,10 @@ def test_a_beam_search_needs_two_beams_and_as_many_as_it_returns() -> None:
         {"bad_token_ids": [3]},
         {"allowed_token_ids": [3]},
         {"allowed_token_ids": []},
+        {"temperature": 0.7},
+        {"top_p": 0.9},
+        {"top_k": 5},
+        {"min_p": 0.1},
     ],
     ids=lambda given: next(iter(given)),
 )
@@ -133,8 +137,24 @@ def test_a_beam_search_goes_by_the_model_alone(given: dict[str, Any]) -> None:
         SamplingParams(beam_width=2, **given)
 
 
-def test_what_changes_nothing_does_not_hinder_a_beam_search() -> None:
-    SamplingParams(beam_width=2, logit_bias={}, bad_token_ids=[], repetition_penalty=1)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_changes_nothing_does_not_hinder_a_beam_search(temperature: float) -> None:
+    plain: dict[str, Any] = {"logit_bias": {}, "bad_token_ids": [], "repetition_penalty": 1}
+    SamplingParams(beam_width=2, temperature=temperature, top_p=1.0, top_k=-1, **plain)
+
+
+@pytest.mark.parametrize("given", [{"length_penalty": 2.0}, {"early_stopping": True}])
+def test_what_only_a_beam_search_reads_is_refused_without_one(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(RequestError, match=f"{name} is for beam search"):
+        SamplingParams(best_of=2, **given)
+    SamplingParams(beam_width=2, **given)
+
+
+def test_best_of_and_beam_width_name_one_number() -> None:
+    SamplingParams(beam_width=4, best_of=4)
+    with pytest.raises(RequestError, match="best_of is 8 and beam_width 4"):
+        SamplingParams(beam_width=4, best_of=8)
 
 
 def test_logprobs_are_for_what_is_told_as_it_comes() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paceline.core.capabilities import Capabilities
 from paceline.core.errors import RequestError
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Request
@@ -163,7 +164,7 @@ def test_what_was_computed_is_told_with_a_failure() -> None:
 def test_a_device_that_cannot_tell_them_refuses() -> None:
     made = parts()
     assert isinstance(made.runner, OraclePort)
-    made.runner.scores_prompts = False
+    made.runner.capabilities = Capabilities(logprobs=True)
     desk = Desk(made)
     refused, fine = desk.begin(ask("hello", prompt_logprobs=1)), desk.begin(ask("hello"))
     desk.run()

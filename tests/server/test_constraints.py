@@ -70,6 +70,19 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
         ("ebnf", "root ::= 'a'"),
         ("modalities", ["text", "audio"]),
         ("modalities", "audio"),
+        ("logits_processors", ["f"]),
+        ("documents", [{"text": "a"}]),
+        ("prompt_embeds", "AAAA"),
+        ("adapter", "mine"),
+        ("lora", "mine"),
+        ("lora_path", "mine"),
+        ("lora_request", {"lora_name": "mine"}),
+        ("images", ["AAAA"]),
+        ("image_data", "AAAA"),
+        ("video_data", "AAAA"),
+        ("audio", {"voice": "alto", "format": "wav"}),
+        ("audio_data", "AAAA"),
+        ("multi_modal_data", {"image": "AAAA"}),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(
@@ -95,6 +108,7 @@ def test_what_asks_for_nothing_is_taken(on: Play, path: str) -> None:
             {"bad_words": [], "colour": "red"},
             {"functions": [], "function_call": "auto", "chat_template": None, "regex": None},
             {"modalities": ["text"], "json_schema": None, "ebnf": None},
+            {"images": [], "lora": None, "lora_request": None, "audio": None, "adapter": None},
         ]:
             response = await site.post(path, **BODIES[path], max_tokens=1, **extra)
             assert response.status_code == 200, response.text

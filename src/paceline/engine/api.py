@@ -44,8 +44,8 @@ class Ask:
     `deadline` in seconds from arrival to the first token, by which a policy may order requests;
     `timeout` in seconds from arrival to the end, at which the request is cut with "timeout";
     an empty `request_id` gets a new one.
-    `variables` are the chat template's own, with `messages` only, as `tools` and
-    `add_generation_prompt` are.
+    `variables`, `tools` and `add_generation_prompt` are read by the chat template, and refused
+    without `messages`.
     """
 
     prompt: str | None = None
@@ -68,8 +68,20 @@ class Ask:
         given = [self.prompt, self.prompt_token_ids, self.messages]
         if sum(one is not None for one in given) != 1:
             raise RequestError("give one of prompt, prompt_token_ids and messages")
+        if self.messages is None:
+            self._check_template_fields()
         if self.timeout is not None and not self.timeout > 0:
             raise RequestError(f"timeout is {self.timeout}; it must be positive")
+
+    def _check_template_fields(self) -> None:
+        """What only a chat template reads is refused where there is no conversation."""
+        given = {
+            "tools": bool(self.tools),
+            "variables": bool(self.variables),
+            "add_generation_prompt": not self.add_generation_prompt,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
 
 
 @dataclass(frozen=True, slots=True)

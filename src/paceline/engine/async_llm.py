@@ -80,7 +80,9 @@ class AsyncLLM:
         read = partial(self._frontend.ids_of, text, framed=ask.messages is None)
         short = min(LONG_TEXT, self._frontend.max_model_len)
         ids = read() if len(text) <= short else await to_thread(read)
-        return replace(ask, prompt=None, messages=None, prompt_token_ids=ids, text=text)
+        read_by_template = {"messages": None, "tools": None, "variables": None}
+        ask = replace(ask, prompt=text, **read_by_template, add_generation_prompt=True)
+        return replace(ask, prompt=None, prompt_token_ids=ids, text=text)
 
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None

@@ -23,7 +23,9 @@ PLAIN = Sampling()
 EDITS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_token_ids", "allowed_token_ids"),
+    *("top_p", "top_k", "min_p"),
 )
+BEAM_ONLY: dict[str, Any] = {"length_penalty": 1.0, "early_stopping": False}
 FLAGS = ("use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 
@@ -146,6 +148,10 @@ class SamplingParams:
             raise RequestError(
                 f"beam_width is {self.beams}; at least n ({self.n}) and 2 are needed"
             )
+        if self.beam_width and self.best_of not in (None, self.beam_width):
+            raise RequestError(
+                f"best_of is {self.best_of} and beam_width {self.beam_width}; give one of them"
+            )
         if self.early_stopping not in (True, False, "never"):
             raise RequestError(f'early_stopping is {self.early_stopping!r}; True, False or "never"')
         penalty: Any = self.length_penalty
@@ -157,10 +163,19 @@ class SamplingParams:
             raise RequestError("logprobs cannot be told with best_of above n or with beam search")
 
     def _check_search(self, chosen: Sampling) -> None:
-        """A search goes by what the model finds likely, and by nothing else."""
+        """Beam search ranks by the model's own probabilities, so it refuses what changes them.
+
+        A temperature of 0 or 1 is accepted: both are what clients send without meaning one.
+        """
+        if not self.beams:
+            for name, plain in BEAM_ONLY.items():
+                if getattr(self, name) != plain:
+                    raise RequestError(f"{name} is for beam search; set use_beam_search")
+            return
         changed = [name for name in EDITS if getattr(chosen, name) != getattr(PLAIN, name)]
+        changed += ["temperature"] * (chosen.temperature not in (0, 1))
         changed += ["min_tokens"] * (self.min_tokens > 0)
-        if self.beams and changed:
+        if changed:
             raise RequestError(f"{changed[0]} cannot be combined with beam search")
 
     @property

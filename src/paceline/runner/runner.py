@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Pairs, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import Attention
@@ -30,7 +31,7 @@ class Runner:
     that, as a plan asks.
     """
 
-    scores_prompts = True
+    capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
 
     def __init__(
         self, model: Model, kv: KVStore, attention: Attention, slots: int, max_model_len: int
@@ -60,6 +61,10 @@ class Runner:
     def wait(self) -> StepResult:
         """The result of the oldest step that was launched and not waited for."""
         return self._results.popleft()
+
+    def is_lost(self) -> bool:
+        """A CPU is never lost."""
+        return False
 
     def close(self) -> None:
         self._results.clear()

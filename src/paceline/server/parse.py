@@ -1,6 +1,6 @@
 """Turns the body of a request into what the engine is asked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from paceline.core.sampling import LARGEST_ID
@@ -108,6 +108,7 @@ def chat_ask(body: ChatRequest) -> Ask:
     """The number of tokens is limited by the model alone where the client sets no limit."""
     check_common(body)
     check_prompt(body)
+    check_messages(body.messages)
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice", "a call of a tool cannot be enforced")
     newer = body.max_completion_tokens
@@ -120,6 +121,14 @@ def chat_ask(body: ChatRequest) -> Ask:
         add_generation_prompt=body.add_generation_prompt is not False,
         **common(body),
     )
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Parts of a message are checked where its text is made; these stand beside its content."""
+    for place, message in enumerate(messages):
+        for name in ("images", "audio"):
+            if message.get(name):
+                raise unsupported("messages", f"message {place} has {name!r}; only text is read")
 
 
 def chat_logprobs(body: ChatRequest) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.plan import NO_TIMINGS, Candidates, Plan, StepResult
-from paceline.core.request import Finish, Request
+from paceline.core.request import Finish, Item, Request
 from paceline.engine.core.components import Parts
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Asked, Delivery, EngineFailed, Question
@@ -177,12 +177,25 @@ def test_an_engine_may_stop_for_good() -> None:
     assert_nothing_left(teller.engine.scheduler)
 
 
+def test_what_no_runner_applies_is_refused_and_not_ignored() -> None:
+    teller = Teller(parts())
+    teller.engine.submit(request("a", adapter="mine"))
+    teller.engine.submit(request("b", items=(Item("cat", 0, 2),)))
+    teller.engine.submit(request("c"))
+    teller.run()
+    assert {name: str(error) for name, error in teller.refused.items()} == {
+        "a": "request 'a' names adapter 'mine'; this engine runs no adapters: remove `adapter`",
+        "b": "request 'b' has 1 multimodal items; this engine reads text alone: remove `items`",
+    }
+    assert teller.ends.keys() == {"c"}
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_an_engine_stops_when_its_device_is_lost(
     is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = parts(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
-    monkeypatch.setattr(broken.runner, "is_lost", lambda: is_lost, raising=False)
+    monkeypatch.setattr(broken.runner, "is_lost", lambda: is_lost)
     teller = Teller(broken)
     for name in "ab":
         teller.engine.submit(request(name))

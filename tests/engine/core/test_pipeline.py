@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 
 from paceline.core.arrays import NO_I32
+from paceline.core.capabilities import Capabilities
 from paceline.core.errors import StepError
 from paceline.core.plan import NO_ROWS, Plan, StepResult
 from paceline.engine.core.pipeline import Pipeline
@@ -16,6 +17,8 @@ def plan(step: int, empty: bool = False) -> Plan:
 
 class Device:
     """Fails where it is told to, and counts what it is owed."""
+
+    capabilities = Capabilities()
 
     def __init__(self, bad_launches: tuple[int, ...] = (), bad_waits: tuple[int, ...] = ()) -> None:
         self.bad_launches, self.bad_waits = bad_launches, bad_waits
@@ -34,6 +37,9 @@ class Device:
         if step in self.bad_waits:
             raise OSError("no result")
         return StepResult.of(plan(step), {})
+
+    def is_lost(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass

@@ -16,7 +16,7 @@ import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.plan import Ended
-from paceline.core.request import Finish
+from paceline.core.request import Finish, Item
 from paceline.engine.api import Ask, AsyncEngine, SamplingParams
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.core import process
@@ -153,6 +153,20 @@ def test_a_request_that_cannot_be_written_down_is_not_waited_for() -> None:
         assert core.healthy() is None
 
     with_process(use, stall_s=0.01)
+
+
+@pytest.mark.parametrize("field", ["adapter", "items"])
+def test_what_the_runner_cannot_do_is_refused_by_its_process(field: str) -> None:
+    value = {"adapter": "mine", "items": (Item("cat", 0, 1),)}[field]
+
+    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+        begin = engine._frontend.begin
+        changed = lambda ask, sink: replace(begin(ask, sink), **{field: value})
+        engine._frontend.begin = changed  # type: ignore[method-assign]
+        with pytest.raises(RequestError, match=f"remove `{field}`"):
+            await engine.generate(ask("hello")).whole()
+
+    with_process(use)
 
 
 def test_a_failed_step_or_a_full_queue_ends_requests_and_not_the_engine() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
 from paceline.core.plan import Candidates, Choice, Ended, PromptScores, Timings
-from paceline.core.request import Finish, Request
+from paceline.core.request import Finish, Item, Request
 from paceline.core.sampling import Sampling
 from paceline.engine.core import wire
 from paceline.engine.core.messages import (
@@ -42,7 +42,11 @@ def sent(message: Any) -> Any:
             arrival=1.5,
             tenant="t",
             deadline=2.0,
+            token_deadline=0.5,
             cache_salt="s",
+            adapter="mine",
+            drafts=3,
+            items=(Item("cat", 0, 1),),
             n=2,
             best_of=3,
             length_penalty=0.5,

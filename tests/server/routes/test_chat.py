@@ -202,8 +202,9 @@ def test_cached_tokens_are_told(on: Play) -> None:
 
 def test_beams_and_best_of(on: Play) -> None:
     async def scenario(site: Site) -> None:
-        for extra in ({"use_beam_search": True, "best_of": 3, "n": 2}, {"best_of": 3, "n": 2}):
-            body = {"messages": MESSAGES, "max_tokens": 5, "length_penalty": 0.5, **extra}
+        beams = {"use_beam_search": True, "best_of": 3, "n": 2, "length_penalty": 0.5}
+        for extra in (beams, {"best_of": 3, "n": 2}):
+            body = {"messages": MESSAGES, "max_tokens": 5, **extra}
             whole = (await site.post("/v1/chat/completions", **body, seed=1)).json()
             assert len(whole["choices"]) == 2
             events = await site.events("/v1/chat/completions", **body, seed=1)
@@ -264,6 +265,8 @@ CALL = {"function": {"name": "f", "arguments": "{"}}
         [{"content": "x"}],
         [{"role": "user", "content": 5}],
         [{"role": "user", "content": [{"type": "image_url"}]}],
+        [{"role": "user", "content": "x", "images": ["AAAA"]}],
+        [{"role": "assistant", "content": "x", "audio": {"id": "a"}}],
         [{"role": "assistant", "tool_calls": [CALL]}],
     ],
 )

@@ -162,18 +162,13 @@ class Engine:
         try:
             if self.broken:
                 raise EngineFailed(self.broken)
-            self._check_scores(request)
+            self._runner.capabilities.check(request)
             self._room.check(request)
             now = self.clock()
             self.scheduler.submit(request, now)
             self._room.enter(request, now)
         except (RequestError, EngineFailed) as error:
             self._refused.append(Refused(request.id, error))
-
-    def _check_scores(self, request: Request) -> None:
-        able = getattr(self._runner, "scores_prompts", False)
-        if request.sampling.prompt_logprobs is not None and not able:
-            raise RequestError("prompt_logprobs cannot be told by the device that runs the model")
 
     def _answer(self, asked: Asked) -> None:
         if not asked.answer.set_running_or_notify_cancel():

@@ -44,6 +44,5 @@ class Pipeline:
                 self._runner.wait()
 
     def _failure(self, plan: Plan, error: Exception) -> StepError:
-        is_lost = getattr(self._runner, "is_lost", None)
-        kind = DeviceLost if is_lost is not None and is_lost() else StepError
+        kind = DeviceLost if self._runner.is_lost() else StepError
         return kind(f"step {plan.step} failed: {type(error).__name__}: {error}")

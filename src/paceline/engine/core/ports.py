@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from paceline.core.capabilities import Capabilities
 from paceline.core.errors import PacelineError
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
@@ -16,18 +17,23 @@ Clock = Callable[[], float]  # seconds, never backwards
 class Runner(Protocol):
     """Turns plans into sampled tokens, in the order in which it gets them.
 
-    Every plan is launched, and takes effect on who is where even if it raises. `wait` is due
-    once for each launched plan that is not empty and whose launch did not raise; it returns or
-    raises for the oldest of them.
-
-    One with an attribute `scores_prompts` that is true tells `prompt` in its results. Where there
-    is none, requests that ask for log-probabilities of their prompt are refused. One whose device
-    can be lost has a method `is_lost`, which is asked after an error; the engine stops then.
+    Every plan is launched, and its changes to the slots take effect even if the launch raises.
+    `wait` is due once for each launched plan that is not empty and whose launch did not raise; it
+    returns or raises for the oldest of them.
     """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What requests may ask of it; the engine refuses the rest."""
+        ...
 
     def launch(self, plan: Plan) -> None: ...
 
     def wait(self) -> StepResult: ...
+
+    def is_lost(self) -> bool:
+        """Called after an error: can the device run nothing more? The engine stops then."""
+        ...
 
     def close(self) -> None: ...
 

@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.arrays import F32, I32
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
-from paceline.core.request import Request
+from paceline.core.request import Item, Request
 from paceline.core.sampling import Sampling
 from paceline.engine.core.messages import (
     Capacity,
@@ -23,7 +23,7 @@ from paceline.engine.settings import EngineSettings
 ERRORS: dict[str, type[PacelineError]] = {
     kind.__name__: kind for kind in (ConfigError, EngineFailed, QueueFull, RequestError)
 }
-REQUEST_FIELDS = [one for one in fields(Request) if one.name not in ("prompt", "sampling", "items")]
+REQUEST_FIELDS = [one for one in fields(Request) if one.name not in ("prompt", "sampling")]
 SAMPLING_FIELDS = fields(Sampling)
 
 
@@ -208,7 +208,9 @@ def changed(message: Any, settings: Any) -> dict[str, Any]:
 
 def request_of(message: Submitted) -> Request:
     prompt = np.frombuffer(message.prompt, np.int32)
-    return Request(prompt=prompt, sampling=Sampling(**message.sampling), **message.settings)
+    settings = dict(message.settings)
+    items = tuple(Item(**one) for one in settings.pop("items", ()))
+    return Request(prompt=prompt, sampling=Sampling(**message.sampling), items=items, **settings)
 
 
 def delivered(one: Delivery) -> Delivered:

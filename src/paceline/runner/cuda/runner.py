@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32, Index
+from paceline.core.capabilities import Capabilities
 from paceline.core.errors import StepError
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.core.request import Request
@@ -64,7 +65,7 @@ class CudaRunner:
     The store has one block more than plans know of, for rows that fill up a batch.
     """
 
-    scores_prompts = True
+    capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
 
     def __init__(
         self,

@@ -70,7 +70,9 @@ class Constraints(Body):
     A client that sends one relies on it. So it is told, and not left with a text that breaks it.
     The fields: response_format, modalities, function_call, functions, add_special_tokens,
     chat_template, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar,
-    regex, json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message.
+    regex, json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message,
+    logits_processors, documents, prompt_embeds; adapters: adapter, lora, lora_path, lora_request;
+    inputs that are no text: images, image_data, video_data, audio, audio_data, multi_modal_data.
     """
 
     response_format: ResponseFormat | None = Field(None, description="text, and nothing else")
@@ -92,6 +94,19 @@ class Constraints(Body):
     bad_words: Unsupported = None
     truncate_prompt_tokens: Unsupported = None
     continue_final_message: Unsupported = None
+    logits_processors: Unsupported = None
+    documents: Unsupported = None
+    prompt_embeds: Unsupported = None
+    adapter: Unsupported = None
+    lora: Unsupported = None
+    lora_path: Unsupported = None
+    lora_request: Unsupported = None
+    images: Unsupported = None
+    image_data: Unsupported = None
+    video_data: Unsupported = None
+    audio: Unsupported = None
+    audio_data: Unsupported = None
+    multi_modal_data: Unsupported = None
 
 
 class Generation(Constraints):

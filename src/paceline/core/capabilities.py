@@ -1,0 +1,46 @@
+"""What a runner can do beyond sampling the next token of a text."""
+
+from dataclasses import dataclass
+
+from paceline.core.errors import RequestError
+from paceline.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """A request that needs more than this is refused; nothing it asks for is ignored.
+
+    logprobs         reports log-probabilities of sampled tokens (`StepResult.logprob`)
+    prompt_logprobs  reports log-probabilities of prompt tokens (`StepResult.prompt`)
+    adapters         applies `Request.adapter`
+    items            computes the multimodal `Request.items`
+    """
+
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    adapters: bool = False
+    items: bool = False
+
+    def check(self, request: Request) -> None:
+        """RequestError if the request needs something that is not here."""
+        wanted = request.sampling
+        if wanted.prompt_logprobs is not None and not self.prompt_logprobs:
+            raise RequestError(
+                f"prompt_logprobs is {wanted.prompt_logprobs}; this engine reports no "
+                "log-probabilities of prompts: remove `prompt_logprobs`"
+            )
+        if wanted.logprobs is not None and not self.logprobs:
+            raise RequestError(
+                f"logprobs is {wanted.logprobs}; this engine reports no log-probabilities: "
+                "remove `logprobs`"
+            )
+        if request.adapter and not self.adapters:
+            raise RequestError(
+                f"request {request.id!r} names adapter {request.adapter!r}; this engine runs no "
+                "adapters: remove `adapter`"
+            )
+        if request.items and not self.items:
+            raise RequestError(
+                f"request {request.id!r} has {len(request.items)} multimodal items; this engine "
+                "reads text alone: remove `items`"
+            )

@@ -1,0 +1,42 @@
+"""A request that needs more than the runner can do is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.capabilities import Capabilities
+from paceline.core.errors import RequestError
+from paceline.core.request import Item, Request
+from paceline.core.sampling import Sampling
+
+PROMPT = np.arange(4, dtype=np.int32)
+NEEDS: dict[str, tuple[dict[str, Any], str]] = {
+    "logprobs": ({"sampling": Sampling(logprobs=0)}, "logprobs is 0; .* remove `logprobs`"),
+    "prompt_logprobs": (
+        {"sampling": Sampling(prompt_logprobs=0)},
+        "prompt_logprobs is 0; .* remove `prompt_logprobs`",
+    ),
+    "adapters": (
+        {"adapter": "mine"},
+        "'a' names adapter 'mine'; this engine runs no adapters: remove `adapter`",
+    ),
+    "items": (
+        {"items": (Item("cat", 0, 2),)},
+        "'a' has 1 multimodal items; this engine reads text alone: remove `items`",
+    ),
+}
+
+
+@pytest.mark.parametrize("capability", list(NEEDS))
+def test_what_is_needed_and_missing_is_refused(capability: str) -> None:
+    fields, message = NEEDS[capability]
+    request = Request(id="a", prompt=PROMPT, **fields)
+    others = {name: name != capability for name in NEEDS}
+    with pytest.raises(RequestError, match=message):
+        Capabilities(**others).check(request)
+    Capabilities(**{capability: True}).check(request)
+
+
+def test_a_plain_request_needs_nothing() -> None:
+    Capabilities().check(Request(id="a", prompt=PROMPT))

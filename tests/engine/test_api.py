@@ -1,0 +1,40 @@
+"""An Ask is complete and consistent when it is built."""
+
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import RequestError
+from paceline.engine.api import Ask
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"prompt": "a", "prompt_token_ids": [1]}, {"prompt": "a", "messages": MESSAGES}],
+)
+def test_exactly_one_form_of_the_prompt_is_given(given: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="give one of"):
+        Ask(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tools": [{"type": "function"}]}, {"variables": {"a": 1}}, {"add_generation_prompt": False}],
+)
+def test_what_only_a_chat_template_reads_needs_messages(given: dict[str, Any]) -> None:
+    (name,) = given
+    Ask(messages=MESSAGES, **given)
+    with pytest.raises(RequestError, match=f"{name} is for the chat template"):
+        Ask(prompt="hello", **given)
+
+
+def test_no_tools_and_no_variables_are_nothing() -> None:
+    Ask(prompt="hello", tools=[], variables={})
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_a_timeout_is_positive(timeout: float) -> None:
+    with pytest.raises(RequestError, match="timeout"):
+        Ask(prompt="hello", timeout=timeout)
