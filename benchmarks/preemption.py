@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from paceline import Plan, Request, Scheduler, StepResult
 from paceline.sim.loop import Loop
+from paceline.sim.runner import SimulatedDevice
 
 # isort: split
 import workloads
@@ -72,12 +73,12 @@ def run(mode: str, costs: Costs, work: Callable[[], list[workloads.Work]]) -> di
         Request(id=str(i), prompt=one.prompt, max_tokens=one.max_tokens, ignore_eos=True)
         for i, one in enumerate(work())
     ]
-    loop = Loop(scheduler, Fake(), step_s=costs.step_s)
+    loop = Loop(scheduler, SimulatedDevice(Fake().run, costs.step_s))
     for _ in loop.run(requests):
         pass
     stats = scheduler.stats
     return {
-        "virtual_s": round(loop.now, 3),
+        "virtual_s": round(loop.clock(), 3),
         "preemptions": stats.preemptions,
         "swapped_out_blocks": stats.swapped_out_blocks,
         "swapped_in_blocks": stats.swapped_in_blocks,

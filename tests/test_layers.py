@@ -78,6 +78,7 @@ def package(root: Path, sources: dict[str, str]) -> Path:
         {},
         {"cli": "import paceline.sim, paceline.core, yaml", "sched": "import paceline.kv, numpy"},
         {"runner": "import paceline.core, torch", "engine": "import paceline.sched"},
+        {"sim": "import paceline.engine", "engine": "import paceline.sched"},
     ],
 )
 def test_contracts_allow(sources: dict[str, str], tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ def test_contracts_allow(sources: dict[str, str], tmp_path: Path) -> None:
         {"core": "def f():\n    import yaml"},
         {"sched": "import torch"},
         {"sim": "import torch"},
+        {"sim": "import paceline.engine", "engine": "import msgspec"},
         {"engine": "import torch"},
         {"server": "import paceline.runner"},
         {"unheard_of": ""},

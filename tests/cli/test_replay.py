@@ -13,7 +13,6 @@ from paceline.cli import replay
 from paceline.cli.main import main
 from paceline.sched.replay.recorder import Recorder
 from paceline.sched.replay.replayer import Reader
-from paceline.sim.loop import Loop
 from paceline.sim.oracle import OracleRunner
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "guides" / "replay.md"
@@ -54,9 +53,11 @@ def record_old_ways(path: Path, **settings: Any) -> Recorder:
         Request(id="best", prompt=np.arange(40, 46), max_tokens=6, best_of=2),
         Request(id="beams", prompt=np.arange(30, 36), max_tokens=6, beam_width=2),
     ]
-    for _ in Loop(recorder, runner).run(requests):
-        pass
-    assert recorder.idle
+    for request in requests:
+        recorder.submit(request, now=0.0)
+    while not recorder.idle:
+        plan = recorder.plan(now=0.0)
+        recorder.commit(plan, runner.run(plan), now=0.0)
     return recorder
 
 

@@ -1,18 +1,19 @@
-"""The loop: requests come at their times, steps take theirs, and depth changes no output."""
+"""Requests arrive at their times, steps take theirs, and the depth changes no output."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice, pairwise
 from typing import Any
 
 import pytest
 
-from paceline.core.errors import RequestError
-from paceline.core.plan import Plan, StepResult
+from paceline.core.errors import RequestError, StepError
+from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
 from paceline.sched.scheduler import Scheduler
-from paceline.sim.loop import Loop, Turn
+from paceline.sim.loop import Loop, SimulatedTurn
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.reference import reference
+from paceline.sim.runner import SimulatedDevice, one_second
 
 VOCAB, LENGTH, BLOCKS, SIZE = 11, 32, 20, 4
 PLENTY = 500  # turns, more than any of these runs may take
@@ -29,10 +30,15 @@ def scheduler(**settings: Any) -> Scheduler:
     return Scheduler.create(**defaults | settings)
 
 
-def loop(depth: int = 1, accept: float = 0.7, step_s: Any = None, **settings: Any) -> Loop:
-    runner = OracleRunner(BLOCKS, SIZE, VOCAB, accept)
+def loop(
+    depth: int = 1,
+    execute: Callable[[Plan], StepResult] | None = None,
+    step_s: Callable[[Plan], float] = one_second,
+    **settings: Any,
+) -> Loop:
     made = scheduler(**settings)
-    return Loop(made, runner, depth, step_s) if step_s else Loop(made, runner, depth)
+    execute = execute or OracleRunner(made.config.cache.num_blocks, SIZE, VOCAB).run
+    return Loop(made, SimulatedDevice(execute, step_s), depth)
 
 
 def ask(name: str, length: int = 6, **fields: Any) -> Request:
@@ -56,7 +62,7 @@ def mixed() -> list[Request]:
     ]
 
 
-def gathered(turns: Iterable[Turn]) -> dict[str, tuple[list[int], str | None]]:
+def gathered(turns: Iterable[SimulatedTurn]) -> dict[str, tuple[list[int], str | None]]:
     """The tokens and the end of every request."""
     got: dict[str, list[int]] = {}
     ends: dict[str, str | None] = {}
@@ -68,12 +74,12 @@ def gathered(turns: Iterable[Turn]) -> dict[str, tuple[list[int], str | None]]:
     return {name: (tokens, ends[name]) for name, tokens in got.items()}
 
 
-def works(turn: Turn) -> bool:
+def works(turn: SimulatedTurn) -> bool:
     """Was a step with rows planned in this turn?"""
     return turn.plan is not None and len(turn.plan.rows) > 0
 
 
-def all_turns(made: Loop, requests: Iterable[Request]) -> list[Turn]:
+def all_turns(made: Loop, requests: Iterable[Request]) -> list[SimulatedTurn]:
     """Every turn of a run, which must end by itself."""
     turns = list(islice(made.run(requests), PLENTY))
     assert len(turns) < PLENTY, "the loop does not end"
@@ -96,7 +102,7 @@ def test_outputs_are_the_same_at_every_depth(depth: int, drafts: int, policy: st
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_memory_pressure_changes_no_output_either(depth: int) -> None:
-    made = Loop(scheduler(num_blocks=9), OracleRunner(9, SIZE, VOCAB), depth)
+    made = loop(depth, num_blocks=9)
     got = gathered(all_turns(made, mixed()))
     assert got == {request.id: reference(request, VOCAB, LENGTH) for request in mixed()}
     assert made.scheduler.stats.preemptions > 0
@@ -120,13 +126,13 @@ def test_no_request_is_no_turn() -> None:
 # -- time -------------------------------------------------------------------
 
 
-def admissions(turns: list[Turn]) -> dict[str, float]:
+def admissions(turns: list[SimulatedTurn]) -> dict[str, float]:
     """When the host had planned the first step of each request."""
     return {name: turn.time for turn in turns if turn.plan for name in turn.plan.to_dict()["new"]}
 
 
 def test_a_step_takes_a_second_and_results_come_when_it_is_done() -> None:
-    made = Loop(scheduler(), OracleRunner(BLOCKS, SIZE, VOCAB))
+    made = loop()
     turns = all_turns(made, [ask("a", max_tokens=3)])
     assert [turn.time for turn in turns] == [1.0, 2.0, 3.0]
     assert all(turn.plan and turn.outputs for turn in turns)
@@ -154,22 +160,21 @@ def test_no_more_steps_are_in_flight_than_the_depth_allows(depth: int) -> None:
     for turn in all_turns(loop(depth), mixed()):
         flying += works(turn)
         most = max(most, flying)
-        flying -= turn.outputs is not None
+        flying -= turn.committed is not None and not turn.committed.empty
     assert (flying, most) == (0, depth)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_nobody_is_planned_before_arrival_or_much_later_while_there_is_room(depth: int) -> None:
-    made, planned_at = loop(depth, max_num_seqs=10), dict[str, float]()
-    runner = made.runner
+    planned_at = dict[str, float]()
+    oracle = OracleRunner(BLOCKS, SIZE, VOCAB)
 
-    class Watch:
-        def run(self, plan: Plan) -> StepResult:
-            for new in plan.admitted:
-                planned_at[new.request.id] = made.now
-            return runner.run(plan)
+    def execute(plan: Plan) -> StepResult:
+        for new in plan.admitted:
+            planned_at[new.request.id] = made.clock()
+        return oracle.run(plan)
 
-    made.runner = Watch()
+    made = loop(depth, execute, max_num_seqs=10)
     requests = [ask(f"r{at}", max_tokens=2, arrival=0.75 * at) for at in range(6)]
     all_turns(made, requests)
     for request in requests:
@@ -202,7 +207,7 @@ def test_a_request_that_arrives_during_a_step_is_admitted_after_it() -> None:
 
 def test_a_request_without_an_arrival_is_there_from_the_start() -> None:
     made = loop()
-    made.now = 7.0
+    made.clock.advance_to(7.0)
     turns = all_turns(made, [ask("a", max_tokens=1)])
     assert [turn.time for turn in turns] == [8.0]
 
@@ -247,10 +252,10 @@ def test_a_parked_request_does_not_hang_the_loop(depth: int) -> None:
 def test_a_parked_request_that_is_woken_between_two_turns_runs(depth: int) -> None:
     made = loop(depth)
     made.scheduler.submit(ask("p", max_tokens=2), 0.0, parked="grammar")
-    turns: list[Turn] = []
+    turns: list[SimulatedTurn] = []
     for turn in islice(made.run([]), PLENTY):
         turns.append(turn)
-        made.scheduler.wake("p", made.now)
+        made.scheduler.wake("p", made.clock())
     assert gathered(turns) == {"p": reference(ask("p", max_tokens=2), VOCAB, LENGTH)}
     assert made.scheduler.idle
 
@@ -280,7 +285,7 @@ def test_time_goes_on_a_little_while_there_is_nothing_to_do() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_pausing_with_steps_in_flight_still_brings_their_results(depth: int) -> None:
     made = loop(depth)
-    turns: list[Turn] = []
+    turns: list[SimulatedTurn] = []
     for turn in islice(made.run([ask("a")]), PLENTY):
         turns.append(turn)
         if len(turns) == 2:
@@ -291,11 +296,11 @@ def test_pausing_with_steps_in_flight_still_brings_their_results(depth: int) -> 
 
 def test_an_abort_between_two_turns_ends_the_request() -> None:
     made = loop(depth=2)
-    turns: list[Turn] = []
+    turns: list[SimulatedTurn] = []
     for turn in islice(made.run([ask("a", max_tokens=20), ask("b")]), PLENTY):
         turns.append(turn)
         if len(turns) == 3:
-            assert made.scheduler.abort("a", made.now)
+            assert made.scheduler.abort("a", made.clock())
     got = gathered(turns)
     assert got["b"] == reference(ask("b"), VOCAB, LENGTH)
     assert got["a"][1] is None  # the one who aborts knows
@@ -305,8 +310,8 @@ def test_an_abort_between_two_turns_ends_the_request() -> None:
 # -- the runner -------------------------------------------------------------
 
 
-class Recorder:
-    """Passes plans on and keeps them."""
+class KeepsPlans:
+    """An oracle that keeps the plans it ran."""
 
     def __init__(self) -> None:
         self.oracle = OracleRunner(BLOCKS, SIZE, VOCAB)
@@ -318,21 +323,78 @@ class Recorder:
 
 
 def test_the_runner_gets_every_plan_once_and_in_order() -> None:
-    runner = Recorder()
-    turns = all_turns(Loop(scheduler(), runner, depth=3), mixed())
+    runner = KeepsPlans()
+    turns = all_turns(loop(3, runner.run), mixed())
     steps = [plan.step for plan in runner.plans]
     assert steps == sorted(set(steps))
     assert [plan for plan in runner.plans if len(plan.rows)] == [t.plan for t in turns if works(t)]
 
 
 def test_the_runner_is_told_of_slots_given_up_also_by_plans_without_rows() -> None:
-    runner = Recorder()
-    made = Loop(scheduler(), runner)
+    runner = KeepsPlans()
+    made = loop(execute=runner.run)
     made.scheduler.submit(ask("parked"), 0.0, parked="grammar")  # so that the loop goes on
     all_turns(made, [ask("a")])
     empty = [plan for plan in runner.plans if not len(plan.rows)]
     assert [plan.to_dict()["finished"] for plan in empty if plan.finished] == [["a"]]
     assert runner.oracle.tracks == {}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_error_of_the_device_is_raised_and_not_told_to_clients(depth: int) -> None:
+    def broken(plan: Plan) -> StepResult:
+        assert plan.step < 3, "stale KV"
+        return oracle.run(plan)
+
+    oracle = OracleRunner(BLOCKS, SIZE, VOCAB)
+    with pytest.raises(AssertionError, match="stale KV"):
+        all_turns(loop(depth, broken), [ask("a")])
+
+
+def test_a_result_that_does_not_fit_its_plan_is_raised() -> None:
+    with pytest.raises(StepError):
+        all_turns(loop(execute=lambda plan: StepResult.of(empty, {})), [ask("a")])
+
+
+empty = Scheduler.create().plan(0.0)
+
+
+class KeepsSteps:
+    """Keeps the steps that an engine plans and commits, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def planned(self, plan: Plan) -> None:
+        self.calls.append(("planned", plan.step))
+
+    def committed(self, plan: Plan, outputs: Outputs) -> None:
+        self.calls.append(("committed", plan.step))
+
+
+def test_an_observer_sees_every_step_in_the_order_of_the_engine() -> None:
+    oracle, seen = OracleRunner(BLOCKS, SIZE, VOCAB), KeepsSteps()
+    made = Loop(scheduler(), SimulatedDevice(oracle.run), depth=2, observer=seen)
+    all_turns(made, [ask("a", max_tokens=3)])
+    assert seen.calls == [
+        ("planned", 1),
+        ("planned", 2),
+        ("committed", 1),
+        ("planned", 3),
+        ("committed", 2),
+        ("planned", 4),
+        ("committed", 3),
+    ]
+
+
+def test_an_idle_engine_plans_an_empty_step_only_if_it_is_told_to() -> None:
+    made = loop()
+    all_turns(made, [ask("a", max_tokens=1)])
+    assert made.turn().plan is not None  # which tells the device that the slot is free
+    assert made.turn().plan is None
+    turn = made.turn(while_idle=True)
+    assert turn.plan is not None
+    assert turn.plan.empty
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

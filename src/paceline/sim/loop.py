@@ -1,111 +1,121 @@
-"""The step loop on a virtual clock: arrive, plan, run, commit, at any pipeline depth."""
+"""Drive the real engine on a virtual clock: requests arrive, steps run, idle time is skipped."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
-from paceline.core.plan import Outputs, Plan, StepResult
+from paceline.core.errors import StepError
+from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Request
+from paceline.engine.core.engine import Engine
+from paceline.engine.core.ports import StepObserver
+from paceline.engine.settings import EngineSettings
+from paceline.sched.scheduler import Scheduler
+from paceline.sim.clock import VirtualClock
+from paceline.sim.runner import SimulatedDevice, SimulatedRunner
 
-
-class Runner(Protocol):
-    """Turns plans into sampled tokens, in the order in which it gets them."""
-
-    def run(self, plan: Plan) -> StepResult: ...
-
-
-class Planner(Protocol):
-    """The scheduler, or something that stands in front of it."""
-
-    @property
-    def idle(self) -> bool: ...
-
-    def submit(self, request: Request, now: float) -> None: ...
-
-    def plan(self, now: float) -> Plan: ...
-
-    def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs: ...
+STOP_AT_ERRORS = EngineSettings(on_failure="stop")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """One turn of the loop: what was planned in it, and what came back."""
+class SimulatedTurn:
+    """One turn of the engine: the step it planned, and the step whose result it committed."""
 
-    time: float  # seconds on the virtual clock
-    plan: Plan | None  # None: nothing could be planned, or the pipeline was full
-    outputs: Outputs | None
+    time: float  # seconds on the virtual clock, at the end of the turn
+    planned_at: float  # seconds on the virtual clock, when the step was planned
+    plan: Plan | None  # None: the engine was idle
+    committed: Plan | None  # an earlier one if the pipeline is deep; None: no result yet
+    outputs: Outputs | None  # of the committed step
 
-
-NO_WORK_S = 1e-3  # what an empty step takes, so that time goes on
-
-
-def one_second(plan: Plan) -> float:
-    return 1.0
+    @property
+    def is_empty(self) -> bool:
+        """Was nothing launched, and is there nothing to report?"""
+        launched = self.plan is not None and not self.plan.empty
+        landed = self.committed is not None and not self.committed.empty
+        return not (launched or landed or (self.outputs is not None and self.outputs.finished))
 
 
 class Loop:
-    """The real scheduler with a runner on a clock of its own.
+    """The engine that serves requests, with a simulated device and a virtual clock.
 
-    The device runs steps one after another; a step takes `step_s(plan)`. With depth d
-    the host plans up to d steps ahead of the results it has seen.
+    With depth d the engine plans up to d steps ahead of the results it has seen. An error of the
+    device, or a request that the scheduler refuses, is raised here.
     """
 
     def __init__(
         self,
-        scheduler: Planner,
-        runner: Runner,
+        scheduler: Scheduler,
+        device: SimulatedDevice,
         depth: int = 1,
-        step_s: Callable[[Plan], float] = one_second,
+        observer: StepObserver | None = None,
     ) -> None:
-        self.scheduler, self.runner, self.depth = scheduler, runner, depth
-        self.now = 0.0
-        self._step_s = step_s
-        self._flight: deque[tuple[float, Plan, StepResult]] = deque()  # with the time it is done
-        self._device_free = 0.0
+        self.scheduler, self.clock = scheduler, VirtualClock()
+        self._runner = SimulatedRunner(device, self.clock)
+        self._seen = TurnObserver(self.clock, observer)
+        self._engine = Engine(
+            scheduler, self._runner, self.clock, depth, STOP_AT_ERRORS, self._seen
+        )
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Turn]:
-        """Submit each request when it arrives; turn until all have ended."""
-        stalled = 0
-        waiting = deque(sorted(requests, key=lambda request: request.arrival or 0.0))
-        while waiting or self._flight or not self.scheduler.idle:
-            while waiting and (waiting[0].arrival or 0.0) <= self.now:
-                self.scheduler.submit(waiting.popleft(), self.now)
-            if self.scheduler.idle and waiting:
-                self.now = waiting[0].arrival or 0.0
-                continue
+    def run(self, requests: Iterable[Request]) -> Iterator[SimulatedTurn]:
+        """Submit each request when it arrives; turn until all have ended.
+
+        Ends early if all that is left is parked or paused, since nothing here changes that.
+        """
+        empty_turns = 0
+        coming = deque(sorted(requests, key=arrival))
+        while coming or not self.scheduler.idle:
+            if self.scheduler.idle or empty_turns > 1:
+                if not coming:
+                    return
+                self.clock.advance_to(arrival(coming[0]))
+            while coming and arrival(coming[0]) <= self.clock():
+                self._engine.submit(coming.popleft())
             turn = self.turn()
             yield turn
-            stalled = stalled + 1 if turn.plan is None and turn.outputs is None else 0
-            if stalled > 1 and not waiting:
-                return  # all that is left is parked or paused, and nobody here will change that
-            if stalled > 1:
-                self.now = max(self.now, waiting[0].arrival or 0.0)
+            empty_turns = empty_turns + 1 if turn.is_empty else 0
 
-    def turn(self) -> Turn:
-        """Plan a step if the pipeline has room; wait for the oldest one if it has not."""
-        plan = self._launch() if len(self._flight) < self.depth else None
-        if plan is not None and plan.empty and not self._flight:
-            outputs = self._commit_empty(plan)
-            return Turn(self.now, None, outputs)
-        planned = plan if plan is not None and not plan.empty else None
-        outputs = None
-        if planned is None or len(self._flight) == self.depth:
-            done, oldest, result = self._flight.popleft()
-            self.now = max(self.now, done)
-            outputs = self.scheduler.commit(oldest, result, self.now)
-        return Turn(self.now, planned, outputs)
+    def turn(self, *, while_idle: bool = False) -> SimulatedTurn:
+        """One turn of the engine; see `Engine.turn`."""
+        self._seen.begin()
+        delivery = self._engine.turn(while_idle=while_idle)
+        if self._runner.failure is not None:
+            raise self._runner.failure
+        if self._engine.broken:
+            raise StepError(self._engine.broken)
+        for refused in delivery.refused if delivery is not None else ():
+            raise refused.error
+        return self._seen.turn()
 
-    def _launch(self) -> Plan:
-        plan = self.scheduler.plan(self.now)
-        result = self.runner.run(plan)  # an empty plan still tells the runner who left
-        if not plan.empty:
-            self._device_free = max(self._device_free, self.now) + self._step_s(plan)
-            self._flight.append((self._device_free, plan, result))
-        return plan
 
-    def _commit_empty(self, plan: Plan) -> Outputs | None:
-        """Nothing runs and nothing can; time goes on a little, and untold ends are told."""
-        self.now += NO_WORK_S
-        outputs = self.scheduler.commit(plan, StepResult.of(plan, {}), self.now)
-        return outputs if outputs.finished else None
+def arrival(request: Request) -> float:
+    return request.arrival or 0.0
+
+
+class TurnObserver:
+    """Keeps what the engine does in one turn, and passes it on to another observer."""
+
+    def __init__(self, clock: VirtualClock, observer: StepObserver | None) -> None:
+        self._clock, self._observer = clock, observer
+        self.begin()
+
+    def begin(self) -> None:
+        self._planned_at = self._clock()
+        self._plan: Plan | None = None
+        self._committed: Plan | None = None
+        self._outputs: Outputs | None = None
+
+    def turn(self) -> SimulatedTurn:
+        """What happened since `begin`."""
+        return SimulatedTurn(
+            self._clock(), self._planned_at, self._plan, self._committed, self._outputs
+        )
+
+    def planned(self, plan: Plan) -> None:
+        self._plan, self._planned_at = plan, self._clock()
+        if self._observer is not None:
+            self._observer.planned(plan)
+
+    def committed(self, plan: Plan, outputs: Outputs) -> None:
+        self._committed, self._outputs = plan, outputs
+        if self._observer is not None:
+            self._observer.committed(plan, outputs)

@@ -13,8 +13,9 @@ from paceline.cli.main import main
 from paceline.cli.palette import MARKS, Palette
 from paceline.cli.play.history import History, Kind
 from paceline.cli.play.picture import picture
-from paceline.cli.play.simulation import Stage, Turn
+from paceline.cli.play.simulation import Stage
 from paceline.cli.play.workload_file import build, built_in, built_in_names
+from paceline.sim.loop import SimulatedTurn
 
 WORKLOADS = built_in_names()
 DEPTHS = [1, 2, 3]
@@ -36,9 +37,9 @@ def workload(tmp_path: Path) -> Write:
     return write
 
 
-def played(content: Any, depth: int = 1, **settings: Any) -> tuple[Stage, list[Turn]]:
+def played(content: Any, depth: int = 1, **settings: Any) -> tuple[Stage, list[SimulatedTurn]]:
     stage = Stage(build(content, "test", settings), depth)
-    turns: list[Turn] = []
+    turns: list[SimulatedTurn] = []
     for turn in stage.turns(1000):
         stage.scheduler.check()
         turns.append(turn)
@@ -46,7 +47,7 @@ def played(content: Any, depth: int = 1, **settings: Any) -> tuple[Stage, list[T
     return stage, turns
 
 
-def played_built_in(name: str, depth: int = 1) -> tuple[Stage, list[Turn]]:
+def played_built_in(name: str, depth: int = 1) -> tuple[Stage, list[SimulatedTurn]]:
     return played(json.loads(built_in(name)), depth)
 
 

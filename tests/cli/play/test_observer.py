@@ -12,12 +12,13 @@ from paceline.cli.play.fields import ScriptError
 from paceline.cli.play.history import Asked, Blocked, History, Kind, line_of
 from paceline.cli.play.picture import frame, picture
 from paceline.cli.play.plan_notes import CLOSED
-from paceline.cli.play.simulation import Stage, Turn
+from paceline.cli.play.simulation import Stage
 from paceline.cli.play.summary import story, summary
 from paceline.cli.play.synthetic_model import BLOCK_S, STEP_S
 from paceline.cli.play.workload_file import build, built_in
 from paceline.core.request import child_label
 from paceline.sched.scheduler import PASSING
+from paceline.sim.loop import SimulatedTurn
 
 ASCII = Palette(colour=False, unicode=False)
 SMALL = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -41,7 +42,7 @@ def played(*requests: dict[str, Any], depth: int = 1, seed: int = 0, **settings:
     return stage
 
 
-def check_column(history: History, turn: Turn) -> None:
+def check_column(history: History, turn: SimulatedTurn) -> None:
     column, plan, rules = history.columns[-1], turn.plan, history.rules
     lines = {
         child_label(one.id, child): line_of(one.id, child)
@@ -406,7 +407,7 @@ def random_settings(random: Random) -> dict[str, Any]:
     }
 
 
-def told_to_clients(stage: Stage, turns: list[Turn]) -> dict[str, Any]:
+def told_to_clients(stage: Stage, turns: list[SimulatedTurn]) -> dict[str, Any]:
     """Tokens, finish and choices by label, of requests that ended by themselves."""
     told: dict[str, Any] = {}
     for turn in turns:
@@ -419,7 +420,7 @@ def told_to_clients(stage: Stage, turns: list[Turn]) -> dict[str, Any]:
 
 def ran(content: dict[str, Any], depth: int, **overrides: Any) -> tuple[Stage, dict[str, Any]]:
     stage = Stage(build(content, "test", overrides), depth)
-    turns: list[Turn] = []
+    turns: list[SimulatedTurn] = []
     for turn in stage.turns(2000):
         check_column(stage.history, turn)
         turns.append(turn)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
-from paceline.core.plan import NO_TIMINGS, Candidates, Plan, StepResult
+from paceline.core.plan import NO_TIMINGS, Candidates, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Item, Request
 from paceline.engine.core.components import Parts
 from paceline.engine.core.engine import Engine
@@ -125,6 +125,50 @@ def test_a_failed_step_ends_those_in_flight_and_no_others(
     assert teller.ends["later"] == (Finish.LENGTH, "")
     assert teller.tokens["later"] == expected_tokens(request("later", 30, 4))
     assert_nothing_left(teller.engine.scheduler)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_request_that_comes_between_two_turns_is_in_the_next_plan(depth: int) -> None:
+    """Also while a deep pipeline fills up: the inbox is read before each plan."""
+    teller = Teller(parts(depth=depth))
+    teller.engine.submit(request("a", most=20))
+    teller.turn()
+    for name in "bcd":
+        teller.engine.submit(request(name))
+        teller.turn()
+        assert isinstance(teller.port, OraclePort)
+        admitted = [new.request.id for new in teller.port.launched[-1].admitted]
+        assert admitted == [name]
+
+
+class SeesSteps:
+    """Notes steps, and whether the runner had them when they were planned."""
+
+    def __init__(self, port: OraclePort) -> None:
+        self.port = port
+        self.planned_steps: list[int] = []
+        self.committed_steps: list[int] = []
+
+    def planned(self, plan: Plan) -> None:
+        assert plan not in self.port.launched
+        self.planned_steps.append(plan.step)
+
+    def committed(self, plan: Plan, outputs: Outputs) -> None:
+        assert plan in self.port.launched
+        self.committed_steps.append(plan.step)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_an_observer_sees_each_step_planned_and_then_committed(depth: int) -> None:
+    made = parts(depth=depth)
+    assert isinstance(made.runner, OraclePort)
+    seen = SeesSteps(made.runner)
+    engine = Engine(made.scheduler, made.runner, depth=depth, observer=seen)
+    engine.submit(request("a", most=4))
+    while not (engine.idle and engine.resting):
+        engine.turn()
+    assert seen.planned_steps == list(range(1, seen.planned_steps[-1] + 1))
+    assert set(seen.committed_steps) >= {1, 2, 3, 4}
 
 
 def expected_tokens(one: Request) -> list[int]:

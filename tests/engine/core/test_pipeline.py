@@ -45,9 +45,20 @@ class Device:
         pass
 
 
+def test_a_pipeline_is_full_at_its_depth() -> None:
+    pipeline = Pipeline(Device(), depth=2)
+    found: list[bool] = []
+    for step in (1, 2):
+        found.append(pipeline.full)
+        pipeline.launch(plan(step))
+    assert [*found, pipeline.full] == [False, False, True]
+    pipeline.land()
+    assert not pipeline.full
+
+
 def test_steps_land_in_the_order_of_launch_and_empty_ones_do_not() -> None:
     device = Device()
-    pipeline = Pipeline(device)
+    pipeline = Pipeline(device, depth=3)
     for step in (1, 2, 3, 4):
         pipeline.launch(plan(step, empty=step == 2))
     assert len(pipeline) == 3
@@ -57,7 +68,7 @@ def test_steps_land_in_the_order_of_launch_and_empty_ones_do_not() -> None:
 
 def test_a_failed_launch_is_owed_no_result() -> None:
     device = Device(bad_launches=(2,))
-    pipeline = Pipeline(device)
+    pipeline = Pipeline(device, depth=3)
     pipeline.launch(plan(1))
     with pytest.raises(StepError, match="step 2 failed: OSError: no launch"):
         pipeline.launch(plan(2))
@@ -67,7 +78,7 @@ def test_a_failed_launch_is_owed_no_result() -> None:
 
 
 def test_a_failed_launch_of_nothing_puts_those_in_flight_in_doubt() -> None:
-    pipeline = Pipeline(Device(bad_launches=(2,)))
+    pipeline = Pipeline(Device(bad_launches=(2,)), depth=3)
     pipeline.launch(plan(1))
     with pytest.raises(StepError):
         pipeline.launch(plan(2, empty=True))
@@ -76,7 +87,7 @@ def test_a_failed_launch_of_nothing_puts_those_in_flight_in_doubt() -> None:
 
 
 def test_of_several_in_flight_the_oldest_is_in_doubt() -> None:
-    pipeline = Pipeline(Device(bad_launches=(3,)))
+    pipeline = Pipeline(Device(bad_launches=(3,)), depth=3)
     for step in (1, 2):
         pipeline.launch(plan(step))
     with pytest.raises(StepError):
@@ -86,7 +97,7 @@ def test_of_several_in_flight_the_oldest_is_in_doubt() -> None:
 
 
 def test_a_failed_wait_puts_its_own_step_in_doubt() -> None:
-    pipeline = Pipeline(Device(bad_waits=(1,)))
+    pipeline = Pipeline(Device(bad_waits=(1,)), depth=3)
     for step in (1, 2):
         pipeline.launch(plan(step))
     with pytest.raises(StepError):
@@ -97,7 +108,7 @@ def test_a_failed_wait_puts_its_own_step_in_doubt() -> None:
 
 def test_what_is_abandoned_is_waited_for_all_the_same() -> None:
     device = Device(bad_waits=(1, 2))
-    pipeline = Pipeline(device)
+    pipeline = Pipeline(device, depth=3)
     for step in (1, 2, 3):
         pipeline.launch(plan(step))
     with pytest.raises(StepError, match="step 1 failed: OSError: no result"):

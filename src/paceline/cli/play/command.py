@@ -17,7 +17,7 @@ from paceline.cli.command import WrongOption
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette, letters
 from paceline.cli.play.fields import ScriptError
 from paceline.cli.play.picture import frame, picture
-from paceline.cli.play.simulation import Stage, Turn
+from paceline.cli.play.simulation import Stage
 from paceline.cli.play.summary import Heading, finish, heading, life, story, summary
 from paceline.cli.play.workload_file import (
     Script,
@@ -29,6 +29,7 @@ from paceline.cli.play.workload_file import (
 )
 from paceline.core.config import Config
 from paceline.core.errors import RequestError
+from paceline.sim.loop import SimulatedTurn
 
 DEFAULT_WORKLOAD = "basics"
 DEEPEST = 16
@@ -229,11 +230,12 @@ def chosen(options: Options) -> tuple[str, Script]:
     return title, script
 
 
-def print_json(stage: Stage, turns: Iterator[Turn], explain: list[str]) -> None:
+def print_json(stage: Stage, turns: Iterator[SimulatedTurn], explain: list[str]) -> None:
     for turn in turns:
+        assert turn.plan is not None, "every turn of a played workload plans a step"
         line = {
             "step": turn.plan.step,
-            "time_s": round(turn.time, 6),
+            "time_s": round(turn.planned_at, 6),
             "kind": turn.plan.kind,
             "plan": turn.plan.to_dict(),
             "committed": turn.committed.step if turn.committed else None,
@@ -262,7 +264,7 @@ def told(stage: Stage, name: str) -> str:
         return f"{name!r}: {gone}."
 
 
-def show(stage: Stage, turns: Iterator[Turn], title: Heading, options: Options) -> None:
+def show(stage: Stage, turns: Iterator[SimulatedTurn], title: Heading, options: Options) -> None:
     out = sys.stdout
     capable = out.isatty() and os.environ.get("TERM") != "dumb"
     palette = Palette(

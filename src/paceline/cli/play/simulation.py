@@ -1,57 +1,38 @@
-"""Play a script: the real scheduler, a toy model, and a virtual clock."""
+"""Play a script: the real engine and scheduler, a toy model, and a virtual clock."""
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from paceline.cli.play.history import Asked, End, History, Kind, Note, Rules
 from paceline.cli.play.observer import Observer
 from paceline.cli.play.synthetic_model import NEVER, STEP_S, ToyModel, step_s
 from paceline.cli.play.workload_file import Ask, Script
 from paceline.core.errors import QueueFull
-from paceline.core.plan import Outputs, Plan, StepResult
+from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Request, child_label
 from paceline.sched.scheduler import Scheduler
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """One call of `plan`, and the result that came back meanwhile, if any."""
-
-    time: float  # seconds on the virtual clock, when the step was planned
-    plan: Plan
-    committed: Plan | None  # an earlier one, where the pipeline is deep
-    outputs: Outputs | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Flight:
-    """A step on the device."""
-
-    plan: Plan
-    result: StepResult
-    done: float  # seconds on the virtual clock
+from paceline.sim.loop import Loop, SimulatedTurn
+from paceline.sim.runner import SimulatedDevice
 
 
 class Stage:
     """Turns a script into a history, one step after the other.
 
-    Before each step those arrive, wake up or are aborted whose time has come. The device
-    runs steps one after another; the host plans up to `depth` steps ahead of results.
+    Requests arrive, wake up or are aborted before the step that the script names. They go to the
+    scheduler directly, since an engine has no message to park a request; the engine runs the steps.
     """
 
     def __init__(self, script: Script, depth: int = 1) -> None:
         self.scheduler = Scheduler.create(**{**script.settings, "enable_kv_cache_events": True})
         self.history = History([asked(ask, script) for ask in script.asks], self._rules(depth))
-        self.time = 0.0
         self._observer = Observer(self.scheduler, self.history)
-        self._model = ToyModel(script.seed, script.acceptance, stops_of(script))
-        self._depth = depth
+        model = ToyModel(script.seed, script.acceptance, stops_of(script))
+        device = SimulatedDevice(model.run, step_s, STEP_S)
+        self._loop = Loop(self.scheduler, device, depth, observer=self)
         self._coming = list(script.asks)
         self._parked: list[Ask] = []
         self._doomed = [ask for ask in script.asks if ask.abort_step < NEVER]
-        self._flight: deque[Flight] = deque()
-        self._device_free = 0.0
+        self._notes: list[Note] = []  # what happened before the step to come
+        self._gone: dict[str, Kind] = {}  # requests that ended before the step to come
 
     def _rules(self, depth: int) -> Rules:
         config = self.scheduler.config
@@ -67,41 +48,33 @@ class Stage:
         )
 
     @property
-    def over(self) -> bool:
-        return not self._coming and not self._flight and self.scheduler.idle
+    def time(self) -> float:
+        """Seconds on the virtual clock."""
+        return self._loop.clock()
 
-    def turns(self, most_steps: int) -> Iterator[Turn]:
+    @property
+    def over(self) -> bool:
+        return not self._coming and self.scheduler.idle
+
+    def turns(self, most_steps: int) -> Iterator[SimulatedTurn]:
         """Turn until all have ended, or `most_steps` were planned."""
         while not self.over and len(self.history.columns) < most_steps:
-            turn = self._turn()
+            self._skip_to_next_arrival()
+            step = len(self.history.columns) + 1
+            self._notes = []
+            self._gone = self._arrive(step) | self._abort(step)
+            self._wake(step)
+            turn = self._loop.turn(while_idle=True)
             self.history.time = self.time
             yield turn
 
-    def _turn(self) -> Turn:
-        self._skip_to_next_arrival()
-        step, now = len(self.history.columns) + 1, self.time
-        notes: list[Note] = []
-        ended = self._arrive(step, notes) | self._abort(step, notes)
-        self._wake(step, notes)
-        plan = self.scheduler.plan(now)
-        self._observer.planned(plan, now, notes, ended)
-        result = self._model.run(plan)  # an empty plan, too, tells it who left
-        if not plan.empty:
-            self._device_free = max(self._device_free, now) + step_s(plan)
-            self._flight.append(Flight(plan, result, self._device_free))
-        elif not self._flight:
-            self.time += STEP_S
-            return Turn(now, plan, plan, self._commit(plan, result))
-        if not plan.empty and len(self._flight) < self._depth:
-            return Turn(now, plan, None, None)
-        oldest = self._flight.popleft()
-        self.time = max(self.time, oldest.done)
-        return Turn(now, plan, oldest.plan, self._commit(oldest.plan, oldest.result))
+    # -- what the engine reports --------------------------------------------
 
-    def _commit(self, plan: Plan, result: StepResult) -> Outputs:
-        outputs = self.scheduler.commit(plan, result, self.time)
+    def planned(self, plan: Plan) -> None:
+        self._observer.planned(plan, self.time, self._notes, self._gone)
+
+    def committed(self, plan: Plan, outputs: Outputs) -> None:
         self._observer.committed(plan, outputs)
-        return outputs
 
     # -- what the script wants ----------------------------------------------
 
@@ -110,9 +83,9 @@ class Stage:
         step = len(self.history.columns) + 1
         by_the_clock = all(ask.arrive_step <= step for ask in self._coming)
         if self.scheduler.idle and self._coming and by_the_clock:
-            self.time = max(self.time, min(ask.arrive_s for ask in self._coming))
+            self._loop.clock.advance_to(min(ask.arrive_s for ask in self._coming))
 
-    def _arrive(self, step: int, notes: list[Note]) -> dict[str, Kind]:
+    def _arrive(self, step: int) -> dict[str, Kind]:
         """Submit those whose step and time have come; returns those that found no room."""
         due = [a for a in self._coming if a.arrive_step <= step and a.arrive_s <= self.time]
         refused: dict[str, Kind] = {}
@@ -124,14 +97,14 @@ class Stage:
             except QueueFull as error:
                 refused[name] = Kind.REFUSED
                 self.history.ends[name] = End("refused", step)
-                notes.append(Note(Kind.REFUSED, f"{name} is refused: {error}"))
+                self._notes.append(Note(Kind.REFUSED, f"{name} is refused: {error}"))
                 continue
             if parked:
                 self._parked.append(ask)
-                notes.append(Note(Kind.PARKED, f"{name} is parked for {parked}"))
+                self._notes.append(Note(Kind.PARKED, f"{name} is parked for {parked}"))
         return refused
 
-    def _abort(self, step: int, notes: list[Note]) -> dict[str, Kind]:
+    def _abort(self, step: int) -> dict[str, Kind]:
         aborted: dict[str, Kind] = {}
         for ask in [one for one in self._doomed if one.abort_step <= step]:
             if ask in self._coming:
@@ -141,15 +114,15 @@ class Stage:
             if self.scheduler.abort(name, self.time):
                 aborted[name] = Kind.ABORTED
                 self.history.ends[name] = End("abort", step)
-                notes.append(Note(Kind.ABORTED, f"{name} is aborted"))
+                self._notes.append(Note(Kind.ABORTED, f"{name} is aborted"))
         return aborted
 
-    def _wake(self, step: int, notes: list[Note]) -> None:
+    def _wake(self, step: int) -> None:
         for ask in [one for one in self._parked if one.wake_step <= step]:
             self._parked.remove(ask)
             if self.scheduler.wake(ask.request.id, self.time):
                 text = f"{ask.request.id} is woken: {ask.parked} is there"
-                notes.append(Note(Kind.PARKED, text))
+                self._notes.append(Note(Kind.PARKED, text))
 
 
 def stops_of(script: Script) -> dict[str, int]:

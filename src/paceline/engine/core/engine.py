@@ -19,7 +19,7 @@ from paceline.engine.core.messages import (
     Refused,
 )
 from paceline.engine.core.pipeline import Pipeline
-from paceline.engine.core.ports import Clock, Runner
+from paceline.engine.core.ports import Clock, Runner, StepObserver
 from paceline.engine.core.queries import answer
 from paceline.engine.core.queue_limits import WaitingRoom
 from paceline.engine.core.step_counts import StepCounts
@@ -46,14 +46,15 @@ class Engine:
         clock: Clock = monotonic,
         depth: int = 1,
         settings: EngineSettings = DEFAULTS,
+        observer: StepObserver | None = None,
     ) -> None:
         if depth < 1:
             raise ConfigError(f"depth is {depth}; at least one step is in flight")
         self.scheduler, self.clock = scheduler, clock
         self.broken = ""  # why it stopped for good
         self.resting = True  # did the latest turn find nothing that can go on?
-        self._runner, self._depth, self._settings = runner, depth, settings
-        self._pipeline = Pipeline(runner)
+        self._runner, self._settings, self._observer = runner, settings, observer
+        self._pipeline = Pipeline(runner, depth)
         self._inbox = Inbox(settings.inbox_requests)
         self._room = WaitingRoom(settings.max_queued_tokens, settings.queue_timeout_s)
         self._counts = StepCounts()
@@ -108,10 +109,13 @@ class Engine:
         config = self.scheduler.config
         return Capacity(config.step.max_model_len, config.cache.block_size, config.cache.num_blocks)
 
-    def turn(self) -> Delivery | None:
-        """Hear what came, launch until the pipeline is full, wait for the oldest step."""
+    def turn(self, *, while_idle: bool = False) -> Delivery | None:
+        """Read the inbox, plan a step, and wait for the oldest one once the pipeline is full.
+
+        An idle engine plans nothing, except with `while_idle`: then it plans an empty step.
+        """
         heard = self._hear()
-        if self.resting and self.scheduler.idle and not heard:
+        if self.resting and self.scheduler.idle and not (heard or while_idle):
             return None
         if self._waiting_since is None:
             self._waiting_since = self.clock()
@@ -192,13 +196,13 @@ class Engine:
             latest = self._launch()
             self.resting = not self._pipeline
             if self.resting:  # nothing runs and nothing can, but there may be ends to tell
-                assert latest is not None
-                nothing = StepResult.of(latest, {})
-                return self.scheduler.commit(latest, nothing, self.clock()), None
+                return self._commit(latest, StepResult.of(latest, {})), None
+            if not (latest.empty or self._pipeline.full):
+                return NO_OUTPUTS, None  # the next turn plans another step before any result
             plan, result = self._pipeline.land()
             self._counts.landed(plan, result)
             result = self._of_the_living(result)
-            return self.scheduler.commit(plan, result, self.clock()), result
+            return self._commit(plan, result), result
         except StepError as error:
             return self._fail(error), None
 
@@ -214,17 +218,21 @@ class Engine:
         kept = tuple(one for serial, one in own if serial is not None and serial <= one.serial)
         return replace(result, prompt=kept)
 
-    def _launch(self) -> Plan | None:
-        """Fill the pipeline; an empty plan tells the runner who left, and ends it."""
-        plan = None
-        while len(self._pipeline) < self._depth:
-            plan = self.scheduler.plan(self.clock())
-            for request_id in self.scheduler.view.admitted_ids(plan):
-                self._room.left(request_id)
-            self._pipeline.launch(plan)
-            if plan.empty:
-                break
+    def _launch(self) -> Plan:
+        """Plan a step and launch it; an empty plan still lists the slots that were released."""
+        plan = self.scheduler.plan(self.clock())
+        if self._observer is not None:
+            self._observer.planned(plan)
+        for request_id in self.scheduler.view.admitted_ids(plan):
+            self._room.left(request_id)
+        self._pipeline.launch(plan)
         return plan
+
+    def _commit(self, plan: Plan, result: StepResult) -> Outputs:
+        outputs = self.scheduler.commit(plan, result, self.clock())
+        if self._observer is not None:
+            self._observer.committed(plan, outputs)
+        return outputs
 
     def _fail(self, error: StepError) -> Outputs:
         message = str(error)
@@ -233,8 +241,7 @@ class Engine:
         self._pipeline.abandon()
         self.resting = True
         if suspect.empty:  # there may be ends to tell all the same
-            nothing = StepResult.of(suspect, {})
-            outputs = self.scheduler.commit(suspect, nothing, self.clock())
+            outputs = self._commit(suspect, StepResult.of(suspect, {}))
         else:
             outputs = self.scheduler.fail(suspect, self.clock(), message)
         if self._settings.on_failure == "stop" or isinstance(error, DeviceLost):

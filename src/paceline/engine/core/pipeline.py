@@ -9,15 +9,20 @@ from paceline.engine.core.ports import Runner
 
 
 class Pipeline:
-    """Whatever goes wrong in the runner comes out as a StepError, and `suspect` is its plan."""
+    """At most `depth` steps. Any error of the runner is raised as a StepError; `suspect` is the
+    plan that failed."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, depth: int) -> None:
+        self._runner, self._depth = runner, depth
         self._flight: deque[Plan] = deque()  # launched, and to be waited for
         self.suspect: Plan | None = None
 
     def __len__(self) -> int:
         return len(self._flight)
+
+    @property
+    def full(self) -> bool:
+        return len(self._flight) >= self._depth
 
     def launch(self, plan: Plan) -> None:
         self.suspect = self._flight[0] if plan.empty and self._flight else plan

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import PacelineError
-from paceline.core.plan import Plan, StepResult
+from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import Piece, RequestOutput
 from paceline.engine.core.messages import Capacity, Delivery, Question
@@ -36,6 +36,16 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class StepObserver(Protocol):
+    """Sees each step as the engine plans and commits it. It must not change the scheduler."""
+
+    def planned(self, plan: Plan) -> None:
+        """The scheduler planned this step; the runner has not seen it yet."""
+        ...
+
+    def committed(self, plan: Plan, outputs: Outputs) -> None: ...
 
 
 class Sink(Protocol):

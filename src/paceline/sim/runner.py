@@ -1,0 +1,66 @@
+"""A runner for the engine that computes at once and takes its time on a virtual clock."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.plan import Plan, StepResult
+from paceline.sim.clock import VirtualClock
+
+EMPTY_STEP_S = 1e-3  # what an empty step takes if nothing else runs, so that time goes on
+
+
+def one_second(plan: Plan) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    """What a device computes, and how long that takes on the virtual clock."""
+
+    execute: Callable[[Plan], StepResult]
+    step_s: Callable[[Plan], float] = one_second
+    empty_step_s: float = EMPTY_STEP_S  # an empty step, while nothing else runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedStep:
+    """A step on the device."""
+
+    done_at: float  # seconds on the virtual clock
+    result: StepResult
+
+
+class SimulatedRunner:
+    """The engine's `Runner` port around a function from plans to results.
+
+    The device runs one step after another. `wait` moves the clock to the end of the oldest one.
+    `failure` keeps what the device raised, since an engine turns any error of a runner into
+    failed requests.
+    """
+
+    def __init__(self, device: SimulatedDevice, clock: VirtualClock) -> None:
+        self.failure: Exception | None = None
+        self._device, self._clock = device, clock
+        self._running: deque[SimulatedStep] = deque()
+        self._free_at = 0.0  # when the device has run all of them
+
+    def launch(self, plan: Plan) -> None:
+        try:
+            result = self._device.execute(plan)  # an empty plan still lists released slots
+        except Exception as error:
+            self.failure = error
+            raise
+        if not plan.empty:
+            self._free_at = max(self._free_at, self._clock()) + self._device.step_s(plan)
+            self._running.append(SimulatedStep(self._free_at, result))
+        elif not self._running:
+            self._clock.advance_to(self._clock() + self._device.empty_step_s)
+
+    def wait(self) -> StepResult:
+        oldest = self._running.popleft()
+        self._clock.advance_to(oldest.done_at)
+        return oldest.result
+
+    def close(self) -> None:
+        """There is no device to close."""
