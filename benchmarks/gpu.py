@@ -15,6 +15,7 @@ import torch
 import triton
 
 from paceline import Request, Scheduler, StepResult
+from paceline.core.config import SpeculationConfig
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
@@ -23,6 +24,7 @@ from paceline.runner.cuda.runner import CudaRunner
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
+from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 
 DEPTH = 2
@@ -94,7 +96,8 @@ class Bench:
         self.blocks, self.block_size = ROWS * 1152 // block_size, block_size
         kv = KVStore(self.config, self.blocks + 1, block_size, torch.bfloat16, "cuda")
         kv.content.normal_()
-        self.runner = CudaRunner(self.model, kv, load(attention), ROWS, MAX_MODEL_LEN, BUDGET)
+        proposer, sizes = Ngram(SpeculationConfig()), (ROWS, MAX_MODEL_LEN, BUDGET)
+        self.runner = CudaRunner(self.model, kv, load(attention), proposer, *sizes)
         begin = perf_counter()
         self.runner.warm()
         torch.cuda.synchronize()

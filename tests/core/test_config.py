@@ -54,12 +54,18 @@ ALL_OTHERWISE: dict[str, Any] = {
     "recompute_tokens_per_s": 5.5,
     "swap_blocks_per_s": 6.5,
     "num_speculative_tokens": 2,
+    "proposer": "some.module.Proposer",
+    "prompt_lookup_min": 3,
+    "prompt_lookup_max": 5,
     "speculation": "fixed",
     "speculation_max_batch_tokens": 8,
     "lookahead_slots": 1,
     "journal_requests": 11,
     "journal_spells": 12,
 }
+
+
+LOOKUP = "prompt_lookup_max is {}; it lies between prompt_lookup_min ({}) and 64"
 
 
 # -- sorting names ----------------------------------------------------------
@@ -124,6 +130,9 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "recompute_tokens_per_s": 10_000.0,
         "swap_blocks_per_s": 10_000.0,
         "num_speculative_tokens": 0,
+        "proposer": "ngram",
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
         "speculation": "adaptive",
         "speculation_max_batch_tokens": 256,
         "lookahead_slots": 0,
@@ -240,6 +249,9 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
             "rates of recomputation and of swapping are positive",
         ),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is negative"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min is 0; it must be positive"),
+        ({"prompt_lookup_min": 5}, LOOKUP.format(4, 5)),
+        ({"prompt_lookup_max": 65}, LOOKUP.format(65, 2)),
         ({"lookahead_slots": -1}, "lookahead_slots is negative"),
         ({"speculation_max_batch_tokens": 0}, "speculation_max_batch_tokens is positive"),
         ({"journal_requests": 0}, "a journal keeps something"),

@@ -17,6 +17,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import KINDS
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
+from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import Runner
 from paceline.sched.stats import Stats
 from paceline.text.chat_template import ChatTemplate
@@ -49,7 +50,8 @@ class Real:
             self.source.checkpoint.config, config.cache.num_blocks, config.cache.block_size
         )
         step = config.step
-        runner = Runner(self.model, kv, load("native"), step.max_num_seqs, step.max_model_len)
+        sizes = step.max_num_seqs, step.max_model_len
+        runner = Runner(self.model, kv, load("native"), Ngram(config.speculation), *sizes)
         if config.preemption.swap_space:
             runner.reserve_host(config.preemption.swap_space)
         scheduler, tokenizer = Scheduler(config), self.source.tokenizer

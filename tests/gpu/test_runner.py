@@ -12,6 +12,7 @@ from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
+from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import Runner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_A_CARD
@@ -43,7 +44,7 @@ def card_runner(model: CudaModel, scheduler: Scheduler, name: str = "triton") ->
     kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
     step = config.step
     sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    runner = CudaRunner(model, kv, load(name), *sizes)
+    runner = CudaRunner(model, kv, load(name), Ngram(config.speculation), *sizes)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 
@@ -52,7 +53,8 @@ def cpu_runner(model: Model, scheduler: Scheduler) -> Runner:
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
-    runner = Runner(model, kv, load("sdpa"), step.max_num_seqs, step.max_model_len)
+    sizes = step.max_num_seqs, step.max_model_len
+    runner = Runner(model, kv, load("sdpa"), Ngram(config.speculation), *sizes)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 

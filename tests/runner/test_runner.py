@@ -13,6 +13,7 @@ from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.penalties import Tally
+from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import Runner
 from paceline.runner.weights.dummy import Dummy
 from paceline.sim.oracle import OracleRunner
@@ -29,7 +30,8 @@ def model() -> Model:
 def runner_for(model: Model, scheduler: Scheduler, backend: str = "paged") -> Runner:
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
-    runner = Runner(model, kv, load(backend), config.step.max_num_seqs, config.step.max_model_len)
+    sizes = config.step.max_num_seqs, config.step.max_model_len
+    runner = Runner(model, kv, load(backend), Ngram(config.speculation), *sizes)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 

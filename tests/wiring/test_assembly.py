@@ -46,6 +46,23 @@ def test_quantised_weights_give_tokens_too(folder: Path) -> None:
     assert alone.outputs == together[1].outputs
 
 
+def test_a_proposer_that_does_not_exist_is_refused_before_weights_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.wiring.cpu.Model", None)
+    with pytest.raises(ConfigError, match="no proposer 'nope': there are ngram"):
+        LLM(str(folder), num_speculative_tokens=2, proposer="nope")
+
+
+def test_drafts_do_not_change_the_tokens(llm: LLM, folder: Path) -> None:
+    drafting = {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "speculation": "fixed"}
+    other = LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4, weights="float32", **drafting)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts = ["the quick the quick", "fox jumps over"]
+    plainly, drafted = (one.generate(prompts, params, progress=False) for one in (llm, other))
+    assert [one.outputs for one in drafted] == [one.outputs for one in plainly]
+
+
 def test_choices_have_texts_of_their_own(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=8, ignore_eos=True)
     (output,) = llm.generate(["the dog"], params, progress=False)

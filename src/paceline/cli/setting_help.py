@@ -109,8 +109,11 @@ SENTENCES = {
     "preemption_mode": "Compute again, copy to host memory and back, or whichever costs less.",
     "swap_space": "GiB of host memory for sequences that are swapped out.",
     # speculation
-    "num_speculative_tokens": "Drafts per sequence and step, where a request names none: what "
-    "followed its last two tokens when they came before.",
+    "num_speculative_tokens": "Drafts per sequence and step, where a request names none.",
+    "proposer": "What proposes drafts: ngram, which looks up what followed the latest tokens when "
+    "they occurred before, or a dotted path to a class.",
+    "prompt_lookup_min": "ngram: fewest latest tokens that must have occurred before.",
+    "prompt_lookup_max": "ngram: most latest tokens that are looked for; longer runs go first.",
     "speculation": "How many drafts are worth it: adaptive, fixed, or a dotted path.",
     "speculation_max_batch_tokens": "No drafts beyond this many rows and drafts in a step.",
     # journal

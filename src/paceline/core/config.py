@@ -17,6 +17,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDType = Literal["auto", "bf16", "fp8"]
 MOST_BLOCKS = 2**31 - 1  # plans number them in 32 bits
+MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
 CHOICES: dict[str, Any] = {
     "device": Device,
     "load_format": LoadFormat,
@@ -193,9 +194,16 @@ class PreemptionConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Draft tokens: how many a step verifies."""
+    """Draft tokens: who proposes them, and how many a step verifies.
+
+    `num_speculative_tokens`, `prompt_lookup_min` and `prompt_lookup_max` are the names that vLLM
+    has in its `speculative_config`; `proposer` is its `method`.
+    """
 
     num_speculative_tokens: int = 0  # drafts per sequence and step, where a request names none
+    proposer: str = "ngram"  # a module in runner/proposers, or a dotted path to a class
+    prompt_lookup_min: int = 2  # ngram: fewest latest tokens that must have occurred before
+    prompt_lookup_max: int = 4  # ngram: most latest tokens that are looked for
     speculation: str = "adaptive"  # a class in sched/speculation, or a dotted path
     speculation_max_batch_tokens: int = 256  # rows and drafts beyond this are compute-bound
     lookahead_slots: int = 0  # further KV positions a drafter writes beyond the row
@@ -205,6 +213,13 @@ class SpeculationConfig:
         for name in ("num_speculative_tokens", "lookahead_slots"):
             require(getattr(self, name) >= 0, f"{name} is negative")
         require(self.speculation_max_batch_tokens > 0, "speculation_max_batch_tokens is positive")
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        require(least > 0, f"prompt_lookup_min is {least}; it must be positive")
+        require(
+            least <= most <= MOST_LOOKUP,
+            f"prompt_lookup_max is {most}; it lies between prompt_lookup_min ({least}) and "
+            f"{MOST_LOOKUP}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

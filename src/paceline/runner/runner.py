@@ -18,7 +18,7 @@ from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.prompt_scores import Span, prompt_scores, spans
-from paceline.runner.proposers.ngram import Ngram, filled
+from paceline.runner.proposer import Proposer, filled
 from paceline.runner.result import Result
 from paceline.runner.sampler import Sampler, Scores
 from paceline.runner.sampling_controls import Controls
@@ -34,13 +34,19 @@ class Runner:
     capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
 
     def __init__(
-        self, model: Model, kv: KVStore, attention: Attention, slots: int, max_model_len: int
+        self,
+        model: Model,
+        kv: KVStore,
+        attention: Attention,
+        proposer: Proposer,
+        slots: int,
+        max_model_len: int,
     ) -> None:
         self._model, self._kv, self._attention = model, kv, attention
         device = kv.content.device
         self._state = DeviceState(slots, max_model_len, kv.block_size, device)
         self._sampler = Sampler(model.config.vocab, max_model_len, device)
-        self._proposer = Ngram()
+        self._proposer = proposer
         self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
         self._requests: dict[int, Request] = {}  # by slot
         self._asking: dict[int, Request] = {}  # those of them that ask for scores of their prompt
@@ -132,7 +138,8 @@ class Runner:
         wanted = torch.from_numpy(rows.samples)
         number = torch.from_numpy(rows.drafts.astype(np.int64))[wanted]
         known = self._state.position[slot][wanted] + count[wanted] - number
-        drafts = self._proposer.propose(self._state.tokens[slot[wanted]], known, number)
+        tokens = self._state.tokens[slot[wanted], : int(known.max())]
+        drafts = self._proposer.propose(tokens, known, number, int(number.max()))
         self._state.append(slot[wanted], known, filled(drafts, number))
         return drafts
 

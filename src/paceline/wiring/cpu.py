@@ -5,18 +5,19 @@ from typing import Any
 
 import torch
 
-from paceline.core.config import LoadConfig
+from paceline.core.config import LoadConfig, SpeculationConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.models.model import Model
+from paceline.runner.proposer import load as load_proposer
 from paceline.runner.runner import Runner
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
-from paceline.wiring.settings import CPU_DEFAULTS, Hardware, check, resolve
+from paceline.wiring.settings import CPU_DEFAULTS, Hardware, check, part_of, resolve
 
 DEPTH = 1  # there is nothing to overlap with
 ATTENTION = "native"
@@ -32,7 +33,8 @@ def assemble(
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     if is_for_a_card(attention):
         raise ConfigError(f"attention {own.attention!r} is for a card")
-    check(settings, own, checkpoint.config, CPU_DEFAULTS)
+    suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
+    proposer = load_proposer(part_of(SpeculationConfig, suited))
     if own.threads:
         torch.set_num_threads(own.threads)
     chosen = choose(own.weights, checkpoint.config)
@@ -41,7 +43,7 @@ def assemble(
     config = resolve(settings, own, checkpoint.config, Hardware.found())  # which weights leave
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
-    runner = Runner(loaded, kv, attention, step.max_num_seqs, step.max_model_len)
+    runner = Runner(loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len)
     scheduler = Scheduler(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)

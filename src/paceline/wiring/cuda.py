@@ -1,4 +1,4 @@
-"""A scheduler and a runner for a model on a card."""
+"""A scheduler and a runner for a model on a GPU."""
 
 import gc
 import logging
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.config import LoadConfig, StepConfig
+from paceline.core.config import LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
@@ -15,6 +15,8 @@ from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner
 from paceline.runner.kv_store import KVStore
+from paceline.runner.proposer import Proposer
+from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
@@ -24,11 +26,11 @@ DEPTH = 2
 ATTENTION = "triton"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-# In float32, while somebody filters them: logits, weights, their order, sums in 64 bits, twice, and
+# In float32, while filters are applied: logits, weights, their order, sums in 64 bits, twice, and
 # how often tokens were used, also twice while that grows.
 COPIES_OF_LOGITS = 9
 SPARE_BYTES = 256 << 20  # what libraries take for themselves
-KEPT_BLOCKS = 1 << 16  # the whole card, for all but the smallest models
+KEPT_BLOCKS = 1 << 16  # the whole GPU, for all but the smallest models
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ log = logging.getLogger(__name__)
 def assemble(
     settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
 ) -> tuple[Scheduler, CudaRunner]:
-    """Load, run the largest step once, give the memory that is left to KV, and capture graphs."""
+    """Load the model, run the largest step once, give the rest of the memory to KV, and capture
+    graphs."""
     if own.weights != "auto" or own.threads:
         raise ConfigError("weights and threads are for a CPU; see dtype for a card")
     attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
@@ -48,9 +51,9 @@ def assemble(
     model_config = checkpoint.config
     defaults = card_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
-    step = part_of(StepConfig, chosen)
+    step, proposer = part_of(StepConfig, chosen), load_proposer(part_of(SpeculationConfig, chosen))
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
-    needed, rate = rehearsed(model, step, kv_dtype)
+    needed, rate = rehearsed(model, proposer, step, kv_dtype)
     needed += RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
     log.info("weights are loaded; %.1f GiB are left for KV", free / GIB)
@@ -65,7 +68,7 @@ def assemble(
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
-    runner = runner_of(model, kv, attention, config.step)
+    runner = runner_of(model, kv, attention, proposer, config.step)
     runner.warm()
     scheduler = Scheduler(config)
     if config.preemption.swap_space:
@@ -81,24 +84,28 @@ def capturable(name: str) -> Capturable:
     return attention
 
 
-def runner_of(model: CudaModel, kv: KVStore, attention: Capturable, step: StepConfig) -> CudaRunner:
+def runner_of(
+    model: CudaModel, kv: KVStore, attention: Capturable, proposer: Proposer, step: StepConfig
+) -> CudaRunner:
     sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    return CudaRunner(model, kv, attention, *sizes)
+    return CudaRunner(model, kv, attention, proposer, *sizes)
 
 
 def free_bytes(utilization: float) -> int:
-    """Of the share of the card that may be used, what nothing uses now."""
+    """Return the free bytes within `gpu_memory_utilization`."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return int(free - total * (1.0 - utilization))
 
 
-def rehearsed(model: CudaModel, step: StepConfig, kv_dtype: torch.dtype) -> tuple[int, float]:
-    """Bytes that a runner and its largest step take, and positions that it computes in a second:
-    it is run over a store of two blocks."""
+def rehearsed(
+    model: CudaModel, proposer: Proposer, step: StepConfig, kv_dtype: torch.dtype
+) -> tuple[int, float]:
+    """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
+    step take, and the positions that it computes per second."""
     before = torch.cuda.memory_allocated()
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
-    runner = runner_of(model, kv, capturable(ATTENTION), step)
+    runner = runner_of(model, kv, capturable(ATTENTION), proposer, step)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before

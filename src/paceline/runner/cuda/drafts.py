@@ -13,7 +13,7 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import Prompts, Scored
 from paceline.runner.cuda.state import CardState
 from paceline.runner.kv_store import KVStore
-from paceline.runner.proposers.ngram import Ngram, filled
+from paceline.runner.proposer import Proposer, filled
 from paceline.runner.result import Result
 from paceline.runner.sampler import Sampler, Scores
 
@@ -23,10 +23,15 @@ class DraftedSteps:
     and its result is there when it is launched."""
 
     def __init__(
-        self, model: CudaModel, kv: KVStore, attention: Attention, prompts: Prompts
+        self,
+        model: CudaModel,
+        kv: KVStore,
+        attention: Attention,
+        proposer: Proposer,
+        prompts: Prompts,
     ) -> None:
         self._model, self._kv, self._attention, self._prompts = model, kv, attention, prompts
-        self._proposer = Ngram()
+        self._proposer = proposer
 
     def run(
         self, plan: Plan, state: CardState, sampler: Sampler, requests: dict[int, Request]
@@ -62,7 +67,7 @@ class DraftedSteps:
         known, places = (torch.from_numpy(one.astype(np.int64)) for one in (first, number))
         device = state.tokens.device
         tokens = state.tokens[torch.from_numpy(slot).to(device), : int(first.max())].cpu().long()
-        drafts = self._proposer.propose(tokens, known, places)
+        drafts = self._proposer.propose(tokens, known, places, int(number.max()))
         state.write(slot, known.to(device), filled(drafts, places).to(device))
         return drafts.to(device)
 

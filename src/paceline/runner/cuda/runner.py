@@ -28,6 +28,7 @@ from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Returns
 from paceline.runner.cuda.state import CardState
 from paceline.runner.kv_store import KVStore
+from paceline.runner.proposer import Proposer
 from paceline.runner.result import Result
 from paceline.runner.runner import quickest
 from paceline.runner.sampler import Sampler, Scores
@@ -72,6 +73,7 @@ class CudaRunner:
         model: CudaModel,
         kv: KVStore,
         attention: Capturable,
+        proposer: Proposer,
         slots: int,
         max_model_len: int,
         most_positions: int,
@@ -90,7 +92,7 @@ class CudaRunner:
         self._same: Batching | None = None
         self._controls: Controls | None = None
         self._prompts = Prompts(model, self._residents.asking, slots, kv.content.device)
-        self._drafted = DraftedSteps(model, kv, attention, self._prompts)
+        self._drafted = DraftedSteps(model, kv, attention, proposer, self._prompts)
         self._returns = Returns(slots)
         self._moves = Moves(kv, 0)
         self._flight: deque[Launched] = deque()

@@ -1,38 +1,62 @@
-"""Drafts from the sequence itself: what followed the last time its latest tokens occurred."""
+"""Prompt lookup: what followed the latest tokens of a sequence the last time they occurred."""
 
 import torch
 from torch import Tensor
 
+from paceline.core.config import SpeculationConfig
+from paceline.runner.proposer import Proposer
 
-def filled(drafts: Tensor, number: Tensor) -> Tensor:
-    """What stands in the places of a row, of which row i has `number[i]`: 0 where nothing was
-    proposed, and -1 behind them, where no place is."""
-    places = torch.arange(drafts.shape[1], device=drafts.device)
-    return torch.where(places < number[:, None], drafts.clamp(min=0), -1)
+PIECE = 1 << 22  # tokens compared at once, which bounds the memory of a call
 
 
-class Ngram:
-    """Looks for the latest earlier occurrence of the last `length` tokens."""
+class Ngram(Proposer):
+    """Looks for the longest run of latest tokens that occurred before, from `prompt_lookup_max`
+    down to `prompt_lookup_min` of them, and among equally long ones for the latest.
 
-    def __init__(self, length: int = 2) -> None:
-        self._length = length
+        tokens   a b c d  x y  a b c        the last three occurred before
+        drafts   d x y a ...                what followed them then
 
-    def propose(self, tokens: Tensor, known: Tensor, number: Tensor) -> Tensor:
-        """Up to `number[i]` drafts for row i, whose first `known[i]` tokens are in `tokens[i]`.
+    Where fewer tokens followed than drafts are wanted, they repeat: a sequence that goes round in
+    a circle is expected to go on so.
+    """
 
-        Returns [rows, most drafts]; -1 is none.
+    def __init__(self, config: SpeculationConfig) -> None:
+        super().__init__(config)
+        self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max
+
+    def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
+        rows = max(PIECE // tokens.shape[1], 1)
+        parts = zip(tokens.split(rows), known.split(rows), strict=True)
+        found = torch.cat([self._after(*part, most) for part in parts])
+        places = torch.arange(most, device=tokens.device)
+        return torch.where(places < number[:, None], found, -1)
+
+    def _after(self, tokens: Tensor, known: Tensor, most: int) -> Tensor:
+        """What followed the latest tokens when they occurred before, [rows, most]."""
+        end = self._occurrence(tokens, known)
+        last = (known - 1)[:, None]
+        circle = (last - end).clamp(min=1)
+        ahead = torch.arange(most, device=tokens.device) % circle
+        followed = tokens.gather(1, (end + 1 + ahead).clamp(min=0, max=tokens.shape[1] - 1))
+        return torch.where(end >= 0, followed.long(), -1)
+
+    def _occurrence(self, tokens: Tensor, known: Tensor) -> Tensor:
+        """Where the best earlier occurrence of the latest tokens ends, [rows, 1]; -1 is nowhere.
+
+        All places are compared with the latest token, then those before them with the one before
+        it, and so on: `length` counts how many agree in a row.
         """
-        drafts = torch.full((len(tokens), int(number.max())), -1, dtype=torch.int64)
-        for row, (end, wanted) in enumerate(zip(known.tolist(), number.tolist(), strict=True)):
-            found = self._after(tokens[row, :end])[:wanted]
-            drafts[row, : len(found)] = found
-        return drafts
-
-    def _after(self, tokens: Tensor) -> Tensor:
-        """What followed the last tokens when they occurred before."""
-        size = self._length
-        if len(tokens) <= size:
-            return tokens[:0]
-        windows = tokens[:-1].unfold(0, size, 1)  # [places, size]
-        places = torch.nonzero((windows == tokens[-size:]).all(1))
-        return tokens[int(places[-1]) + size :] if len(places) else tokens[:0]
+        width = tokens.shape[1]
+        place = torch.arange(width, device=tokens.device, dtype=torch.int32)
+        last = (known - 1)[:, None]
+        back = torch.arange(self._most, device=tokens.device)
+        latest = tokens.gather(1, (last - back).clamp(min=0))  # [rows, most], latest first
+        agrees = (tokens == latest[:, :1]) & (place < last)
+        length = agrees.int()
+        for step in range(1, min(self._most, width)):
+            agrees[:, step:] &= tokens[:, :-step] == latest[:, step : step + 1]
+            agrees[:, :step] = False
+            length += agrees
+        order = torch.where(length >= self._least, length * width + place, -1)
+        best = order.amax(1, keepdim=True)
+        return torch.where(best >= 0, best % width, -1).long()
