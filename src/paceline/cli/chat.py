@@ -17,7 +17,6 @@ from paceline.cli.command import WrongOption
 from paceline.cli.options import EngineOptions, KeyOption, ModelArgument, UrlOption
 from paceline.cli.palette import DIM, Palette
 from paceline.core.errors import PacelineError
-from paceline.hub.progress import ProgressBar
 
 HELP = """\
 /system TEXT             what the assistant is told before all else; without TEXT: nothing
@@ -79,6 +78,7 @@ async def met(options: Options) -> Partner:
             await partner.close()
             raise
         return partner
+    from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.llm import AsyncLLM
 
     model = options.engine.name(options.argument)

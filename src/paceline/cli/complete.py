@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import EngineOptions
-from paceline.hub.progress import ProgressBar
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,7 @@ class Options:
 def run(options: Options) -> int:
     """Load a model and continue a prompt; with --chat, answer a message."""
     from paceline.engine.params import SamplingParams
+    from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.llm import LLM
 
     params = SamplingParams(

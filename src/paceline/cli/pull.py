@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from paceline.cli.options import ModelArgument
 from paceline.hub.catalogue import DEFAULT
-from paceline.hub.progress import ProgressBar
-from paceline.hub.pull import pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +15,9 @@ class Options:
 
 def run(options: Options) -> int:
     """Fetch a model, unless it is there, check it, and print where it is."""
+    from paceline.hub.progress_bar import ProgressBar
+    from paceline.hub.pull import pull
+
     model = options.model or DEFAULT
     with ProgressBar(model) as bar:
         path = pull(model, progress=bar)

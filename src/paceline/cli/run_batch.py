@@ -10,7 +10,6 @@ import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.options import EngineOptions
-from paceline.hub.progress import ProgressBar
 
 BESIDE = 2  # requests open for each that can run, so that one is always ready to begin
 
@@ -62,6 +61,7 @@ async def answered(options: Options) -> int:
 
     from paceline.cli.batch_file import Batch, Results, entries
     from paceline.engine.async_llm import AsyncLLM
+    from paceline.hub.progress_bar import ProgressBar
     from paceline.server.app import create_app
     from paceline.server.settings import ServerSettings
     from paceline.wiring.assembly import build

@@ -7,7 +7,6 @@ import typer
 
 from paceline.cli.options import ModelArgument, ModelFlag, model_of
 from paceline.cli.setting_flags import ServingSettings
-from paceline.hub.progress import ProgressBar
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,7 @@ def run(options: Options) -> int:
     It listens for /v1/chat/completions, /v1/completions, /metrics, /health and more until it is
     told to end; then those who are here are answered first.
     """
+    from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.serving import serve
 
     model = model_of(options.argument, options.model)

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
@@ -166,7 +167,8 @@ class LLM:
                     names.append(name)
                 except RequestError as error:
                     refused[place] = refusal(name, error)
-            self._turn_until_done(names, Progress(len(names)) if progress else None)
+            with Progress(len(names)) if progress else nullcontext() as shown:
+                self._turn_until_done(names, shown)
         except BaseException:
             self._drop(names)
             raise

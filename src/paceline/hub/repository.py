@@ -54,7 +54,10 @@ def fetch_repository(name: str, progress: Progress) -> Path:
         check_complete(name, [file.filename for file in files])
         total = sum(file.file_size or 0 for file in files if file.will_download)
         check_space(name, total)
-        return Path(snapshot(name, tqdm_class=counting(progress, total)))
+        folder = Path(snapshot(name, tqdm_class=counting(progress, total)))
+        if total:
+            progress(total, total)
+        return folder
     except HFValidationError as error:
         raise ConfigError(f"{name} is neither a path nor a repository: {error}") from error
     except DryRunError as error:

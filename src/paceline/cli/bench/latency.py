@@ -7,7 +7,6 @@ import typer
 
 from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
 from paceline.cli.options import EngineOptions, ModelArgument
-from paceline.hub.progress import ProgressBar
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,7 @@ def run(options: Options) -> int:
     """Run one batch several times in this process and measure each."""
     from paceline.bench.offline import latency
     from paceline.bench.report import lines_of_latency, record_of_latency
+    from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.llm import LLM
 
     writable(options.output)

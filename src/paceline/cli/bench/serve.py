@@ -1,8 +1,8 @@
 """`paceline bench serve`: how a server fares under a load."""
 
 import asyncio
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isinf
 from pathlib import Path
@@ -168,7 +168,8 @@ async def measured(options: Options) -> tuple[Sequence[Sample], dict[str, Any]]:
     async with client(root(options.url), options.api_key, options.timeout) as http:
         model = options.model or await first_model(http)
         target = Target(model, options.endpoint, shape.vocab_size, shape.seed, options.ignore_eos)
-        samples = await load_server(http, target, load, counter(len(load.calls)))
+        with counter(len(load.calls)) as count:
+            samples = await load_server(http, target, load, count)
     rate = timing.request_rate
     return samples, {
         "url": options.url,
@@ -184,12 +185,14 @@ async def measured(options: Options) -> tuple[Sequence[Sample], dict[str, Any]]:
     }
 
 
-def counter(total: int) -> Any:
+@contextmanager
+def counter(total: int) -> Generator[Callable[[int], None]]:
     """Shows on a terminal how many requests have ended."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    def told(ended: int) -> None:
-        if sys.stderr.isatty():
-            last = "\n" if ended == total else ""
-            print(f"\r{ended} of {total}", end=last, file=sys.stderr, flush=True)
-
-    return told
+    console = Console(stderr=True)
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("requests")
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda ended: bar.update(task, completed=ended)

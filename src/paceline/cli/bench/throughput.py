@@ -8,7 +8,6 @@ import typer
 
 from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
 from paceline.cli.options import EngineOptions, ModelArgument
-from paceline.hub.progress import ProgressBar
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,7 @@ def run(options: Options) -> int:
     """Run many prompts at once in this process and count tokens per second."""
     from paceline.bench.offline import throughput
     from paceline.bench.report import lines_of_throughput, record_of_throughput
+    from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.llm import LLM
 
     writable(options.output)
