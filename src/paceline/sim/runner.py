@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Plan, StepResult
 from paceline.sim.clock import VirtualClock
 
@@ -39,6 +40,9 @@ class SimulatedRunner:
     failed requests.
     """
 
+    # A simulation takes every request; what its results contain is up to `execute`.
+    capabilities = Capabilities(logprobs=True, prompt_logprobs=True, adapters=True, items=True)
+
     def __init__(self, device: SimulatedDevice, clock: VirtualClock) -> None:
         self.failure: Exception | None = None
         self._device, self._clock = device, clock
@@ -61,6 +65,10 @@ class SimulatedRunner:
         oldest = self._running.popleft()
         self._clock.advance_to(oldest.done_at)
         return oldest.result
+
+    def is_lost(self) -> bool:
+        """A simulated device survives every error."""
+        return False
 
     def close(self) -> None:
         """There is no device to close."""
