@@ -7,15 +7,16 @@ import numpy as np
 
 from paceline.core.config import CacheConfig
 from paceline.core.request import Request, Sequence
-from paceline.kv.cache import Hit, KVCache
+from paceline.kv.cache import KVCache
+from paceline.kv.hit import Hit
 
 SIZE, SLOTS, LENGTH = 4, 4, 40
 TEXT = list(range(100, 100 + LENGTH))
 serials = count()
 
 
-def cache(blocks: int = 16, **settings: Any) -> KVCache:
-    return KVCache(CacheConfig(num_blocks=blocks, block_size=SIZE, **settings), SLOTS, LENGTH)
+def cache(blocks: int = 16, host: int = 0, **settings: Any) -> KVCache:
+    return KVCache(CacheConfig(num_blocks=blocks, block_size=SIZE, **settings), SLOTS, LENGTH, host)
 
 
 def sequence(kv: KVCache, tokens: list[int], **fields: Any) -> Sequence:

@@ -1,4 +1,4 @@
-"""Host blocks of those who gave way, and fences around all that is being copied."""
+"""Host blocks of sequences that gave way: what is stored, shared, brought back and forgotten."""
 
 from typing import Any
 
@@ -11,8 +11,13 @@ from tests.kv.support import TEXT, cache, extend, put, sequence
 
 
 def tier(host: int = 8, blocks: int = 16, **settings: Any) -> tuple[KVCache, HostTier]:
-    kv = cache(blocks, **settings)
-    return kv, HostTier(kv, host)
+    kv = cache(blocks, host, **settings)
+    return kv, HostTier(kv)
+
+
+def check(kv: KVCache, host: HostTier) -> None:
+    kv.check()
+    host.check()
 
 
 def resident(kv: KVCache, slot: int, tokens: list[int]) -> Sequence:
@@ -41,8 +46,8 @@ def away(kv: KVCache, host: HostTier, *sequences: Sequence, step: int = 1) -> No
     """Store all but the last token of each, leave the slots, and let the step run."""
     assert host.store(list(sequences), [len(one.tokens) - 1 for one in sequences], step) is not None
     give_way(kv, *sequences)
-    host.confirm(step)
-    host.check()
+    kv.fences.confirm(step)
+    check(kv, host)
 
 
 def overwrite(kv: KVCache) -> None:
@@ -60,8 +65,8 @@ def test_the_blocks_that_hold_something_are_copied() -> None:
     assert host.moves([made], [9]) == 3
     assert host.store([made], [9], step=1) == ((0, 0), (1, 1), (2, 2))
     assert host.stored(made) == Stored((0, 1, 2), 9)
-    assert host.pool.free == 5
-    host.check()
+    assert kv.host.free == 5
+    check(kv, host)
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(8, 2), (7, 2), (4, 1), (1, 1), (0, 0)])
@@ -70,32 +75,32 @@ def test_as_many_blocks_as_the_tokens_take_and_no_more(tokens: int, blocks: int)
     made = resident(kv, 0, TEXT[:10])
     assert host.moves([made], [tokens]) == blocks
     assert host.store([made], [tokens], step=1) == tuple((block, block) for block in range(blocks))
-    host.check()
+    check(kv, host)
 
 
 def test_asking_how_much_would_move_changes_nothing() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:10])
     host.moves([made], [9])
-    assert (host.pool.free, host.ready(made)) == (8, True)
-    host.check()
+    assert (kv.host.free, host.ready(made)) == (8, True)
+    check(kv, host)
 
 
 def test_blocks_are_fenced_until_the_step_that_copies_them_has_run() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:10])
     host.store([made], [9], step=7)
-    assert host.coming == 0  # the sequence holds them still
+    assert kv.fences.coming == 0  # the sequence holds them still
     give_way(kv, made)
-    assert (kv.pool.free, host.coming) == (16 - 3, 3)
+    assert (kv.pool.free, kv.fences.coming) == (16 - 3, 3)
     assert not host.ready(made)
-    host.check()
-    assert not host.confirm(6)
+    check(kv, host)
+    assert not kv.fences.confirm(6)
     assert (kv.pool.free, host.ready(made)) == (16 - 3, False)
-    assert host.confirm(7)
-    assert (kv.pool.free, host.coming, host.ready(made)) == (16, 0, True)
-    assert not host.confirm(7)
-    host.check()
+    assert kv.fences.confirm(7)
+    assert (kv.pool.free, kv.fences.coming, host.ready(made)) == (16, 0, True)
+    assert not kv.fences.confirm(7)
+    check(kv, host)
 
 
 def test_a_later_step_lifts_the_fences_of_earlier_ones_too() -> None:
@@ -104,9 +109,9 @@ def test_a_later_step_lifts_the_fences_of_earlier_ones_too() -> None:
     host.store([first], [5], step=3)
     host.store([second], [5], step=4)
     give_way(kv, first, second)
-    assert host.confirm(5)
+    assert kv.fences.confirm(5)
     assert kv.pool.free == 16
-    host.check()
+    check(kv, host)
 
 
 def test_content_stays_findable_on_the_device_while_it_is_fenced_and_after() -> None:
@@ -115,7 +120,7 @@ def test_content_stays_findable_on_the_device_while_it_is_fenced_and_after() -> 
     host.store([made], [9], step=1)
     give_way(kv, made)
     assert kv.lookup(sequence(kv, TEXT[:10])).tokens == 8
-    host.confirm(1)
+    kv.fences.confirm(1)
     assert kv.lookup(sequence(kv, TEXT[:10])).tokens == 8
 
 
@@ -126,18 +131,18 @@ def test_without_room_nothing_is_stored_and_nothing_changes() -> None:
     kv, host = tier(host=2)
     made = resident(kv, 0, TEXT[:10])
     assert host.store([made], [9], step=1) is None
-    assert (host.pool.free, host.ready(made)) == (2, True)
-    assert not host.confirm(1)
+    assert (kv.host.free, host.ready(made)) == (2, True)
+    assert not kv.fences.confirm(1)
     give_way(kv, made)
     assert kv.pool.free == 16
-    host.check()
+    check(kv, host)
 
 
 def test_just_enough_room_is_enough() -> None:
     kv, host = tier(host=3)
     made = resident(kv, 0, TEXT[:10])
     assert host.store([made], [9], step=1) is not None
-    assert host.pool.free == 0
+    assert kv.host.free == 0
 
 
 def test_a_family_fits_as_a_whole_or_not_at_all() -> None:
@@ -145,8 +150,8 @@ def test_a_family_fits_as_a_whole_or_not_at_all() -> None:
         kv, host = tier(host=room)
         members = family(kv)
         assert (host.store(members, [9, 9], step=1) is not None) == fits
-        assert host.pool.free == (0 if fits else 3)
-        host.check()
+        assert kv.host.free == (0 if fits else 3)
+        check(kv, host)
 
 
 def test_content_that_nobody_keeps_takes_room_when_it_is_kept_again() -> None:
@@ -156,10 +161,10 @@ def test_content_that_nobody_keeps_takes_room_when_it_is_kept_again() -> None:
     away(kv, host, first)
     host.discard(first)
     longer = resident(kv, 0, TEXT[:16])
-    assert (host.pool.free, host.moves([longer], [16])) == (3, 2)
+    assert (kv.host.free, host.moves([longer], [16])) == (3, 2)
     assert host.store([longer], [16], step=2) is None
     assert host.store([longer], [12], step=2) is not None
-    host.check()
+    check(kv, host)
 
 
 def test_the_content_of_those_who_left_gives_way_to_new_content() -> None:
@@ -167,9 +172,9 @@ def test_the_content_of_those_who_left_gives_way_to_new_content() -> None:
     first, second = resident(kv, 0, TEXT[:10]), resident(kv, 1, [7] * 10)
     away(kv, host, first)
     host.discard(first)
-    assert host.pool.free == 3
+    assert kv.host.free == 3
     assert len(host.store([second], [9], step=2) or ()) == 3
-    host.check()
+    check(kv, host)
 
 
 def test_a_tier_without_blocks_keeps_nothing_but_nothing() -> None:
@@ -189,7 +194,7 @@ def test_full_blocks_of_equal_content_are_kept_once() -> None:
     assert host.moves([second], [10]) == 1
     assert host.store([second], [10], step=2) == ((3, 3),)
     assert host.stored(second).blocks == (0, 1, 3)
-    host.check()
+    check(kv, host)
 
 
 def test_content_whose_copy_is_still_to_be_done_is_shared_already() -> None:
@@ -199,20 +204,20 @@ def test_content_whose_copy_is_still_to_be_done_is_shared_already() -> None:
     host.store([first], [8], step=1)
     assert host.store([second], [8], step=1) == ()
     give_way(kv, first, second)
-    assert host.retract() == [second.serial, first.serial]
-    host.check()
+    assert kv.fences.retract() == [second.serial, first.serial]
+    check(kv, host)
 
 
 def test_what_is_shared_stays_until_the_last_one_goes() -> None:
     kv, host = tier()
     first, second = resident(kv, 0, TEXT[:9]), resident(kv, 1, TEXT[:9])
     away(kv, host, first, second)
-    assert host.pool.free == 6
+    assert kv.host.free == 6
     host.discard(first)
-    assert (host.pool.free, host.stored(second).blocks) == (6, (0, 1))
+    assert (kv.host.free, host.stored(second).blocks) == (6, (0, 1))
     host.discard(second)
-    assert host.pool.free == 8
-    host.check()
+    assert kv.host.free == 8
+    check(kv, host)
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -222,7 +227,7 @@ def test_blocks_that_a_family_shares_are_kept_once(caching: bool) -> None:
     assert host.moves(members, [9, 9]) == 4
     assert host.store(members, [9, 9], step=1) == ((0, 0), (1, 1), (2, 2), (3, 3))
     assert [host.stored(one).blocks for one in members] == [(0, 1, 2), (0, 1, 3)]
-    host.check()
+    check(kv, host)
 
 
 def test_without_keys_only_blocks_themselves_are_alike() -> None:
@@ -250,7 +255,7 @@ def test_what_is_gone_from_the_device_is_copied_back() -> None:
     blocks = kv.blocks(2)
     assert moves == tuple(zip((0, 1, 2), blocks, strict=True))
     assert kv.lookup(sequence(kv, TEXT[:10])).blocks == tuple(blocks[:2])
-    host.check()
+    check(kv, host)
 
 
 def test_host_blocks_are_fenced_until_they_are_read() -> None:
@@ -258,11 +263,11 @@ def test_host_blocks_are_fenced_until_they_are_read() -> None:
     made = resident(kv, 0, TEXT[:10])
     away(kv, host, made)
     host.restore([made], [0], [10], step=5)
-    assert host.pool.free == 5
-    assert host.arriving == {made.serial}
-    host.confirm(5)
-    assert (host.pool.free, host.arriving) == (8, set())
-    host.check()
+    assert kv.host.free == 5
+    assert kv.fences.arriving == {made.serial}
+    kv.fences.confirm(5)
+    assert (kv.host.free, kv.fences.arriving) == (8, set())
+    check(kv, host)
 
 
 def test_what_is_still_on_the_device_is_not_copied() -> None:
@@ -271,7 +276,7 @@ def test_what_is_still_on_the_device_is_not_copied() -> None:
     away(kv, host, made)
     ((source, target),) = host.restore([made], [1], [10], step=5)
     assert (source, kv.blocks(1)) == (2, [0, 1, target])
-    host.check()
+    check(kv, host)
 
 
 def test_only_what_was_stored_counts_as_still_on_the_device() -> None:
@@ -280,11 +285,11 @@ def test_only_what_was_stored_counts_as_still_on_the_device() -> None:
     made = resident(kv, 0, TEXT[:13])
     assert host.store([made], [6], step=1) is not None
     give_way(kv, made)
-    host.confirm(1)
+    kv.fences.confirm(1)
     moves = host.restore([made], [0], [13], step=2)
     assert (len(moves), moves[0][0]) == (1, 1)
     assert (kv.blocks(0)[0], kv.sealed[0], len(kv.blocks(0))) == (0, 1, 4)
-    host.check()
+    check(kv, host)
 
 
 def test_nothing_at_all_may_be_left_to_copy() -> None:
@@ -292,9 +297,9 @@ def test_nothing_at_all_may_be_left_to_copy() -> None:
     made = resident(kv, 0, TEXT[:9])
     away(kv, host, made)
     assert host.restore([made], [0], [9], step=2) == ()
-    host.confirm(2)
-    assert host.pool.free == 8
-    host.check()
+    kv.fences.confirm(2)
+    assert kv.host.free == 8
+    check(kv, host)
 
 
 def test_without_a_prefix_cache_everything_is_copied_back() -> None:
@@ -303,7 +308,7 @@ def test_without_a_prefix_cache_everything_is_copied_back() -> None:
     away(kv, host, made)
     assert len(host.restore([made], [0], [10], step=2)) == 3
     assert kv.sealed[0] == 0
-    host.check()
+    check(kv, host)
 
 
 def test_room_for_what_comes_next_is_taken_at_once() -> None:
@@ -314,7 +319,7 @@ def test_room_for_what_comes_next_is_taken_at_once() -> None:
     assert host.need([made], [17]) == 5
     moves = host.restore([made], [0], [17], step=2)
     assert (len(moves), len(kv.blocks(0))) == (2, 5)
-    host.check()
+    check(kv, host)
 
 
 def test_less_room_than_was_stored_is_no_less() -> None:
@@ -338,9 +343,9 @@ def test_a_family_shares_again_what_it_shared(caching: bool) -> None:
     assert one[:2] == other[:2]
     assert one[2] != other[2]
     assert kv.pool.free == 16 - 4
-    host.check()
-    host.confirm(2)
-    assert host.pool.free == 8
+    check(kv, host)
+    kv.fences.confirm(2)
+    assert kv.host.free == 8
 
 
 def test_what_comes_back_is_pending_until_its_step_has_run() -> None:
@@ -361,10 +366,10 @@ def test_a_sequence_can_go_and_come_again() -> None:
         away(kv, host, made, step=step)
         overwrite(kv)
         assert len(host.restore([made], [0], [10], step + 1)) == 3
-        host.confirm(step + 1)
+        kv.fences.confirm(step + 1)
         made.slot = 0
-        host.check()
-    assert host.pool.free == 8
+        check(kv, host)
+    assert kv.host.free == 8
 
 
 def test_what_grew_since_is_copied_and_the_rest_is_found_on_the_host() -> None:
@@ -374,7 +379,7 @@ def test_what_grew_since_is_copied_and_the_rest_is_found_on_the_host() -> None:
     extend(kv, 0, made, TEXT[9:14])
     assert host.store([made], [13], step=2) is not None
     assert host.stored(made).blocks[:2] == host.stored(other).blocks
-    host.check()
+    check(kv, host)
 
 
 # -- forgetting -------------------------------------------------------------
@@ -383,7 +388,7 @@ def test_what_grew_since_is_copied_and_the_rest_is_found_on_the_host() -> None:
 def test_discarding_what_was_never_stored_is_nothing() -> None:
     kv, host = tier()
     host.discard(resident(kv, 0, TEXT[:9]))
-    host.check()
+    check(kv, host)
 
 
 def test_host_blocks_of_one_that_ended_wait_for_the_copy_into_them() -> None:
@@ -392,11 +397,11 @@ def test_host_blocks_of_one_that_ended_wait_for_the_copy_into_them() -> None:
     host.store([made], [9], step=1)
     give_way(kv, made)
     host.discard(made)
-    assert host.pool.free == 5
-    host.check()
-    host.confirm(1)
-    assert (host.pool.free, kv.pool.free) == (8, 16)
-    host.check()
+    assert kv.host.free == 5
+    check(kv, host)
+    kv.fences.confirm(1)
+    assert (kv.host.free, kv.pool.free) == (8, 16)
+    check(kv, host)
 
 
 @pytest.mark.parametrize("ends_before", [True, False])
@@ -407,134 +412,36 @@ def test_of_what_nobody_keeps_any_more_the_deepest_host_block_is_reused_first(
     made = resident(kv, 0, TEXT[:12])
     host.store([made], [12], step=1)
     give_way(kv, made)
-    for end in (host.discard, lambda _: host.confirm(1))[:: 1 if ends_before else -1]:
+    for end in (host.discard, lambda _: kv.fences.confirm(1))[:: 1 if ends_before else -1]:
         end(made)
-    assert host.pool.take(3) == [2, 1, 0]
+    assert kv.host.take(3) == [2, 1, 0]
 
 
-def test_a_reset_waits_for_copies_that_nobody_wants_any_more() -> None:
+def test_a_reset_waits_for_copies_that_no_sequence_needs_any_more() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:8])
     host.store([made], [8], step=1)
     give_way(kv, made)
     host.discard(made)
-    assert not host.reset()
-    host.confirm(1)
-    assert host.reset()
-    host.check()
+    assert not kv.reset()
+    kv.fences.confirm(1)
+    assert kv.reset()
+    check(kv, host)
 
 
-def test_a_reset_waits_until_nothing_is_kept() -> None:
+def test_a_reset_waits_until_nothing_is_stored() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:9])
     away(kv, host, made)
-    assert not host.reset()
+    assert not kv.reset()
     host.discard(made)
-    again = resident(kv, 0, TEXT[:9])
-    assert host.moves([again], [8]) == 0  # its content is there still
-    assert host.reset()
-    assert host.moves([again], [8]) == 2
-    host.check()
+    assert kv.host.cached == 2  # its content is there still
+    assert kv.reset()
+    assert host.moves([resident(kv, 0, TEXT[:9])], [8]) == 2
+    check(kv, host)
 
 
-# -- fences -----------------------------------------------------------------
-
-
-def test_both_ends_of_a_copy_on_the_device_are_fenced() -> None:
-    kv, host = tier()
-    members = family(kv)
-    host.fence(4, ((2, 3),), [members[1].serial])
-    assert host.arriving == {members[1].serial}
-    give_way(kv, *members)
-    assert (kv.pool.free, host.coming) == (14, 2)
-    host.check()
-    host.confirm(4)
-    assert (kv.pool.free, host.coming, host.arriving) == (16, 0, set())
-    host.check()
-
-
-def test_a_block_that_somebody_holds_is_not_coming() -> None:
-    kv, host = tier()
-    members = family(kv)
-    host.fence(4, ((2, 3),), ())
-    give_way(kv, members[1])
-    assert host.coming == 1  # block 2 belongs to the other one
-    host.fence(5, ((3, 2),), ())
-    assert host.coming == 1
-    host.check()
-
-
-def test_a_fence_without_blocks_only_tells_who_arrives() -> None:
-    kv, host = tier()
-    host.fence(4, (), [11, 12])
-    assert (host.arriving, host.coming, kv.pool.free) == ({11, 12}, 0, 16)
-    assert host.confirm(4)
-    assert host.arriving == set()
-
-
-def test_a_step_that_comes_to_nothing_hands_its_fences_back() -> None:
-    kv, host = tier()
-    made = resident(kv, 0, TEXT[:10])
-    host.store([made], [9], step=5)
-    give_way(kv, made)
-    host.hand_back(5, before=None)
-    assert (kv.pool.free, host.ready(made)) == (16, True)
-    host.check()
-
-
-def test_with_steps_in_flight_fences_that_are_handed_back_fall_with_the_latest() -> None:
-    kv, host = tier()
-    made = resident(kv, 0, TEXT[:10])
-    host.fence(5, ((0, 1),), ())
-    give_way(kv, made)
-    host.hand_back(5, before=3)
-    assert kv.pool.free == 14
-    host.confirm(2)
-    assert kv.pool.free == 14
-    host.confirm(3)
-    assert kv.pool.free == 16
-    host.check()
-
-
-def test_all_fences_of_a_step_that_came_to_nothing_fall_with_the_latest() -> None:
-    kv, host = tier()
-    made = resident(kv, 0, TEXT[:10])
-    host.fence(3, ((0, 0),), ())
-    for block in (1, 2):
-        host.fence(5, ((block, block),), [made.serial])
-    give_way(kv, made)
-    host.hand_back(5, before=4)
-    host.confirm(3)
-    assert (kv.pool.free, host.coming, host.arriving) == (14, 2, {made.serial})
-    host.confirm(4)
-    assert (kv.pool.free, host.arriving) == (16, set())
-    host.check()
-
-
-@pytest.mark.parametrize("before", [None, 4])
-def test_fences_that_are_handed_back_fall_in_the_order_they_have(before: int | None) -> None:
-    kv, host = tier(blocks=4)
-    first, second = resident(kv, 0, TEXT[:8]), resident(kv, 1, [9, *TEXT[:7]])
-    for one in (first, second):
-        host.store([one], [8], step=5)
-    give_way(kv, second, first)
-    host.hand_back(5, before)
-    host.confirm(4)
-    assert kv.pool.take(4) == [1, 0, 3, 2]
-
-
-def test_only_the_fences_of_that_step_are_handed_back() -> None:
-    kv, host = tier()
-    made = resident(kv, 0, TEXT[:10])
-    host.fence(4, ((0, 0),), ())
-    host.fence(5, ((1, 1),), ())
-    host.fence(5, ((2, 2),), ())
-    give_way(kv, made)
-    host.hand_back(5, before=None)
-    assert (kv.pool.free, host.coming) == (15, 1)
-    host.hand_back(5, before=None)
-    assert kv.pool.free == 15
-    host.check()
+# -- steps that fail --------------------------------------------------------
 
 
 def test_a_failed_copy_leaves_nothing_on_the_host() -> None:
@@ -542,13 +449,13 @@ def test_a_failed_copy_leaves_nothing_on_the_host() -> None:
     made = resident(kv, 0, TEXT[:10])
     host.store([made], [9], step=1)
     give_way(kv, made)
-    assert host.retract() == [made.serial]
+    assert kv.fences.retract() == [made.serial]
     assert kv.pool.free == 16
     host.discard(made)
-    assert host.pool.free == 8
+    assert kv.host.free == 8
     again = resident(kv, 0, TEXT[:10])
     assert host.moves([again], [8]) == 2  # what was never written is not found
-    host.check()
+    check(kv, host)
 
 
 def test_a_failure_keeps_what_had_arrived_before() -> None:
@@ -557,22 +464,22 @@ def test_a_failure_keeps_what_had_arrived_before() -> None:
     away(kv, host, first)
     host.store([second], [12], step=2)
     give_way(kv, second)
-    assert host.retract() == [second.serial]
+    assert kv.fences.retract() == [second.serial]
     host.discard(second)
     again = resident(kv, 0, TEXT[:13])
     assert host.moves([again], [12]) == 1
-    host.check()
+    check(kv, host)
 
 
-def test_one_that_ended_meanwhile_is_not_among_the_lost() -> None:
+def test_a_failed_copy_of_one_that_ended_leaves_nothing_on_the_host() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:10])
     host.store([made], [9], step=1)
     give_way(kv, made)
     host.discard(made)
-    assert host.retract() == []
-    assert host.pool.free == 8
-    host.check()
+    kv.fences.retract()
+    assert (kv.host.free, kv.host.cached) == (8, 0)
+    check(kv, host)
 
 
 def test_a_return_that_failed_lifts_its_fences() -> None:
@@ -581,9 +488,9 @@ def test_a_return_that_failed_lifts_its_fences() -> None:
     away(kv, host, made)
     overwrite(kv)
     host.restore([made], [0], [10], step=2)
-    assert host.retract() == []
-    assert (host.pool.free, host.arriving) == (8, set())
-    host.check()
+    assert kv.fences.retract() == []
+    assert (kv.host.free, kv.fences.arriving) == (8, set())
+    check(kv, host)
 
 
 # -- the checker ------------------------------------------------------------
@@ -593,15 +500,6 @@ def test_the_checker_counts_the_holders_of_host_blocks() -> None:
     kv, host = tier()
     made = resident(kv, 0, TEXT[:10])
     away(kv, host, made)
-    host.pool.hold([1])
+    kv.host.hold([1])
     with pytest.raises(AssertionError, match="block 1 leaked"):
-        host.check()
-
-
-def test_the_checker_counts_fences_on_the_device() -> None:
-    kv, host = tier()
-    resident(kv, 0, TEXT[:10])
-    host.fence(1, ((0, 1),), ())
-    kv.pool.drop([0])
-    with pytest.raises(AssertionError, match="block 0 leaked"):
-        host.check()
+        check(kv, host)

@@ -4,12 +4,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from paceline.core.errors import RequestError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, child_label
+from paceline.kv import cache as kv_cache
 from paceline.kv.pool import BlockPool
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
@@ -63,9 +65,9 @@ class Drive:
         self.random, self.more = Random(self.seed), Random(~self.seed)
         self.latest = Random(f"rows and children {self.seed}")
         self.settings = self._settings()
-        self.scheduler = Scheduler.create(**self.settings)
+        with patch.object(kv_cache, "BlockPool", TightPool):
+            self.scheduler = Scheduler.create(**self.settings)
         cache = self.scheduler.residency.cache
-        cache.pool = TightPool(cache.pool.size, self.settings["free_order"], cache.events)
         r = self.random
         self.vocab = r.choice([3, 7, 50])
         self.depth = r.randint(1, 4)
@@ -428,7 +430,7 @@ class Drive:
         pool, length = self.pool, self.settings["max_model_len"]
         pool.withheld = 0
         assert pool.free == pool.size, "blocks are held after the end"
-        host = self.scheduler.residency.swapping.tier.pool
+        host = self.scheduler.residency.cache.host
         assert host.free == host.size, "host blocks are held after the end"
         for request in self.requests.values():
             if request.width > 1:

@@ -11,11 +11,13 @@ import pytest
 from paceline.core.plan import Failed
 from paceline.core.request import Finish, Request
 from paceline.kv import cache as kv_cache
-from paceline.kv.cache import Hit, KVCache
+from paceline.kv.cache import KVCache
+from paceline.kv.fence import Fence, Fences
+from paceline.kv.hit import Hit
 from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool
 from paceline.kv.runs import Run
-from paceline.kv.tier import Fence, HostTier, Stored
+from paceline.kv.tier import HostTier, Stored
 from paceline.sched import sealing
 from paceline.sched.accounting import Accounting
 from paceline.sched.changes import News
@@ -290,18 +292,12 @@ def a_beam_keeps_its_own_full_blocks(_original: Any) -> Any:
     return rebase
 
 
-@mutant(HostTier, "store")
+@mutant(Fences, "add")
 def blocks_that_are_copied_to_the_host_have_no_fence(original: Any) -> Any:
-    def store(self: HostTier, sequences: Any, tokens: Any, step: int) -> Any:
-        moves = original(self, sequences, tokens, step)
-        if moves is not None:
-            fence = self._fences.pop()
-            self._cache.pool.drop(fence.device)
-            host, stored = fence.host, fence.stored
-            self._fences.append(Fence(step, (), host, stored=stored, keys=fence.keys))
-        return moves
+    def add(self: Fences, fence: Fence) -> None:
+        original(self, replace(fence, device=()) if fence.stored else fence)
 
-    return store
+    return add
 
 
 @mutant(HostTier, "_contents")
@@ -319,9 +315,9 @@ def what_the_host_keeps_for_the_aborted_leaks(_original: Any) -> Any:
     return lambda self, sequence: None
 
 
-@mutant(HostTier, "retract")
+@mutant(Fences, "retract")
 def copies_of_failed_steps_count(original: Any) -> Any:
-    def retract(self: HostTier) -> list[int]:
+    def retract(self: Fences) -> list[int]:
         original(self)
         return []
 

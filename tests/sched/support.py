@@ -127,7 +127,7 @@ class Pipeline:
     def __init__(
         self, scheduler: Scheduler, depth: int, accept: float = 0.7, vocab: int = VOCAB
     ) -> None:
-        pool, host = scheduler.residency.cache.pool, scheduler.residency.swapping.tier.pool
+        pool, host = scheduler.residency.cache.pool, scheduler.residency.cache.host
         size = scheduler.residency.cache.block_size
         self.scheduler, self.depth = scheduler, depth
         self.runner = OracleRunner(

@@ -7,7 +7,7 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.arrays import NO_I32
-from paceline.kv.cache import MISS
+from paceline.kv.hit import MISS
 from paceline.sched.admission import Admission, Intake
 from paceline.sched.composition import NOTHING, Composition, Entry
 from paceline.sched.families.forks import Forks

@@ -163,7 +163,7 @@ def test_the_host_forgets_it_too() -> None:
     at = scheduler.residency
     at.preempt(at.live["a"].slot, "a test")
     assert len(at.swapped) == 1
-    host = at.swapping.tier.pool
+    host = at.cache.host
     while scheduler.unfinished:
         plan = scheduler.plan(0.0)
         fail(scheduler, plan, *(["a"] if plan.rows.samples.any() else []))
@@ -295,7 +295,7 @@ def test_who_took_what_it_shares_to_the_host_begins_anew() -> None:
     told = scheduler.snapshot()
     assert (told["swapped"], told["waiting"]) == ([], ["b"])
     assert "failed on the same prefix" in scheduler.explain("b")
-    assert scheduler.residency.swapping.tier.pool.cached == 0
+    assert scheduler.residency.cache.host.cached == 0
 
 
 def test_who_brought_what_it_shares_back_from_the_host_begins_anew() -> None:
@@ -307,7 +307,7 @@ def test_who_brought_what_it_shares_back_from_the_host_begins_anew() -> None:
     assert not plan.rows.samples.any()
     fail(scheduler, plan, "a")
     assert scheduler.snapshot()["waiting"] == ["b"]
-    assert scheduler.residency.swapping.tier.pool.cached == 0
+    assert scheduler.residency.cache.host.cached == 0
 
 
 def test_who_computes_the_same_in_the_same_blocks_later_goes_on() -> None:

@@ -390,6 +390,17 @@ def test_a_copy_that_did_not_come_about_is_computed_again(give_up: str) -> None:
     assert len(finish_all(scheduler)["b"]) == 4
 
 
+def test_one_that_ended_before_its_copy_failed_does_not_come_back() -> None:
+    scheduler = crowded(preemption_mode="swap", swap_space=4)
+    plan = scheduler.plan(0.0)
+    scheduler.abort("b", 0.0)
+    scheduler.retry(plan, 0.0)
+    scheduler.check()
+    assert scheduler.snapshot()["waiting"] == ["a"]
+    assert state(scheduler, "b")["state"] == "FINISHED_ABORTED"
+    assert scheduler.snapshot()["host_free_blocks"] == 4
+
+
 def test_what_had_arrived_before_is_kept_when_a_later_step_fails() -> None:
     scheduler = crowded(preemption_mode="swap", swap_space=4)
     step(scheduler)
@@ -517,7 +528,7 @@ def test_a_reset_that_cannot_be_leaves_the_host_as_it_is() -> None:
     scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
     for _ in range(3):
         step(scheduler)
-    kept = scheduler.residency.swapping.tier.pool.cached
+    kept = scheduler.residency.cache.host.cached
     assert kept
     assert not scheduler.reset_prefix_cache()
-    assert scheduler.residency.swapping.tier.pool.cached == kept
+    assert scheduler.residency.cache.host.cached == kept

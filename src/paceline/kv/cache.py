@@ -2,7 +2,7 @@
 
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,20 +12,11 @@ from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, BlockStored, CacheEvent
 from paceline.core.plan import NOTHING_GROWN, Grown, Pairs
 from paceline.core.request import Sequence
+from paceline.kv.fence import Fences
+from paceline.kv.hit import MISS, Hit
 from paceline.kv.keys import KEY_BYTES, Keys
 from paceline.kv.pool import BlockPool
 from paceline.kv.runs import Run, Unnamed
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A prefix found in the cache."""
-
-    blocks: tuple[int, ...]
-    tokens: int
-
-
-MISS = Hit((), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +47,15 @@ class KVCache:
     pending seals back if the step fails.
     """
 
-    def __init__(self, config: CacheConfig, slots: int, max_model_len: int) -> None:
+    def __init__(
+        self, config: CacheConfig, slots: int, max_model_len: int, host_blocks: int = 0
+    ) -> None:
         self.block_size = config.block_size
         self.enabled = config.enable_prefix_caching
         self.events: list[CacheEvent] | None = [] if config.enable_kv_cache_events else None
         self.pool = BlockPool(config.num_blocks, config.free_order, self.events)
+        self.host = BlockPool(host_blocks)
+        self.fences = Fences(self.pool, self.host)
         self.keys = Keys(config.block_size)
         self.table = sparse_zeros(slots, self.blocks_for(max_model_len))
         self.held = np.zeros(slots, np.int32)
@@ -354,10 +349,11 @@ class KVCache:
             adapter=sequence.request.adapter,
         )
 
-    def confirm(self, step: int) -> None:
-        """The device has filled what `step` sealed."""
+    def confirm(self, step: int) -> bool:
+        """The device has run `step`: what it sealed is filled. Were any fences lifted?"""
         while self._pending and self._pending[0].step <= step:
             self._pending.popleft()
+        return self.fences.confirm(step)
 
     def retract(self, owner: tuple[int, int] | None = None) -> dict[int, bytes]:
         """Steps in flight failed: forget the blocks they were to fill, for all or for one slot and
@@ -375,19 +371,20 @@ class KVCache:
         return forgotten
 
     def reset(self) -> bool:
-        """Forget all content, if no block is held."""
-        if self.pool.free < self.pool.size:
+        """Forget all content on the device and on the host, if no block is held."""
+        if self.pool.free < self.pool.size or self.host.free < self.host.size:
             return False
         self.pool.clear()
+        self.host.clear()
         self.unnamed.clear()
         self._pending.clear()
         if self.events is not None:
             self.events.append(AllBlocksCleared())
         return True
 
-    def check(self, fenced: Iterable[int] = ()) -> None:
-        """Every invariant; blocks in `fenced` have one more holder for each time listed."""
-        held = Counter(fenced)
+    def check(self) -> None:
+        """Every invariant of the device blocks."""
+        held = Counter(self.fences.device_blocks())
         for slot in np.flatnonzero(self.held).tolist():
             assert self.sealed[slot] <= self.held[slot]
             held.update(self.blocks(slot))

@@ -1,14 +1,13 @@
-"""Host memory for sequences that give way, and fences around everything that is being copied."""
+"""Host memory for sequences that give way: what is stored there, and where."""
 
-from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from itertools import takewhile
 
 from paceline.core.plan import Pairs
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
-from paceline.kv.pool import BlockPool
+from paceline.kv.fence import Fence, StepTicket
 
 Content = bytes | int  # a key, or the device block itself where it has none
 
@@ -21,39 +20,23 @@ class Stored:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Blocks that nobody may reuse before `step` has run, because it copies them."""
-
-    step: int
-    device: tuple[int, ...]
-    host: tuple[int, ...] = ()
-    stored: tuple[int, ...] = ()  # serials whose content `step` brings to the host
-    arriving: tuple[int, ...] = ()  # serials whose blocks are complete only after `step`
-    keys: tuple[tuple[int, bytes], ...] = ()  # seals of host blocks that count once it has run
-
-
 class HostTier:
-    """Blocks on the host by sequence. A fence is one more holder of a block, until its step ran.
+    """Host blocks by sequence.
 
-        plan 7    swap_out (d3, h0)      d3: held by the fence alone    h0: sequence, fence
-        commit 7                         d3: free                       h0: sequence
-
-    Equal content is kept once: full blocks are found by key, in the host pool as on the device.
+    Equal content is stored once: full blocks are found by key, in the host pool as on the device.
+    Both ends of every copy are fenced until the step that lists it has run.
     """
 
-    def __init__(self, cache: KVCache, blocks: int) -> None:
-        self.pool = BlockPool(blocks)
+    def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._stored: dict[int, Stored] = {}  # by serial
-        self._fences: deque[Fence] = deque()
 
     def stored(self, sequence: Sequence) -> Stored:
         return self._stored[sequence.serial]
 
     def ready(self, sequence: Sequence) -> bool:
-        """Is all that is kept for a sequence on the host by now?"""
-        return all(sequence.serial not in fence.stored for fence in self._fences)
+        """Has everything that is stored for a sequence reached the host?"""
+        return not self._cache.fences.is_storing(sequence.serial)
 
     # -- moving -------------------------------------------------------------
 
@@ -67,16 +50,17 @@ class HostTier:
 
         Their device blocks stay fenced until `step` has copied them; the caller releases them.
         """
+        pool = self._cache.host
         wanted = self._wanted(sequences, tokens)
         homes = {content: self._home(content) for content in wanted}
         known = [home for home in homes.values() if home is not None]
         new = [content for content, home in homes.items() if home is None]
-        if len(new) + self.pool.free_among(known) > self.pool.free:
+        if len(new) + pool.free_among(known) > pool.free:
             return None
-        self.pool.hold(known)
-        placed = dict(zip(new, self.pool.take(len(new)), strict=True))
+        pool.hold(known)  # before taking, which would otherwise evict them
+        placed = dict(zip(new, pool.take(len(new)), strict=True))
         keys = tuple((block, key) for key, block in placed.items() if isinstance(key, bytes))
-        self.pool.seal([block for block, _ in keys], [key for _, key in keys])
+        pool.seal([block for block, _ in keys], [key for _, key in keys])
         for sequence, count in zip(sequences, tokens, strict=True):
             contents = self._contents(sequence, count)
             blocks = [homes[content] for content in contents]
@@ -84,14 +68,14 @@ class HostTier:
                 placed[content] if block is None else block
                 for content, block in zip(contents, blocks, strict=True)
             )
-            self.pool.hold(host)
+            pool.hold(host)
             self._stored[sequence.serial] = Stored(host, count)
         moves = tuple((wanted[content], block) for content, block in placed.items())
-        device = [block for block, _ in moves]
-        self._cache.pool.hold(device)
+        device = tuple(block for block, _ in moves)
         serials = tuple(sequence.serial for sequence in sequences)
         host = (*known, *placed.values())
-        self._fences.append(Fence(step, tuple(device), host, stored=serials, keys=keys))
+        self._cache.fences.add(Fence(StepTicket(step), device, host, stored=serials, keys=keys))
+        pool.drop(host)  # the sequences and the fence hold them now
         return moves
 
     def need(self, sequences: list[Sequence], spans: list[int]) -> int:
@@ -124,9 +108,9 @@ class HostTier:
             cache.seal(slot, sequence, stored.tokens, step)
             host += stored.blocks
         device = tuple(block for _, block in moves)
-        cache.pool.hold(device)
         serials = tuple(sequence.serial for sequence in sequences)
-        self._fences.append(Fence(step, device, tuple(host), arriving=serials))
+        cache.fences.add(Fence(StepTicket(step), device, tuple(host), arriving=serials))
+        cache.host.drop(host)  # the sequences held them; now the fence does
         return tuple(moves)
 
     def _still_here(
@@ -138,9 +122,9 @@ class HostTier:
         return shared + cached[len(shared) :]
 
     def discard(self, sequence: Sequence) -> None:
-        """Forget what is kept for a sequence, if anything is."""
+        """Forget what is stored for a sequence, if anything is."""
         if stored := self._stored.pop(sequence.serial, None):
-            self.pool.drop(reversed(stored.blocks))
+            self._cache.host.drop(reversed(stored.blocks))
 
     def _contents(self, sequence: Sequence, tokens: int) -> list[Content]:
         blocks = self._cache.blocks(sequence.slot)[: self._cache.blocks_for(tokens)]
@@ -148,7 +132,7 @@ class HostTier:
         return [*keys, *blocks[len(keys) :]]
 
     def _wanted(self, sequences: list[Sequence], tokens: list[int]) -> dict[Content, int]:
-        """What is to be kept, each content once, and a device block that has it."""
+        """The contents to store, each once, and a device block that has it."""
         wanted: dict[Content, int] = {}
         for sequence, count in zip(sequences, tokens, strict=True):
             contents = self._contents(sequence, count)
@@ -157,77 +141,11 @@ class HostTier:
 
     def _home(self, content: Content) -> int | None:
         """The host block that has a content already."""
-        found = self.pool.find([content]) if isinstance(content, bytes) else []
+        found = self._cache.host.find([content]) if isinstance(content, bytes) else []
         return found[0] if found else None
 
-    # -- fences -------------------------------------------------------------
-
-    def fence(self, step: int, copies: Pairs, serials: Iterable[int]) -> None:
-        """Sequences begin with copies on the device, neither end of which may be reused before
-        `step` has run."""
-        device = tuple(block for pair in copies for block in pair)
-        self._cache.pool.hold(device)
-        self._fences.append(Fence(step, device, arriving=tuple(serials)))
-
-    @property
-    def arriving(self) -> set[int]:
-        """Serials of residents whose blocks are complete only after the steps in flight."""
-        return {serial for fence in self._fences for serial in fence.arriving}
-
-    @property
-    def coming(self) -> int:
-        """Device blocks that are free as soon as the steps in flight have run."""
-        fenced = Counter(self._device())
-        holders = self._cache.pool.holders
-        return sum(1 for block, count in fenced.items() if holders(block) == count)
-
-    def hand_back(self, step: int, before: int | None) -> None:
-        """`step` came to nothing that must run: its fences fall with those of the step `before`
-        it, or at once if none is in flight."""
-        own: list[Fence] = []
-        while self._fences and self._fences[-1].step == step:
-            own.append(self._fences.pop())
-        for fence in reversed(own):
-            if before is None:
-                self._lift(fence)
-            else:
-                self._fences.append(replace(fence, step=before))
-
-    def confirm(self, step: int) -> bool:
-        """The device has run `step`; were any fences lifted?"""
-        lifted = False
-        while self._fences and self._fences[0].step <= step:
-            self._lift(self._fences.popleft())
-            lifted = True
-        return lifted
-
-    def retract(self) -> list[int]:
-        """Steps in flight failed; returns the serials that they were to bring to the host."""
-        lost: list[int] = []
-        while self._fences:
-            fence = self._fences.pop()
-            for block, key in reversed(fence.keys):
-                self.pool.unseal(block, key)
-            self._lift(fence)
-            lost += fence.stored
-        return [serial for serial in lost if serial in self._stored]
-
-    def _lift(self, fence: Fence) -> None:
-        self._cache.pool.drop(reversed(fence.device))
-        self.pool.drop(reversed(fence.host))
-
-    def _device(self) -> Iterable[int]:
-        return (block for fence in self._fences for block in fence.device)
-
-    def reset(self) -> bool:
-        """Forget all content, if nothing is kept for anybody."""
-        if self.pool.free < self.pool.size:
-            return False
-        self.pool.clear()
-        return True
-
     def check(self) -> None:
+        """Every invariant of the host blocks."""
         held = Counter(block for one in self._stored.values() for block in one.blocks)
-        held.update(block for fence in self._fences for block in fence.host)
-        self.pool.check(held)
-        self._cache.check(self._device())
+        held.update(self._cache.fences.host_blocks())
+        self._cache.host.check(held)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from paceline.core.config import Config
 from paceline.core.plan import Admitted
 from paceline.core.request import Sequence
-from paceline.kv.cache import Hit
+from paceline.kv.hit import Hit
 from paceline.sched.composition import Composition, Entry
 from paceline.sched.explain.journal import Gate
 from paceline.sched.families.forks import Forks
@@ -83,7 +83,7 @@ class Admission:
         family = at.family(head)
         if family is not None and self._forks.at_once(family, hit):
             self._forks.fork(family)
-            at.swapping.tier.fence(at.step, (), [one.serial for one in family.members])
+            at.cache.fences.add_copies(at.step, (), [one.serial for one in family.members])
             for one in family.members[1:]:
                 self._first_row(one, intake)
         return None

@@ -66,7 +66,7 @@ class Discipline(ABC):
                 missing = self._forks.need(family) - at.cache.pool.free
                 if missing <= 0:
                     self._forks.fork(family)
-                elif missing <= at.swapping.tier.coming:
+                elif missing <= at.cache.fences.coming:
                     break  # the blocks come when the steps in flight have run
                 else:
                     self._give_way(missing, family.leader.slot)
@@ -100,7 +100,7 @@ class Discipline(ABC):
                 return slot, count, short
             wanting = (short > 0) & (np.cumsum(short) > free)
             # Blocks that steps in flight copy are worth waiting for.
-            if missing <= at.swapping.tier.coming or not giving_way:
+            if missing <= at.cache.fences.coming or not giving_way:
                 return slot, np.where(wanting, 0, count), np.where(wanting, 0, short)
             self._give_way(missing, int(slot[wanting][0]))
 

@@ -76,7 +76,7 @@ class Failures:
         return found
 
     def _forget_on_host(self, keys: Iterable[bytes]) -> None:
-        host = self._at.swapping.tier.pool
+        host = self._at.cache.host
         for key in keys:
             for block in host.find([key]):
                 host.unseal(block, key)

@@ -7,7 +7,8 @@ from paceline.core.config import Config
 from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Finish, Sequence
-from paceline.kv.cache import Hit, KVCache
+from paceline.kv.cache import KVCache
+from paceline.kv.hit import Hit
 from paceline.sched import sealing
 from paceline.sched.changes import News
 from paceline.sched.explain.journal import Journal, note
@@ -30,7 +31,12 @@ class Residency:
 
     def __init__(self, config: Config) -> None:
         self.table = SlotTable(config.step.max_num_seqs, config.step.max_model_len)
-        self.cache = KVCache(config.cache, config.step.max_num_seqs, config.step.max_model_len)
+        self.cache = KVCache(
+            config.cache,
+            config.step.max_num_seqs,
+            config.step.max_model_len,
+            config.preemption.swap_space,
+        )
         self.swapping = Swapping(config.preemption, self.table, self.cache)
         self.policy: Policy = load(config.policy, self)
         self.queue = WaitingQueue(self.policy)
@@ -83,11 +89,13 @@ class Residency:
         if self.cache.rivals:
             sealing.seal_rivals(self.table, self.cache, self.step)
 
-    def confirm(self, step: int) -> None:
-        """The device has run `step`; cache events report what became findable."""
-        self.cache.confirm(step)
+    def confirm(self, step: int) -> bool:
+        """The device has run `step`; cache events report what became findable. Returns whether
+        any fences were lifted."""
+        lifted = self.cache.confirm(step)
         if self.cache.events is not None:
             sealing.seal_computed(self.table, self.cache)
+        return lifted
 
     def loss(self, slot: int) -> int:
         kept = self.cache.shared(slot) * self.cache.block_size
@@ -232,7 +240,7 @@ class Residency:
         for one in residents:
             one.swapped = True
         for pairs in self.news.keep_copies([one.slot for one in residents]):
-            self.swapping.tier.fence(self.step, pairs, ())
+            self.cache.fences.add_copies(self.step, pairs)
         self.news.swap_out += moves
         self.stats.swapped_out_blocks += len(moves)
         return True
@@ -348,7 +356,7 @@ class Residency:
     def in_flight(self) -> list[int]:
         """Resident slots with positions or copies that the runner has not confirmed, oldest
         first."""
-        order, table, arriving = self.table.order, self.table, self.swapping.tier.arriving
+        order, table, arriving = self.table.order, self.table, self.cache.fences.arriving
         busy = table.planned[order] > table.computed[order]
         if arriving:
             busy |= np.isin(table.serial[order], list(arriving))
@@ -358,6 +366,7 @@ class Residency:
     def check(self) -> None:
         """Every invariant, at any point between two calls."""
         self.table.check()
+        self.cache.check()
         self.swapping.tier.check()
         places = [
             {self.table.sequence(slot).id for slot in self.table.order.tolist()},

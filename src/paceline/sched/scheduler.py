@@ -167,7 +167,7 @@ class Scheduler:
         plan = self._plan_steady() or self._plan_anew()
         if plan.empty:
             latest = self._flight[-1] if self._flight else None
-            at.swapping.tier.hand_back(plan.step, latest)
+            at.cache.fences.hand_back(plan.step, latest)
         else:
             self._flight.append(plan.step)
         return plan
@@ -214,7 +214,7 @@ class Scheduler:
         at.news = News()
         for slot, copies in news.copies:
             if slot >= 0:
-                at.swapping.tier.fence(at.step, copies, [int(at.table.serial[slot])])
+                at.cache.fences.add_copies(at.step, copies, [int(at.table.serial[slot])])
         copies = tuple(pair for _, pairs in news.copies for pair in pairs)
         at.stats.copied_blocks += len(copies)
         return Plan(
@@ -248,8 +248,7 @@ class Scheduler:
             if steady is not None:
                 steady.recount()
         self._flight.popleft()
-        self.residency.confirm(plan.step)
-        if self.residency.swapping.tier.confirm(plan.step):
+        if self.residency.confirm(plan.step):
             self._gate = None  # blocks came free
         if outputs.finished or result.failed:
             self._steady = None
@@ -283,7 +282,7 @@ class Scheduler:
         touched = at.in_flight()
         at.table.take_back(np.array(touched, np.intp))
         at.cache.retract()
-        for serial in at.swapping.tier.retract():
+        for serial in at.cache.fences.retract():
             for sequence in [one for one in at.swapped if one.serial == serial]:
                 at.demote(sequence)
         return touched
@@ -336,8 +335,7 @@ class Scheduler:
                 self._steady = None
             for sequence in list(at.swapped):
                 at.demote(sequence)
-        is_free = at.cache.pool.free == at.cache.pool.size
-        return is_free and at.swapping.tier.reset() and at.cache.reset()
+        return at.cache.reset()
 
     def measure(self, rates: Rates) -> None:
         """Tell how fast the device recomputes and swaps, for `preemption_mode="auto"`."""

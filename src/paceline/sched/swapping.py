@@ -28,7 +28,7 @@ class Swapping:
     """Decides between recomputation and the host, and moves whole families there and back."""
 
     def __init__(self, config: PreemptionConfig, table: SlotTable, cache: KVCache) -> None:
-        self.tier = HostTier(cache, config.swap_space)
+        self.tier = HostTier(cache)
         self.rates = Rates(config.recompute_tokens_per_s, config.swap_blocks_per_s)
         self._mode = config.preemption_mode
         self._table = table
@@ -36,7 +36,7 @@ class Swapping:
 
     def wanted(self, residents: list[Sequence]) -> bool:
         """Should these be swapped rather than computed again?"""
-        if self._mode == "recompute" or not self.tier.pool.size:
+        if self._mode == "recompute" or not self._cache.host.size:
             return False
         if not all(self._kept(residents)):
             return False  # not even begun: there is nothing to keep

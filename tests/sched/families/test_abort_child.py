@@ -76,7 +76,7 @@ def test_a_family_that_has_no_slots_ends_with_its_last_child(
     assert scheduler.unfinished == 0
     assert commit(scheduler, scheduler.plan(0.0)) == {"a": {"tokens": [], "finish": "abort"}}
     assert scheduler.idle
-    host = scheduler.residency.swapping.tier.pool
+    host = scheduler.residency.cache.host
     assert host.free == host.size
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.events import Happened
-from paceline.kv.cache import MISS
+from paceline.kv.hit import MISS
 from paceline.sched.families.beams import Step
 from paceline.sched.families.family import Family
 from paceline.sched.families.forks import Forks

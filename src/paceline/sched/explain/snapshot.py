@@ -20,7 +20,7 @@ def take(at: Residency) -> dict[str, Any]:
         "requests": {name: describe(at, sequence) for name, sequence in requests.items()},
         "free_blocks": pool.free,
         "total_blocks": pool.size,
-        "host_free_blocks": at.swapping.tier.pool.free,
+        "host_free_blocks": at.cache.host.free,
         "prefix_queries": stats.prefix_queries,
         "prefix_hits": stats.prefix_hits,
     }

@@ -7,7 +7,7 @@ import numpy as np
 from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Sequence
-from paceline.kv.cache import MISS, Hit
+from paceline.kv.hit import MISS, Hit
 from paceline.sched.explain.journal import note
 from paceline.sched.families.beams import Step
 from paceline.sched.families.family import Family
