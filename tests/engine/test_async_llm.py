@@ -129,7 +129,7 @@ def test_a_long_text_is_read_on_a_thread_and_one_that_cannot_fit_not_at_all() ->
 
 def test_a_request_that_cannot_be_sent_leaves_nothing_behind() -> None:
     async def use(engine: AsyncLLM) -> None:
-        def unable(_request: Any) -> None:
+        def unable(_request: Any, _parked: str) -> None:
             raise OverflowError("too large")
 
         with patch.object(engine._core, "submit", unable), pytest.raises(OverflowError):

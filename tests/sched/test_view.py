@@ -138,3 +138,12 @@ def test_the_open_spell_is_that_of_the_latest_step() -> None:
     step(scheduler, a=[TOKEN])
     step(scheduler)
     assert scheduler.view.open_spell is None
+
+
+def test_a_scheduler_with_parked_requests_alone_has_nothing_to_run() -> None:
+    scheduler = small()
+    assert not scheduler.view.is_runnable
+    scheduler.submit(ask("a", 4, n=2), 0.0, parked="grammar")
+    assert not scheduler.view.is_runnable
+    scheduler.wake("a", 0.0)
+    assert scheduler.view.is_runnable

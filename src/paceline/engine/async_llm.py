@@ -85,11 +85,12 @@ class AsyncLLM:
         return replace(ask, prompt=None, prompt_token_ids=ids, text=text)
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parked: str = ""
     ) -> PieceStream:
         """Start a request and return its stream of pieces.
 
-        A prompt is a text, a list of token ids, or an `Ask` with settings of its own.
+        A prompt is a text, a list of token ids, or an `Ask` with settings of its own. With
+        `parked`, a reason, the request waits for `wake` before it can run.
         Raises RequestError or QueueFull if the request is refused, and EngineFailed if the engine
         has stopped. A stream that is closed or dropped before its end aborts its request.
 
@@ -106,7 +107,7 @@ class AsyncLLM:
         mailbox = Mailbox()
         request = self._frontend.begin(ask, mailbox)
         try:
-            self._core.submit(request)
+            self._core.submit(request, parked)
         except BaseException:
             self._frontend.drop(request.id)
             raise
@@ -122,6 +123,17 @@ class AsyncLLM:
             return False
         self._core.abort(request_id)
         return True
+
+    def park(self, request_id: str, reason: str) -> None:
+        """Set a waiting request aside until `wake`, from any thread.
+
+        It keeps its place in the queue and its timeouts. One that runs or has ended is left alone.
+        """
+        self._core.park(request_id, reason)
+
+    def wake(self, request_id: str) -> None:
+        """Let a parked request wait again, from any thread, once `generate` has returned."""
+        self._core.wake(request_id)
 
     # -- state --------------------------------------------------------------
 

@@ -94,6 +94,11 @@ class SchedulerView:
         """Requests that are not resident: waiting, swapped out or parked."""
         return self._at.waiting + len(self._at.queue.parked)
 
+    @property
+    def is_runnable(self) -> bool:
+        """Is there a live request that is not parked?"""
+        return len(self._at.live) > len(self._at.queue.parked)
+
     def gauges(self) -> Gauges:
         at, table = self._at, self._at.table
         return Gauges(

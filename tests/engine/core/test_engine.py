@@ -563,3 +563,24 @@ def test_a_family_runs_as_one_request_and_has_one_life() -> None:
     assert {one.timings for one in told if one.child >= 0} == {NO_TIMINGS}
     (whole,) = [one for one in told if one.child < 0]
     assert whole.timings.total_s > 0
+
+
+def test_an_engine_is_patient_as_long_as_nothing_can_go_on() -> None:
+    teller = Teller(parts())
+    assert teller.engine.patience_s is None
+    teller.engine.submit(request("a"), parked="grammar")
+    assert teller.engine.patience_s is not None
+    teller.turn()
+    parked = teller.engine.patience_s
+    teller.engine.wake("a")
+    teller.turn()
+    assert teller.engine.patience_s == 0
+    teller.engine.answer(Question("pause", "all"))
+    teller.turn()
+    paused = teller.engine.patience_s
+    assert paused is not None
+    assert parked is not None
+    assert 0 < paused < parked
+    teller.engine.answer(Question("resume"))
+    teller.run()
+    assert teller.engine.patience_s is None

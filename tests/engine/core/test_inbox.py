@@ -7,15 +7,15 @@ import pytest
 from paceline.core.errors import QueueFull
 from paceline.core.request import Request
 from paceline.engine.core.inbox import Inbox
-from paceline.engine.core.messages import Abort
+from paceline.engine.core.messages import Abort, Submit
 
 
-def request(name: str) -> Request:
-    return Request(id=name, prompt=[1])  # pyright: ignore[reportArgumentType]
+def submit(name: str) -> Submit:
+    return Submit(Request(id=name, prompt=[1]))  # pyright: ignore[reportArgumentType]
 
 
 def test_messages_come_out_once_in_the_order_they_came() -> None:
-    inbox, one, other = Inbox(2), request("a"), request("b")
+    inbox, one, other = Inbox(2), submit("a"), submit("b")
     for message in (one, Abort("a"), other):
         inbox.put(message)
     assert inbox
@@ -28,10 +28,10 @@ def test_messages_come_out_once_in_the_order_they_came() -> None:
 
 def test_only_requests_are_bounded() -> None:
     inbox = Inbox(1)
-    inbox.put(request("a"))
+    inbox.put(submit("a"))
     inbox.put(Abort("a"))
     with pytest.raises(QueueFull):
-        inbox.put(request("b"))
+        inbox.put(submit("b"))
     assert len(inbox.drain()) == 2
 
 

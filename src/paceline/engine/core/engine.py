@@ -15,8 +15,11 @@ from paceline.engine.core.messages import (
     Capacity,
     Delivery,
     EngineFailed,
+    Park,
     Question,
     Refused,
+    Submit,
+    Wake,
 )
 from paceline.engine.core.pipeline import Pipeline
 from paceline.engine.core.ports import Clock, Runner, StepObserver
@@ -27,12 +30,13 @@ from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 
-REST_S = 0.002  # between two looks at work that cannot go on yet
+REST_S = 0.002  # between two attempts to plan work that cannot go on yet
+PARKED_REST_S = 0.05  # the same while every request is parked: only deadlines can pass
 DEFAULTS = EngineSettings()
 
 
 class Engine:
-    """One turn after another, on one thread; `submit`, `abort`, `ask` and `healthy` on any.
+    """One turn after another, on one thread; any thread may submit, abort, park, wake and ask.
 
     Every request that was submitted is told of exactly once as refused or as ended. When a step
     fails, those whose work was in flight end with an error; then the engine goes on, or stops
@@ -65,14 +69,25 @@ class Engine:
 
     # -- for any thread -----------------------------------------------------
 
-    def submit(self, request: Request) -> None:
-        """Have it considered in the next turn. QueueFull if too many wait for that."""
+    def submit(self, request: Request, parked: str = "") -> None:
+        """Have it considered in the next turn, or parked then for a reason, until `wake`.
+
+        QueueFull if the inbox is full.
+        """
         if self.broken:
             raise EngineFailed(self.broken)
-        self._inbox.put(request)
+        self._inbox.put(Submit(request, parked))
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self._inbox.put(Abort(request_id, child))
+
+    def park(self, request_id: str, reason: str) -> None:
+        """Set a waiting request aside; one that runs or has ended is left alone."""
+        self._inbox.put(Park(request_id, reason))
+
+    def wake(self, request_id: str) -> None:
+        """Let a parked request wait again, in its old place."""
+        self._inbox.put(Wake(request_id))
 
     def ask(self, asked: Asked) -> None:
         """Have a question answered in the next turn."""
@@ -105,6 +120,15 @@ class Engine:
         return min(self._inbox.room, most - self.scheduler.view.queued)
 
     @property
+    def patience_s(self) -> float | None:
+        """Seconds to wait for a message before the next turn; None: until one comes."""
+        if not self.resting:
+            return 0.0
+        if self.idle:
+            return None
+        return REST_S if self.scheduler.view.is_runnable else PARKED_REST_S
+
+    @property
     def capacity(self) -> Capacity:
         config = self.scheduler.config
         return Capacity(config.step.max_model_len, config.cache.block_size, config.cache.num_blocks)
@@ -123,14 +147,14 @@ class Engine:
         now = self.clock()
         if result is not None or outputs.finished or self._paused:
             self._waiting_since = now
-        if self.scheduler.idle:
+        if not self.scheduler.view.is_runnable:
             self._waiting_since = None
         return self._delivery(outputs, result, now)
 
     def rest(self) -> None:
         """Wait for something to do, if the latest turn found nothing."""
         if self.resting and not self._inbox:
-            self._inbox.wait(None if self.scheduler.idle else REST_S)
+            self._inbox.wait(self.patience_s)
 
     def close(self) -> None:
         self._pipeline.abandon()
@@ -142,13 +166,17 @@ class Engine:
         messages = self._inbox.drain()
         for message in messages:
             match message:
-                case Request():
-                    self._submit(message)
+                case Submit(request, parked):
+                    self._submit(request, parked)
                 case Abort(request_id, None):
                     self._end(request_id, Finish.ABORT)
                 case Abort(request_id, child):
                     with suppress(RequestError):  # a search tells no single choices
                         self.scheduler.abort(request_id, self.clock(), child)
+                case Park(request_id, reason):
+                    self.scheduler.park(request_id, reason, self.clock())
+                case Wake(request_id):
+                    self.scheduler.wake(request_id, self.clock())
                 case Asked():
                     self._answer(message)
         for request_id in self._room.overdue(self.clock()):
@@ -162,14 +190,14 @@ class Engine:
             self._room.left(request_id)
             self._ended.append(Ended(request_id, finish, message=message))
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: Request, parked: str) -> None:
         try:
             if self.broken:
                 raise EngineFailed(self.broken)
             self._runner.capabilities.check(request)
             self._room.check(request)
             now = self.clock()
-            self.scheduler.submit(request, now)
+            self.scheduler.submit(request, now, parked)
             self._room.enter(request, now)
         except (RequestError, EngineFailed) as error:
             self._refused.append(Refused(request.id, error))

@@ -3,10 +3,9 @@
 from threading import Condition
 
 from paceline.core.errors import QueueFull
-from paceline.core.request import Request
-from paceline.engine.core.messages import Abort, Asked
+from paceline.engine.core.messages import Abort, Asked, Park, Submit, Wake
 
-Message = Request | Abort | Asked
+Message = Submit | Abort | Park | Wake | Asked
 
 
 class Inbox:
@@ -21,7 +20,7 @@ class Inbox:
 
     def put(self, message: Message) -> None:
         with self._changed:
-            if isinstance(message, Request):
+            if isinstance(message, Submit):
                 if self._requests >= self._limit:
                     raise QueueFull(f"{self._limit} requests already wait for the engine's turn")
                 self._requests += 1

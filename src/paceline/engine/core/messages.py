@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.core.arrays import F32, I32, Names
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
+from paceline.core.request import Request
 
 Verb = Literal["explain", "snapshot", "gauges", "pause", "resume", "drain", "reset_prefix_cache"]
 
@@ -24,12 +25,39 @@ class Capacity:
     num_blocks: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """Let a request wait, or park it for a reason until a `Wake`."""
+
+    request: Request
+    parked: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Somebody no longer wants an answer, or one of its choices."""
+    """End a request, or one of its choices."""
 
     request_id: str
-    child: int | None = None  # None: all of it
+    child: int | None = None  # None: the whole request
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Set a waiting request aside until a `Wake`; ignored if the request is not waiting."""
+
+    request_id: str
+    reason: str  # what it waits for: "grammar", "remote_kv", ...
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise RequestError(f"request {self.request_id!r} cannot be parked without a reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Let a parked request wait in its old place; ignored if the request is not parked."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import zmq
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.core import wire
-from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
+from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Park, Question
 from paceline.engine.core.ports import Receiver
 from paceline.engine.settings import EngineSettings
 
@@ -85,10 +85,10 @@ class ProcessCore:
         if dead:
             receiver.died(dead, for_good=True)
 
-    def submit(self, request: Request) -> None:
-        self._watch.begun(request.id)  # before the core can tell of its end
+    def submit(self, request: Request, parked: str = "") -> None:
+        self._watch.begun(request.id, parked)  # before the core can report its end
         try:
-            self._send(wire.submitted(request))
+            self._send(wire.submitted(request, parked))
         except BaseException:
             self._watch.ended(request.id)
             raise
@@ -96,6 +96,17 @@ class ProcessCore:
     def abort(self, request_id: str, child: int | None = None) -> None:
         with suppress(EngineFailed):  # with the process its requests have ended too
             self._send(wire.Aborted(request_id, child))
+
+    def park(self, request_id: str, reason: str) -> None:
+        message = Park(request_id, reason)
+        with suppress(EngineFailed):
+            self._send(wire.Parked(message.request_id, message.reason))
+            self._watch.parked(request_id)
+
+    def wake(self, request_id: str) -> None:
+        with suppress(EngineFailed):
+            self._watch.woken(request_id)
+            self._send(wire.Woken(request_id))
 
     def ask(self, question: Question) -> Future[Any]:
         number, answer = next(self._numbers), Future[Any]()
@@ -205,16 +216,29 @@ class Watch:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._open: dict[str, None] = {}
+        self._parked: set[str] = set()  # of those that are open
         self._paused = False
         self._since = monotonic()
 
-    def begun(self, request_id: str) -> None:
+    def begun(self, request_id: str, parked: str = "") -> None:
         if not self._open:
             self._since = monotonic()
         self._open[request_id] = None
+        if parked:
+            self._parked.add(request_id)
 
     def ended(self, request_id: str) -> None:
         self._open.pop(request_id, None)
+        self._parked.discard(request_id)
+
+    def parked(self, request_id: str) -> None:
+        if request_id in self._open:
+            self._parked.add(request_id)
+
+    def woken(self, request_id: str) -> None:
+        if len(self._parked) == len(self._open):
+            self._since = monotonic()
+        self._parked.discard(request_id)
 
     def asked(self, question: Question) -> None:
         if question.verb in ("pause", "resume"):
@@ -222,6 +246,8 @@ class Watch:
 
     def heard(self, delivery: Delivery) -> None:
         self._since = monotonic()
+        if self._parked:  # a request with new tokens runs, so it was not parked
+            self._parked.difference_update(delivery.request_id.tolist())
         for one in delivery.ended:
             if one.child < 0:
                 self.ended(one.request_id)
@@ -230,6 +256,7 @@ class Watch:
 
     def stalled(self) -> str | None:
         silence = monotonic() - self._since
-        if self._paused or not self._open or silence <= self._stall_s:
+        is_waiting = len(self._open) > len(self._parked)
+        if self._paused or not is_waiting or silence <= self._stall_s:
             return None
         return f"no step has ended for {silence:.0f} s, and requests are waiting"

@@ -6,6 +6,7 @@ import signal
 import sys
 from concurrent.futures import Future
 from dataclasses import replace
+from math import ceil
 from threading import Lock, Thread
 from typing import Any
 
@@ -14,7 +15,7 @@ import zmq
 from paceline.core.errors import PacelineError
 from paceline.engine.core import wire
 from paceline.engine.core.components import factory_named
-from paceline.engine.core.engine import REST_S, Engine
+from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Asked
 from paceline.engine.settings import EngineSettings
 
@@ -103,9 +104,8 @@ class CoreLoop:
 
     def _listen(self) -> None:
         """Take everything that came; wait for something if there is nothing else to do."""
-        patience_ms: int | None = 0
-        if self._engine.resting:
-            patience_ms = None if self._engine.idle else max(int(REST_S * 1000), 1)
+        patience_s = self._engine.patience_s
+        patience_ms = None if patience_s is None else ceil(patience_s * 1000)
         while self._commands.poll(patience_ms):
             self._heed(wire.to_core.decode(self._commands.recv()))
             patience_ms = 0
@@ -116,6 +116,10 @@ class CoreLoop:
                 self._submit(message)
             case wire.Aborted(request_id, child):
                 self._engine.abort(request_id, child)
+            case wire.Parked(request_id, reason):
+                self._engine.park(request_id, reason)
+            case wire.Woken(request_id):
+                self._engine.wake(request_id)
             case wire.Questioned(number, question):
                 answer = self._asked[number] = Future[Any]()
                 self._engine.ask(Asked(question, answer))
@@ -126,7 +130,7 @@ class CoreLoop:
 
     def _submit(self, message: wire.Submitted) -> None:
         try:
-            self._engine.submit(wire.request_of(message))
+            self._engine.submit(wire.request_of(message), message.parked)
         except PacelineError as error:
             refused = wire.Refusal(message.settings["id"], wire.Fault.of(error))
             nothing = wire.Table(0, 1, b"")

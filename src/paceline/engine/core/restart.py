@@ -44,11 +44,17 @@ class RestartingCore:
         self._receiver = receiver
         self._core.start(self)
 
-    def submit(self, request: Request) -> None:
-        self._present().submit(request)
+    def submit(self, request: Request, parked: str = "") -> None:
+        self._present().submit(request, parked)
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self._core.abort(request_id, child)
+
+    def park(self, request_id: str, reason: str) -> None:
+        self._core.park(request_id, reason)
+
+    def wake(self, request_id: str) -> None:
+        self._core.wake(request_id)
 
     def ask(self, question: Question) -> Future[Any]:
         return self._present().ask(question)

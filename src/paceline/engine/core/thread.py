@@ -31,13 +31,19 @@ class ThreadCore:
         self._thread = Thread(target=self._run, args=(receiver,), name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, parked: str = "") -> None:
         if self._death:
             raise EngineFailed(self._death)
-        self._engine.submit(request)
+        self._engine.submit(request, parked)
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self._engine.abort(request_id, child)
+
+    def park(self, request_id: str, reason: str) -> None:
+        self._engine.park(request_id, reason)
+
+    def wake(self, request_id: str) -> None:
+        self._engine.wake(request_id)
 
     def ask(self, question: Question) -> Future[Any]:
         answer: Future[Any] = Future()

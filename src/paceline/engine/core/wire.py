@@ -61,11 +61,21 @@ class Submitted(msgspec.Struct, tag=True, array_like=True, frozen=True):
     prompt: bytes
     settings: dict[str, Any]
     sampling: dict[str, Any]
+    parked: str = ""  # the reason; empty: it waits
 
 
 class Aborted(msgspec.Struct, tag=True, array_like=True, frozen=True):
     request_id: str
     child: int | None = None
+
+
+class Parked(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    request_id: str
+    reason: str
+
+
+class Woken(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    request_id: str
 
 
 class Questioned(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -177,7 +187,7 @@ class Delivered(msgspec.Struct, tag=True, array_like=True, frozen=True):
     prompt: tuple[Scored, ...] = ()
 
 
-ToCore = Build | Submitted | Aborted | Questioned | Close
+ToCore = Build | Submitted | Aborted | Parked | Woken | Questioned | Close
 FromCore = Ready | Answered | Delivered | Died | Logged
 
 
@@ -192,12 +202,13 @@ to_core = msgspec.msgpack.Decoder(ToCore)
 from_core = msgspec.msgpack.Decoder(FromCore)
 
 
-def submitted(request: Request) -> Submitted:
+def submitted(request: Request, parked: str = "") -> Submitted:
     sampling = request.sampling
     return Submitted(
         request.prompt.tobytes(),
         changed(request, REQUEST_FIELDS),
         changed(sampling, SAMPLING_FIELDS),
+        parked,
     )
 
 

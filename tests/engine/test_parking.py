@@ -1,0 +1,171 @@
+"""A parked request waits for `wake`, on a thread core and on a process core alike."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from threading import Thread
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import RequestError
+from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.ports import Core
+from paceline.engine.core.process import ProcessCore
+from paceline.engine.core.restart import RestartingCore
+from paceline.engine.core.thread import ThreadCore
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.settings import CoreSettings, EngineSettings
+from paceline.text.chat_template import ChatTemplate
+from tests.engine.support import ask, parts, tokenizer
+
+Use = Callable[[AsyncLLM], Awaitable[None]]
+CORES = pytest.mark.parametrize("kind", ["thread", "process", "restarting"])
+
+
+def core(kind: str, limits: EngineSettings, **settings: Any) -> Core:
+    if kind == "thread":
+        return ThreadCore(replace(parts(**settings), settings=limits).engine())
+
+    def make() -> ProcessCore:
+        return ProcessCore("tests.engine.support:build", "oracle", settings, limits)
+
+    return make() if kind == "process" else RestartingCore(make, CoreSettings())
+
+
+def on(kind: str, use: Use, limits: EngineSettings | None = None, **settings: Any) -> None:
+    running = core(kind, limits or EngineSettings(), **settings)
+    frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
+
+    async def run() -> None:
+        engine = AsyncLLM(running, frontend)
+        try:
+            await use(engine)
+        finally:
+            await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(run(), 50))
+
+
+async def state(engine: AsyncLLM, request_id: str) -> str:
+    return (await engine.snapshot())["requests"][request_id]["state"]
+
+
+@CORES
+def test_it_runs_once_it_is_woken_and_others_pass_it_meanwhile(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        parked = engine.generate(ask("hello", "a", max_tokens=4), parked="grammar")
+        other = await engine.generate(ask("there", "b", max_tokens=4)).whole()
+        assert other.finished
+        assert await state(engine, "a") == "WAITING_FOR_GRAMMAR"
+        assert "parked for grammar" in await engine.explain("a")
+        report = await engine.stats()
+        assert report.waiting_by_reason == {"capacity": 0, "deferred": 1}
+        Thread(target=engine.wake, args=("a",)).start()
+        whole = await parked.whole()
+        alone = await engine.generate(ask("hello", "c", max_tokens=4)).whole()
+        assert whole.outputs[0].token_ids == alone.outputs[0].token_ids
+        life = await engine.explain("a")
+        assert life.index("parked") < life.index("admitted")
+
+    on(kind, use)
+
+
+@CORES
+def test_a_waiting_request_is_parked_and_keeps_its_place(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        await engine.pause("all")
+        streams = [engine.generate(ask("hello", name, max_tokens=2)) for name in "abc"]
+        engine.park("a", "remote_kv")
+        found = await engine.snapshot()
+        assert (found["parked"], found["waiting"]) == ({"a": "remote_kv"}, ["b", "c"])
+        engine.wake("a")
+        assert (await engine.snapshot())["waiting"] == ["a", "b", "c"]
+        await engine.resume()
+        for stream in streams:
+            await stream.whole()
+
+    on(kind, use)
+
+
+@CORES
+def test_a_request_that_runs_or_is_unknown_is_left_alone(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        stream = engine.generate(ask("hello", "a", max_tokens=100, ignore_eos=True))
+        await stream.__anext__()
+        engine.park("a", "grammar")
+        engine.park("b", "grammar")
+        engine.wake("a")
+        engine.wake("c")
+        assert (await stream.whole()).outputs[0].finish_reason == "length"
+
+    on(kind, use)
+
+
+@CORES
+def test_it_ends_by_its_own_timeout(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        asked = replace(ask("hello", "a"), timeout=0.05)
+        output = await engine.generate(asked, parked="grammar").whole()
+        assert output.outputs[0].finish_reason == "timeout"
+        assert (await engine.snapshot())["parked"] == {}
+
+    on(kind, use)
+
+
+@CORES
+def test_it_ends_by_the_timeout_of_the_queue(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        output = await engine.generate(ask("hello", "a"), parked="grammar").whole()
+        assert output.outputs[0].finish_reason == "timeout"
+
+    on(kind, use, EngineSettings(queue_timeout_s=0.05))
+
+
+@CORES
+def test_it_can_be_aborted(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        stream = engine.generate(ask("hello", "a"), parked="grammar")
+        assert await engine.abort("a")
+        assert (await stream.whole()).outputs[0].finish_reason == "abort"
+        engine.wake("a")
+        assert (await engine.snapshot())["requests"] == {}
+
+    on(kind, use)
+
+
+@CORES
+def test_parked_requests_are_no_stall(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        stream = engine.generate(ask("hello", "a", max_tokens=1), parked="grammar")
+        await asyncio.sleep(0.3)
+        assert engine.healthy() is None
+        engine.wake("a")
+        await stream.whole()
+
+    on(kind, use, EngineSettings(stall_s=0.1))
+
+
+@CORES
+def test_a_reason_is_needed(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        with pytest.raises(RequestError, match="without a reason"):
+            engine.park("a", "")
+
+    on(kind, use)
+
+
+@CORES
+def test_parking_in_a_core_that_is_gone_is_quiet(kind: str) -> None:
+    async def use(engine: AsyncLLM) -> None:
+        stream = engine.generate(ask("hello", "a"), parked="grammar")
+        await engine.shutdown()
+        engine.park("a", "grammar")
+        engine.wake("a")
+        assert (await stream.whole()).outputs[0].finish_reason == "abort"
+        with pytest.raises(EngineFailed):
+            engine.generate(ask("hello", "b"), parked="grammar")
+
+    on(kind, use)
