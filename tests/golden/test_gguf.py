@@ -168,7 +168,7 @@ def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
     tensors, path = tensors_of(theirs, "llama"), tmp_path / "model.gguf"
     wrong = {
         "missing: model.layers.1.mlp.up_proj.weight": without(tensors, "blk.1.ffn_up.weight"),
-        "unknown: model.layers.0.self_attn.q_proj.bias": {
+        "unknown: blk.0.attn_q.bias": {
             **tensors,
             "blk.0.attn_q.bias": np.zeros(64, np.float32),
         },
@@ -176,7 +176,7 @@ def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
             **tensors,
             "output_norm.weight": np.zeros(31, np.float32),
         },
-        "unknown tensor 'blk.0.ssm_a.weight'": {
+        "unknown: blk.0.ssm_a.weight": {
             **tensors,
             "blk.0.ssm_a.weight": np.zeros(3, np.float32),
         },

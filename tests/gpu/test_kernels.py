@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 from tests.gpu.support import ON_A_CARD, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
 
@@ -61,7 +61,7 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
     outputs = 1024
     weight = torch.randn(outputs, inputs, device="cuda") / inputs**0.5
     bias = torch.randn(outputs, device="cuda") if is_biased else None
-    split = Split(Dense(weight, bias, torch.bfloat16))
+    split = Split(DenseLinear(weight, bias, torch.bfloat16))
     x = torch.randn(rows, inputs, device="cuda").bfloat16()
     total = torch.randn(rows, outputs, device="cuda").bfloat16()
     expected = total.float() + x.float() @ weight.bfloat16().float().t()
@@ -77,7 +77,7 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
 
 def test_what_the_library_does_better_is_left_to_it() -> None:
     def split(outputs: int, inputs: int) -> Split:
-        return Split(Dense(torch.zeros(outputs, inputs, device="cuda"), None, torch.bfloat16))
+        return Split(DenseLinear(torch.zeros(outputs, inputs, device="cuda"), None, torch.bfloat16))
 
     assert split(1024, 2048).takes(64)
     assert split(1024, 3072).takes(128)

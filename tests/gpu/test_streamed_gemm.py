@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.kernels.streamed_gemm import Streamed
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_A_CARD, on_hopper, replayed, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
@@ -29,10 +29,10 @@ FLOOR = 3.0  # a length between those of the rows
 
 def product_of(
     inputs: int, outputs: int, seed: int, is_gated: bool = False
-) -> tuple[Dense, Streamed]:
+) -> tuple[DenseLinear, Streamed]:
     random = torch.Generator("cuda").manual_seed(seed)
     weight = torch.randn(outputs, inputs, device="cuda", generator=random) * inputs**-0.5
-    dense = Dense(weight, None, torch.bfloat16)
+    dense = DenseLinear(weight, None, torch.bfloat16)
     return dense, Streamed(dense, is_gated)
 
 
@@ -199,9 +199,9 @@ def test_layers_with_a_norm_inside_in_a_graph(rows: int, monkeypatch: pytest.Mon
 
 
 def test_what_is_small_or_of_another_type_is_left_to_the_library() -> None:
-    small = Dense(torch.randn(1024, 1024, device="cuda"), None, torch.bfloat16)
-    exact = Dense(torch.randn(5120, 5120, device="cuda"), None, torch.float32)
-    biased = Dense(
+    small = DenseLinear(torch.randn(1024, 1024, device="cuda"), None, torch.bfloat16)
+    exact = DenseLinear(torch.randn(5120, 5120, device="cuda"), None, torch.float32)
+    biased = DenseLinear(
         torch.randn(5120, 5120, device="cuda"), torch.ones(5120, device="cuda"), torch.bfloat16
     )
     assert not any(Streamed(product).takes(8, 64) for product in (small, exact, biased))

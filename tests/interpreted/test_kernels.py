@@ -7,7 +7,7 @@ from paceline.runner.attention.triton import Triton
 from paceline.runner.cuda.kernels.layers import Late, Turn, turn_and_put
 from paceline.runner.cuda.kernels.split_k import Split
 from paceline.runner.cuda.model import turns_of
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 from tests.interpreted.test_attention import store_for
 from tests.runner.support import cells_of, rows_of
 
@@ -41,7 +41,7 @@ def test_programs_that_share_inputs_add_up(rows: int, is_biased: bool) -> None:
     inputs, outputs = 3072, 64
     weight = torch.randn(outputs, inputs) / inputs**0.5
     bias = torch.randn(outputs).half() if is_biased else None
-    product = Dense(weight, bias, torch.float16)
+    product = DenseLinear(weight, bias, torch.float16)
     product.weight = product.weight.t().contiguous().t()  # as on a card
     split = Split(product)
     assert split.takes(rows)

@@ -7,13 +7,13 @@ import torch
 
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import Rows, cells_of, filled_store, rows_of, tiny
 
 
-class AsOnACard(Dense):
+class AsOnACard(DenseLinear):
     """Weights as they come: those of an output lie together."""
 
     def __init__(self, *given: Any) -> None:
@@ -44,7 +44,7 @@ ROWS: list[Rows] = [
 def test_hidden_states_and_the_store(
     family: str, counts: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.runner.cuda.model.Dense", AsOnACard)
+    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", AsOnACard)
     config = tiny(architectures=[f"{family}ForCausalLM"], num_hidden_layers=2, sliding_window=9)
     source = Dummy(config, seed=3)
     batch, blocks = rows_of(counts, 8)
@@ -72,7 +72,7 @@ def test_an_embedding_is_scaled_as_roughly_as_in_training() -> None:
 def test_rows_too_long_for_float16_are_divided_before_their_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paceline.runner.cuda.model.Dense", AsOnACard)
+    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", AsOnACard)
     config = tiny(num_hidden_layers=2, hidden_size=64)
     batch, blocks = rows_of([(1, 1 + 5 * row) for row in range(6)], 8)
     batch.tokens.copy_(torch.tensor([7, 1, 2, 3, 4, 5]))

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_dense(has_bias: bool) -> None:
     weight, x = torch.randn(5, 7), torch.randn(3, 7)
     bias = torch.randn(5) if has_bias else None
-    product = Dense(weight, bias, torch.float32)
+    product = DenseLinear(weight, bias, torch.float32)
     expected = torch.nn.functional.linear(x, weight, bias)
     torch.testing.assert_close(product(x), expected)
     total = torch.randn(3, 5)
@@ -18,11 +18,11 @@ def test_dense(has_bias: bool) -> None:
 
 
 def test_the_type_is_that_of_the_activations() -> None:
-    product = Dense(torch.randn(5, 7), torch.randn(5), torch.bfloat16)
+    product = DenseLinear(torch.randn(5, 7), torch.randn(5), torch.bfloat16)
     assert product(torch.randn(3, 7).bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_factor_of_the_inputs() -> None:
     weight, x, factor = torch.randn(5, 7), torch.randn(3, 7), torch.rand(7)
-    product = Dense(weight, None, torch.float32, factor)
+    product = DenseLinear(weight, None, torch.float32, factor)
     torch.testing.assert_close(product(x), torch.nn.functional.linear(x * factor, weight))

@@ -3,16 +3,16 @@ import torch
 
 from paceline.core.errors import ConfigError
 from paceline.runner.layers import linear_choice as module
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.layers.linear_choice import KINDS, ROWS, choose
-from paceline.runner.layers.native import Native
+from paceline.runner.layers.native import NativeLinear
 from tests.runner.support import tiny
 
 
 def test_by_name() -> None:
-    assert choose("float32", tiny()).kind is Dense
-    assert choose("int8", tiny()).kind is Native
-    assert str(choose("int8", tiny())) == "int8 (as asked)"
+    assert choose("float32", tiny()).kind is DenseLinear
+    assert choose("int8", tiny()).kind is NativeLinear
+    assert str(choose("int8", tiny())) == "int8 (as requested)"
 
 
 def test_by_measurement() -> None:
@@ -40,7 +40,7 @@ def test_a_measurement_leaves_the_threads_alone() -> None:
 def test_the_fastest_over_all_rows(
     monkeypatch: pytest.MonkeyPatch, float32: list[float], int8: list[float], expected: str
 ) -> None:
-    measured = {Dense: float32, Native: int8}
+    measured = {DenseLinear: float32, NativeLinear: int8}
     monkeypatch.setattr(module, "measure", lambda kind, config: measured[kind])
     monkeypatch.setattr(module, "is_available", lambda: True)
     assert choose("auto", tiny()).name == expected

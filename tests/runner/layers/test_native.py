@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.native import Native
+from paceline.runner.layers.native import NativeLinear
 from paceline.runner.native.library import is_available
 from tests.runner.support import stepped
 
@@ -35,7 +35,7 @@ def test_close_to_float32(outputs: int, inputs: int, rows: int, has_more: bool, 
     x = torch.randn(rows, inputs, generator=generator)
     bias = torch.randn(outputs, generator=generator) if has_more else None
     factor = torch.rand(inputs, generator=generator) + 0.5 if has_more else None
-    product = Native(weight, bias, torch.float32, factor)
+    product = NativeLinear(weight, bias, torch.float32, factor)
     expected = torch.nn.functional.linear(x if factor is None else x * factor, weight, bias)
     assert close(product(x), expected)
     total = torch.randn(rows, outputs, generator=generator)
@@ -46,25 +46,25 @@ def test_close_to_float32(outputs: int, inputs: int, rows: int, has_more: bool, 
 
 def test_weights_that_4_bits_hold_become_such() -> None:
     weight = torch.randn(70, 96)
-    assert Native(weight, None, torch.float32).matrix.bits == 8
-    assert Native(stepped(weight), None, torch.float32).matrix.bits == 4
+    assert NativeLinear(weight, None, torch.float32).matrix.bits == 8
+    assert NativeLinear(stepped(weight), None, torch.float32).matrix.bits == 4
     late = stepped(weight)
     late[69] = weight[69]  # beyond the rows that are looked at first
-    assert Native(late, None, torch.float32).matrix.bits == 8
+    assert NativeLinear(late, None, torch.float32).matrix.bits == 8
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_sums_of_4_bits_are_exact(sign: float) -> None:
     weight = torch.full((40, 96), 15.0)
     weight[:, ::32] = 0.0
-    product, x = Native(weight, None, torch.float32), torch.full((9, 96), sign * 127)
+    product, x = NativeLinear(weight, None, torch.float32), torch.full((9, 96), sign * 127)
     assert product.matrix.bits == 4
     assert torch.equal(product(x), torch.full((9, 40), sign * 127 * 15 * 93))
 
 
 def test_whole_weights_and_inputs_are_multiplied_exactly() -> None:
     """The largest weights and inputs in every place: sums are the largest there can be."""
-    product = Native(torch.full((40, 1536), 127.0), None, torch.float32)
+    product = NativeLinear(torch.full((40, 1536), 127.0), None, torch.float32)
     for sign in (1.0, -1.0):
         got = product(torch.full((9, 1536), sign))
         torch.testing.assert_close(got, torch.full((9, 40), sign * 127 * 1536), rtol=1e-6, atol=0)
@@ -72,7 +72,7 @@ def test_whole_weights_and_inputs_are_multiplied_exactly() -> None:
 
 @FORMS
 def test_a_row_is_the_same_bits_beside_any_others(form: Form) -> None:
-    product, x = Native(form(torch.randn(70, 200)), None, torch.float32), torch.randn(70, 200)
+    product, x = NativeLinear(form(torch.randn(70, 200)), None, torch.float32), torch.randn(70, 200)
     x[3] *= 1e4
     alone = torch.cat([product(row.unsqueeze(0)) for row in x])
     for rows in (2, 3, 8, 13, 32, 70):
@@ -81,7 +81,7 @@ def test_a_row_is_the_same_bits_beside_any_others(form: Form) -> None:
 
 @FORMS
 def test_threads_share_the_work_and_change_nothing(form: Form) -> None:
-    product, x = Native(form(torch.randn(170, 200)), None, torch.float32), torch.randn(9, 200)
+    product, x = NativeLinear(form(torch.randn(170, 200)), None, torch.float32), torch.randn(9, 200)
     before = torch.get_num_threads()
     results = []
     try:
@@ -96,13 +96,13 @@ def test_threads_share_the_work_and_change_nothing(form: Form) -> None:
 
 @FORMS
 def test_rows_may_be_a_part_of_wider_ones(form: Form) -> None:
-    product, wide = Native(form(torch.randn(9, 24)), None, torch.float32), torch.randn(5, 40)
+    product, wide = NativeLinear(form(torch.randn(9, 24)), None, torch.float32), torch.randn(5, 40)
     assert torch.equal(product(wide[:, 8:32]), product(wide[:, 8:32].contiguous()))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-20, 1e30])
 def test_rows_of_any_size_give_numbers(scale: float) -> None:
-    product = Native(torch.eye(8), None, torch.float32)
+    product = NativeLinear(torch.eye(8), None, torch.float32)
     x = torch.arange(-4.0, 4.0).unsqueeze(0) * scale
     torch.testing.assert_close(product(x), x, rtol=0.02, atol=1e-36)
 
@@ -111,7 +111,7 @@ def test_rows_of_any_size_give_numbers(scale: float) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_is_not_hidden(form: Form, bad: float) -> None:
     weight = form(torch.randn(70, 576, generator=torch.Generator().manual_seed(1)))
-    product = Native(weight, None, torch.float32)
+    product = NativeLinear(weight, None, torch.float32)
     rows = torch.randn(3, 576, generator=torch.Generator().manual_seed(2))
     good = product(rows)
     rows[1, 300] = bad
@@ -122,4 +122,4 @@ def test_what_is_no_number_is_not_hidden(form: Form, bad: float) -> None:
 
 def test_only_float32() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
-        Native(torch.zeros(2, 2), None, torch.bfloat16)
+        NativeLinear(torch.zeros(2, 2), None, torch.bfloat16)

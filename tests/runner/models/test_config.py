@@ -66,8 +66,8 @@ def test_gemma_of_old_and_new_transformers_is_the_same() -> None:
     old, new = ModelConfig.of_hf(OLD_GEMMA), ModelConfig.of_hf(NEW_GEMMA)
     assert old == new
     assert old.windows == (512, 512, 512, 512, 512, None, 512)
-    assert old.rope_of(5) == frequencies(1_000_000.0, 8)
-    assert old.rope_of(0) == frequencies(10_000.0, 8)
+    assert old.rope == frequencies(1_000_000.0, 8)
+    assert old.local_rope == frequencies(10_000.0, 8)
     assert old.query_scale == 1 / 16
     assert old.tied_embedding
 

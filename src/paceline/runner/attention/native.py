@@ -10,7 +10,7 @@ from paceline.runner.attention.backend import Prepared
 from paceline.runner.attention.paged import Paged
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.native.library import AttentionStep, is_available, library
+from paceline.runner.native.library import StepStruct, is_available, library
 
 
 class Native:
@@ -43,7 +43,7 @@ class NativeStep:
             kv.content,
         )
         self.step = byref(
-            AttentionStep(
+            StepStruct(
                 *(tensor.data_ptr() for tensor in self._read),
                 batch.positions,
                 len(tiles),

@@ -21,8 +21,12 @@ from paceline.runner.cuda.kernels.layers import (
 from paceline.runner.cuda.kernels.split_k import Split
 from paceline.runner.cuda.kernels.streamed_gemm import Streamed
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.factory import Parts
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.layers.stack import STORED
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec, NormSpec, ProductSpec
+from paceline.runner.models.backend_support import BackendSupport
+from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Frequencies
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
@@ -32,6 +36,24 @@ LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
 
 # Rows up to which reading the weights takes longer than anything the library is better at.
 STREAMED_ROWS, STREAMED_SUM_ROWS, STREAMED_GATED_ROWS = 64, 128, 192
+
+# Attention in a graph has one shape for all layers, and so has the store.
+CUDA = BackendSupport(
+    backend="CUDA",
+    features=frozenset(
+        {
+            "embedding_scale",
+            "layers.attention.qkv.biases",
+            "layers.attention.head_norms",
+            "layers.attention.window",
+            "layers.attention.output_norm",
+            "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.output_norm",
+        }
+    ),
+    one_value={**STORED, "number of heads": lambda layer: [layer.attention.heads]},
+    instead='use device="cpu"',
+)
 
 
 @runtime_checkable
@@ -47,8 +69,8 @@ class Turning(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """What the layers of one step share."""
+class CudaLayerContext:
+    """What all layers read in one step."""
 
     position: Tensor  # [positions]
     cells: Tensor  # [positions]; where in the first layer of the store each is written
@@ -56,43 +78,38 @@ class Step:
     attention: Prepared
 
 
-class Block:
-    """One layer. The residual stream is added to by the products themselves."""
+class CudaLayer:
+    """One layer. Its products add to the residual stream by themselves."""
 
-    def __init__(self, parts: Parts, layer: int, turns: Tensor) -> None:
-        config, name = parts.config, f"model.layers.{layer}"
-        traits, attention = config.traits, f"{name}.self_attn"
-        before_mlp = "pre_feedforward" if traits.post_norms else "post_attention"
-        self._layer, self._head_dim, self._heads = layer, config.head_dim, config.heads
-        self._window, self._scale = config.windows[layer], config.query_scale
-        self._is_silu = traits.activation == "silu"
-        qkv = [f"{attention}.{part}_proj" for part in "qkv"]
-        gate_up = [f"{name}.mlp.{part}_proj" for part in ("gate", "up")]
-        self._qkv = Normed(parts, qkv, f"{name}.input_layernorm")
-        self._gate_up = Normed(parts, gate_up, f"{name}.{before_mlp}_layernorm", is_gated=True)
-        self._out = Sum(parts, f"{attention}.o_proj", f"{name}.post_attention_layernorm")
-        self._down = Sum(parts, f"{name}.mlp.down_proj", f"{name}.post_feedforward_layernorm")
+    def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int, turns: Tensor) -> None:
+        attention, mlp = spec.attention, spec.mlp
+        self._attention, self._layer = attention, layer
+        self._is_silu = mlp.activation == "silu"
+        self._qkv = Normed(factory, attention.qkv, attention.norm)
+        self._gate_up = Normed(factory, mlp.gate_up, mlp.norm, is_gated=True)
+        self._out = Sum(factory, attention.output, attention.output_norm)
+        self._down = Sum(factory, mlp.down, mlp.output_norm)
         self._turn = Turn(turns, None, 0.0)
-        if traits.qk_norm:
-            kinds = (("q", config.heads), ("k", config.kv_heads))
-            factors = [
-                parts.factor(f"{attention}.{kind}_norm").expand(heads, -1) for kind, heads in kinds
-            ]
-            factor = torch.cat(factors).to(parts.dtype)  # [heads + kv_heads, head_dim]
-            self._turn = Turn(turns, factor, floor_of(parts, config.head_dim))
+        if attention.head_norms is not None:
+            norms, heads = attention.head_norms, (attention.heads, attention.kv_heads)
+            factor = factory.head_factor(norms, *heads).to(factory.dtype)
+            self._turn = Turn(turns, factor, norms.floor)
 
-    def __call__(self, hidden: Tensor, step: Step, wanted: Tensor | None = None) -> Tensor:
-        """The residual stream after this layer, of all positions or of those that are wanted."""
-        n, attention, how = len(hidden), step.attention, (self._layer, self._window, self._scale)
+    def __call__(
+        self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
+    ) -> Tensor:
+        """The residual stream after this layer, of all positions or of the wanted ones."""
+        n, attention, spec = len(hidden), step.attention, self._attention
+        how = self._layer, spec.window, spec.scale
         turning = attention if n <= MOST_ROWS and isinstance(attention, Turning) else None
         # It reads the store while the product runs, so all before the product must have ended.
         found, late = self._qkv(hidden, is_ordered=turning is not None)
-        qkv = found.view(n, -1, self._head_dim)
+        qkv = found.view(n, -1, spec.head_dim)
         if turning is not None:
             seen = turning.attend_new(qkv, self._turn, *how)
         else:
             turn_and_put(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
-            seen = attention.attend(qkv[:, : self._heads], *how)
+            seen = attention.attend(qkv[:, : spec.heads], *how)
         seen = seen.view(n, -1)
         if wanted is not None:
             hidden, seen = hidden.index_select(0, wanted), seen.index_select(0, wanted)
@@ -110,11 +127,13 @@ class Normed:
     inside it; for many it is cheaper to do it before, once.
     """
 
-    def __init__(self, parts: Parts, names: list[str], norm: str, is_gated: bool = False) -> None:
-        product = parts.linear(names, parts.factor(norm))
-        assert isinstance(product, Dense)
+    def __init__(
+        self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec, is_gated: bool = False
+    ) -> None:
+        product = factory.linear(spec, norm)
+        assert isinstance(product, DenseLinear)
         self._product, self._streamed = product, Streamed(product, is_gated)
-        self._floor = floor_of(parts, parts.config.width)
+        self._floor = norm.floor
 
     def __call__(self, hidden: Tensor, is_ordered: bool = False) -> tuple[Tensor, Late]:
         if len(hidden) <= MOST_ROWS:
@@ -144,13 +163,11 @@ class Normed:
 class Sum:
     """Adds a product to the residual stream, where an architecture wants it through a norm."""
 
-    def __init__(self, parts: Parts, name: str, norm: str) -> None:
-        product = parts.linear([name])
-        assert isinstance(product, Dense)
+    def __init__(self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec | None) -> None:
+        product = factory.linear(spec)
+        assert isinstance(product, DenseLinear)
         self._product, self._split, self._streamed = product, Split(product), Streamed(product)
-        self._norm = None
-        if parts.config.traits.post_norms:
-            self._norm = parts.factor(norm), floor_of(parts, parts.config.width)
+        self._norm = None if norm is None else (factory.factor(norm), norm.floor)
 
     def __call__(self, hidden: Tensor, x: Tensor) -> None:
         if self._norm is not None:
@@ -165,11 +182,6 @@ class Sum:
             self._product.add_to(hidden, x)
 
 
-def floor_of(parts: Parts, width: int) -> float:
-    """The least length of a norm's input: see `layers.norm`."""
-    return (width * parts.config.norm_eps) ** 0.5
-
-
 def turns_of(frequencies: Frequencies, positions: int, device: torch.device | str) -> Tensor:
     """Cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
     each = torch.arange(positions, device=device, dtype=torch.float32)
@@ -180,21 +192,20 @@ def turns_of(frequencies: Frequencies, positions: int, device: torch.device | st
 class CudaModel:
     """Weights on a card in their final form. A forward changes nothing but the store."""
 
-    def __init__(self, parts: Parts, max_model_len: int) -> None:
-        config = self.config = parts.config
-        self.dtype = parts.dtype
-        scale = torch.tensor(config.embedding_scale, dtype=parts.dtype)  # as rough as in training
-        self._embedding = parts.read("model.embed_tokens.weight").to(parts.dtype).mul_(scale)
+    def __init__(self, factory: LayerFactory, spec: DecoderSpec, max_model_len: int) -> None:
+        self.config, self.dtype = factory.checkpoint.config, factory.dtype
+        scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # as rough as in training
+        self._embedding = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         turns = {
-            rope: turns_of(rope, max_model_len + 1, parts.device)
-            for rope in dict.fromkeys(map(config.rope_of, range(config.layers)))
+            frequencies: turns_of(frequencies, max_model_len + 1, factory.device)
+            for frequencies in dict.fromkeys(one.attention.frequencies for one in spec.layers)
         }
-        self._blocks = [
-            Block(parts, layer, turns[config.rope_of(layer)]) for layer in range(config.layers)
+        self._layers = [
+            CudaLayer(factory, one, layer, turns[one.attention.frequencies])
+            for layer, one in enumerate(spec.layers)
         ]
-        self._floor = floor_of(parts, config.width)
-        head = "model.embed_tokens" if config.tied_embedding else "lm_head"
-        self._head = parts.linear([head], parts.factor("model.norm"))
+        self._floor = spec.norm.floor
+        self._head = factory.linear(spec.head, spec.norm)
 
     @staticmethod
     def load(
@@ -203,9 +214,12 @@ class CudaModel:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
     ) -> "CudaModel":
+        spec = describe(checkpoint.config)
+        CUDA.require(spec)
         verify(checkpoint)
         with torch.inference_mode():
-            return CudaModel(Parts(checkpoint, dtype, device, Dense), max_model_len)
+            factory = LayerFactory(checkpoint, dtype, device, DenseLinear)
+            return CudaModel(factory, spec, max_model_len)
 
     @torch.inference_mode()
     def forward(
@@ -219,10 +233,10 @@ class CudaModel:
         """Hidden states of every position, or of those that are wanted, in their order; k and v
         of all are in the store. Behind the last attention nobody needs the others."""
         hidden = F.embedding(batch.tokens, self._embedding)
-        step = Step(batch.position, cells, kv, attention)
-        for block in self._blocks[:-1]:
-            block(hidden, step)
-        return self._blocks[-1](hidden, step, wanted)
+        step = CudaLayerContext(batch.position, cells, kv, attention)
+        for layer in self._layers[:-1]:
+            layer(hidden, step)
+        return self._layers[-1](hidden, step, wanted)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

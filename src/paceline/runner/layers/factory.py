@@ -1,6 +1,5 @@
-"""Makes layers out of the tensors of a checkpoint."""
+"""Makes layers from the tensors of a checkpoint, as a description names them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,13 +7,13 @@ from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearKind
 from paceline.runner.layers.norm import Direction, Norm
-from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.architecture import HeadNorms, NormSpec, ProductSpec, TensorSpec
 from paceline.runner.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """A checkpoint and the form that its tensors are to take.
+class LayerFactory:
+    """A checkpoint, and the form that its tensors take in a model.
 
     Everything is computed in float32 and rounded once, to `dtype` or by the kind of product.
     """
@@ -24,35 +23,43 @@ class Parts:
     device: torch.device | str
     linear_kind: LinearKind
 
-    @property
-    def config(self) -> ModelConfig:
-        return self.checkpoint.config
+    def read(self, tensor: TensorSpec) -> Tensor:
+        return self.checkpoint.read(tensor.name).to(self.device, torch.float32)
 
-    def read(self, name: str) -> Tensor:
-        return self.checkpoint.read(name).to(self.device, torch.float32)
+    def joined(self, tensors: tuple[TensorSpec, ...]) -> Tensor:
+        """Several tensors, one below the other."""
+        read = [self.read(tensor) for tensor in tensors]
+        return torch.cat(read) if len(read) > 1 else read[0]
 
-    def direction(self, width: int) -> Direction:
-        return Direction(width, self.config.norm_eps, self.device)
+    def direction(self, floor: float) -> Direction:
+        return Direction(floor, self.device)
 
-    def factor(self, name: str) -> Tensor:
-        """What a norm multiplies directions by."""
-        weight = self.read(f"{name}.weight") + self.config.traits.norm_offset
-        return weight.mul_(weight.shape[-1] ** 0.5)  # [width]
+    def factor(self, norm: NormSpec) -> Tensor:
+        """What a norm multiplies directions by, [width]."""
+        weight = self.read(norm.weight) + norm.offset
+        return weight.mul_(norm.width**0.5)
 
-    def norm(self, name: str) -> Norm:
-        factor = self.factor(name)
-        return Norm(self.direction(len(factor)), factor.to(self.dtype))
+    def head_factor(self, norms: HeadNorms, heads: int, kv_heads: int) -> Tensor:
+        """The factors of all heads of queries, then of keys, [heads + kv_heads, head_dim]."""
+        query, key = self.factor(norms.query), self.factor(norms.key)
+        return torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1)))
 
-    def head_norm(self, names_and_heads: Sequence[tuple[str, int]]) -> Norm:
-        """One norm over heads of several kinds that lie beside each other."""
-        factors = [self.factor(name).expand(heads, -1) for name, heads in names_and_heads]
-        factor = torch.cat(factors)  # [heads, head_dim]
-        return Norm(self.direction(factor.shape[1]), factor.to(self.dtype))
+    def norm(self, norm: NormSpec) -> Norm:
+        return Norm(self.direction(norm.floor), self.factor(norm).to(self.dtype))
 
-    def linear(self, names: Sequence[str], before: Tensor | None = None) -> Linear:
-        """One product for several matrices, with the factor `before` of a norm that precedes."""
-        weights = [self.read(f"{name}.weight") for name in names]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # [outputs, inputs]
-        has_bias = f"{names[0]}.bias" in self.checkpoint.shapes
-        bias = torch.cat([self.read(f"{name}.bias") for name in names]) if has_bias else None
-        return self.linear_kind(weight, bias, self.dtype, before)
+    def optional_norm(self, norm: NormSpec | None) -> Norm | None:
+        return None if norm is None else self.norm(norm)
+
+    def head_norm(self, norms: HeadNorms | None, heads: int, kv_heads: int) -> Norm | None:
+        """One norm over the heads of queries and keys, which lie side by side."""
+        if norms is None:
+            return None
+        factor = self.head_factor(norms, heads, kv_heads)
+        return Norm(self.direction(norms.floor), factor.to(self.dtype))
+
+    def linear(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
+        """A product, and the factor of the norm before it, if the norm leaves its factor to it."""
+        weight = self.joined(product.weights)  # [outputs, inputs]
+        bias = self.joined(product.biases) if product.biases else None  # [outputs]
+        factor = None if before is None else self.factor(before)  # [inputs]
+        return self.linear_kind(weight, bias, self.dtype, factor)

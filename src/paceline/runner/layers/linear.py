@@ -24,7 +24,7 @@ class Linear(Protocol):
 LinearKind = Callable[[Tensor, Tensor | None, torch.dtype, Tensor | None], Linear]
 
 
-class Dense:
+class DenseLinear:
     """Weights in the type of the activations, transposed.
 
     On a CPU they are laid out as [inputs, outputs]: with 8 to 32 rows that takes half the time

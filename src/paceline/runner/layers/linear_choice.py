@@ -1,4 +1,4 @@
-"""Which kind of product a model is built of: by name, or by a short measurement."""
+"""Chooses the kind of product that a model is built of: by name, or by a short measurement."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,22 +10,25 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.linear import Dense, Linear, LinearKind
-from paceline.runner.layers.native import Native
+from paceline.runner.layers.linear import DenseLinear, Linear, LinearKind
+from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_stack import NATIVE
+from paceline.runner.models.architecture import DecoderSpec, ProductSpec, parts_of
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.describe import describe
 from paceline.runner.native.library import is_available
 
-# Weights that 4 bits hold without loss are kept so by "int8", and are faster than those of 8, which
-# are the ones that are measured.
-KINDS: Mapping[str, LinearKind] = {"float32": Dense, "int8": Native}
+# "int8" keeps weights of which 4 bits lose nothing in 4 bits. These are faster than weights of
+# 8 bits, which are the ones that are measured.
+KINDS: Mapping[str, LinearKind] = {"float32": DenseLinear, "int8": NativeLinear}
 AUTO = "auto"
 ROWS = (1, 8, 32, 512)  # one stream, some, many, and a chunk of a prompt
 TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A kind of product, and what was measured to choose it: nothing, if it was named."""
+class LinearChoice:
+    """A kind of product, and the measurements that chose it: none if it was named."""
 
     name: str
     measured_s: Mapping[str, tuple[float, ...]]  # seconds of one layer's products, as in ROWS
@@ -41,47 +44,45 @@ class Choice:
         )
         rows = " / ".join(map(str, ROWS))
         reason = f"ms of a layer at {rows} rows: {'; '.join(figures)}"
-        return f"{self.name} ({reason if self.measured_s else 'as asked'})"
+        return f"{self.name} ({reason if self.measured_s else 'as requested'})"
 
 
-def choose(name: str, config: ModelConfig) -> Choice:
-    """The kind of this name; of "auto", the one that is fastest on shapes of the model."""
+def choose(name: str, config: ModelConfig) -> LinearChoice:
+    """The kind with this name; for "auto", the fastest one on the shapes of the model."""
     if name == AUTO:
-        names = [known for known, kind in KINDS.items() if kind is not Native or is_available()]
-        measured = {known: measure(KINDS[known], config) for known in names}
-        # Their product weighs every number of rows the same, whatever it takes.
-        return Choice(min(measured, key=lambda known: prod(measured[known])), measured)
+        spec = describe(config)
+        is_native = NATIVE.supports(spec) is None and is_available()
+        names = [known for known, kind in KINDS.items() if kind is not NativeLinear or is_native]
+        measured = {known: measure(KINDS[known], spec) for known in names}
+        # The product of the times gives every number of rows the same weight.
+        return LinearChoice(min(measured, key=lambda known: prod(measured[known])), measured)
     if name not in KINDS:
         known = [AUTO, *KINDS]
         close = get_close_matches(name, known, 1, cutoff=0.3)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-        raise ConfigError(f"unknown kind of products {name!r}: {hint}")
-    return Choice(name, {})
+        raise ConfigError(f"unknown kind of weights {name!r}: {hint}")
+    return LinearChoice(name, {})
 
 
-def measure(kind: LinearKind, config: ModelConfig) -> tuple[float, ...]:
+def measure(kind: LinearKind, spec: DecoderSpec) -> tuple[float, ...]:
     """Seconds that the products of one layer take, for each of ROWS.
 
-    On one thread: several wait for each other, and for whatever else the machine does just then.
+    It uses one thread: several threads wait for each other and for other work on the machine.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            products = [(kind(w, None, torch.float32, None), w.shape[1]) for w in _weights(config)]
+            products = [(kind(w, None, torch.float32, None), w.shape[1]) for w in _weights(spec)]
             return tuple(_quickest(products, rows) for rows in ROWS)
     finally:
         torch.set_num_threads(threads)
 
 
-def _weights(config: ModelConfig) -> list[Tensor]:
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes = [
-        (queries + 2 * keys, config.width),
-        (config.width, queries),
-        (2 * config.mlp_width, config.width),
-        (config.width, config.mlp_width),
-    ]
+def _weights(spec: DecoderSpec) -> list[Tensor]:
+    """Weights of the shapes that one layer has."""
+    products = parts_of(spec.layers[0], ProductSpec)
+    shapes = [(product.outputs, product.inputs) for product in products]
     return [torch.linspace(-1, 1, prod(shape)).view(shape) for shape in shapes]
 
 

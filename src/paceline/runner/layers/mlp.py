@@ -6,8 +6,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.layers.factory import Parts
-from paceline.runner.models.traits import Activation
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.models.architecture import Activation, MLPSpec
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -16,12 +16,12 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class MLP:
-    def __init__(self, parts: Parts, name: str, before: Tensor) -> None:
-        self.gate_up = parts.linear([f"{name}.gate_proj", f"{name}.up_proj"], before)
-        self._activation = ACTIVATIONS[parts.config.traits.activation]
-        self.down = parts.linear([f"{name}.down_proj"])
+    def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
+        self.gate_up = factory.linear(spec.gate_up, spec.norm)
+        self._activation = ACTIVATIONS[spec.activation]
+        self.down = factory.linear(spec.down)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """All but the product with `down`, which the block joins to its addition."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [positions, mlp_width] each
+        """Everything but the product with `down`, which the layer adds to the residual stream."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [positions, width] each
         return self._activation(gate).mul_(up)

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.packing import Packed
-from paceline.runner.native.library import Matrix, library
+from paceline.runner.native.library import MatrixStruct, library
 
 
-class Native:
+class NativeLinear:
     """Whole numbers in, whole sums: a row's result is the same bits whatever is beside it."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Native:
         self._outputs, inputs = weight.shape
         packed = Packed.of(weight)
         self._read = (packed.content, packed.scale, bias, factor)  # lives as long as the matrix
-        self.matrix = Matrix(
+        self.matrix = MatrixStruct(
             *(None if tensor is None else tensor.data_ptr() for tensor in self._read),
             inputs,
             packed.width,

@@ -5,16 +5,17 @@ from torch import Tensor
 
 
 class Direction:
-    """What a norm makes of its input, less the factor sqrt(width) * weight.
+    """A norm without its factor sqrt(width) * weight.
 
-    A product that follows has the factor in its weights; elsewhere `Norm` applies it.
+    The product after a norm has the factor in its weights; elsewhere `Norm` applies it. The floor
+    is sqrt(width * eps), the smallest length that a row is divided by.
     """
 
-    def __init__(self, width: int, eps: float, device: torch.device | str) -> None:
-        self._floor = torch.tensor((width * eps) ** 0.5, device=device)
+    def __init__(self, floor: float, device: torch.device | str) -> None:
+        self._floor = torch.tensor(floor, device=device)
 
     def length(self, x: Tensor) -> Tensor:
-        """sqrt(width) * sqrt(mean(x * x) + eps) = hypot(|x|, sqrt(width * eps)), in float32."""
+        """sqrt(width) * sqrt(mean(x * x) + eps) = hypot(|x|, floor), in float32."""
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return size.hypot_(self._floor)  # [..., 1]
 

@@ -76,14 +76,6 @@ class ModelConfig:
         if any(window is not None and window < 1 for window in self.windows):
             raise ConfigError(f"a sliding window has one position at least: {self.windows}")
 
-    @property
-    def embedding_scale(self) -> float:
-        """What an embedding is multiplied by where the residual stream begins."""
-        return self.width**0.5 if self.traits.scaled_embedding else 1.0
-
-    def rope_of(self, layer: int) -> Frequencies:
-        return self.rope if self.windows[layer] is None else self.local_rope
-
     @classmethod
     def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """From the content of a config.json, as any version of transformers writes it."""

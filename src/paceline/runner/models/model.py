@@ -7,43 +7,52 @@ from torch import Tensor
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.factory import Parts
-from paceline.runner.layers.linear import Dense, LinearKind
-from paceline.runner.layers.stack import stack_of
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import DenseLinear, LinearKind
+from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_stack import NATIVE, NativeStack
+from paceline.runner.layers.stack import TORCH, TorchStack
+from paceline.runner.models.architecture import DecoderSpec
+from paceline.runner.models.describe import describe
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 
 class Model:
-    """Weights in their final form. A forward changes nothing but the store it is given."""
+    """Weights in their final form. A forward changes nothing but the store that it is given."""
 
-    def __init__(self, parts: Parts) -> None:
-        config = self.config = parts.config
-        self.dtype = parts.dtype
-        self._embedding = parts.read("model.embed_tokens.weight").to(parts.dtype)  # [vocab, width]
-        scale = torch.tensor(config.embedding_scale, dtype=parts.dtype, device=parts.device)
-        self._embedding_scale = scale
-        self._layers = stack_of(parts)
-        self._norm = parts.norm("model.norm")
-        head = "model.embed_tokens" if config.tied_embedding else "lm_head"
-        self._head = parts.linear([head])
+    def __init__(self, factory: LayerFactory, spec: DecoderSpec) -> None:
+        self.config, self.dtype = factory.checkpoint.config, factory.dtype
+        self._embedding = factory.read(spec.embedding).to(factory.dtype)  # [vocab, width]
+        self._embedding_scale = torch.tensor(
+            spec.embedding_scale, dtype=factory.dtype, device=factory.device
+        )
+        stack = TorchStack(factory, spec.layers)
+        is_native = factory.linear_kind is NativeLinear
+        self._layers = NativeStack(stack, spec.layers) if is_native else stack
+        self._norm = factory.norm(spec.norm)
+        self._head = factory.linear(spec.head)
 
     @staticmethod
     def load(
         checkpoint: Checkpoint,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        linear_kind: LinearKind = Dense,
+        linear_kind: LinearKind = DenseLinear,
     ) -> "Model":
+        spec = describe(checkpoint.config)
+        TORCH.require(spec)
+        if linear_kind is NativeLinear:
+            NATIVE.require(spec)
         verify(checkpoint)
         with torch.inference_mode():
-            return Model(Parts(checkpoint, dtype, device, linear_kind))
+            return Model(LayerFactory(checkpoint, dtype, device, linear_kind), spec)
 
     @torch.inference_mode()
     def forward(
         self, batch: Batch, kv: KVStore, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """Hidden states of every position, or of those that are wanted, in their order; k and v
-        of all are in the store."""
+        """Hidden states of every position, or of the wanted ones, in their order. Keys and values
+        of every position are in the store afterwards."""
         hidden = F.embedding(batch.tokens, self._embedding)
         hidden.mul_(self._embedding_scale)
         return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted)

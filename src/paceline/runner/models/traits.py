@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal
 
 from paceline.core.errors import ConfigError
-
-Activation = Literal["silu", "gelu_pytorch_tanh"]
+from paceline.runner.models.architecture import Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-/* All layers of a decoder, in one call. layers/block.py says the same in torch.
+/* All layers of a decoder, in one call. layers/decoder_layer.py does the same in torch.
  *
  * The threads go through the layers together: each phase is shared among them, by rows or by
  * panels of outputs, and all wait for each other at its end.

@@ -25,7 +25,7 @@ FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-m
 GCC_FLAGS = ["--param=avoid-fma-max-bits=0"]
 
 
-class Matrix(Structure):
+class MatrixStruct(Structure):
     """`struct matrix` of linear.h."""
 
     _fields_ = [
@@ -34,7 +34,7 @@ class Matrix(Structure):
     ]
 
 
-class AttentionStep(Structure):
+class StepStruct(Structure):
     """`struct step` of attention.h."""
 
     _fields_ = [
@@ -44,21 +44,21 @@ class AttentionStep(Structure):
     ]
 
 
-class Layer(Structure):
+class LayerStruct(Structure):
     """`struct layer` of decoder.c."""
 
     _fields_ = [
-        *((name, POINTER(Matrix)) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, POINTER(MatrixStruct)) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c_void_p) for name in ("heads", "after_attention", "after_mlp", "frequencies")),
         ("window", c_int64),
     ]
 
 
-class Decoder(Structure):
+class DecoderStruct(Structure):
     """`struct decoder` of decoder.c."""
 
     _fields_ = [
-        ("layers", POINTER(Layer)),
+        ("layers", POINTER(LayerStruct)),
         *((name, c_int64) for name in ("count", "width", "mlp_width", "heads", "kv_heads")),
         *((name, c_int64) for name in ("head_dim", "is_gelu")),
         *((name, c_float) for name in ("norm_eps", "query_scale")),
@@ -71,16 +71,26 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_depth": (c_int, []),
     "nibbles_lanes": (c_int, []),
     "nibbles_group": (c_int, []),
-    "linear_scratch_bytes": (c_int64, [POINTER(Matrix), c_int64]),
+    "linear_scratch_bytes": (c_int64, [POINTER(MatrixStruct), c_int64]),
     "linear": (
         None,
-        [POINTER(Matrix), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int, c_void_p, c_int],
+        [
+            POINTER(MatrixStruct),
+            c_void_p,
+            c_int64,
+            c_int64,
+            c_void_p,
+            c_int64,
+            c_int,
+            c_void_p,
+            c_int,
+        ],
     ),
     "attention_tile": (c_int, []),
     "attend": (
         None,
         [
-            POINTER(AttentionStep),
+            POINTER(StepStruct),
             *[c_int64] * 2,
             c_float,
             c_void_p,
@@ -89,12 +99,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_int,
         ],
     ),
-    "decoder_scratch_bytes": (c_int64, [POINTER(Decoder), c_int64]),
+    "decoder_scratch_bytes": (c_int64, [POINTER(DecoderStruct), c_int64]),
     "decode": (
         None,
         [
-            POINTER(Decoder),
-            POINTER(AttentionStep),
+            POINTER(DecoderStruct),
+            POINTER(StepStruct),
             *[c_void_p] * 2,
             c_int64,
             *[c_void_p] * 2,

@@ -6,8 +6,9 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.manifest import Shape, manifest
+from paceline.runner.models.manifest import manifest
 
 NAMED = 5  # of the tensors that are wrong, as many as a reader of the message wants to see
 

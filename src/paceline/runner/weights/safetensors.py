@@ -9,17 +9,17 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
+from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.manifest import Shape
+from paceline.runner.models.describe import describe
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
-DERIVED = ".rotary_emb.inv_freq"  # old files keep what follows from the configuration
-HEAD = "lm_head.weight"
+DERIVED = ".rotary_emb.inv_freq"  # old files keep numbers that follow from the configuration
 
 
 class SafetensorsFolder:
-    """A checkpoint in HF's own form. Files stay mapped while it lives."""
+    """A checkpoint in HF's own form. Files stay mapped while the checkpoint is used."""
 
     def __init__(self, folder: Path) -> None:
         raw = json_object(folder / "config.json")
@@ -27,6 +27,8 @@ class SafetensorsFolder:
         if generation.exists() and "eos_token_id" in (given := json_object(generation)):
             raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models end turns with more
         self.config = ModelConfig.of_hf(raw)
+        described = describe(self.config).tensors
+        self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
         self._file: dict[str, Any] = {}  # by tensor
         for path in _files(folder):
@@ -48,8 +50,8 @@ class SafetensorsFolder:
                 self._file[name] = file
 
     def _is_copy(self, name: str) -> bool:
-        """Does it follow from the rest? Some files keep a head that is the embedding again."""
-        return name.endswith(DERIVED) or (name == HEAD and self.config.tied_embedding)
+        """Whether a tensor follows from others: some files repeat a tied embedding as the head."""
+        return name.endswith(DERIVED) or name in self._copies
 
     def read(self, name: str) -> Tensor:
         return self._file[name].get_tensor(name)

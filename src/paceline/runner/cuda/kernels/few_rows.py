@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 
 LONG, SHORT = 4096, 1024  # inputs of an output
 MOST_EARLY = 3
@@ -40,7 +40,11 @@ def tuning(width: int, outputs: int) -> Tuning:
 
 
 def normed(
-    x: Tensor, product: Dense, floor: float, is_silu: bool | None = None, is_ordered: bool = False
+    x: Tensor,
+    product: DenseLinear,
+    floor: float,
+    is_silu: bool | None = None,
+    is_ordered: bool = False,
 ) -> Tensor:
     """product(x over its length, at least `floor`); with an activation, of pairs of outputs.
 
@@ -53,14 +57,14 @@ def normed(
     return out
 
 
-def add(total: Tensor, x: Tensor, product: Dense) -> None:
+def add(total: Tensor, x: Tensor, product: DenseLinear) -> None:
     """total += product(x)."""
     _run(x, product, total, None)
 
 
 def _run(
     x: Tensor,
-    product: Dense,
+    product: DenseLinear,
     out: Tensor,
     floor: float | None,
     is_silu: bool | None = None,

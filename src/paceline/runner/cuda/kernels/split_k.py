@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 
 LINES, CHUNK = 32, 128  # outputs of a program, and inputs that it reads at a time
 SPLITS = 4
@@ -25,7 +25,7 @@ class Split:
     program    └ sum     └ sum     └ sum     └ sum, then total += all four, in this order
     """
 
-    def __init__(self, product: Dense) -> None:
+    def __init__(self, product: DenseLinear) -> None:
         self._product = product
         inputs, outputs = product.weight.shape
         # How many programs of some outputs have ended; whoever adds them up sets it back.

@@ -19,7 +19,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
     can_compile,
     source_of,
 )
-from paceline.runner.layers.linear import Dense
+from paceline.runner.layers.linear import DenseLinear
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
 
@@ -81,7 +81,7 @@ class Round:
 class Streamed:
     """A product that takes some rows. Where it does not, the library is as good."""
 
-    def __init__(self, product: Dense, is_gated: bool = False) -> None:
+    def __init__(self, product: DenseLinear, is_gated: bool = False) -> None:
         weight = product.weight  # [inputs, outputs], laid out as [outputs, inputs]
         self._lines = weight.t()
         self._round: Round | None = None

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native import Native
-from paceline.runner.layers.stack import NativeStack
+from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_stack import NativeStack
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
@@ -35,7 +35,7 @@ def model_of(family: str, kind: type[Dummy]) -> Model:
         num_hidden_layers=7,
         sliding_window=5,
     )
-    return Model.load(kind(config), linear_kind=Native)
+    return Model.load(kind(config), linear_kind=NativeLinear)
 
 
 def blocks(row: int) -> list[int]:

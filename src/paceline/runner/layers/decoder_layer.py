@@ -1,0 +1,40 @@
+"""One layer of a decoder in torch: attention and MLP, each added to the residual stream."""
+
+from torch import Tensor
+
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mlp import MLP
+from paceline.runner.layers.norm import Norm
+from paceline.runner.layers.self_attention import LayerContext, SelfAttention
+from paceline.runner.models.architecture import LayerSpec
+
+
+class DecoderLayer:
+    """Adds to the residual stream in place, so that the sum costs nothing beside the product."""
+
+    def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int) -> None:
+        self.attention = SelfAttention(factory, spec.attention, layer)
+        self.mlp = MLP(factory, spec.mlp)
+        self._attention_direction = factory.direction(spec.attention.norm.floor)
+        self._mlp_direction = factory.direction(spec.mlp.norm.floor)
+        self.attention_norm = factory.optional_norm(spec.attention.output_norm)
+        self.mlp_norm = factory.optional_norm(spec.mlp.output_norm)
+
+    def __call__(
+        self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
+    ) -> Tensor:
+        """The residual stream after this layer, of all positions or of the wanted ones."""
+        seen = self.attention(self._attention_direction(hidden), context)
+        if wanted is not None:
+            hidden, seen = hidden[wanted], seen[wanted]
+        _add(hidden, seen, self.attention.output, self.attention_norm)
+        _add(hidden, self.mlp(self._mlp_direction(hidden)), self.mlp.down, self.mlp_norm)
+        return hidden
+
+
+def _add(hidden: Tensor, x: Tensor, product: Linear, norm: Norm | None) -> None:
+    if norm is None:
+        product.add_to(hidden, x)
+    else:
+        hidden.add_(norm(product(x)))

@@ -1,0 +1,108 @@
+"""All layers of a decoder in one call of a compiled kernel."""
+
+from ctypes import byref, pointer
+
+import torch
+from torch import Tensor
+
+from paceline.runner.attention.backend import Prepared
+from paceline.runner.attention.native import NativeStep
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.decoder_layer import DecoderLayer
+from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.stack import STORED, TorchStack
+from paceline.runner.models.architecture import LayerSpec, NormSpec, parts_of
+from paceline.runner.models.backend_support import BackendSupport
+from paceline.runner.native.library import DecoderStruct, LayerStruct, MatrixStruct, library
+
+# `struct decoder` of decoder.c has one value of these for all layers.
+NATIVE = BackendSupport(
+    backend="native",
+    features=frozenset(
+        {
+            "embedding_scale",
+            "layers.attention.qkv.biases",
+            "layers.attention.head_norms",
+            "layers.attention.window",
+            "layers.attention.output_norm",
+            "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.output_norm",
+        }
+    ),
+    one_value={
+        **STORED,
+        "number of heads": lambda layer: [layer.attention.heads],
+        "query scale": lambda layer: [layer.attention.scale],
+        "width of the MLP": lambda layer: [layer.mlp.width],
+        "activation": lambda layer: [layer.mlp.activation],
+        "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
+    },
+    instead='use weights="float32"',
+)
+
+
+class NativeStack:
+    """The layers in one call, with the weights of a torch stack.
+
+    If attention is not native, that stack computes the step.
+    """
+
+    def __init__(self, stack: TorchStack, layers: tuple[LayerSpec, ...]) -> None:
+        self._stack, self._kernels = stack, library()
+        self._scratch = torch.empty(0, dtype=torch.uint8)  # grows to the needs of the largest step
+        structs = map(self._struct, stack.layers, layers)
+        self._layers = (LayerStruct * len(layers))(*structs)
+        attention, mlp = layers[0].attention, layers[0].mlp
+        self._decoder = DecoderStruct(
+            self._layers,
+            len(layers),
+            attention.norm.width,
+            mlp.width,
+            attention.heads,
+            attention.kv_heads,
+            attention.head_dim,
+            mlp.activation == "gelu_pytorch_tanh",
+            attention.norm.eps,
+            attention.scale,
+        )
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        batch: Batch,
+        kv: KVStore,
+        attention: Prepared,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """The residual stream after all layers. The layers overwrite `hidden`."""
+        if not isinstance(attention, NativeStep):
+            return self._stack(hidden, batch, kv, attention, wanted)
+        decoder, rest = byref(self._decoder), hidden
+        picked: tuple[int | None, int, int | None] = None, -1, None  # all of them
+        if wanted is not None:
+            at, rest = wanted.long().contiguous(), hidden.new_empty(len(wanted), hidden.shape[1])
+            picked = at.data_ptr(), len(at), rest.data_ptr()
+        needed = self._kernels.decoder_scratch_bytes(decoder, max(len(hidden), len(rest)))
+        if needed > len(self._scratch):
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        scratch, threads = self._scratch.data_ptr(), torch.get_num_threads()
+        self._kernels.decode(decoder, attention.step, hidden.data_ptr(), *picked, scratch, threads)
+        return rest
+
+    def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
+        attention, mlp = layer.attention, layer.mlp
+        products = (attention.qkv, attention.output, mlp.gate_up, mlp.down)
+        norms = (attention.norm, layer.attention_norm, layer.mlp_norm)
+        return LayerStruct(
+            *(pointer(_matrix(product)) for product in products),
+            *(None if norm is None else norm.factor.data_ptr() for norm in norms),
+            self._stack.frequencies[spec.attention.frequencies].data_ptr(),
+            spec.attention.window or 0,
+        )
+
+
+def _matrix(product: Linear) -> MatrixStruct:
+    assert isinstance(product, NativeLinear)
+    return product.matrix

@@ -1,0 +1,192 @@
+"""What a decoder computes, tensor by tensor: the description that every backend is built from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, TypeVar
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.rope import Frequencies
+
+Shape = tuple[int, ...]
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFForm:
+    """How a GGUF file stores a tensor.
+
+    name          of the tensor in the file
+    offset        the file holds the tensor plus this number
+    paired_heads  the rows of each of so many heads are stored pair by pair, x0 y0 x1 y1 …,
+                  instead of x0 x1 … y0 y1 …; 0 if they are stored as they are
+    """
+
+    name: str
+    offset: float = 0.0
+    paired_heads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a checkpoint, in the layout of HF.
+
+    name     of the tensor in HF's files
+    gguf     its form in a GGUF file
+    copies   further names under which HF's files may repeat it
+    """
+
+    name: str
+    shape: Shape
+    gguf: GGUFForm
+    copies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset)."""
+
+    weight: TensorSpec  # [width]
+    eps: float
+    offset: float
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def floor(self) -> float:
+        """The smallest length that the norm divides by: see `layers.norm`."""
+        return (self.width * self.eps) ** 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSpec:
+    """One product. Its outputs are those of several tensors, side by side."""
+
+    weights: tuple[TensorSpec, ...]  # [outputs, inputs] each
+    biases: tuple[TensorSpec, ...] = ()  # [outputs] each: one for every weight, or none
+
+    def __post_init__(self) -> None:
+        if self.biases and len(self.biases) != len(self.weights):
+            raise ConfigError(f"{len(self.weights)} weights have {len(self.biases)} biases")
+
+    @property
+    def outputs(self) -> int:
+        return sum(weight.shape[0] for weight in self.weights)
+
+    @property
+    def inputs(self) -> int:
+        return self.weights[0].shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of each head of queries and of keys, before the rotation."""
+
+    query: NormSpec
+    key: NormSpec
+
+    def __post_init__(self) -> None:
+        if self.query.floor != self.key.floor:
+            raise ConfigError(f"norms of queries and keys differ: {self.query}, {self.key}")
+
+    @property
+    def floor(self) -> float:
+        return self.query.floor
+
+
+# In the classes below, a field without a default is implemented by every backend. A field with a
+# default is a feature: the default is the plain decoder, and a backend lists the features that it
+# implements. `models.backend_support` compares the two when a model is loaded.
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """x + output_norm(output(attend(rotate(head_norms(qkv(norm(x)))))))
+
+    norm               of the residual stream
+    qkv                queries, keys and values, in this order
+    heads, kv_heads    of queries; of keys and values
+    head_dim           of each head
+    frequencies        rotary, of queries and keys
+    scale              factor of the scores before the softmax
+    output             from all heads to the width of the residual stream
+    head_norms         of queries and keys
+    window             positions that one position sees, itself included; None: all
+    output_norm        of what is added to the residual stream
+    """
+
+    norm: NormSpec
+    qkv: ProductSpec
+    heads: int
+    kv_heads: int
+    head_dim: int
+    frequencies: Frequencies
+    scale: float
+    output: ProductSpec
+    head_norms: HeadNorms | None = None
+    window: int | None = None
+    output_norm: NormSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """x + output_norm(down(activation(gate) * up)), where gate and up are gate_up(norm(x))."""
+
+    norm: NormSpec
+    gate_up: ProductSpec
+    down: ProductSpec
+    activation: Activation = "silu"
+    output_norm: NormSpec | None = None
+
+    @property
+    def width(self) -> int:
+        return self.down.inputs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    attention: AttentionSpec
+    mlp: MLPSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A whole decoder: embedding, layers, norm, head.
+
+    architecture       its name, for messages
+    embedding          [vocab, width]
+    embedding_scale    factor of the embedding where the residual stream begins
+    layers             in the order of computation
+    norm               of the residual stream, before the head
+    head               to logits; with tied weights, its tensor is the embedding
+    """
+
+    architecture: str
+    embedding: TensorSpec
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    head: ProductSpec
+    embedding_scale: float = 1.0
+
+    @property
+    def width(self) -> int:
+        return self.norm.width
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Every tensor once, in the order of computation."""
+        return tuple({tensor.name: tensor for tensor in parts_of(self, TensorSpec)}.values())
+
+
+def parts_of(spec: Any, kind: type[Part]) -> Iterator[Part]:
+    """Every part of a kind in a description, in order, however deep."""
+    if isinstance(spec, kind):
+        yield spec
+    elif is_dataclass(spec):
+        for field in fields(spec):
+            yield from parts_of(getattr(spec, field.name), kind)
+    elif isinstance(spec, tuple):
+        for part in spec:
+            yield from parts_of(part, kind)

@@ -1,0 +1,143 @@
+"""Describes a model: from its sizes and the traits of its architecture to every tensor."""
+
+from dataclasses import dataclass
+
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    GGUFForm,
+    HeadNorms,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+    ProductSpec,
+    TensorSpec,
+)
+from paceline.runner.models.config import ModelConfig
+
+GGUF_HEAD = "output.weight"  # a GGUF file without it has a tied head
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    """The only place that reads traits and names tensors."""
+    table = (config.vocab, config.width)
+    head = "lm_head.weight"
+    copies = (head,) if config.tied_embedding else ()
+    embedding = TensorSpec(
+        "model.embed_tokens.weight", table, GGUFForm("token_embd.weight"), copies
+    )
+    own_head = TensorSpec(head, table, GGUFForm(GGUF_HEAD))
+    return DecoderSpec(
+        architecture=config.architecture,
+        embedding=embedding,
+        layers=tuple(_layer(config, layer) for layer in range(config.layers)),
+        norm=_norm(config, "model.norm", "output_norm", config.width),
+        head=ProductSpec((embedding if config.tied_embedding else own_head,)),
+        embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
+    )
+
+
+def _layer(config: ModelConfig, layer: int) -> LayerSpec:
+    tensors = LayerTensors(config, layer)
+    return LayerSpec(_attention(config, layer, tensors), _mlp(config, tensors))
+
+
+def _attention(config: ModelConfig, layer: int, tensors: "LayerTensors") -> AttentionSpec:
+    traits, window = config.traits, config.windows[layer]
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
+    qkv = [
+        tensors.product(
+            f"self_attn.{name}_proj",
+            f"attn_{name}",
+            (outputs, config.width),
+            has_bias=traits.qkv_bias,
+            paired_heads=heads if traits.paired_in_gguf else 0,
+        )
+        for name, outputs, heads in names
+    ]
+    head_norms = None
+    if traits.qk_norm:
+        head_norms = HeadNorms(
+            tensors.norm("self_attn.q_norm", "attn_q_norm", config.head_dim),
+            tensors.norm("self_attn.k_norm", "attn_k_norm", config.head_dim),
+        )
+    output_norm = None
+    if traits.post_norms:
+        output_norm = tensors.norm("post_attention_layernorm", "post_attention_norm", config.width)
+    return AttentionSpec(
+        norm=tensors.norm("input_layernorm", "attn_norm", config.width),
+        qkv=_joined(qkv),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        frequencies=config.rope if window is None else config.local_rope,
+        scale=config.query_scale,
+        output=tensors.product("self_attn.o_proj", "attn_output", (config.width, queries)),
+        head_norms=head_norms,
+        window=window,
+        output_norm=output_norm,
+    )
+
+
+def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
+    traits, width, inner = config.traits, config.width, config.mlp_width
+    # HF gives this name to the norm before the MLP; where attention has a norm behind it too, the
+    # name is that norm's.
+    name, output_norm = "post_attention_layernorm", None
+    if traits.post_norms:
+        name = "pre_feedforward_layernorm"
+        output_norm = tensors.norm("post_feedforward_layernorm", "post_ffw_norm", width)
+    gate = tensors.product("mlp.gate_proj", "ffn_gate", (inner, width))
+    up = tensors.product("mlp.up_proj", "ffn_up", (inner, width))
+    return MLPSpec(
+        norm=tensors.norm(name, "ffn_norm", width),
+        gate_up=_joined([gate, up]),
+        down=tensors.product("mlp.down_proj", "ffn_down", (width, inner)),
+        activation=traits.activation,
+        output_norm=output_norm,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """Names the tensors of one layer, in HF's files and in GGUF files."""
+
+    config: ModelConfig
+    layer: int
+
+    def norm(self, name: str, gguf: str, width: int) -> NormSpec:
+        return _norm(self.config, *self._names(name, gguf), width)
+
+    def product(
+        self,
+        name: str,
+        gguf: str,
+        shape: tuple[int, int],
+        has_bias: bool = False,
+        paired_heads: int = 0,
+    ) -> ProductSpec:
+        name, gguf = self._names(name, gguf)
+        weight, bias = (
+            TensorSpec(f"{name}.{kind}", its, GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads))
+            for kind, its in (("weight", shape), ("bias", shape[:1]))
+        )
+        return ProductSpec((weight,), (bias,) if has_bias else ())
+
+    def _names(self, name: str, gguf: str) -> tuple[str, str]:
+        return f"model.layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"
+
+
+def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
+    offset = config.traits.norm_offset
+    # A GGUF file holds what the norm multiplies by.
+    weight = TensorSpec(f"{name}.weight", (width,), GGUFForm(f"{gguf}.weight", offset))
+    return NormSpec(weight, config.norm_eps, offset)
+
+
+def _joined(products: list[ProductSpec]) -> ProductSpec:
+    """Products of the same input as one."""
+    return ProductSpec(
+        tuple(weight for product in products for weight in product.weights),
+        tuple(bias for product in products for bias in product.biases),
+    )

@@ -1,0 +1,128 @@
+"""A backend refuses models that it cannot compute, and features that it does not list."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.runner.layers.linear_choice import choose
+from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_stack import NATIVE
+from paceline.runner.layers.stack import TORCH
+from paceline.runner.models import model as module
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from paceline.runner.models.backend_support import BackendSupport, features_of
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.describe import describe
+from paceline.runner.models.model import Model
+from paceline.runner.weights.dummy import Dummy
+from tests.runner.support import tiny
+
+PLAIN = BackendSupport("plain", frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class CappedAttentionSpec(AttentionSpec):
+    """Attention with a feature that no backend knows."""
+
+    score_cap: float | None = None
+
+
+def described(family: str = "Llama", **changes: Any) -> DecoderSpec:
+    return describe(tiny(architectures=[f"{family}ForCausalLM"], **changes))
+
+
+def with_layer(spec: DecoderSpec, layer: LayerSpec) -> DecoderSpec:
+    """The same with another last layer."""
+    return replace(spec, layers=(*spec.layers[:-1], layer))
+
+
+def capped(spec: DecoderSpec, cap: float | None) -> DecoderSpec:
+    last = spec.layers[-1]
+    own = {one.name: getattr(last.attention, one.name) for one in fields(AttentionSpec)}
+    return with_layer(spec, replace(last, attention=CappedAttentionSpec(**own, score_cap=cap)))
+
+
+def test_features_are_fields_with_other_values_than_their_defaults() -> None:
+    assert features_of(described()) == frozenset()
+    assert features_of(described("Qwen2")) == {"layers.attention.qkv.biases"}
+    assert features_of(described("Qwen3")) == {"layers.attention.head_norms"}
+    assert features_of(described("Mistral", sliding_window=4)) == {"layers.attention.window"}
+    assert features_of(described("Gemma3", sliding_window=4)) == {
+        "embedding_scale",
+        "layers.attention.head_norms",
+        "layers.attention.window",
+        "layers.attention.output_norm",
+        "layers.mlp.activation=gelu_pytorch_tanh",
+        "layers.mlp.output_norm",
+    }
+
+
+def test_every_feature_that_a_backend_lists_is_one() -> None:
+    """A name that is misspelt would never be compared with anything."""
+    possible = {one.name for kind in (DecoderSpec, AttentionSpec, MLPSpec) for one in fields(kind)}
+    for backend in (TORCH, NATIVE):
+        for feature in backend.features:
+            path = feature.partition("=")[0].removesuffix(".biases").split(".")
+            assert path[-1] in possible, feature
+
+
+@pytest.mark.parametrize("backend", [TORCH, NATIVE, PLAIN], ids=lambda one: one.backend)
+def test_a_feature_that_is_not_listed_is_refused(backend: BackendSupport) -> None:
+    assert backend.supports(capped(described(), None)) is None
+    reason = backend.supports(capped(described(), 30.0))
+    assert reason == "it does not implement layers.attention.score_cap"
+    with pytest.raises(ConfigError, match=f"the {backend.backend} backend cannot compute 'llama'"):
+        backend.require(capped(described(), 30.0))
+
+
+def test_an_error_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r'score_cap; use weights="float32"$'):
+        NATIVE.require(capped(described(), 30.0))
+
+
+def test_one_value_for_all_layers() -> None:
+    spec = described()
+    last = spec.layers[-1]
+    scaled = with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
+    assert TORCH.supports(scaled) is None
+    assert str(NATIVE.supports(scaled)).startswith("it takes one query scale for all layers")
+    norm = replace(last.mlp.norm, eps=0.25)
+    normed = with_layer(spec, replace(last, mlp=replace(last.mlp, norm=norm)))
+    assert "norm eps for all layers, and the model has [1e-05, 0.25]" in str(
+        NATIVE.supports(normed)
+    )
+    narrow = with_layer(spec, replace(last, attention=replace(last.attention, kv_heads=1)))
+    assert "heads of keys" in str(TORCH.supports(narrow))
+
+
+@pytest.mark.parametrize(
+    ("options", "backend"), [({}, "torch"), ({"linear_kind": NativeLinear}, "native")]
+)
+def test_a_model_is_refused_before_its_tensors_are_read(
+    options: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(config: ModelConfig) -> DecoderSpec:
+        spec, only_native = describe(config), backend == "native"
+        last = spec.layers[-1]
+        scaled = with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
+        return scaled if only_native else capped(spec, 30.0)
+
+    class Unread(Dummy):
+        def read(self, name: str) -> Any:
+            raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(module, "describe", changed)
+    with pytest.raises(ConfigError, match=f"the {backend} backend cannot compute"):
+        Model.load(Unread(tiny()), **options)
+
+
+def test_weights_chosen_by_measurement_are_weights_that_can_be_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "paceline.runner.layers.linear_choice.describe",
+        lambda config: capped(describe(config), 9.0),
+    )
+    assert list(choose("auto", tiny()).measured_s) == ["float32"]

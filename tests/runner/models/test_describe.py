@@ -1,0 +1,66 @@
+from typing import Any
+
+from paceline.runner.models.architecture import LayerSpec
+from paceline.runner.models.describe import describe
+from paceline.runner.models.rope import frequencies
+from tests.runner.support import tiny
+
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 6,
+    "sliding_window": 5,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def layer(**changes: Any) -> LayerSpec:
+    return describe(tiny(**changes)).layers[1]
+
+
+def test_a_plain_layer_has_no_feature() -> None:
+    attention, mlp = layer().attention, layer().mlp
+    assert (attention.head_norms, attention.window, attention.output_norm) == (None, None, None)
+    assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, 2, 8)
+    assert (attention.scale, attention.frequencies) == (8**-0.5, frequencies(10_000.0, 8))
+    assert (mlp.activation, mlp.output_norm) == ("silu", None)
+    assert not attention.qkv.biases
+    assert describe(tiny()).embedding_scale == 1.0
+
+
+def test_the_norm_before_the_mlp_has_another_name_where_attention_has_a_norm_behind_it() -> None:
+    assert layer().mlp.norm.weight.name == "model.layers.1.post_attention_layernorm.weight"
+    both = layer(**GEMMA)
+    assert both.attention.output_norm is not None
+    after = both.attention.output_norm.weight
+    assert after.name == "model.layers.1.post_attention_layernorm.weight"
+    assert after.gguf.name == "blk.1.post_attention_norm.weight"
+    before = both.mlp.norm.weight
+    assert before.name == "model.layers.1.pre_feedforward_layernorm.weight"
+    assert before.gguf.name == "blk.1.ffn_norm.weight"
+
+
+def test_layers_with_a_window_turn_at_their_own_rate() -> None:
+    spec = describe(tiny(**GEMMA))
+    assert [one.attention.window for one in spec.layers] == [5, 5, 5, 5, 5, None]
+    assert spec.layers[0].attention.frequencies == frequencies(10_000.0, 8)
+    assert spec.layers[5].attention.frequencies == frequencies(1_000_000.0, 8)
+    assert spec.embedding_scale == 24**0.5
+
+
+def test_a_gguf_file_holds_norms_with_their_offset() -> None:
+    norm = layer(**GEMMA).attention.norm
+    assert norm.offset == norm.weight.gguf.offset == 1.0
+    assert layer().attention.norm.weight.gguf.offset == 0.0
+
+
+def test_a_gguf_file_of_a_llama_holds_queries_and_keys_in_pairs() -> None:
+    paired = [weight.gguf.paired_heads for weight in layer().attention.qkv.weights]
+    assert paired == [4, 2, 0]
+    qwen = layer(architectures=["Qwen2ForCausalLM"]).attention.qkv
+    assert {tensor.gguf.paired_heads for tensor in (*qwen.weights, *qwen.biases)} == {0}
+
+
+def test_a_file_may_repeat_a_tied_embedding_as_the_head() -> None:
+    assert describe(tiny(tie_word_embeddings=True)).embedding.copies == ("lm_head.weight",)
+    assert describe(tiny()).embedding.copies == ()
