@@ -1,6 +1,7 @@
 """The three benchmarks as commands, on a real server and on a tiny model."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_failures_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> No
     ("words", "expected"),
     [
         (["--goodput", "speed:3"], "no target 'speed'"),
-        (["--plot", "x.png"], ".svg and .html"),
+        (["--plot", "x.gif"], ".svg, .png or .html"),
         (["--trace", "nowhere"], "nowhere: cannot be read"),
         (["--prefix-len", "50"], "leaves nothing"),
     ],
@@ -82,6 +83,20 @@ def test_wrong_values(
 ) -> None:
     assert serve(site, *words) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_names_its_extra_before_the_measurement(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "paceline.bench.plot", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["bench", "serve", "--url", site.url, "--plot", "x.svg"]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert "this needs matplotlib: pip install 'paceline[plot]'" in said.err
+    assert said.out == ""
 
 
 def test_targets_need_their_flag(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from paceline.cli.setting_flags import Settings
 from paceline.core.errors import ConfigError, PacelineError
 
 FAILED, WRONG = 1, 2  # exit statuses: it did not work; it was asked wrongly
+EXTRAS = {"matplotlib": "plot"}  # modules that are not in the extra `serve`
 LOOKS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 DEFAULT = re.compile(r"(?<=\[default: )\((.+)\)(?=[;\]])")  # in brackets for no reason of ours
 
@@ -48,7 +49,8 @@ def command(
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("paceline"):
                 raise
-            wanted = f"this needs {error.name}: pip install 'paceline[serve]'"
+            top = error.name.partition(".")[0]
+            wanted = f"this needs {top}: pip install 'paceline[{EXTRAS.get(top, 'serve')}]'"
             print(f"{context.command_path}: {wanted}", file=sys.stderr)
             return FAILED
         except OSError as error:  # a file that cannot be read or written

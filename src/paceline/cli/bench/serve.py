@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf, isinf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from paceline.bench.plot import check_kind, write
 from paceline.bench.report import lines_of, record
 from paceline.bench.samples import Outcome, Sample, targets_of
 from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
@@ -125,7 +125,11 @@ class Options:
     output: OutputOption = None
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw it: .svg or .html.", rich_help_panel=TOLD),
+        typer.Option(
+            metavar="FILE",
+            help="Draw the run: .svg, .png or .html. Needs the extra `plot`.",
+            rich_help_panel=TOLD,
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -146,15 +150,23 @@ def run(options: Options) -> int:
     """
     targets = options.targets_ms
     writable(options.output, options.plot)
-    if options.plot is not None:
-        check_kind(options.plot)
+    plotted = plotter(options.plot)
     samples, settings = asyncio.run(measured(options))
     outcome = Outcome.of(samples, targets)
     lines = lines_of(outcome, targets)
     deliver(lines, record(outcome, samples, settings), options.output)
-    if options.plot is not None:
-        write(options.plot, samples, lines)
+    plotted(samples, lines)
     return int(not outcome.completed)
+
+
+def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], None]:
+    """What draws a run. Fails before the measurement if it cannot draw."""
+    if path is None:
+        return lambda _samples, _lines: None
+    from paceline.bench.plot import check_kind, write
+
+    check_kind(path)
+    return partial(write, path)
 
 
 async def measured(options: Options) -> tuple[Sequence[Sample], dict[str, Any]]:
