@@ -1,7 +1,8 @@
-"""What the pages say: their links lead somewhere, their examples are true."""
+"""Links of the pages lead to files, and their examples print what the pages say."""
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,12 @@ def test_links_are_found() -> None:
     assert links(text) == ["b.md", "../l"]
 
 
-# -- the README -------------------------------------------------------------
+# -- examples ---------------------------------------------------------------
 
 
-def examples() -> Iterator[tuple[str, str]]:
-    """Each Python block of the README, with the block of text that follows it."""
-    found = blocks(read(README))
+def examples(page: Path) -> Iterator[tuple[str, str]]:
+    """Each Python block of a page, with the block of text that follows it."""
+    found = blocks(read(page))
     for (language, content), (next_language, said) in zip(
         found, [*found[1:], ("", "")], strict=True
     ):
@@ -88,32 +89,75 @@ def examples() -> Iterator[tuple[str, str]]:
             yield content, said
 
 
-def test_the_example_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
-    found = list(examples())
+def test_the_scheduler_alone_prints_what_the_guide_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = ROOT / "docs" / "guides" / "scheduler.md"
+    found = list(examples(page))
     assert found
     for code, said in found:
-        exec(compile(code, str(README), "exec"), {})
+        exec(compile(code, str(page), "exec"), {})
         assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/python.md"])
+def test_examples_with_a_model_run(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the oracle: the calls are those of the page, the tokens are not those of a model."""
+    monkeypatch.setattr("paceline.wiring.llm.FACTORY", "tests.engine.support:build")
+    found = [code for language, code in blocks(read(ROOT / page)) if language == "py"]
+    assert found
+    names: dict[str, object] = {}
+    for code in found:
+        exec(compile(code, page, "exec"), names)
+    assert "ended (" in capsys.readouterr().out  # what `explain` prints
+
+
+def assert_drawn(picture: str, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line of a picture is drawn, in that order; "…" stands for lines left out."""
+    assert main([*command, "--fast", "--no-color", "--width", "100"]) == 0
+    drawn = iter(capsys.readouterr().out.splitlines())
+    for line in picture.splitlines():
+        assert line == "…" or line in drawn, f"play does not draw, or not in this order: {line}"
 
 
 def test_the_picture_is_what_play_draws(capsys: pytest.CaptureFixture[str]) -> None:
     (picture,) = [said for _, said in blocks(read(README)) if said.startswith("$ paceline play\n")]
-    assert main(["play", "--fast", "--no-color", "--width", "100"]) == 0
-    drawn = iter(capsys.readouterr().out.splitlines())
-    for line in picture.splitlines()[1:]:
-        assert line == "…" or line in drawn, f"play does not draw, or not in this order: {line}"
+    assert_drawn(picture.partition("\n")[2], ["play"], capsys)
+
+
+def test_the_pictures_of_the_guide_are_what_play_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    found = blocks(read(ROOT / "docs" / "guides" / "play.md"))
+    pictures = [
+        (command.splitlines()[0].partition("#")[0].split()[1:], picture)
+        for (_, command), (_, picture) in pairwise(found)
+        if command.startswith("paceline play") and picture.startswith("step ")
+    ]
+    assert len(pictures) >= 4
+    for command, picture in pictures:
+        assert_drawn(picture, command, capsys)
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    section = read(README).split("## What is promised\n")[1].split("\n## ")[0]
-    (table,) = tables(section)
-    assert table
+    page = ROOT / "docs" / "promises.md"
+    (table,) = tables(read(page))
+    assert len(table) >= 11
     for promise, *held_by in table:
         tests = links(" ".join(held_by))
         assert tests, f"nothing holds: {promise}"
         for test in tests:
-            assert re.fullmatch(r"tests/.*test_\w+\.py", test), f"no test: {test}"
-            assert (ROOT / test).is_file(), f"missing: {test}"
+            assert re.fullmatch(r"\.\./tests/.*test_\w+\.py", test), f"no test: {test}"
+            assert (page.parent / test).is_file(), f"missing: {test}"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_comparison() -> None:
+    compared = read(ROOT / "docs" / "comparison.md")
+    (speed,) = tables(read(README))
+    assert len(speed) == 3
+    for row in speed:
+        for figure in re.findall(r"\d[\d,.]*(?= (?:µs|ms|tokens/s|/|to))", " ".join(row[1:])):
+            assert figure in compared, f"the comparison does not have {figure}: {row}"
 
 
 # -- decisions --------------------------------------------------------------
