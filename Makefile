@@ -6,7 +6,7 @@ CANDIDATES = $(strip $(PYTHON) python3 python3.13 python3.12 python3.11)
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
 
-.PHONY: run test clean
+.PHONY: run test docs clean
 
 run: $(VENV)/.run-stamp
 	@$(VENV)/bin/paceline demo $(ARGS)
@@ -14,8 +14,11 @@ run: $(VENV)/.run-stamp
 test: $(VENV)/.test-stamp
 	@scripts/check
 
+docs: $(VENV)/.test-stamp
+	@$(VENV)/bin/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

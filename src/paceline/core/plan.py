@@ -74,10 +74,10 @@ NOTHING_GROWN = Grown(NO_INDEX, NO_INDEX, NO_I32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """One step of work for the device.
+    """The work of one step.
 
-    Before anything of the step is written the device does, in this order and each in the
-    order listed: `copies` between its own blocks, `swap_out` to the host, `swap_in` from it.
+    Before it writes anything else, the device does `copies` between its own blocks, then
+    `swap_out` to the host, then `swap_in` from it, each in the order listed.
     """
 
     step: int
@@ -96,12 +96,12 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Is there nothing to run, so that no commit is due?"""
+        """Whether there is nothing to run, so that no commit is needed."""
         return not (len(self.rows) or self.copies or self.swap_out or self.swap_in)
 
     @property
     def total(self) -> int:
-        """Positions this step computes."""
+        """Number of positions that the step computes."""
         return int(self.rows.count.sum())
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """What the device sampled. Row i of the plan yielded the first `count[i]` of `ids[i]`."""
+    """The sampled tokens of a step: row i of the plan has the first `count[i]` of `ids[i]`."""
 
     ids: I32  # [rows, 1 + most drafts]
     count: I32  # [rows]; 0 where the row did not sample, or failed
@@ -184,8 +184,15 @@ class StepResult:
         candidates: Mapping[str, Iterable[tuple[int, float]]] | None = None,
         failed: Mapping[str, str] | None = None,
     ) -> "StepResult":
-        """A result from new tokens, and reasons of failure, by row label; those that did not
-        sample are absent."""
+        """Build a result from new tokens by request id; requests that did not sample are absent.
+
+        A row that has several sequences is named by its label, such as "0_a". `failed` has the
+        reason for each row that failed.
+
+        ```py
+        StepResult.of(plan, {"a": [17], "b": [4]})
+        ```
+        """
         rows = plan.rows
         order = {label: row for row, label in enumerate(rows.labels)}
         for named in (tokens, logprobs or {}, candidates or {}, failed or {}):
@@ -275,7 +282,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """New tokens, still in columns; the front end slices them."""
+    """The new tokens of a commit, in columns, and the requests that ended."""
 
     serial: I64
     request_id: Names
@@ -286,7 +293,7 @@ class Outputs:
     row: Index | None = None  # the plan's row of each; None: all of them are here
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """By label, for those that got a token or ended."""
+        """Tokens and finish reason by request id, for requests with new tokens or an end."""
         told: dict[str, dict[str, Any]] = {}
         columns = self.request_id, self.child.tolist(), self.ids.tolist(), self.count.tolist()
         for request_id, child, new, count in zip(*columns, strict=True):

@@ -120,31 +120,40 @@ RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at o
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """An immutable ask. Nothing that changes while it runs is kept here.
+    """A request to the scheduler: token ids, and when to end. It never changes.
 
-    id                who it is, to the client
-    prompt            token ids, in any sequence; kept as a read-only array
-    max_tokens        most tokens to generate; None: as many as the model length allows
-    min_tokens        below this many, only the length limits end it
-    eos_token_ids     end tokens of the model, which `ignore_eos` turns off
-    stop_token_ids    further tokens that end it
-    seed              of its samples
-    priority          smaller goes first
-    arrival           seconds on the scheduler's clock; None: the time of submission
-    tenant            on whose account it runs
-    deadline          seconds from arrival to the first token
-    token_deadline    seconds from each token to the next
-    cache_salt        only requests of the same salt share cached content
-    adapter           the name of the adapter it runs with
-    drafts            draft tokens expected per step; None: the engine's setting
-    items             multimodal items in the prompt
-    n                 sequences to return
-    best_of           sequences to sample, of which the n most likely are returned; None: n
-    beam_width        beams to search with; 0: no beam search
-    length_penalty    beam search: exponent of the length that a score is divided by
-    early_stopping    beam search: stop at `beam_width` ends (True), when no better one seems
-                      likely (False), or only when none is possible ("never")
-    sampling          how its tokens are chosen; the runner's affair
+    A wrong value raises RequestError.
+
+    ```py
+    Request(id="a", prompt=[5, 6, 7], max_tokens=4)
+    Request(id="b", prompt=range(100), n=3, priority=-1, tenant="team-7")
+    ```
+
+    Attributes:
+        id: Identity of the request to the client.
+        prompt: Token ids, in any sequence; kept as a read-only array.
+        max_tokens: Most tokens to generate. None: up to `max_model_len`.
+        min_tokens: No end token ends the request before this many tokens.
+        ignore_eos: Continue after the tokens of `eos_token_ids`.
+        eos_token_ids: End tokens of the model.
+        stop_token_ids: Further tokens that end the request.
+        seed: Seed of its samples.
+        priority: Smaller goes first under the policy `priority`.
+        arrival: Seconds on the scheduler's clock. None: the time of submission.
+        tenant: The account that the policy `fair` charges.
+        deadline: Seconds from arrival to the first token.
+        token_deadline: Seconds from each token to the next.
+        cache_salt: Only requests with the same salt share cached prefixes.
+        adapter: Name of the adapter that it runs with.
+        drafts: Draft tokens per step. None: the engine's setting.
+        items: Multimodal items in the prompt.
+        n: Sequences to return.
+        best_of: Sequences to sample, of which the n likeliest are returned. None: n.
+        beam_width: Number of beams. 0: no beam search.
+        length_penalty: Beam search: scores are divided by the length to this power.
+        early_stopping: Beam search: stop at `beam_width` finished beams (True), when a better one
+            is unlikely (False), or only when none is possible ("never").
+        sampling: How the runner chooses its tokens.
     """
 
     id: str
@@ -259,28 +268,27 @@ class Request:
 
     @property
     def width(self) -> int:
-        """Sequences that run for this request at once."""
+        """Number of sequences that run at once for this request."""
         return self.beam_width or self.best_of or self.n
 
     @property
     def silent(self) -> bool:
-        """Is nothing told before the end, because only then is it known who is best?"""
+        """Whether tokens are reported only at the end, when the best sequences are known."""
         return self.beam_width > 0 or self.width > self.n
 
     @property
     def candidates(self) -> int:
-        """Best continuations that each of its rows asks for: enough that, whatever ends, all
-        beams go on."""
+        """Continuations that each of its rows needs, so that all beams continue after any ends."""
         ends = len({*self.stop_token_ids, *(() if self.ignore_eos else self.eos_token_ids)})
         return self.beam_width * max(2, 1 + ends)
 
     def child(self, index: int) -> "Request":
-        """What the runner is told of one of several sequences: its own name and seed."""
+        """One of several sequences as the runner sees it, with its own id and seed."""
         seed = None if self.seed is None else self.seed + index
         return replace(self, id=child_label(self.id, index), seed=seed)
 
     def stops_at(self, token: int, outputs: int) -> bool:
-        """Does `token`, the last of `outputs` generated ones, end this request?"""
+        """Whether `token`, the last of `outputs` generated ones, ends this request."""
         if outputs < self.min_tokens:
             return False
         if token in self.eos_token_ids and not self.ignore_eos:

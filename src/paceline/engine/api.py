@@ -1,4 +1,4 @@
-"""The messages between an engine and those who use it, and what every engine can do."""
+"""Messages between an engine and its callers, and the protocol of an engine."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,14 +38,29 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: exactly one of `prompt`, `prompt_token_ids` and `messages` is given.
+    """One request with settings of its own, for `LLM` and `AsyncLLM`.
 
-    `arrival` is in seconds on the engine's clock, the time of asking where it is None;
-    `deadline` in seconds from arrival to the first token, by which a policy may order requests;
-    `timeout` in seconds from arrival to the end, at which the request is cut with "timeout";
-    an empty `request_id` gets a new one.
-    `variables`, `tools` and `add_generation_prompt` are read by the chat template, and refused
-    without `messages`.
+    ```py
+    Ask(prompt="Once upon a time", priority=1)
+    Ask(messages=[{"role": "user", "content": "Hello"}], timeout=10.0, tenant="team-7")
+    ```
+
+    Attributes:
+        prompt: The prompt as text; give one of `prompt`, `prompt_token_ids` and `messages`.
+        prompt_token_ids: The prompt as token ids.
+        messages: The prompt as a conversation, which the chat template turns into text.
+        params: Sampling parameters.
+        request_id: Identity of the request; an empty one is replaced by a new one.
+        priority: Smaller goes first under the policy `priority`.
+        tenant: The account that the policy `fair` charges.
+        cache_salt: Only requests with the same salt share cached prefixes.
+        deadline: Seconds from arrival to the first token, by which a policy may order requests.
+        timeout: Seconds from arrival after which the request ends with "timeout".
+        arrival: Seconds on the engine's clock. None: now.
+        tools: Tools that the chat template shows to the model; only with `messages`.
+        variables: Further variables of the chat template; only with `messages`.
+        add_generation_prompt: Whether the template begins the answer; only with `messages`.
+        text: The text that the token ids were made from, if it is known.
     """
 
     prompt: str | None = None
@@ -62,7 +77,7 @@ class Ask:
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] | None = None
     add_generation_prompt: bool = True
-    text: str | None = None  # what the token ids were made of
+    text: str | None = None
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -116,13 +131,19 @@ PromptLogprobs = tuple[PromptLogprob | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new in one choice; pieces of a choice add up exactly to the whole.
+    """New text and tokens of one choice; the pieces of a choice add up to the whole.
 
-    `text` may be empty while tokens are not, since half a character or what may begin a stop
-    string is withheld. `logprobs` has an entry per token where they were asked for. The last
-    piece of a choice, and only that one, has a `finish_reason`; `stop_reason` is the stop string
-    or the stop token that was named in the params, None for the model's own end. The first piece
-    of a choice, and only that one, has `prompt_logprobs`, where they were asked for.
+    Attributes:
+        index: Which of the `n` choices it belongs to.
+        text: New text. It may be empty although there are tokens: half a character, or text that
+            may be the start of a stop string, is held back.
+        token_ids: New tokens.
+        logprobs: One entry per token, if the request wants log-probabilities.
+        finish_reason: Why the choice ended; only in its last piece.
+        stop_reason: The stop string or stop token of the params that ended it; None for the
+            model's own end token.
+        prompt_logprobs: Log-probabilities of the prompt, if the request wants them; only in the
+            first piece.
     """
 
     index: int
@@ -134,7 +155,7 @@ class Piece:
     prompt_logprobs: PromptLogprobs | None = None
 
     def followed_by(self, later: "Piece") -> "Piece":
-        """Both as one."""
+        """This piece and the next one as one."""
         told = None if self.logprobs is None else (*self.logprobs, *(later.logprobs or ()))
         return Piece(
             self.index,
@@ -147,7 +168,7 @@ class Piece:
         )
 
 
-Answer = Piece  # a whole choice is a piece with all of it
+Answer = Piece  # a whole choice, as one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +186,22 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A whole request: `outputs` by index, complete where `finished`.
+    """The finished output of a request.
 
-    A request that ended with "error" or "timeout" says in `error` what went wrong, and has what
-    was told before.
+    Attributes:
+        request_id: Identity of the request.
+        prompt: The prompt as text, if it was given as text or as messages.
+        prompt_token_ids: The prompt as token ids.
+        outputs: The `n` choices; each has `text`, `token_ids`, `finish_reason` and `logprobs`.
+        usage: Numbers of prompt tokens, completion tokens and cached tokens.
+        timings: Seconds in the queue, in prefill and in decode.
+        finished: Whether all choices are complete.
+        error: What went wrong, for the finish reasons "error" and "timeout". The choices have the
+            tokens that were generated before.
     """
 
     request_id: str
-    prompt: str | None  # as text, where it was given as text or as messages
+    prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Answer, ...]
     usage: Usage
@@ -182,9 +211,9 @@ class RequestOutput:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """One entry per token of the prompt, None for the first; None if they were not asked for.
+        """One entry per token of the prompt, None for the first.
 
-        All choices have the same.
+        None if the request does not want them.
         """
         return self.outputs[0].prompt_logprobs
 

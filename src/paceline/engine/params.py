@@ -1,4 +1,4 @@
-"""What a user may ask about the output, under the names the field knows."""
+"""Sampling parameters of a request, under the names that vLLM and OpenAI use."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -47,36 +47,49 @@ def texts(name: str, given: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How an output is made and when it ends; what makes no sense is refused when built.
+    """How tokens are chosen and when an output ends.
 
-    n                           sequences to return
-    best_of                     sequences to sample, of which the n likeliest are returned
-    use_beam_search             search with beams instead of sampling
-    beam_width                  how many; 0: `best_of`, or else n, where `use_beam_search` is set
-    length_penalty              beams: exponent of the length that a score is divided by
-    early_stopping              beams: True, False or "never", as in `core.request`
-    temperature                 divides the logits; 0: always the most likely token
-    top_p                       only the most likely tokens that make up this probability
-    top_k                       only the k most likely tokens; 0 or -1: all
-    min_p                       only tokens at least this likely, as a part of the likeliest
-    presence_penalty            is taken from the logits of tokens in the output
-    frequency_penalty           is taken from them as often as they occur in the output
-    repetition_penalty          divides the logits of tokens in prompt or output
-    seed                        of the samples; None: one made of the request's id; a script's
-                                requests are numbered, so that it repeats itself
-    max_tokens                  most tokens to generate; None: all that the model length allows;
-                                0: only the prompt is computed, for its logprobs
-    min_tokens                  before this many neither tokens nor strings stop it
-    stop                        strings that end the text, as one or as a list
-    stop_token_ids              tokens that end it
-    ignore_eos                  go on after the model's own end token
-    logprobs                    alternatives told with each token's log-probability; None: neither
-    prompt_logprobs             the same for each token of the prompt, all of which is computed
-    logit_bias                  is added to the logits of single tokens
-    include_stop_str_in_output  is what stopped it a part of the text?
-    skip_special_tokens         are special tokens left out of the text?
-    bad_token_ids               never these
-    allowed_token_ids           only these; None: all
+    Values out of range and combinations that exclude each other raise RequestError.
+
+    ```py
+    SamplingParams(temperature=0, max_tokens=100)  # greedy
+    SamplingParams(temperature=0.8, top_p=0.95, seed=7, stop=["\\n\\n"])
+    SamplingParams(n=4, logprobs=3)  # four samples, with the three likeliest tokens each
+    SamplingParams(use_beam_search=True, beam_width=4, n=2)
+    ```
+
+    Attributes:
+        n: Sequences to return.
+        best_of: Sequences to sample, of which the n likeliest are returned. None: n.
+        use_beam_search: Search with beams instead of sampling.
+        beam_width: Number of beams. 0: `best_of`, or else n, if `use_beam_search` is set.
+        length_penalty: Beam search: scores are divided by the length to this power.
+        early_stopping: Beam search: stop at `beam_width` finished beams (True), when a better one
+            is unlikely (False), or only when none is possible ("never").
+        temperature: Divides the logits. 0: always the likeliest token.
+        top_p: Sample from the likeliest tokens that together have this probability.
+        top_k: Sample from the k likeliest tokens. 0 or -1: from all.
+        min_p: Sample from tokens whose probability is at least this share of the likeliest one's.
+        presence_penalty: Subtracted from the logits of tokens that occur in the output.
+        frequency_penalty: The same, once for each occurrence.
+        repetition_penalty: Divides the logits of tokens that occur in prompt or output.
+        seed: Seed of the samples. None: derived from the request id. Requests of a script are
+            numbered, so a script repeats its samples.
+        max_tokens: Most tokens to generate. None: up to `max_model_len`. 0: the prompt is computed
+            and nothing generated, for its log-probabilities.
+        min_tokens: No end token and no stop string ends the output before this many tokens.
+        stop: Strings that end the output: one, or a list.
+        stop_token_ids: Tokens that end the output.
+        ignore_eos: Continue after the model's own end token.
+        logprobs: Number of alternatives reported with the log-probability of each output token.
+            None: no log-probabilities.
+        prompt_logprobs: The same for the tokens of the prompt, which is computed without the
+            prefix cache.
+        logit_bias: Added to the logits of single tokens, by token id.
+        include_stop_str_in_output: Keep the stop string in the text.
+        skip_special_tokens: Leave special tokens out of the text.
+        bad_token_ids: Tokens that are never generated.
+        allowed_token_ids: The only tokens that may be generated. None: all.
     """
 
     n: int = 1
@@ -180,23 +193,23 @@ class SamplingParams:
 
     @property
     def prompt_only(self) -> bool:
-        """Is nothing generated, and the prompt all that is asked about?"""
+        """Whether only the prompt is computed and nothing is generated."""
         return self.max_tokens == 0
 
     @property
     def beams(self) -> int:
-        """Beams to search with; 0: none."""
+        """Number of beams; 0: no beam search."""
         if not (self.use_beam_search or self.beam_width):
             return 0
         return self.beam_width or self.best_of or self.n
 
     @property
     def silent(self) -> bool:
-        """Is nothing told before the end, because only then is it known who is best?"""
+        """Whether tokens are reported only at the end, when the best sequences are known."""
         return self.beams > 0 or (self.best_of or self.n) > self.n
 
     def sampling(self) -> Sampling:
-        """How the runner chooses tokens for it."""
+        """The part of the parameters that the runner needs."""
         allowed = self.allowed_token_ids
         return Sampling(
             temperature=self.temperature,

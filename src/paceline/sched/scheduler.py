@@ -30,11 +30,11 @@ PASSING = ("preempted", "decodes", "prefill", "swapping", "room")  # gates that 
 
 
 class Scheduler:
-    """One `plan()` per step, one `commit()` per result, in the same order.
+    """Decides what each step computes: one `plan()` per step, one `commit()` per result.
 
-    An empty plan needs no commit, but one is welcome, and tells of ends not yet told.
-    `plan()` may run again before `commit()`: as often as it does, so deep is the
-    pipeline. Time comes in as `now`, in seconds on any clock that the caller likes.
+    Commits have the order of the plans. Committing an empty plan is allowed; it reports pending
+    finishes. `plan()` may run again before `commit()`, which makes the pipeline deeper. `now` is
+    a time in seconds, on any clock.
     """
 
     def __init__(self, config: Config) -> None:
@@ -56,13 +56,13 @@ class Scheduler:
 
     @classmethod
     def create(cls, **settings: Any) -> "Scheduler":
-        """A scheduler from flat settings; any setting by name."""
+        """Build a scheduler from settings by name: `Scheduler.create(max_num_seqs=8)`."""
         return cls(Config.of(**settings))
 
     # -- requests -----------------------------------------------------------
 
     def submit(self, request: Request, now: float, parked: str = "") -> None:
-        """Let a request wait, or park it for a reason. RequestError if it can never run."""
+        """Queue a request, or park it for a reason. RequestError if it can never run."""
         self._tick(now)
         limit = self._admissible(request)
         arrival = self.residency.now if request.arrival is None else request.arrival
@@ -112,9 +112,8 @@ class Scheduler:
         return longest
 
     def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
-        """End a request wherever it is, or one of its `n` children, also with work in flight.
-        False if it is not here. A request that ends with its last child is told of. RequestError
-        for a child of a request that tells only its best."""
+        """End a request in any state, or one of its `n` children. False if it is not here.
+        RequestError for a child of a request that reports only its best sequences."""
         self._tick(now)
         sequence = self.residency.live.get(request_id)
         if sequence is None:
@@ -152,7 +151,7 @@ class Scheduler:
     # -- steps --------------------------------------------------------------
 
     def plan(self, now: float) -> Plan:
-        """Residents first, then as many waiting sequences as fit: the next step of work."""
+        """Plan the next step: residents first, then as many waiting sequences as fit."""
         at = self.residency
         self._tick(now)
         at.step += 1
@@ -173,7 +172,7 @@ class Scheduler:
         return plan
 
     def _plan_steady(self) -> Plan | None:
-        """The same rows again, if nobody could join them."""
+        """The same rows again, if no request could join them."""
         at = self.residency
         if self._steady is None or self._paused == "all" or not self._gate_stays_shut():
             return None
@@ -184,7 +183,7 @@ class Scheduler:
         return plan
 
     def _gate_stays_shut(self) -> bool:
-        """Would admission stop where it stopped before? Steady steps free no slot or block."""
+        """Whether admission would stop as before. Steady steps free no slot and no block."""
         at, gate = self.residency, self._gate
         if not at.waiting:
             return True
@@ -234,7 +233,7 @@ class Scheduler:
         )
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
-        """Fold one step's result into the state. Rows of departed sequences are ignored."""
+        """Record the result of a step. Rows of sequences that have left are ignored."""
         self._tick(now)
         if plan.step <= self._void_until or plan.empty:
             return self._told(NO_OUTPUTS)
@@ -255,7 +254,7 @@ class Scheduler:
         return self._told(outputs)
 
     def fail(self, plan: Plan, now: float, message: str = "the step failed") -> Outputs:
-        """The device failed in this step: end everyone whose work was in flight with an error."""
+        """End every request with work in flight with an error, after the device failed."""
         at = self.residency
         for slot in self._give_up(plan, now):
             if at.table.resident[slot]:  # it may have ended with its family
@@ -264,12 +263,12 @@ class Scheduler:
         return self._told(NO_OUTPUTS)
 
     def retry(self, plan: Plan, now: float) -> None:
-        """The result of this step is lost: compute again what was in flight."""
+        """Compute again what was in flight, after the result of a step was lost."""
         for slot in reversed(self._give_up(plan, now)):
             self._recompute(slot, "a step whose result was lost")
 
     def _give_up(self, plan: Plan, now: float) -> list[int]:
-        """Void all steps in flight; returns the slots that had work in them."""
+        """Void all steps in flight, and return the slots that had work in them."""
         self._tick(now)
         if plan.step <= self._void_until:
             return []
@@ -305,28 +304,29 @@ class Scheduler:
         return replace(outputs, finished=finished)
 
     def _tick(self, now: float) -> None:
-        """Time never runs backwards here, whatever the caller's clock does."""
+        """Advance the clock, which never runs backwards."""
         self.residency.now = max(self.residency.now, now)
 
     # -- operation ----------------------------------------------------------
 
     def pause(self, mode: Literal["new", "all"] = "new") -> None:
-        """Admit nobody ("new"), or plan nothing at all ("all"), until `resume`."""
+        """Until `resume`, admit no request ("new") or plan nothing at all ("all")."""
         if mode not in ("new", "all"):
             raise ConfigError(f"a pause is 'new' or 'all', not {mode!r}")
         self._paused = mode
         self._gate = None
 
     def resume(self) -> None:
+        """Undo `pause`."""
         self._paused = ""
         self._gate = None
 
     def drain(self) -> None:
-        """Take no further requests; those that are here run to their end."""
+        """Refuse new requests; open ones run to their end."""
         self._draining = True
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
-        """Forget all cached content. False while blocks are held, unless residents may go."""
+        """Forget all cached content. False while running requests hold blocks of it."""
         self._tick(now)
         at = self.residency
         if reset_running_requests:
@@ -338,19 +338,19 @@ class Scheduler:
         return at.cache.reset()
 
     def measure(self, rates: Rates) -> None:
-        """Tell how fast the device recomputes and swaps, for `preemption_mode="auto"`."""
+        """Set the rates of recomputing and swapping that `preemption_mode="auto"` compares."""
         self.residency.swapping.rates = rates
 
     # -- asking -------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Is there nothing to do, nothing in flight and nothing to tell?"""
+        """Whether there is nothing to do, nothing in flight and nothing to report."""
         return not (self.residency.live or self._flight or self._untold)
 
     @property
     def unfinished(self) -> int:
-        """Requests that are here."""
+        """Number of open requests."""
         return len(self.residency.live)
 
     @property
@@ -359,7 +359,7 @@ class Scheduler:
 
     @property
     def gate(self) -> Gate | None:
-        """Why nobody else was admitted in the latest step; None if nobody waits."""
+        """Why no further request was admitted in the latest step; None if none waits."""
         return self._gate if self.residency.waiting else None
 
     @property
@@ -368,7 +368,7 @@ class Scheduler:
         return self.view.kv_usage
 
     def cache_events(self) -> list[CacheEvent]:
-        """Blocks stored and removed since last asked."""
+        """Blocks stored and removed since the previous call."""
         events = self.residency.cache.events or []
         taken = list(events)
         events.clear()
@@ -382,7 +382,7 @@ class Scheduler:
         return sentences.tell(sequence, self.residency)
 
     def why(self) -> dict[str, str]:
-        """For each request that got nothing in the latest step: the reason."""
+        """The reason for each request that got nothing in the latest step."""
         return sentences.why(self.residency)
 
     def snapshot(self) -> dict[str, Any]:
