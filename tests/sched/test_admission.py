@@ -7,10 +7,13 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.arrays import NO_I32
+from paceline.core.request import Sequence
 from paceline.kv.hit import MISS
 from paceline.sched.admission import Admission, Intake
 from paceline.sched.composition import NOTHING, Composition, Entry
 from paceline.sched.families.forks import Forks
+from paceline.sched.limits.limit import Limits
+from paceline.sched.limits.rows import ArrivalRow
 from tests.sched.support import (
     ask,
     commit,
@@ -26,18 +29,18 @@ from tests.sched.support import (
 
 def admission(scheduler: Scheduler) -> Admission:
     at = scheduler.residency
-    return Admission(scheduler.config, at, Forks(at))
+    return Admission(scheduler.config, at, Forks(at), Limits((), scheduler.config, at))
 
 
-def whole(rest: int, left: int, first: bool) -> int:
-    return rest if rest <= left else 0
+def whole(row: ArrivalRow) -> int:
+    return row.rest if row.rest <= row.left else 0
 
 
 # -- the intake --------------------------------------------------------------
 
 
 def test_an_intake_counts_down_the_budget() -> None:
-    intake = Intake(10, whole, first=True)
+    intake = Intake(10, whole, first=True, used={})
     intake.add(slot=3, start=4, count=6)
     assert (intake.left, intake.first) == (4, False)
     assert intake.entries == [Entry(3, 4, 6)]
@@ -46,13 +49,13 @@ def test_an_intake_counts_down_the_budget() -> None:
 def test_a_share_depends_on_what_is_left_and_on_who_was_before() -> None:
     seen: list[tuple[int, int, bool]] = []
 
-    def chunk(rest: int, left: int, first: bool) -> int:
-        seen.append((rest, left, first))
-        return min(rest, left)
+    def chunk(row: ArrivalRow) -> int:
+        seen.append((row.rest, row.left, row.first))
+        return min(row.rest, row.left)
 
-    intake = Intake(10, chunk, first=True)
+    intake, one = Intake(10, chunk, first=True, used={}), Sequence(ask("a", 9), 0, 20, 0.0, NO_I32)
     for slot, rest in enumerate((7, 9)):
-        intake.add(slot, 0, intake.share(rest))
+        intake.add(slot, 0, intake.share(one, 0, rest, intake.left))
     assert seen == [(7, 10, True), (9, 3, False)]
     assert [entry.count for entry in intake.entries] == [7, 3]
 

@@ -12,6 +12,7 @@ from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline, load
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
+from paceline.sched.limits.rows import ArrivalRow
 from paceline.sched.residency import Residency
 from paceline.sched.speculation import Fixed
 from tests.sched.support import SMALL, ask, crowded, finish_all, gate, small, step
@@ -32,8 +33,8 @@ class OneByOne(Discipline):
         first[:1] = self._at.table.remaining(slot)[:1]
         return first
 
-    def chunk(self, rest: int, left: int, first: bool) -> int:
-        return rest if first and rest <= left else 0
+    def chunk(self, row: ArrivalRow) -> int:
+        return row.rest if row.first and row.rest <= row.left else 0
 
 
 class NotOne:
@@ -41,10 +42,7 @@ class NotOne:
 
 
 class Vague(Discipline):
-    """Leaves open what its residents take."""
-
-    def build(self, now: float, admitting: bool) -> Composition:
-        return self.rest(now)
+    """Leaves open who computes how much."""
 
 
 def loaded(name: str) -> Discipline:
@@ -74,7 +72,7 @@ def test_a_discipline_is_found_by_name_or_by_path(name: str, kind: type[Discipli
         (f"{__name__}.Missing", "no discipline .*Missing"),
         (f"{__name__}.NotOne", "NotOne' is not a subclass of Discipline"),
         (f"{__name__}.SMALL", "SMALL' is not a subclass of Discipline"),
-        (f"{__name__}.Vague", "Vague' does not say everything: chunk, demand$"),
+        (f"{__name__}.Vague", "Vague' does not say everything: build$"),
     ],
 )
 def test_what_is_no_discipline_is_refused_by_its_name(name: str, complaint: str) -> None:

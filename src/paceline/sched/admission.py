@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.plan import Admitted
 from paceline.core.request import Sequence
@@ -10,10 +11,12 @@ from paceline.kv.hit import Hit
 from paceline.sched.composition import Composition, Entry
 from paceline.sched.explain.journal import Gate
 from paceline.sched.families.forks import Forks
+from paceline.sched.limits.limit import Limits
+from paceline.sched.limits.rows import ArrivalRow, ResidentRows, Used
 from paceline.sched.residency import Residency
 
-Chunk = Callable[[int, int, bool], int]
-"""Positions of a row that wants so many, with so much budget left; is it the step's first?"""
+Chunk = Callable[[ArrivalRow], int]
+"""Positions that an arrival's row may have."""
 
 
 @dataclass(slots=True)
@@ -23,12 +26,13 @@ class Intake:
     left: int
     chunk: Chunk
     first: bool  # has the step no row yet?
+    used: Used  # what the rows so far have used up, by limit
     entries: list[Entry] = field(default_factory=list[Entry])
     admitted: list[Admitted] = field(default_factory=list[Admitted])
 
-    def share(self, rest: int) -> int:
-        """Positions that a row which wants `rest` may have."""
-        return self.chunk(rest, self.left, self.first)
+    def share(self, sequence: Sequence, start: int, rest: int, left: int) -> int:
+        """Positions that a row which wants `rest` may have, and at most `left`."""
+        return self.chunk(ArrivalRow(sequence, start, rest, left, self.first, self.used))
 
     def add(self, slot: int, start: int, count: int) -> None:
         self.entries.append(Entry(slot, start, count))
@@ -39,10 +43,11 @@ class Intake:
 class Admission:
     """Lets sequences in as long as there are slots, budget and blocks, and says why it stops."""
 
-    def __init__(self, config: Config, residency: Residency, forks: Forks) -> None:
+    def __init__(self, config: Config, residency: Residency, forks: Forks, limits: Limits) -> None:
         self._config = config.step
         self._at = residency
         self._forks = forks
+        self._limits = limits
         self._lookahead = config.speculation.lookahead_slots
         self._reserve = int(config.step.watermark * config.cache.num_blocks)
 
@@ -52,7 +57,8 @@ class Admission:
         """Admit until one does not fit; only those that were swapped, if `returning`."""
         at = self._at
         left = self._config.max_num_batched_tokens - int(served.count.sum())
-        intake = Intake(left, chunk, first=not len(served.slot))
+        used = self.used_by(served.slot, served.start, served.count)
+        intake = Intake(left, chunk, not len(served.slot), used)
         gate: Gate | None = None
         while (head := at.head(now)) is not None:
             if head.swapped:
@@ -73,13 +79,13 @@ class Admission:
         hit = at.lookup(head)
         rest, taken = self.rest(head, hit), self._config.max_num_batched_tokens - intake.left
         room = at.policy.room(head, rest, taken, intake.left)
-        tokens = intake.chunk(rest, room, intake.first)
+        tokens = intake.share(head, hit.tokens, rest, room)
         gate = self._gate(head, hit, tokens, intake.left, room, now)
         if gate is not None:
             return gate
         new = at.admit(head, hit, self.span(head, hit, tokens))
         intake.admitted.append(new)
-        self._add(intake, new.slot, hit.tokens, tokens)
+        self._add(intake, head, hit.tokens, tokens)
         family = at.family(head)
         if family is not None and self._forks.at_once(family, hit):
             self._forks.fork(family)
@@ -93,15 +99,30 @@ class Admission:
         table, cache, slot = self._at.table, self._at.cache, sequence.slot
         start = int(table.planned[slot])
         room = int(cache.held[slot]) * cache.block_size - start
-        count = min(intake.share(int(table.known[slot]) - start), room)
-        self._add(intake, slot, start, count)
+        rest = int(table.known[slot]) - start
+        count = min(intake.share(sequence, start, rest, intake.left), room)
+        self._add(intake, sequence, start, count)
 
-    def _add(self, intake: Intake, slot: int, start: int, count: int) -> None:
-        """A row for somebody who has just come in, handed out so that those behind may share it."""
-        if count:
-            intake.add(slot, start, count)
-            self._at.table.advance(slot, start + count)
-            self._at.seal_rivals()
+    def _add(self, intake: Intake, sequence: Sequence, start: int, count: int) -> None:
+        """A row for a sequence that has just come in, handed out so that those behind may share
+        it."""
+        if not count:
+            return
+        slot = sequence.slot
+        intake.add(slot, start, count)
+        if self._limits.counting:
+            row = ArrivalRow(sequence, start, count, count, intake.first, intake.used)
+            self._limits.spend(row, intake.used)
+        self._at.table.advance(slot, start + count)
+        self._at.seal_rivals()
+
+    def used_by(self, slot: Index, start: I32 | None, count: I32) -> Used:
+        """What rows of residents use up of a step, for limits that count it. Without a `start`,
+        each row goes on where its resident stands."""
+        used: Used = {}
+        if self._limits.counting:
+            self._limits.spend(ResidentRows(self._at.table, slot, count, 0, start), used)
+        return used
 
     def rest(self, head: Sequence, hit: Hit) -> int:
         """Positions to compute before it samples, or before its family forks."""

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +14,13 @@ from paceline.core.request import Sequence
 from paceline.sched.admission import Admission
 from paceline.sched.composition import NOTHING, Composition
 from paceline.sched.families.forks import Forks
-from paceline.sched.limits import within_budget, within_length
+from paceline.sched.limits.budget import Budget
+from paceline.sched.limits.limit import Limit, Limits
+from paceline.sched.limits.long_prefill import LongPrefill
+from paceline.sched.limits.model_length import ModelLength
+from paceline.sched.limits.policy_share import PolicyShare
+from paceline.sched.limits.rows import ArrivalRow, ResidentRows
+from paceline.sched.limits.whole_prompts import WholePrompts
 from paceline.sched.residency import Residency
 from paceline.sched.speculation import Speculation
 
@@ -21,14 +28,21 @@ from paceline.sched.speculation import Speculation
 class Discipline(ABC):
     """Builds the rows of one step. Everything it may change is in the Residency.
 
-    A subclass says in `build` who computes how much; the parts it is made of are here.
+    A subclass says in `build` who computes how much; the parts it is made of are here. `limits`
+    clip the rows of residents and of arrivals alike, in this order, and `draft_limits` the drafts
+    that ride on those rows.
     """
+
+    limits: ClassVar[tuple[type[Limit], ...]] = (LongPrefill, WholePrompts, PolicyShare)
+    draft_limits: ClassVar[tuple[type[Limit], ...]] = (ModelLength, Budget)
 
     def __init__(self, config: Config, residency: Residency, speculation: Speculation) -> None:
         self._config = config.step
         self._at = residency
         self._forks = Forks(residency)
-        self._admission = Admission(config, residency, self._forks)
+        self._limits = Limits(self.limits, config, residency)
+        self._draft_limits = Limits(self.draft_limits, config, residency)
+        self._admission = Admission(config, residency, self._forks, self._limits)
         self._speculation = speculation
         self._lookahead = config.speculation.lookahead_slots
         self._given_way = 0  # residents that gave way in this step
@@ -37,13 +51,22 @@ class Discipline(ABC):
     def build(self, now: float, admitting: bool) -> Composition:
         """Who computes how much now."""
 
-    @abstractmethod
+    def want(self, slot: Index) -> I32:
+        """Positions that residents could use in a step in which somebody is admitted."""
+        return self._at.table.remaining(slot)
+
     def demand(self, slot: Index) -> I32:
         """Positions that residents take of a step in which somebody is admitted."""
+        return self._clip(slot, self.want(slot))
 
-    @abstractmethod
-    def chunk(self, rest: int, left: int, first: bool) -> int:
-        """Positions of an arrival's first row; 0 if the budget does not let it in."""
+    def chunk(self, row: ArrivalRow) -> int:
+        """Positions of an arrival's first row; 0 if the limits do not let it in."""
+        return int(self._limits.clip(row)[0])
+
+    def _clip(self, slot: Index, want: I32) -> I32:
+        """Positions that residents may have of those that they want."""
+        rows = ResidentRows(self._at.table, slot, want, self._config.max_num_batched_tokens)
+        return self._limits.clip(rows)
 
     def compose(self, now: float, admitting: bool) -> Composition:
         """The rows of the next step."""
@@ -122,9 +145,8 @@ class Discipline(ABC):
             order, self._speculation.drafts(table.most_drafts[order], table.acceptance[order])
         )
         drafts = np.where(step.start >= table.given[slot], table.drafts[slot], 0)
-        drafts = within_length(drafts, end, table.limit[slot])
         left = self._config.max_num_batched_tokens - int(step.count.sum())
-        drafts = within_budget(drafts, left)
+        drafts = self._draft_limits.clip(ResidentRows(table, slot, drafts, left, end))
         short = self._short(slot, drafts)
         unaffordable = (short > 0) & (np.cumsum(short) > at.cache.pool.free)
         drafts[unaffordable] = short[unaffordable] = 0
@@ -164,7 +186,8 @@ class Discipline(ABC):
         hit = at.lookup(head)
         taken, rest = int(count.sum()), admission.rest(head, hit)
         left = self._config.max_num_batched_tokens - taken
-        tokens = self.chunk(rest, at.policy.room(head, rest, taken, left), first=not taken)
+        room, used = at.policy.room(head, rest, taken, left), admission.used_by(slot, None, count)
+        tokens = self.chunk(ArrivalRow(head, hit.tokens, rest, room, not taken, used))
         if not tokens or at.table.vacant + len(gone) < len(at.group(head)):
             return False
         freed = at.cache.held_only_by(gone)

@@ -8,7 +8,7 @@ from paceline.core import plugins
 from paceline.core.arrays import I32, Index
 from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
-from paceline.sched.limits import within_budget
+from paceline.sched.limits.split import within_budget
 from paceline.sched.slots import SlotTable
 
 

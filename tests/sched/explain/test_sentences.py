@@ -6,7 +6,7 @@ import pytest
 from paceline import RequestError, Scheduler
 from paceline.core.arrays import I32, Index
 from paceline.sched.explain.sentences import plural, seconds, tokens
-from paceline.sched.limits import within_budget
+from paceline.sched.limits.split import within_budget
 from paceline.sched.policy import Policy
 from tests.sched.support import ask, commit, crowded, finish_all, small, step
 

@@ -7,7 +7,11 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline
-from paceline.sched.limits import whole_rows, within_threshold
+from paceline.sched.limits.long_prefill import LongPrefill
+from paceline.sched.limits.policy_share import PolicyShare
+from paceline.sched.limits.rows import ArrivalRow
+from paceline.sched.limits.whole_prompts import WholePrompts
+from paceline.sched.limits.whole_rows import WholeRows
 
 
 class PrefillFirst(Discipline):
@@ -18,6 +22,8 @@ class PrefillFirst(Discipline):
     the next. While anybody is swapped nobody else is admitted, and those that were swapped
     return in decode steps. Those who decode are held up for `max_wait` seconds at most.
     """
+
+    limits = (LongPrefill, WholePrompts, WholeRows, PolicyShare)
 
     _held_since: float | None = None  # when those who decode began to be held up
 
@@ -44,7 +50,7 @@ class PrefillFirst(Discipline):
 
     def _prefill(self, now: float, admitting: bool) -> Composition:
         """Residents that have more than one position to compute, then those who wait."""
-        served = self._serve(*self._fit(self._rests))
+        served = self._serve(*self._fit(self.demand))
         if self._given_way:
             return self._admission.closed(served, "preempted", now, self._given_way)
         if not admitting:
@@ -53,25 +59,10 @@ class PrefillFirst(Discipline):
             return self._admission.closed(served, "prefill", now)
         return self._admission.let_in(served, now, self.chunk)
 
-    def _rests(self, slot: Index) -> I32:
-        """Positions for each resident that is behind by more than one, whole as far as they
-        fit."""
-        config = self._config
+    def want(self, slot: Index) -> I32:
+        """All that a resident lacks that is behind by more than one position."""
         want = self._at.table.remaining(slot)
-        want = within_threshold(np.where(want > 1, want, 0), config.long_prefill_token_threshold)
-        want = whole_rows(want, config.max_num_batched_tokens)
-        return self._at.policy.share(slot, want, config.max_num_batched_tokens)
-
-    def chunk(self, rest: int, left: int, first: bool) -> int:
-        """A whole prompt, or as much of the first one as fits."""
-        threshold = self._config.long_prefill_token_threshold
-        want = min(rest, threshold) if threshold else rest
-        if want <= left:
-            return want
-        return left if first and self._config.enable_chunked_prefill else 0
-
-    def demand(self, slot: Index) -> I32:
-        return self._rests(slot)
+        return np.where(want > 1, want, 0)
 
     # -- decode -------------------------------------------------------------
 
@@ -82,7 +73,7 @@ class PrefillFirst(Discipline):
         swapped."""
         at = self._at
         self._held_since = None
-        step = replace(self._serve(*self._fit(self._one_left)), kind="decode")
+        step = replace(self._serve(*self._fit(self._decodes)), kind="decode")
         if self._given_way:
             return self._admission.closed(step, "preempted", now, self._given_way)
         if not admitting:
@@ -96,7 +87,7 @@ class PrefillFirst(Discipline):
 
     def _catch_up(self, returned: Composition) -> Composition:
         """Nobody decodes; those that have just returned may be behind by more than one."""
-        served = self._serve(*self._fit(self._rests, giving_way=False))
+        served = self._serve(*self._fit(self.demand, giving_way=False))
         gate = returned.gate
         if gate is not None and gate.reason == "decodes" and len(served.slot):
             gate = replace(gate, reason="prefill")
@@ -107,7 +98,10 @@ class PrefillFirst(Discipline):
         want = self._at.table.remaining(slot)
         return np.where(want == 1, want, 0)
 
-    @staticmethod
-    def _last(rest: int, left: int, first: bool) -> int:
+    def _decodes(self, slot: Index) -> I32:
+        """The last position of each resident that has just one to compute, within the limits."""
+        return self._clip(slot, self._one_left(slot))
+
+    def _last(self, row: ArrivalRow) -> int:
         """The row of one that returns: its last position, if that is all it lacks."""
-        return 1 if rest == 1 and left else 0
+        return self.chunk(row) if row.rest == 1 else 0

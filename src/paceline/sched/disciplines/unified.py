@@ -5,7 +5,6 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline
-from paceline.sched.limits import within_threshold
 from paceline.sched.slots import Idle
 
 
@@ -38,18 +37,3 @@ class Unified(Discipline):
         left_out = Idle.BUDGET if is_spent else Idle.ROOM
         cause = np.where(granted[idle] > 0, Idle.BLOCKS, left_out)
         at.table.idle(slot[idle], at.step, cause)
-
-    def demand(self, slot: Index) -> I32:
-        """Positions for each resident within all limits."""
-        config = self._config
-        want = self._at.table.remaining(slot)
-        want = within_threshold(want, config.long_prefill_token_threshold)
-        return self._at.policy.share(slot, want, config.max_num_batched_tokens)
-
-    def chunk(self, rest: int, left: int, first: bool) -> int:
-        """Positions of an arrival's first row; 0 if the budget does not let it in."""
-        threshold = self._config.long_prefill_token_threshold
-        want = min(rest, threshold) if threshold else rest
-        if not self._config.enable_chunked_prefill and want > left:
-            return 0
-        return min(want, left)

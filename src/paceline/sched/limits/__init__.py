@@ -1,0 +1,1 @@
+"""What clips the rows of a step, one limit per file."""

@@ -1,0 +1,115 @@
+"""Rows that want positions in a step, before any limit has clipped them."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from paceline.core.arrays import I32, NO_INDEX, Index
+from paceline.core.request import Sequence
+from paceline.sched.slots import SlotTable
+
+Used = dict[str, int]
+"""What the rows of a step have used up so far, by the name that a limit counts it under."""
+
+
+class WantedRows(ABC):
+    """Rows in the order in which they are served; row i wants `want[i]` positions.
+
+    want      positions that each row wants; limits replace it, and never raise it
+    left      positions of the step's budget that these rows may share
+    first     the step has no row before these
+    used      what the rows before these have used up, for limits that count something
+    slot      of each row; an arrival has none yet
+    arriving  the row belongs to a sequence that joins in this step
+    """
+
+    __slots__ = ("first", "left", "used", "want")
+
+    arriving = False
+    slot: Index  # [rows]
+
+    def __init__(self, want: I32, left: int, first: bool, used: Used) -> None:
+        self.want = want  # [rows]
+        self.left = left
+        self.first = first
+        self.used = used
+
+    @property
+    @abstractmethod
+    def start(self) -> I32:
+        """The first position of each row."""
+
+    @property
+    @abstractmethod
+    def known(self) -> I32:
+        """Tokens that are known of each row's sequence; a row that ends before is a chunk."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> I32:
+        """Tokens at which each row's sequence ends."""
+
+    @abstractmethod
+    def sequence(self, row: int) -> Sequence:
+        """The sequence of a row."""
+
+
+class ResidentRows(WantedRows):
+    """Rows of residents, oldest first."""
+
+    __slots__ = ("_start", "_table", "slot")
+
+    def __init__(
+        self, table: SlotTable, slot: Index, want: I32, left: int, start: I32 | None = None
+    ) -> None:
+        super().__init__(want, left, first=True, used={})
+        self._table = table
+        self._start = start  # None: each goes on where it stands
+        self.slot = slot
+
+    @property
+    def start(self) -> I32:
+        return self._table.planned[self.slot] if self._start is None else self._start
+
+    @property
+    def known(self) -> I32:
+        return self._table.known[self.slot]
+
+    @property
+    def limit(self) -> I32:
+        return self._table.limit[self.slot]
+
+    def sequence(self, row: int) -> Sequence:
+        return self._table.sequence(int(self.slot[row]))
+
+
+class ArrivalRow(WantedRows):
+    """The one row of a sequence that joins in this step."""
+
+    __slots__ = ("_sequence", "_start", "rest")
+
+    arriving = True
+    slot = NO_INDEX
+
+    def __init__(
+        self, sequence: Sequence, start: int, rest: int, left: int, first: bool, used: Used
+    ) -> None:
+        super().__init__(np.array([rest], np.int32), left, first, used)
+        self._sequence = sequence
+        self._start = start
+        self.rest = rest  # positions it wants, before any limit
+
+    @property
+    def start(self) -> I32:
+        return np.array([self._start], np.int32)
+
+    @property
+    def known(self) -> I32:
+        return np.array([len(self._sequence.tokens)], np.int32)
+
+    @property
+    def limit(self) -> I32:
+        return np.array([self._sequence.limit], np.int32)
+
+    def sequence(self, row: int) -> Sequence:
+        return self._sequence

@@ -1,0 +1,21 @@
+"""Prompts that are not cut."""
+
+from paceline.sched.limits.whole_prompts import WholePrompts
+from tests.sched.limits.support import View, arrival, config, residents
+
+
+def test_an_arrival_joins_with_its_whole_prompt_or_not_at_all() -> None:
+    limit = WholePrompts.create(config(enable_chunked_prefill=False), View())
+    assert limit is not None
+    assert limit.clip(arrival(5, left=5)).tolist() == [5]
+    assert limit.clip(arrival(5, left=4)).tolist() == [0]
+
+
+def test_what_a_resident_lacks_may_be_cut() -> None:
+    limit = WholePrompts.create(config(enable_chunked_prefill=False), View())
+    assert limit is not None
+    assert limit.clip(residents(5, 1, left=4)).tolist() == [5, 1]
+
+
+def test_with_chunks_there_is_no_limit() -> None:
+    assert WholePrompts.create(config(enable_chunked_prefill=True), View()) is None
