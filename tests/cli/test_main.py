@@ -16,7 +16,7 @@ from paceline.cli.app import app
 from paceline.cli.main import main
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED
 from paceline.core.config import Config
-from paceline.sched.replay.format import Preamble
+from paceline.sched.replay.preamble import Preamble
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 COMMAND = [sys.executable, "-m", "paceline.cli.main"]

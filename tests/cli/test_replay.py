@@ -11,8 +11,8 @@ import pytest
 from paceline import Request, RequestError, Scheduler, StepResult
 from paceline.cli import replay
 from paceline.cli.main import main
+from paceline.sched.replay.reader import Reader
 from paceline.sched.replay.recorder import Recorder
-from paceline.sched.replay.replayer import Reader
 from paceline.sim.oracle import OracleRunner
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "guides" / "replay.md"

@@ -1,5 +1,6 @@
 """Runs to record: random ones full of trouble, and a small one to take apart."""
 
+import json
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ import numpy as np
 
 from paceline import PacelineError, Plan, Request, Scheduler, StepResult
 from paceline.core.plan import Candidates, Failed
+from paceline.sched.replay.plans_in_flight import stand_in
+from paceline.sched.replay.reader import Reader
 from paceline.sched.replay.recorder import Recorder
-from paceline.sched.replay.replayer import stand_in
+from paceline.sched.replay.records import FORMAT, FORMAT_NUMBER, MAGIC, RecordKind, record
 from paceline.sched.swapping import Rates
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
@@ -217,3 +220,21 @@ def small_run(path: Path, steps: int = 12, **other: Any) -> Recorder:
         tokens = {str(name): [7] for name in plan.rows.request_id[plan.rows.samples]}
         recorder.commit(plan, StepResult.of(plan, tokens), now=2.5 + step)
     return recorder
+
+
+# -- recordings taken apart --------------------------------------------------
+
+
+def sound_records(path: Path) -> list[bytes]:
+    return [record(found.kind, found.payload) for found in Reader(path)]
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    return Reader(path).preamble.config.to_dict()
+
+
+def with_settings(path: Path, changed: dict[str, Any], number: int = FORMAT) -> None:
+    """The same calls under other settings."""
+    content = json.dumps({"paceline": "0.0.1", "settings": changed}).encode()
+    head = MAGIC + FORMAT_NUMBER.pack(number) + record(RecordKind.SETTINGS, content)
+    path.write_bytes(b"".join([head, *sound_records(path), record(RecordKind.ENDED, b"closed")]))

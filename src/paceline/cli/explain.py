@@ -11,7 +11,7 @@ import typer
 from paceline.cli.command import WrongOption
 from paceline.cli.options import KeyOption, UrlOption
 from paceline.cli.replay import UNREADABLE, UNTOUCHED, ending, status
-from paceline.sched.replay.format import RecordingError
+from paceline.sched.replay.records import RecordingError
 from paceline.sched.replay.replayer import Replay
 
 DEFAULT_URL = "http://127.0.0.1:8000"

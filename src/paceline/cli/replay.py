@@ -10,8 +10,9 @@ import typer
 
 from paceline.core.errors import RequestError
 from paceline.sched.explain.sentences import plural
-from paceline.sched.replay.format import RecordingError
-from paceline.sched.replay.replayer import Ending, Replay, Summary
+from paceline.sched.replay.reader import Ending
+from paceline.sched.replay.records import RecordingError
+from paceline.sched.replay.replayer import Replay, ReplaySummary
 from paceline.sched.stats import Stats
 
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
@@ -94,7 +95,7 @@ def ending(replay: Replay) -> str:
     return reader.ending.value + (f" ({unread:,} bytes were not read)" if unread else "")
 
 
-def counted(summary: Summary, stats: Stats) -> str:
+def counted(summary: ReplaySummary, stats: Stats) -> str:
     found = [
         plural(summary.steps, "step"),
         plural(summary.requests, "request"),
@@ -110,7 +111,7 @@ def counted(summary: Summary, stats: Stats) -> str:
     return ", ".join(found)
 
 
-def verdict(replay: Replay, summary: Summary) -> str:
+def verdict(replay: Replay, summary: ReplaySummary) -> str:
     if replay.divergence is not None:
         return f"diverged  {replay.divergence}"
     if unproven := summary.steps - summary.verified:

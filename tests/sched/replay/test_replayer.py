@@ -1,6 +1,5 @@
 """A recording replays to the same plans, and whatever is wrong with it is told."""
 
-import json
 import os
 import re
 import subprocess
@@ -16,11 +15,13 @@ import pytest
 from paceline import PacelineError, Plan, Request, Scheduler
 from paceline.kv.pool import BlockPool
 from paceline.sched.policies.fcfs import Fcfs
-from paceline.sched.replay import replayer as replaying
-from paceline.sched.replay.format import FORMAT, FORMAT_NUMBER, MAGIC, Kind, RecordingError, record
+from paceline.sched.replay.reader import Ending, Reader
 from paceline.sched.replay.recorder import Recorder
-from paceline.sched.replay.replayer import Ending, Reader, Replay
-from tests.sched.recorded_runs import Trouble, small_run
+from paceline.sched.replay.records import (
+    RecordKind,
+)
+from paceline.sched.replay.replayer import Replay
+from tests.sched.recorded_runs import Trouble, settings_of, small_run, sound_records, with_settings
 
 ROOT = Path(__file__).parents[3]
 SEEDS = range(30)
@@ -59,17 +60,17 @@ def test_the_same_run_is_recorded_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> None:
-    kinds: Counter[Kind] = Counter()
+    kinds: Counter[RecordKind] = Counter()
     seen: Counter[str] = Counter()
     for seed in SEEDS:
         with Trouble(seed, tmp_path / str(seed)).recorder as recorder:
             stats = recorder.stats
         kinds.update(found.kind for found in Reader(recorder.path))
         seen.update(stats.to_dict())
-    assert set(Kind) - kinds.keys() == {Kind.SETTINGS, Kind.ENDED}
+    assert set(RecordKind) - kinds.keys() == {RecordKind.SETTINGS, RecordKind.ENDED}
     assert seen["failed_rows"] > 20
     troubles = ("preemptions", "stale_rows", "drafted", "forks", "copied_blocks")
-    assert min(kinds[Kind.REFUSED], *(seen[name] for name in troubles)) > 50
+    assert min(kinds[RecordKind.REFUSED], *(seen[name] for name in troubles)) > 50
     assert min(seen["swapped_out_blocks"], seen["swapped_in_blocks"]) > 10
 
 
@@ -82,28 +83,6 @@ def small(tmp_path: Path) -> Path:
         return recorder.path
 
 
-def sound_records(path: Path) -> list[bytes]:
-    return [record(found.kind, found.payload) for found in Reader(path)]
-
-
-def settings_of(path: Path) -> dict[str, Any]:
-    return Reader(path).preamble.config.to_dict()
-
-
-def with_settings(path: Path, changed: dict[str, Any], number: int = FORMAT) -> None:
-    """The same calls under other settings."""
-    content = json.dumps({"paceline": "0.0.1", "settings": changed}).encode()
-    head = MAGIC + FORMAT_NUMBER.pack(number) + record(Kind.SETTINGS, content)
-    path.write_bytes(b"".join([head, *sound_records(path), record(Kind.ENDED, b"closed")]))
-
-
-def test_a_recording_of_the_format_before_is_read(small: Path) -> None:
-    with_settings(small, settings_of(small), number=2)
-    replay = Replay(small)
-    assert replay.run().verified == replay.summary.steps > 0
-    assert replay.divergence is None
-
-
 def test_replay_can_stop_at_a_step_and_go_on(small: Path) -> None:
     replay = Replay(small)
     assert replay.run(until=5).steps == 5
@@ -113,146 +92,6 @@ def test_replay_can_stop_at_a_step_and_go_on(small: Path) -> None:
     assert next(replay.plans()).step == 8
     assert replay.run().steps == 12
     assert replay.reader.ending is Ending.CLOSED
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    with small_run(tmp_path / "tiny", steps=3) as recorder:
-        return recorder.path
-
-
-def test_every_cut_replays_what_came_before_it(tiny: Path, tmp_path: Path) -> None:
-    content = tiny.read_bytes()
-    first = Reader(tiny).read_bytes
-    edges = [first]
-    for one in sound_records(tiny):
-        edges.append(edges[-1] + len(one))
-    steps: list[int] = []
-    for length in range(first, len(content)):
-        cut = tmp_path / "cut"
-        cut.write_bytes(content[:length])
-        replay = Replay(cut)
-        steps.append(replay.run().steps)
-        assert replay.divergence is None
-        assert replay.reader.ending is (Ending.OPEN if length in edges else Ending.CUT)
-        assert replay.reader.read_bytes == max(edge for edge in edges if edge <= length)
-    assert steps == sorted(steps)
-    assert (steps[0], steps[-1]) == (0, 3)
-
-
-def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
-    content = tiny.read_bytes()
-    first = Reader(tiny).read_bytes
-    for place in range(len(content)):
-        changed = bytearray(content)
-        changed[place] ^= 1 << (place % 8)
-        (tmp_path / "changed").write_bytes(changed)
-        try:
-            replay = Replay(tmp_path / "changed")
-        except RecordingError:
-            assert place < first
-            continue
-        replay.run()
-        assert replay.reader.ending in (Ending.DAMAGED, Ending.CUT)
-        assert replay.divergence is None
-        assert first <= replay.reader.read_bytes <= place
-
-
-def test_a_length_that_is_damaged_is_no_cut(tiny: Path, tmp_path: Path) -> None:
-    """A record that seems to go beyond the end has whole ones behind it, unless it is the last."""
-    content = tiny.read_bytes()
-    place = Reader(tiny).read_bytes
-    for one in sound_records(tiny):
-        changed = bytearray(content)
-        changed[place + 2] ^= 1
-        (tmp_path / "changed").write_bytes(changed)
-        replay = Replay(tmp_path / "changed")
-        replay.run()
-        assert replay.reader.ending is Ending.DAMAGED
-        assert replay.reader.read_bytes == place
-        place += len(one)
-    changed = bytearray(content)
-    changed[place + 2] ^= 1
-    (tmp_path / "changed").write_bytes(changed)
-    reader = Reader(tmp_path / "changed")
-    assert len(list(reader)) == len(sound_records(tiny))
-    assert reader.ending is Ending.CUT
-
-
-def test_a_long_record_that_was_cut_is_no_damage(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torn = tiny.read_bytes() + record(Kind.SUBMIT, b"x" * 300)[:-1]
-    tiny.write_bytes(torn.replace(record(Kind.ENDED, b"closed"), b""))
-    for searched in (1000, 200):
-        monkeypatch.setattr(replaying, "SEARCHED", searched)
-        reader = Reader(tiny)
-        assert list(reader)
-        assert reader.ending is Ending.CUT
-
-
-def test_a_record_of_unknown_kind_is_damage(small: Path) -> None:
-    head = small.read_bytes()[: Reader(small).read_bytes]
-    small.write_bytes(head + record(99, b""))  # pyright: ignore[reportArgumentType]
-    replay = Replay(small)
-    assert replay.run().steps == 0
-    assert replay.reader.ending is Ending.DAMAGED
-
-
-# -- what cannot be read at all ---------------------------------------------
-
-
-@pytest.mark.parametrize("content", [b"", b"\x89pace", b"step,tokens\n1,2\n", b"\0" * 4096])
-def test_another_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(content)
-    with pytest.raises(RecordingError, match="other is not a recording of a scheduler"):
-        Replay(tmp_path / "other")
-
-
-def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Replay(tmp_path / "missing")
-
-
-@pytest.mark.parametrize("kept", [0, 1, 2, 5, 40, 400])
-def test_a_header_cut_short_is_refused(kept: int, small: Path) -> None:
-    small.write_bytes(small.read_bytes()[: len(MAGIC) + kept])
-    with pytest.raises(RecordingError, match="its settings cannot be read"):
-        Replay(small)
-
-
-@pytest.mark.parametrize("number", [1, 4])
-def test_another_format_is_refused(number: int, small: Path) -> None:
-    with_settings(small, settings_of(small), number)
-    told = f"has format {number}; this paceline reads formats 2 and 3"
-    with pytest.raises(RecordingError, match=told):
-        Replay(small)
-
-
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({"warp": 9}, "unknown setting 'warp'"),
-        ({"policy": "coin_toss"}, "no policy 'coin_toss'"),
-        ({"speculation": "nowhere.Any"}, "no speculation 'nowhere.Any'"),
-        ({"discipline": "turnstile"}, "no discipline 'turnstile'"),
-        ({"block_size": -1}, "block_size is -1"),
-        ({"block_size": "four"}, "settings do not fit here"),
-        ({"tenant_weights": 3}, "settings do not fit here"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(
-    changed: dict[str, Any], complaint: str, small: Path
-) -> None:
-    with_settings(small, settings_of(small) | changed)
-    with pytest.raises(RecordingError, match=complaint):
-        Replay(small)
-
-
-def test_settings_of_the_wrong_form_are_refused(small: Path) -> None:
-    small.write_bytes(MAGIC + FORMAT_NUMBER.pack(FORMAT) + record(Kind.SETTINGS, b"[1]"))
-    with pytest.raises(RecordingError, match="settings do not fit here"):
-        Replay(small)
 
 
 # -- divergence -------------------------------------------------------------
@@ -288,16 +127,12 @@ def test_a_defect_in_a_policy_is_found(small: Path, monkeypatch: pytest.MonkeyPa
     assert replay.divergence.step == 1
 
 
-def test_a_description_names_only_some_of_many() -> None:
-    assert replaying.listing(list("abcdef")) == "a, b, c, d and 2 more"
-
-
 def test_a_call_refused_then_and_accepted_now_diverges(tmp_path: Path) -> None:
     with small_run(tmp_path / "run", max_num_queued_reqs=3) as recorder:
         recorder.drain()
         with pytest.raises(PacelineError, match="draining"):
             recorder.submit(Request(id="late", prompt=np.arange(3)), now=40.0)
-    calls = [one for one in sound_records(recorder.path) if one[4] != Kind.DRAIN]
+    calls = [one for one in sound_records(recorder.path) if one[4] != RecordKind.DRAIN]
     head = recorder.path.read_bytes()[: Reader(recorder.path).read_bytes]
     recorder.path.write_bytes(head + b"".join(calls))
     replay = Replay(recorder.path)
@@ -404,7 +239,7 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
-from tests.sched.recorded_runs import small_run
+from tests.sched.recorded_runs import small_run, settings_of, sound_records, with_settings
 recorder = small_run(Path(sys.argv[1]), steps=6)
 recorder.plan(now=99.0)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -13,19 +13,16 @@ from paceline.core.events import CacheEvent
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
 from paceline.sched.explain.journal import Gate
-from paceline.sched.replay.format import (
+from paceline.sched.replay.calls import Commitment, Scores, Submission, failed_rows
+from paceline.sched.replay.fingerprint import Fingerprint
+from paceline.sched.replay.preamble import Preamble
+from paceline.sched.replay.records import (
     MAGIC,
     STEP,
     TIME,
-    Commitment,
-    Fingerprint,
-    Kind,
-    Preamble,
     RecordingError,
-    Scores,
-    Submission,
+    RecordKind,
     arguments,
-    failed_rows,
     record,
 )
 from paceline.sched.scheduler import Scheduler
@@ -48,7 +45,7 @@ def opened(path: Path) -> FileIO:
     return path.open("wb", buffering=0)
 
 
-ENDED_BYTES = len(record(Kind.ENDED, b"closed"))
+ENDED_BYTES = len(record(RecordKind.ENDED, b"closed"))
 
 
 class Recorder:
@@ -102,24 +99,24 @@ class Recorder:
         self._call(lambda: self.scheduler.submit(request, now, parked))
 
     def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
-        self._note(Kind.ABORT, request_id, now, *(() if child is None else (child,)))
+        self._note(RecordKind.ABORT, request_id, now, *(() if child is None else (child,)))
         return self._call(lambda: self.scheduler.abort(request_id, now, child))
 
     def park(self, request_id: str, reason: str, now: float) -> bool:
-        self._note(Kind.PARK, request_id, reason, now)
+        self._note(RecordKind.PARK, request_id, reason, now)
         return self._call(lambda: self.scheduler.park(request_id, reason, now))
 
     def wake(self, request_id: str, now: float) -> bool:
-        self._note(Kind.WAKE, request_id, now)
+        self._note(RecordKind.WAKE, request_id, now)
         return self._call(lambda: self.scheduler.wake(request_id, now))
 
     def plan(self, now: float) -> Plan:
         if self.ended:
             return self.scheduler.plan(now)
-        self._write(record(Kind.PLAN, TIME.pack(now)))
+        self._write(record(RecordKind.PLAN, TIME.pack(now)))
         plan = self._call(lambda: self.scheduler.plan(now))
         digests = STEP.pack(plan.step) + self._fingerprint.of(plan)
-        self._hold(record(Kind.PLANNED, digests))
+        self._hold(record(RecordKind.PLANNED, digests))
         return plan
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
@@ -133,31 +130,31 @@ class Recorder:
         return self._call(lambda: self.scheduler.commit(plan, result, now))
 
     def fail(self, plan: Plan, now: float, message: str = "the step failed") -> Outputs:
-        self._note(Kind.FAIL, plan.step, now, message)
+        self._note(RecordKind.FAIL, plan.step, now, message)
         return self._call(lambda: self.scheduler.fail(plan, now, message))
 
     def retry(self, plan: Plan, now: float) -> None:
-        self._note(Kind.RETRY, plan.step, now)
+        self._note(RecordKind.RETRY, plan.step, now)
         self._call(lambda: self.scheduler.retry(plan, now))
 
     def pause(self, mode: Literal["new", "all"] = "new") -> None:
-        self._note(Kind.PAUSE, mode)
+        self._note(RecordKind.PAUSE, mode)
         self._call(lambda: self.scheduler.pause(mode))
 
     def resume(self) -> None:
-        self._note(Kind.RESUME)
+        self._note(RecordKind.RESUME)
         self._call(self.scheduler.resume)
 
     def drain(self) -> None:
-        self._note(Kind.DRAIN)
+        self._note(RecordKind.DRAIN)
         self._call(self.scheduler.drain)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
-        self._note(Kind.RESET_PREFIX_CACHE, reset_running_requests, now)
+        self._note(RecordKind.RESET_PREFIX_CACHE, reset_running_requests, now)
         return self._call(lambda: self.scheduler.reset_prefix_cache(reset_running_requests, now))
 
     def measure(self, rates: Rates) -> None:
-        self._note(Kind.MEASURE, rates.recompute_tokens_per_s, rates.swap_blocks_per_s)
+        self._note(RecordKind.MEASURE, rates.recompute_tokens_per_s, rates.swap_blocks_per_s)
         self._call(lambda: self.scheduler.measure(rates))
 
     # -- what only asks -----------------------------------------------------
@@ -211,10 +208,10 @@ class Recorder:
         try:
             return call()
         except PacelineError as error:
-            self._hold(record(Kind.REFUSED, str(error).encode(errors="replace")))
+            self._hold(record(RecordKind.REFUSED, str(error).encode(errors="replace")))
             raise
 
-    def _note(self, kind: Kind, *values: Any) -> None:
+    def _note(self, kind: RecordKind, *values: Any) -> None:
         if not self.ended:
             self._write(record(kind, arguments(*values)))
 
@@ -245,7 +242,7 @@ class Recorder:
             self._stop(f"failed: {written} of {len(content)} bytes were written")
 
     def _end(self, reason: str) -> None:
-        ending = record(Kind.ENDED, reason.encode())
+        ending = record(RecordKind.ENDED, reason.encode())
         self._held.append(ending)
         self.size_bytes += len(ending)
         self._flush()

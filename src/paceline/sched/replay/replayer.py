@@ -1,227 +1,41 @@
 """Make the calls of a recording again, on a scheduler of its own, and compare every plan."""
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
-from io import BufferedReader
 from json import loads
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paceline.core.errors import PacelineError
-from paceline.core.plan import Failed, Pairs, Plan, Rows
-from paceline.sched.replay.format import (
-    CHECKSUM,
-    FORMAT_NUMBER,
-    HEAD,
-    MAGIC,
-    PART_BYTES,
-    PARTS,
-    READABLE,
-    STEP,
-    TIME,
-    Commitment,
-    Fingerprint,
-    Kind,
-    Preamble,
-    RecordingError,
-    Scores,
-    Submission,
-    checksum,
-    failed_of,
-)
+from paceline.core.plan import Failed, Plan
+from paceline.sched.replay.calls import Commitment, Scores, Submission, failed_of
+from paceline.sched.replay.divergence import Divergence, brief, differences
+from paceline.sched.replay.fingerprint import Fingerprint
+from paceline.sched.replay.plans_in_flight import PlansInFlight
+from paceline.sched.replay.reader import Ending, Reader, Record
+from paceline.sched.replay.records import STEP, TIME, RecordingError, RecordKind
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 
-KINDS = {kind.value: kind for kind in Kind}
-NAMED = 4  # requests that a description of a plan names
-SEARCHED = 1 << 20  # bytes behind a record that claims too much, in which others may be
-
-
-class Ending(Enum):
-    """How the readable part of a recording ends."""
-
-    UNREAD = "it was not read to its end"
-    CLOSED = "it is complete"
-    FULL = "its limit was reached, and the run went on unrecorded"
-    OPEN = "it has no end: its writer was killed, or still writes"
-    CUT = "it ends inside a record: its writer was killed, or the file was cut or damaged"
-    DAMAGED = "a record is damaged, and what follows it cannot be read"
-
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One call, or what came of the one before."""
-
-    kind: Kind
-    payload: bytes
-
-
-def next_record(file: BufferedReader, left: int) -> Record | Ending:
-    """The record at the file's position, if a whole one is among the `left` bytes."""
-    head = file.read(HEAD.size + CHECKSUM.size)
-    if not head:
-        return Ending.OPEN
-    if len(head) < HEAD.size + CHECKSUM.size:
-        return Ending.CUT
-    length, kind = HEAD.unpack_from(head)
-    if len(head) + length > left:
-        return torn(head + file.read(max(min(left, SEARCHED) - len(head), 0)))
-    payload = file.read(length)
-    if CHECKSUM.unpack_from(head, HEAD.size) != (checksum(head[: HEAD.size], payload),):
-        return Ending.DAMAGED
-    return Record(KINDS[kind], payload) if kind in KINDS else Ending.DAMAGED
-
-
-def torn(rest: bytes) -> Ending:
-    """Why a record claims more bytes than are left. Behind one that was cut there is nothing."""
-    follows = any(holds_record(rest, place) for place in range(1, len(rest)))
-    return Ending.DAMAGED if follows else Ending.CUT
-
-
-def holds_record(content: bytes, place: int) -> bool:
-    """Is there a whole and sound record?"""
-    begin = place + HEAD.size + CHECKSUM.size
-    if begin > len(content):
-        return False
-    length, kind = HEAD.unpack_from(content, place)
-    if kind not in KINDS or begin + length > len(content):
-        return False
-    head, payload = content[place : place + HEAD.size], content[begin : begin + length]
-    return CHECKSUM.unpack_from(content, place + HEAD.size) == (checksum(head, payload),)
-
-
-class Reader:
-    """Yields the whole records of a file in order; then `ending` says why no more came.
-
-    `read_bytes` of `size_bytes` were read and found sound.
-    """
-
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
-        self.ending = Ending.UNREAD
-        self.size_bytes = self.read_bytes = 0
-        with self.path.open("rb") as file:
-            self.preamble = self._preamble(file)
-            self.read_bytes = file.tell()
-
-    def _preamble(self, file: BufferedReader) -> Preamble:
-        """The settings, or a RecordingError that says why they cannot be had."""
-        if file.read(len(MAGIC)) != MAGIC:
-            raise RecordingError(f"{self.path} is not a recording of a scheduler")
-        number = file.read(FORMAT_NUMBER.size)
-        if len(number) == FORMAT_NUMBER.size and FORMAT_NUMBER.unpack(number)[0] not in READABLE:
-            raise RecordingError(
-                f"{self.path} has format {FORMAT_NUMBER.unpack(number)[0]}; "
-                f"this paceline reads formats {' and '.join(map(str, READABLE))}"
-            )
-        self.size_bytes = os.fstat(file.fileno()).st_size
-        first = next_record(file, self.size_bytes - file.tell())
-        if isinstance(first, Ending) or first.kind is not Kind.SETTINGS:
-            raise RecordingError(f"{self.path} is damaged: its settings cannot be read")
-        try:
-            return Preamble.decoded(first.payload)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordingError(f"{self.path}: its settings do not fit here: {error}") from None
-
-    def __iter__(self) -> Iterator[Record]:
-        with self.path.open("rb") as file:
-            self.size_bytes = os.fstat(file.fileno()).st_size
-            file.seek(self.read_bytes)
-            while True:
-                found = next_record(file, self.size_bytes - self.read_bytes)
-                if isinstance(found, Ending):
-                    self.ending = found
-                    return
-                self.read_bytes = file.tell()
-                if found.kind is Kind.ENDED:
-                    self.ending = Ending.FULL if found.payload == b"full" else Ending.CLOSED
-                    return
-                yield found
-
-
-# -- what a replay tells ----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first thing that went another way than in the recording."""
-
-    step: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"step {self.step}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
+class ReplaySummary:
     """What was replayed. Plans beyond `verified` had no digest in the file."""
 
     steps: int
     verified: int  # plans that were compared and identical
     requests: int
-    refused: int  # calls that raised an error, then and now
+    refused: int  # calls that raised an error in the recorded run and in the replay
     tokens: int  # sampled
     preemptions: int
 
 
-DIFFERENCES = {
-    "rows": "who computes how much",
-    "positions": "where the rows start",
-    "blocks": "the blocks handed out",
-    "changes": "who came, left, was preempted or ended",
-}
-
-
-def differences(recorded: bytes, replayed: bytes) -> str:
-    """The parts in which two fingerprints differ, in words."""
-    places = [number * PART_BYTES for number in range(len(PARTS))]
-    differing = [
-        DIFFERENCES[name]
-        for name, place in zip(PARTS, places, strict=True)
-        if recorded[place : place + PART_BYTES] != replayed[place : place + PART_BYTES]
-    ]
-    return " and in ".join(differing)
-
-
-def brief(plan: Plan) -> str:
-    """A plan in one sentence."""
-    told = plan.to_dict()
-    shares = [f"{name}: {count}" for name, count in told["tokens"].items()]
-    parts = [f"{told['total']} positions in {len(shares)} rows ({listing(shares)})"]
-    for change in ("new", "resumed", "preempted", "finished"):
-        if told[change]:
-            parts.append(f"{change} {listing(told[change])}")
-    return ", ".join(parts)
-
-
-def listing(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
-def stand_in(step: int, rows: int, copies: Pairs = ()) -> Plan:
-    """A plan that is no longer in flight: of such, a scheduler reads only this much."""
-    none, names = np.zeros(rows, np.int32), np.full(rows, "", object)
-    slot, serial = none.astype(np.intp), none.astype(np.int64)
-    told = none.astype(np.bool_)
-    return Plan(step, Rows(slot, none, serial, names, none, none, none, told), none, copies=copies)
-
-
-# -- the replay -------------------------------------------------------------
-
-
 class Replay:
-    """The run of a recording, made again.
+    """A recorded run, made again.
 
     While `divergence` is None, every plan so far whose digest is in the file came out
-    identical, bit for bit. `scheduler` is in the state that the recorded one was in
-    after the last call that was made.
+    identical, bit for bit. `scheduler` is in the state that the recorded scheduler had
+    after the last replayed call.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -236,12 +50,11 @@ class Replay:
         self._refusal: str | None = None  # of the latest call, until it is compared
         self._scores: Scores | None = None  # of the commit to come
         self._failed: tuple[Failed, ...] = ()  # rows of the commit to come
-        self._flight: dict[int, Plan] = {}
-        self._moves: dict[int, Pairs] = {}  # of steps that had no rows
+        self._flight = PlansInFlight()
         self._verified = self._requests = self._refused = 0
         self._calls = self._call_table()
 
-    def _call_table(self) -> dict[Kind, Callable[[bytes], None]]:
+    def _call_table(self) -> dict[RecordKind, Callable[[bytes], None]]:
         """How each kind of call is made."""
         scheduler = self.scheduler
 
@@ -249,28 +62,28 @@ class Replay:
             return lambda payload: call(*loads(payload))
 
         return {
-            Kind.SUBMIT: self._submit,
-            Kind.ABORT: plainly(scheduler.abort),
-            Kind.PARK: plainly(scheduler.park),
-            Kind.WAKE: plainly(scheduler.wake),
-            Kind.PLAN: self._plan_again,
-            Kind.COMMIT: lambda payload: self._commit(Commitment.decoded(payload)),
-            Kind.COMMIT_ONES: lambda payload: self._commit(Commitment.decoded_ones(payload)),
-            Kind.SCORES: self._score,
-            Kind.FAILED: self._fail_rows,
-            Kind.MEASURE: plainly(self._measure),
-            Kind.FAIL: plainly(self._fail),
-            Kind.RETRY: plainly(self._retry),
-            Kind.PAUSE: plainly(scheduler.pause),
-            Kind.RESUME: plainly(scheduler.resume),
-            Kind.DRAIN: plainly(scheduler.drain),
-            Kind.RESET_PREFIX_CACHE: plainly(scheduler.reset_prefix_cache),
+            RecordKind.SUBMIT: self._submit,
+            RecordKind.ABORT: plainly(scheduler.abort),
+            RecordKind.PARK: plainly(scheduler.park),
+            RecordKind.WAKE: plainly(scheduler.wake),
+            RecordKind.PLAN: self._plan_again,
+            RecordKind.COMMIT: lambda payload: self._commit(Commitment.decoded(payload)),
+            RecordKind.COMMIT_ONES: lambda payload: self._commit(Commitment.decoded_ones(payload)),
+            RecordKind.SCORES: self._score,
+            RecordKind.FAILED: self._fail_rows,
+            RecordKind.MEASURE: plainly(self._measure),
+            RecordKind.FAIL: plainly(self._fail),
+            RecordKind.RETRY: plainly(self._retry),
+            RecordKind.PAUSE: plainly(scheduler.pause),
+            RecordKind.RESUME: plainly(scheduler.resume),
+            RecordKind.DRAIN: plainly(scheduler.drain),
+            RecordKind.RESET_PREFIX_CACHE: plainly(scheduler.reset_prefix_cache),
         }
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> ReplaySummary:
         stats = self.scheduler.stats
-        return Summary(
+        return ReplaySummary(
             steps=stats.steps,
             verified=self._verified,
             requests=self._requests,
@@ -279,17 +92,17 @@ class Replay:
             preemptions=stats.preemptions,
         )
 
-    def run(self, until: int | None = None) -> Summary:
+    def run(self, until: int | None = None) -> ReplaySummary:
         """Replay up to the plan of step `until`, to the end, or to the first difference."""
         for _ in self.plans(until):
             pass
         return self.summary
 
     def plans(self, until: int | None = None) -> Iterator[Plan]:
-        """The same, handing out each plan; after a difference the one that differs is the last.
+        """Like `run`, and yields each plan; the last one is the one that differs, if any does.
 
-        An error that is no PacelineError comes from a defect in the scheduler that the
-        recorded run met at the same place; it is raised here as it was there.
+        An error other than a PacelineError is a defect of the scheduler that the recorded run
+        met at the same call; it is raised here as it was there.
         """
         for record in self.reader:
             plan = self._follow(record)
@@ -303,10 +116,10 @@ class Replay:
             self._diverge_by_refusal()
 
     def _follow(self, record: Record) -> Plan | None:
-        """Make one call again or compare what came of it; returns a plan that was compared."""
-        if record.kind is Kind.PLANNED:
+        """Make one call again, or compare its outcome; returns a plan that was compared."""
+        if record.kind is RecordKind.PLANNED:
             return self._compare(record.payload)
-        if record.kind is Kind.REFUSED:
+        if record.kind is RecordKind.REFUSED:
             self._compare_refusal(record.payload.decode())
             return None
         if self._refusal is not None:
@@ -321,29 +134,24 @@ class Replay:
     # -- calls --------------------------------------------------------------
 
     def _submit(self, payload: bytes) -> None:
-        asked = Submission.decoded(payload)
-        self.scheduler.submit(asked.request, asked.now, asked.parked)
+        submission = Submission.decoded(payload)
+        self.scheduler.submit(submission.request, submission.now, submission.parked)
         self._requests += 1
 
     def _plan_again(self, payload: bytes) -> None:
         (now,) = TIME.unpack(payload)
-        self._plan = plan = self.scheduler.plan(now)
-        self.scheduler.cache_events()  # nobody asks for them here, and they would pile up
-        if not plan.empty:
-            self._flight[plan.step] = plan
-            if not len(plan.rows):
-                self._moves[plan.step] = plan.copies + plan.swap_out + plan.swap_in
+        self._plan = self.scheduler.plan(now)
+        self.scheduler.cache_events()  # they are not used here, and would pile up
+        self._flight.add(self._plan)
 
     def _commit(self, made: Commitment) -> None:
-        plan = self._flight.get(made.step)
-        if plan is None:
-            plan = stand_in(made.step, made.rows, self._moves.get(made.step, ()))
+        plan = self._flight.to_commit(made.step, made.rows)
         scores, self._scores = self._scores, None
         result = made.result if scores is None else scores.added_to(made.result)
         failed, self._failed = self._failed, ()
         result = replace(result, failed=failed) if failed else result
         self.scheduler.commit(plan, result, made.now)
-        self._flight.pop(made.step, None)
+        self._flight.committed(made.step)
 
     def _score(self, payload: bytes) -> None:
         self._scores = Scores.decoded(payload)
@@ -355,18 +163,10 @@ class Replay:
         self.scheduler.measure(Rates(recompute, swap))
 
     def _fail(self, step: int, now: float, message: str) -> None:
-        self.scheduler.fail(self._give_up(step), now, message)
+        self.scheduler.fail(self._flight.give_up(step), now, message)
 
     def _retry(self, step: int, now: float) -> None:
-        self.scheduler.retry(self._give_up(step), now)
-
-    def _give_up(self, step: int) -> Plan:
-        """The plan of a step that is lost, and with it all that are in flight."""
-        plan = self._flight.get(step)
-        if plan is None:
-            return stand_in(step, 1)
-        self._flight.clear()
-        return plan
+        self.scheduler.retry(self._flight.give_up(step), now)
 
     # -- comparing ----------------------------------------------------------
 

@@ -1,0 +1,177 @@
+"""The calls of a scheduler that carry arrays, as records: requests and results of steps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from json import loads
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+from paceline.core.arrays import F32, I32, Bool
+from paceline.core.errors import RequestError
+from paceline.core.plan import Candidates, Failed, StepResult
+from paceline.core.request import Item, Request
+from paceline.core.sampling import GREEDY, Sampling
+from paceline.sched.replay.records import (
+    TOKEN,
+    RecordKind,
+    arguments,
+    column,
+    record,
+    tail_of,
+    values_of,
+    with_tail,
+)
+
+COMMITTED = Struct("<QdI")  # step, time, rows of its plan
+SCORE = np.dtype("<f4")
+ONE = np.ones(1, TOKEN).tobytes()
+REQUEST_FIELDS = [(one.name, one.default) for one in fields(Request) if one.name != "prompt"]
+
+
+# -- requests ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The arguments of `submit`."""
+
+    request: Request
+    now: float
+    parked: str
+
+    def encoded(self) -> bytes:
+        """The fields that are not at their default, and the prompt."""
+        request = self.request
+        given = {name: getattr(request, name) for name, _ in REQUEST_FIELDS}
+        prompt = column(request.prompt)
+        try:
+            kept = {name: given[name] for name, default in REQUEST_FIELDS if given[name] != default}
+            return record(RecordKind.SUBMIT, with_tail((kept, self.now, self.parked), prompt))
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"request {request.id!r}: {error}") from None
+
+    @staticmethod
+    def decoded(payload: bytes) -> "Submission":
+        kept, now, parked = values_of(payload)
+        kept["items"] = tuple(Item(*item) for item in kept.get("items", ()))
+        kept["sampling"] = sampling_of(kept.get("sampling", {}))
+        prompt = np.frombuffer(tail_of(payload), TOKEN)
+        return Submission(Request(prompt=prompt, **kept), now, parked)
+
+
+def sampling_of(kept: dict[str, Any]) -> Sampling:
+    """From the settings that differ from greedy sampling."""
+    if not kept:
+        return GREEDY
+    if "logit_bias" in kept:
+        kept["logit_bias"] = {int(token): bias for token, bias in kept["logit_bias"]}
+    return replace(GREEDY, **kept)
+
+
+# -- results ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """The arguments of `commit`; the plan is named by its step."""
+
+    step: int
+    now: float
+    rows: int  # of the plan
+    result: StepResult
+
+    def encoded(self) -> bytes:
+        """The sampled ids, and the count of each row unless all counts are one."""
+        ids, count = np.asarray(self.result.ids, TOKEN), np.asarray(self.result.count, TOKEN)
+        fits = well_formed(ids.shape, count.shape)
+        if fits and ids.shape[1] and count.tobytes() == ONE * len(ids):
+            head = COMMITTED.pack(self.step, self.now, self.rows)
+            return record(RecordKind.COMMIT_ONES, head + ids[:, :1].tobytes())
+        small = count.astype(np.uint8)
+        counts = small if (small == count).all() else count
+        kept = ids[sampled(count, ids.shape[1])] if fits else ids
+        head = (self.step, self.now, self.rows, ids.shape, count.shape, counts.itemsize)
+        return record(RecordKind.COMMIT, with_tail(head, counts.tobytes() + kept.tobytes()))
+
+    @staticmethod
+    def decoded_ones(payload: bytes) -> "Commitment":
+        step, now, rows = COMMITTED.unpack_from(payload)
+        ids = np.frombuffer(payload, TOKEN, offset=COMMITTED.size).reshape(-1, 1)
+        return Commitment(step, now, rows, StepResult(ids, np.ones(len(ids), np.int32)))
+
+    @staticmethod
+    def decoded(payload: bytes) -> "Commitment":
+        step, now, rows, ids_shape, count_shape, itemsize = values_of(payload)
+        tail = tail_of(payload)
+        entries = math.prod(count_shape)
+        count = np.frombuffer(tail, np.uint8 if itemsize == 1 else TOKEN, entries)
+        count = count.astype(np.int32).reshape(count_shape)
+        kept = np.frombuffer(tail, TOKEN, offset=entries * itemsize)
+        ids = np.full(ids_shape, -1, np.int32)
+        if well_formed(ids_shape, count_shape):
+            ids[sampled(count, ids_shape[1])] = kept
+        else:
+            ids[...] = kept.reshape(ids_shape)
+        return Commitment(step, now, rows, StepResult(ids, count))
+
+
+def well_formed(ids_shape: Sequence[int], count_shape: Sequence[int]) -> bool:
+    """Does a result have a count for each row of ids? A scheduler refuses any other."""
+    return len(ids_shape) == len(("rows", "columns")) and list(count_shape) == [ids_shape[0]]
+
+
+def sampled(count: I32, width: int) -> Bool:
+    """Which of the `width` ids of each row count."""
+    return np.arange(width) < count[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores in a result, for requests that return their best sequences."""
+
+    logprob: F32 | None
+    candidates: Candidates | None
+
+    @staticmethod
+    def of(result: StepResult) -> "Scores | None":
+        if result.logprob is None and result.candidates is None:
+            return None
+        return Scores(result.logprob, result.candidates)
+
+    def encoded(self) -> bytes:
+        logprob, found = self.logprob, self.candidates
+        shapes = (
+            None if logprob is None else logprob.shape,
+            None if found is None else found.ids.shape,
+        )
+        tail = b"" if logprob is None else column(logprob, SCORE)
+        if found is not None:
+            tail += column(found.ids) + column(found.logprob, SCORE)
+        return record(RecordKind.SCORES, with_tail(shapes, tail))
+
+    @staticmethod
+    def decoded(payload: bytes) -> "Scores":
+        shape, found_shape = values_of(payload)
+        values = np.frombuffer(tail_of(payload), SCORE)
+        first = math.prod(shape) if shape is not None else 0
+        logprob = values[:first].reshape(shape) if shape is not None else None
+        if found_shape is None:
+            return Scores(logprob, None)
+        ids, scores = np.split(values[first:], 2)
+        found = Candidates(ids.view(TOKEN).reshape(found_shape), scores.reshape(found_shape))
+        return Scores(logprob, found)
+
+    def added_to(self, result: StepResult) -> StepResult:
+        return StepResult(result.ids, result.count, self.logprob, self.candidates)
+
+
+def failed_rows(failed: tuple[Failed, ...]) -> bytes:
+    """The failed rows of a result."""
+    return record(RecordKind.FAILED, arguments(*((one.row, one.reason) for one in failed)))
+
+
+def failed_of(payload: bytes) -> tuple[Failed, ...]:
+    return tuple(Failed(row, reason) for row, reason in loads(payload))

@@ -1,0 +1,65 @@
+"""Plans as digests, so that two plans can be compared without keeping either."""
+
+from hashlib import blake2b
+
+from paceline.core.plan import NO_ROWS, Admitted, Grown, Plan, Rows
+from paceline.sched.replay.records import LENGTH, STEP, arguments, column
+
+PARTS = ("rows", "positions", "blocks", "changes")
+PART_BYTES = 8
+
+
+def part(*pieces: bytes) -> bytes:
+    return blake2b(b"".join(pieces), digest_size=PART_BYTES).digest()
+
+
+def rows_part(rows: Rows) -> bytes:
+    names = "\0".join(rows.request_id.tolist()).encode(errors="surrogatepass")
+    columns = (rows.slot, rows.epoch, rows.child, rows.count, rows.drafts, rows.samples)
+    numbers = map(column, columns)
+    return part(LENGTH.pack(len(rows)), *numbers, column(rows.serial, "<i8"), names)
+
+
+def blocks_part(grown: Grown, admitted: tuple[Admitted, ...]) -> bytes:
+    given = [new.blocks for new in admitted]
+    numbers = map(column, (grown.slot, grown.index, grown.block))
+    return part(LENGTH.pack(len(grown.block)), *numbers, arguments(given))
+
+
+def changes_part(plan: Plan) -> bytes:
+    came = [
+        (new.slot, new.request.id, len(new.tokens), new.computed, new.resumed)
+        for new in plan.admitted
+    ]
+    tokens = [column(new.tokens) for new in plan.admitted]
+    left = plan.released, plan.preempted, plan.finished
+    moved = plan.copies, plan.swap_out, plan.swap_in, plan.chosen, plan.kind
+    return part(arguments(came, *left, *moved), *tokens)
+
+
+NO_BLOCKS = blocks_part(Plan(0, NO_ROWS, NO_ROWS.count).grown, ())
+NO_CHANGES = changes_part(Plan(0, NO_ROWS, NO_ROWS.count))
+
+
+class Fingerprint:
+    """Digests plans, one digest for each of PARTS. Rows that several plans share are read once."""
+
+    def __init__(self) -> None:
+        self._rows: Rows = NO_ROWS
+        self._rows_part = rows_part(NO_ROWS)
+
+    def of(self, plan: Plan) -> bytes:
+        """Every field of a plan, in 32 bytes."""
+        if plan.rows is not self._rows:
+            self._rows, self._rows_part = plan.rows, rows_part(plan.rows)
+        came, grew = plan.admitted, len(plan.grown.block)
+        changed = came or plan.released or plan.preempted or plan.finished or plan.chosen
+        moved = plan.copies or plan.swap_out or plan.swap_in or plan.kind != "mixed"
+        return b"".join(
+            (
+                self._rows_part,
+                part(STEP.pack(plan.step), column(plan.start)),
+                blocks_part(plan.grown, came) if grew or came else NO_BLOCKS,
+                changes_part(plan) if changed or moved else NO_CHANGES,
+            )
+        )

@@ -1,0 +1,126 @@
+"""Read the records of a recording, up to the first that is not whole."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from io import BufferedReader
+from os import PathLike
+from pathlib import Path
+
+from paceline.sched.replay.preamble import Preamble
+from paceline.sched.replay.records import (
+    CHECKSUM,
+    FORMAT_NUMBER,
+    HEAD,
+    MAGIC,
+    READABLE,
+    RecordingError,
+    RecordKind,
+    checksum,
+)
+
+KINDS = {kind.value: kind for kind in RecordKind}
+SEARCHED = 1 << 20  # bytes after a record with too large a length, searched for further records
+
+
+class Ending(Enum):
+    """How the readable part of a recording ends."""
+
+    UNREAD = "it was not read to its end"
+    CLOSED = "it is complete"
+    FULL = "its limit was reached, and the run went on unrecorded"
+    OPEN = "it has no end: its writer was killed, or still writes"
+    CUT = "it ends inside a record: its writer was killed, or the file was cut or damaged"
+    DAMAGED = "a record is damaged, and what follows it cannot be read"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call, or the outcome of the call before it."""
+
+    kind: RecordKind
+    payload: bytes
+
+
+def next_record(file: BufferedReader, left: int) -> Record | Ending:
+    """The record at the file's position, if the `left` bytes hold a whole one."""
+    head = file.read(HEAD.size + CHECKSUM.size)
+    if not head:
+        return Ending.OPEN
+    if len(head) < HEAD.size + CHECKSUM.size:
+        return Ending.CUT
+    length, kind = HEAD.unpack_from(head)
+    if len(head) + length > left:
+        return torn(head + file.read(max(min(left, SEARCHED) - len(head), 0)))
+    payload = file.read(length)
+    if CHECKSUM.unpack_from(head, HEAD.size) != (checksum(head[: HEAD.size], payload),):
+        return Ending.DAMAGED
+    return Record(KINDS[kind], payload) if kind in KINDS else Ending.DAMAGED
+
+
+def torn(rest: bytes) -> Ending:
+    """Why a record is longer than the rest of the file: nothing follows one that was cut."""
+    follows = any(holds_record(rest, place) for place in range(1, len(rest)))
+    return Ending.DAMAGED if follows else Ending.CUT
+
+
+def holds_record(content: bytes, place: int) -> bool:
+    """Is there a whole and sound record?"""
+    begin = place + HEAD.size + CHECKSUM.size
+    if begin > len(content):
+        return False
+    length, kind = HEAD.unpack_from(content, place)
+    if kind not in KINDS or begin + length > len(content):
+        return False
+    head, payload = content[place : place + HEAD.size], content[begin : begin + length]
+    return CHECKSUM.unpack_from(content, place + HEAD.size) == (checksum(head, payload),)
+
+
+class Reader:
+    """Yields the whole records of a file in order; then `ending` says why no more follow.
+
+    `read_bytes` of `size_bytes` were read and found sound.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self.ending = Ending.UNREAD
+        self.size_bytes = self.read_bytes = 0
+        with self.path.open("rb") as file:
+            self.preamble = self._preamble(file)
+            self.read_bytes = file.tell()
+
+    def _preamble(self, file: BufferedReader) -> Preamble:
+        """The settings. RecordingError if they cannot be read."""
+        if file.read(len(MAGIC)) != MAGIC:
+            raise RecordingError(f"{self.path} is not a recording of a scheduler")
+        number = file.read(FORMAT_NUMBER.size)
+        if len(number) == FORMAT_NUMBER.size and FORMAT_NUMBER.unpack(number)[0] not in READABLE:
+            raise RecordingError(
+                f"{self.path} has format {FORMAT_NUMBER.unpack(number)[0]}; "
+                f"this paceline reads formats {' and '.join(map(str, READABLE))}"
+            )
+        self.size_bytes = os.fstat(file.fileno()).st_size
+        first = next_record(file, self.size_bytes - file.tell())
+        if isinstance(first, Ending) or first.kind is not RecordKind.SETTINGS:
+            raise RecordingError(f"{self.path} is damaged: its settings cannot be read")
+        try:
+            return Preamble.decoded(first.payload)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"{self.path}: its settings do not fit here: {error}") from None
+
+    def __iter__(self) -> Iterator[Record]:
+        with self.path.open("rb") as file:
+            self.size_bytes = os.fstat(file.fileno()).st_size
+            file.seek(self.read_bytes)
+            while True:
+                found = next_record(file, self.size_bytes - self.read_bytes)
+                if isinstance(found, Ending):
+                    self.ending = found
+                    return
+                self.read_bytes = file.tell()
+                if found.kind is RecordKind.ENDED:
+                    self.ending = Ending.FULL if found.payload == b"full" else Ending.CLOSED
+                    return
+                yield found

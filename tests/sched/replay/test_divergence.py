@@ -1,0 +1,7 @@
+"""Differences in words."""
+
+from paceline.sched.replay.divergence import listing
+
+
+def test_a_description_names_only_some_of_many() -> None:
+    assert listing(list("abcdef")) == "a, b, c, d and 2 more"

@@ -1,0 +1,84 @@
+"""The digest of a plan covers every field."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from paceline import Plan, Request
+from paceline.core.plan import NO_ROWS, Admitted, Grown, Rows
+from paceline.sched.replay.fingerprint import PART_BYTES, PARTS, Fingerprint
+
+DIGESTED = {
+    Plan: "step rows start grown admitted released preempted finished copies swap_out swap_in "
+    "chosen kind",
+    Rows: "slot epoch serial request_id child count drafts samples",
+    Grown: "slot index block",
+    Admitted: "slot request tokens computed blocks resumed",
+}
+
+
+def ask(name: str = "a", tokens: int = 3, **other: Any) -> Request:
+    return Request(id=name, prompt=np.arange(tokens), **other)
+
+
+def sample_plan() -> Plan:
+    slot = np.array([1, 2])
+    column = np.array([3, 4], np.int32)
+    names = np.array(["a", "b"], object)
+    samples = np.array([True, False])
+    rows = Rows(slot, column, slot, names, column, column, column, samples)
+    new = Admitted(2, ask("b"), np.arange(3, dtype=np.int32), 0, (8, 9), False)
+    pairs = (((1, 2),), ((3, 4),), ((5, 6),), ((7, 8),))
+    grown = Grown(slot, slot, column)
+    return Plan(7, rows, column, grown, (new,), (5,), ("p",), ("f",), *pairs)
+
+
+def altered(value: Any) -> Any:
+    """Something else of the same form."""
+    if isinstance(value, np.ndarray):
+        return np.array(["c", "d"], object) if value.dtype == object else ~value
+    if isinstance(value, tuple):
+        return (*value, value[0])
+    if isinstance(value, Request):
+        return ask("other")
+    if isinstance(value, str):
+        return "decode"
+    return not value if isinstance(value, bool) else value + 1
+
+
+def test_the_digest_covers_every_field() -> None:
+    for kind, names in DIGESTED.items():
+        assert [field.name for field in fields(kind)] == names.split(), "digest the new field too"
+    plan = sample_plan()
+    plainly = [name for name in DIGESTED[Plan].split() if name not in ("rows", "grown")]
+    others = [replace(plan, **{name: altered(getattr(plan, name))}) for name in plainly]
+    for name in DIGESTED[Rows].split():
+        value = altered(getattr(plan.rows, name))
+        others.append(replace(plan, rows=replace(plan.rows, **{name: value})))
+    for name in DIGESTED[Grown].split():
+        value = altered(getattr(plan.grown, name))
+        others.append(replace(plan, grown=replace(plan.grown, **{name: value})))
+    for name in DIGESTED[Admitted].split():
+        value = altered(getattr(plan.admitted[0], name))
+        others.append(replace(plan, admitted=(replace(plan.admitted[0], **{name: value}),)))
+    digests = [Fingerprint().of(one) for one in (plan, *others)]
+    assert len(set(digests)) == len(digests) == 29
+    assert {len(digest) for digest in digests} == {PART_BYTES * len(PARTS)}
+    assert Fingerprint().of(sample_plan()) == digests[0]
+
+
+def test_the_digest_covers_a_field_that_alone_says_something() -> None:
+    nothing = Plan(7, NO_ROWS, NO_ROWS.count)
+    full, rest = sample_plan(), DIGESTED[Plan].split()[3:]
+    others = [replace(nothing, **{name: getattr(full, name)}) for name in rest if name != "kind"]
+    others.append(replace(nothing, kind="prefill"))
+    digests = [Fingerprint().of(one) for one in (nothing, *others)]
+    assert len(set(digests)) == len(digests) == 11
+
+
+def test_shared_rows_give_the_same_digest_as_equal_ones() -> None:
+    plan, reused = sample_plan(), Fingerprint()
+    later = replace(plan, step=8)
+    assert reused.of(plan) == Fingerprint().of(plan)
+    assert reused.of(later) == Fingerprint().of(later) != Fingerprint().of(plan)

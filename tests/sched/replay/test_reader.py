@@ -1,0 +1,169 @@
+"""A recording is read up to its last whole record, and any damage is reported."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.sched.replay import reader as reading
+from paceline.sched.replay.reader import Ending, Reader
+from paceline.sched.replay.records import (
+    FORMAT,
+    FORMAT_NUMBER,
+    MAGIC,
+    RecordingError,
+    RecordKind,
+    record,
+)
+from paceline.sched.replay.replayer import Replay
+from tests.sched.recorded_runs import settings_of, small_run, sound_records, with_settings
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    with small_run(tmp_path / "small") as recorder:
+        return recorder.path
+
+
+def test_a_recording_of_the_format_before_is_read(small: Path) -> None:
+    with_settings(small, settings_of(small), number=2)
+    replay = Replay(small)
+    assert replay.run().verified == replay.summary.steps > 0
+    assert replay.divergence is None
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    with small_run(tmp_path / "tiny", steps=3) as recorder:
+        return recorder.path
+
+
+def test_every_cut_replays_what_came_before_it(tiny: Path, tmp_path: Path) -> None:
+    content = tiny.read_bytes()
+    first = Reader(tiny).read_bytes
+    edges = [first]
+    for one in sound_records(tiny):
+        edges.append(edges[-1] + len(one))
+    steps: list[int] = []
+    for length in range(first, len(content)):
+        cut = tmp_path / "cut"
+        cut.write_bytes(content[:length])
+        replay = Replay(cut)
+        steps.append(replay.run().steps)
+        assert replay.divergence is None
+        assert replay.reader.ending is (Ending.OPEN if length in edges else Ending.CUT)
+        assert replay.reader.read_bytes == max(edge for edge in edges if edge <= length)
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (0, 3)
+
+
+def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
+    content = tiny.read_bytes()
+    first = Reader(tiny).read_bytes
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << (place % 8)
+        (tmp_path / "changed").write_bytes(changed)
+        try:
+            replay = Replay(tmp_path / "changed")
+        except RecordingError:
+            assert place < first
+            continue
+        replay.run()
+        assert replay.reader.ending in (Ending.DAMAGED, Ending.CUT)
+        assert replay.divergence is None
+        assert first <= replay.reader.read_bytes <= place
+
+
+def test_a_length_that_is_damaged_is_no_cut(tiny: Path, tmp_path: Path) -> None:
+    """A record that seems to go beyond the end has whole ones behind it, unless it is the last."""
+    content = tiny.read_bytes()
+    place = Reader(tiny).read_bytes
+    for one in sound_records(tiny):
+        changed = bytearray(content)
+        changed[place + 2] ^= 1
+        (tmp_path / "changed").write_bytes(changed)
+        replay = Replay(tmp_path / "changed")
+        replay.run()
+        assert replay.reader.ending is Ending.DAMAGED
+        assert replay.reader.read_bytes == place
+        place += len(one)
+    changed = bytearray(content)
+    changed[place + 2] ^= 1
+    (tmp_path / "changed").write_bytes(changed)
+    reader = Reader(tmp_path / "changed")
+    assert len(list(reader)) == len(sound_records(tiny))
+    assert reader.ending is Ending.CUT
+
+
+def test_a_long_record_that_was_cut_is_no_damage(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = tiny.read_bytes() + record(RecordKind.SUBMIT, b"x" * 300)[:-1]
+    tiny.write_bytes(torn.replace(record(RecordKind.ENDED, b"closed"), b""))
+    for searched in (1000, 200):
+        monkeypatch.setattr(reading, "SEARCHED", searched)
+        reader = Reader(tiny)
+        assert list(reader)
+        assert reader.ending is Ending.CUT
+
+
+def test_a_record_of_unknown_kind_is_damage(small: Path) -> None:
+    head = small.read_bytes()[: Reader(small).read_bytes]
+    small.write_bytes(head + record(99, b""))  # pyright: ignore[reportArgumentType]
+    replay = Replay(small)
+    assert replay.run().steps == 0
+    assert replay.reader.ending is Ending.DAMAGED
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89pace", b"step,tokens\n1,2\n", b"\0" * 4096])
+def test_another_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(RecordingError, match="other is not a recording of a scheduler"):
+        Replay(tmp_path / "other")
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Replay(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 5, 40, 400])
+def test_a_header_cut_short_is_refused(kept: int, small: Path) -> None:
+    small.write_bytes(small.read_bytes()[: len(MAGIC) + kept])
+    with pytest.raises(RecordingError, match="its settings cannot be read"):
+        Replay(small)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_another_format_is_refused(number: int, small: Path) -> None:
+    with_settings(small, settings_of(small), number)
+    told = f"has format {number}; this paceline reads formats 2 and 3"
+    with pytest.raises(RecordingError, match=told):
+        Replay(small)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"warp": 9}, "unknown setting 'warp'"),
+        ({"policy": "coin_toss"}, "no policy 'coin_toss'"),
+        ({"speculation": "nowhere.Any"}, "no speculation 'nowhere.Any'"),
+        ({"discipline": "turnstile"}, "no discipline 'turnstile'"),
+        ({"block_size": -1}, "block_size is -1"),
+        ({"block_size": "four"}, "settings do not fit here"),
+        ({"tenant_weights": 3}, "settings do not fit here"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    changed: dict[str, Any], complaint: str, small: Path
+) -> None:
+    with_settings(small, settings_of(small) | changed)
+    with pytest.raises(RecordingError, match=complaint):
+        Replay(small)
+
+
+def test_settings_of_the_wrong_form_are_refused(small: Path) -> None:
+    small.write_bytes(MAGIC + FORMAT_NUMBER.pack(FORMAT) + record(RecordKind.SETTINGS, b"[1]"))
+    with pytest.raises(RecordingError, match="settings do not fit here"):
+        Replay(small)
