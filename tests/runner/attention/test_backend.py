@@ -1,5 +1,6 @@
 """Attention by the name of its backend."""
 
+import sys
 from pkgutil import iter_modules
 
 import pytest
@@ -26,3 +27,11 @@ def test_every_one_there_is_can_be_named() -> None:
 def test_a_name_that_leads_nowhere(name: str) -> None:
     with pytest.raises(ConfigError, match="no attention backend"):
         load(name)
+
+
+def test_a_backend_of_an_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    monkeypatch.delitem(sys.modules, "paceline.runner.attention.flashinfer", raising=False)
+    wanted = r"no attention backend 'flashinfer': .*; pip install 'paceline\[flashinfer\]'"
+    with pytest.raises(ConfigError, match=wanted):
+        load("flashinfer")

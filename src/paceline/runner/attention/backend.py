@@ -12,6 +12,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
 KNOWN = ("flashinfer", "triton", "sdpa", "native", "paged")
+EXTRAS = ("flashinfer",)  # packages that an extra of the same name installs
 
 
 class Prepared(Protocol):
@@ -63,5 +64,8 @@ def load(name: str) -> Attention:
             raise ConfigError(f"no attention backend {name!r}: there are {known}, and dotted paths")
     try:
         return getattr(import_module(module), kind)()
+    except ModuleNotFoundError as error:
+        how = f"; pip install 'paceline[{error.name}]'" if error.name in EXTRAS else ""
+        raise ConfigError(f"no attention backend {name!r}: {error}{how}") from None
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"no attention backend {name!r}: {error}") from None
