@@ -19,7 +19,7 @@ from paceline.core.config import Config
 from paceline.sched.replay.preamble import Preamble
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
-COMMAND = [sys.executable, "-m", "paceline.cli.main"]
+COMMAND = [sys.executable, "-m", "paceline"]
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 TO_OTHER_SCREEN, FROM_OTHER_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 

@@ -150,7 +150,7 @@ def with_our_path() -> dict[str, str]:
 
 def begun(folder: Path, *more: str) -> subprocess.Popen[str]:
     (folder / "config.json").write_text(json.dumps(DESCRIBED))
-    command = [sys.executable, "-m", "paceline.cli.main", "serve", str(folder), *more]
+    command = [sys.executable, "-m", "paceline", "serve", str(folder), *more]
     return subprocess.Popen(
         [*command, "--load-format", "dummy"], stderr=subprocess.PIPE, text=True, env=with_our_path()
     )

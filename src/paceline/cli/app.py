@@ -18,7 +18,7 @@ COMMANDS = {
     "pull": "Fetch a model, unless it is there, check it, and print where it is.",
     "play": "Play a small workload on the real scheduler and draw what it decides.",
     "replay": "Make the calls of a recording again and check that it plans the same.",
-    "explain": "Tell the life of a request: what it waited for, and why.",
+    "explain": "Describe what a request waited for, and why.",
     "collect-env": "Print versions, the machine and the defaults, for a report of a problem.",
 }
 FILES = {"play": "play.command"}  # commands with a folder of their own

@@ -35,7 +35,7 @@ def run(options: Options) -> int:
     runs until Ctrl-C; with CI=1 in the environment it ends.
     """
     port = options.port or free_port()
-    command = [sys.executable, "-m", "paceline.cli.main", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "paceline", "serve", "--port", str(port)]
     print(f"$ paceline serve --port {port}", flush=True)
     with subprocess.Popen(command) as server:
         try:

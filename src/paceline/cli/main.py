@@ -59,7 +59,3 @@ def complain(error: Any) -> None:
     hint = f"; did you mean {close[0]}?" if close else ""
     message = error.message if close else error.format_message()
     print(f"{name}: error: {message.replace(PREFIX, '')}{hint}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

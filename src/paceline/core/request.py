@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf, isfinite
@@ -9,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.arrays import I32
 from paceline.core.errors import RequestError
@@ -59,6 +61,7 @@ def plain(value: Any) -> Any:
 
 
 INT32 = np.dtype(np.int32)
+Integers = npt.NDArray[np.integer[Any]]
 
 
 def token_array(ids: Iterable[int], what: str) -> I32:
@@ -84,6 +87,18 @@ def _wrong_ids(given: Iterable[Any], why: object) -> str:
     if least < 0:
         return f"has a negative token id: {least}"
     return f"must be a list of token ids: {why}"
+
+
+class TokenIds:
+    """For type checkers: a field that takes token ids in any sequence and keeps an array.
+
+    A checker reads the parameter of `__init__` from `__set__`, and the attribute from `__get__`.
+    No object of this class exists.
+    """
+
+    def __get__(self, instance: object, owner: object) -> I32: ...
+
+    def __set__(self, instance: object, ids: SequenceOf[int] | Integers) -> None: ...
 
 
 def child_label(request_id: str, child: int) -> str:
@@ -157,7 +172,7 @@ class Request:
     """
 
     id: str
-    prompt: I32
+    prompt: TokenIds
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False

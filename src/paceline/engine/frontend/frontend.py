@@ -101,7 +101,7 @@ class Frontend:
         salt = ask.cache_salt if params.prompt_logprobs is None else uuid4().hex
         return Request(
             id=name,
-            prompt=ids,  # pyright: ignore[reportArgumentType] - any sequence becomes an array
+            prompt=ids,
             max_tokens=params.max_tokens,
             min_tokens=params.min_tokens,
             ignore_eos=params.ignore_eos,

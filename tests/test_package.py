@@ -1,0 +1,144 @@
+"""The package as a user gets it: what the wheel holds, and what a type checker sees of it."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(__file__).parent.parent
+LAZY = ("LLM", "AsyncLLM", "Ask", "SamplingParams")
+
+WELL_TYPED = """
+from typing import assert_type
+
+import numpy as np
+from paceline import (
+    LLM, Ask, AsyncLLM, Outputs, Plan, QueueFull, Request, RequestError, SamplingParams,
+    Scheduler, StepResult,
+)
+
+scheduler = Scheduler.create(max_num_seqs=8, num_blocks=128, block_size=16)
+scheduler.submit(Request(id="a", prompt=[5, 6, 7], max_tokens=4), now=0.0)
+scheduler.submit(Request("b", (5, 6), stop_token_ids=(2,)), now=0.0)
+scheduler.submit(Request("c", np.arange(3)), now=0.0)
+first: int = Request("d", range(3)).prompt.tolist()[0]
+plan = assert_type(scheduler.plan(now=0.0), Plan)
+outputs = scheduler.commit(plan, StepResult.of(plan, {"a": [17]}), now=0.1)
+assert_type(outputs, Outputs)
+
+
+def text_of(llm: LLM) -> list[str]:
+    found = llm.generate(["a", [1, 2]], SamplingParams(temperature=0.0, max_tokens=8))
+    return [answer.text for output in found for answer in output.outputs]
+
+
+async def stream(llm: AsyncLLM) -> None:
+    async for piece in llm.generate(Ask(prompt="a")):
+        assert_type(piece.text, str)
+
+
+def refused(error: QueueFull | RequestError) -> str:
+    return str(error)
+"""
+ILL_TYPED = {
+    'Request(id="a", prompt="abc")': "prompt",
+    "Request(id=5, prompt=[1])": "id",
+    'SamplingParams(temperature="hot")': "temperature",
+    'LLM("smollm2").generate(5)': "prompts",
+    "paceline.Nothing": "Nothing",
+}
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Neither this checkout nor its settings may leak into it."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=cwd, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-d", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, and with all else that is installed here."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    (place,) = folder.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        wheel.extractall(place)
+    (place / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder
+
+
+def test_wheel_and_sdist_are_complete(built: Path) -> None:
+    sources = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "paceline").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"paceline/py.typed", "paceline/__main__.py"} <= sources
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        assert {name for name in wheel.namelist() if ".dist-info" not in name} == sources
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {f"src/{name}" for name in sources} <= held
+
+
+def test_the_module_runs(installed: Path) -> None:
+    python = installed / "bin" / "python"
+    where = run(python, "-c", "import paceline; print(paceline.__file__)", cwd=installed)
+    assert Path(where.strip()).is_relative_to(installed)
+    said = run(python, "-m", "paceline", "--version", cwd=installed)
+    assert said == f"paceline {paceline.__version__}\n"
+
+
+def problems(installed: Path, folder: Path, text: str) -> Sequence[dict[str, str]]:
+    (folder / "user.py").write_text(text)
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command = [sys.executable, "-m", "pyright", "--outputjson"]
+    python = installed / "bin" / "python"
+    found = run(*command, "--pythonpath", python, "user.py", cwd=folder)
+    return [one for one in json.loads(found)["generalDiagnostics"] if one["severity"] == "error"]
+
+
+def test_a_program_of_a_user_type_checks(installed: Path, tmp_path: Path) -> None:
+    found = problems(installed, tmp_path, WELL_TYPED)
+    assert [one["message"] for one in found] == []
+
+
+def test_mistakes_of_a_user_are_found(installed: Path, tmp_path: Path) -> None:
+    lines = "\n".join(f"print({line})" for line in ILL_TYPED)
+    imports = "import paceline\nfrom paceline import LLM, Request, SamplingParams\n"
+    found = problems(installed, tmp_path, imports + lines)
+    for word in ILL_TYPED.values():
+        assert any(word in one["message"] for one in found), word
+
+
+def test_names_that_load_late_are_listed() -> None:
+    assert set(LAZY) <= set(paceline.__all__) <= set(dir(paceline))
+    assert all(getattr(paceline, name) is not None for name in paceline.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = paceline.Nothing
+
+
+def test_no_name_loads_before_it_is_used() -> None:
+    script = "import sys, paceline; dir(paceline); print('torch' in sys.modules)"
+    assert run(sys.executable, "-c", script, cwd=ROOT / "src") == "False\n"
