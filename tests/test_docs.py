@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,12 @@ PAGES = sorted(
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# In these words a sentence hides who does what.
+UNCLEAR = re.compile(
+    r"\b(told|tells of|nobody|somebody|whoever|anybody|everybody|lest|mended|cards?)\b",
+    re.IGNORECASE,
+)
+SOURCE_FILE = re.compile(r"`((?:[\w-]+/)+\w+\.(?:py|cu|c))`")
 SECTIONS = ["Context", "Decision", "Consequences", "Rejected"]
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -75,6 +80,33 @@ def test_links_are_found() -> None:
     assert links(text) == ["b.md", "../l"]
 
 
+# -- language ---------------------------------------------------------------
+
+
+def prose(text: str) -> str:
+    """A page without its code: fenced blocks, inline code and targets of links."""
+    return re.sub(r"`[^`]*`|\]\([^)]*\)", " ", FENCED.sub("", text))
+
+
+@every_page
+def test_pages_use_the_words_of_the_field(page: Path) -> None:
+    found = [line for line in prose(read(page)).splitlines() if UNCLEAR.search(line)]
+    assert found == [], "name the request, the client, the step or the GPU"
+
+
+def test_code_is_no_prose() -> None:
+    assert prose("a `told` [b](nobody.md)\n```\nwhoever\n```\n").split() == ["a", "[b"]
+
+
+@every_page
+def test_pages_name_source_files_that_exist(page: Path) -> None:
+    if page.stem.startswith("add-a-"):
+        return  # it names files that its reader creates
+    named = SOURCE_FILE.findall(FENCED.sub("", read(page)))
+    folders = [ROOT, ROOT / "src" / "paceline"]
+    assert [name for name in named if not any((one / name).exists() for one in folders)] == []
+
+
 # -- examples ---------------------------------------------------------------
 
 
@@ -114,29 +146,12 @@ def test_examples_with_a_model_run(
     assert "ended (" in capsys.readouterr().out  # what `explain` prints
 
 
-def assert_drawn(picture: str, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Every line of a picture is drawn, in that order; "…" stands for lines left out."""
-    assert main([*command, "--fast", "--no-color", "--width", "100"]) == 0
-    drawn = iter(capsys.readouterr().out.splitlines())
-    for line in picture.splitlines():
-        assert line == "…" or line in drawn, f"play does not draw, or not in this order: {line}"
-
-
 def test_the_picture_is_what_play_draws(capsys: pytest.CaptureFixture[str]) -> None:
     (picture,) = [said for _, said in blocks(read(README)) if said.startswith("$ paceline play\n")]
-    assert_drawn(picture.partition("\n")[2], ["play"], capsys)
-
-
-def test_the_pictures_of_the_guide_are_what_play_draws(capsys: pytest.CaptureFixture[str]) -> None:
-    found = blocks(read(ROOT / "docs" / "guides" / "play.md"))
-    pictures = [
-        (command.splitlines()[0].partition("#")[0].split()[1:], picture)
-        for (_, command), (_, picture) in pairwise(found)
-        if command.startswith("paceline play") and picture.startswith("step ")
-    ]
-    assert len(pictures) >= 4
-    for command, picture in pictures:
-        assert_drawn(picture, command, capsys)
+    assert main(["play", "--fast", "--no-color", "--width", "100"]) == 0
+    drawn = iter(capsys.readouterr().out.splitlines())
+    for line in picture.splitlines()[1:]:
+        assert line == "…" or line in drawn, f"play does not draw, or not in this order: {line}"
 
 
 def test_every_promise_names_tests_that_exist() -> None:
