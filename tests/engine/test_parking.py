@@ -121,7 +121,7 @@ def test_it_ends_by_the_timeout_of_the_queue(kind: str) -> None:
         output = await engine.generate(ask("hello", "a"), parked="grammar").whole()
         assert output.outputs[0].finish_reason == "timeout"
 
-    on(kind, use, EngineSettings(queue_timeout_s=0.05))
+    on(kind, use, queue_timeout_s=0.05)
 
 
 @CORES

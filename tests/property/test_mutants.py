@@ -29,6 +29,7 @@ from paceline.sched.families.beams import BeamSearch
 from paceline.sched.families.family import Family
 from paceline.sched.families.forks import Forks
 from paceline.sched.queue import WaitingQueue
+from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.residency import Residency
 from paceline.sched.slots import SlotTable
 from paceline.sched.steady import Steady
@@ -231,6 +232,11 @@ def a_woken_sequence_is_lost(_original: Any) -> Any:
         sequence.parked = ""
 
     return wake
+
+
+@mutant(QueueLimits, "left")
+def a_request_that_started_still_counts_as_waiting(_original: Any) -> Any:
+    return lambda self, request_id: None
 
 
 @mutant(Accounting, "_end_complete")

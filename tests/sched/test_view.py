@@ -39,18 +39,6 @@ def test_the_life_of_a_live_request_can_be_read() -> None:
     assert [one.happened for one in scheduler.view.life("a")] == turns
 
 
-def test_admitted_ids_name_requests_and_not_children() -> None:
-    scheduler = small()
-    scheduler.submit(ask("a", 4), 0.0)
-    scheduler.submit(ask("b", 4, n=2), 0.0)
-    plan = scheduler.plan(0.0)
-    assert scheduler.view.admitted_ids(plan) == ["a", "b"]
-    scheduler.commit(plan, answer(plan), 0.0)
-    plan = scheduler.plan(0.0)
-    assert [new.request.id for new in plan.admitted] == ["1_b"]
-    assert scheduler.view.admitted_ids(plan) == ["b"]
-
-
 def test_children_are_those_that_have_not_ended() -> None:
     scheduler = small()
     scheduler.submit(ask("a", 4, n=3), 0.0)

@@ -63,7 +63,7 @@ def test_a_request_that_is_not_begun_in_time_is_a_504(stream: bool, prompt: Any)
         assert response.status_code == 504
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("timeout_error", "timeout")
-        assert error["message"] == "it was not begun within 0.05 s"
+        assert error["message"] == "it was not started within queue_timeout_s (0.05 s)"
 
     on_its_own_server(scenario, queue_timeout_s=0.05)
 

@@ -71,14 +71,14 @@ async def answered(options: Options) -> int:
     with Results(options.output) as results:
         with ProgressBar(model) as bar:
             parts = build(model, progress=bar, **for_batches(options.engine.settings))
-        step = parts.scheduler.config.step
+        config = parts.scheduler.config
         choices = ServerSettings(aliases=tuple(options.served_model_name))
         engine = AsyncLLM.of(parts)
         app = create_app(engine, model, parts.tokenizer, choices)
         # The server's own code decides about every body; nothing goes over a network.
         within = httpx.ASGITransport(app, raise_app_exceptions=False)
-        width = options.max_concurrency or BESIDE * step.max_num_seqs
-        width = min(width, step.max_num_queued_reqs)
+        width = options.max_concurrency or BESIDE * config.step.max_num_seqs
+        width = min(width, config.queue.max_num_queued_reqs)
         try:
             async with httpx.AsyncClient(
                 transport=within, base_url="http://batch", timeout=None

@@ -7,6 +7,7 @@ TITLES = {
     "load": "the model on this machine",
     "cache": "KV memory (cache)",
     "step": "what one step may hold (step)",
+    "queue": "what may wait, and for how long (queue)",
     "policy": "who goes first and who gives way (policy)",
     "preemption": "what becomes of those who give way (preemption)",
     "speculation": "draft tokens (speculation)",
@@ -52,8 +53,6 @@ SENTENCES = {
     "inbox_requests": "Requests that may wait for the loop's next turn.",
     "on_failure": "After a step that failed: go on with the next requests, or stop.",
     "stall_s": "Seconds without a step, while requests wait, that turn /health red.",
-    "max_queued_tokens": "Prompt tokens that may wait to be begun, more are refused; 0: any.",
-    "queue_timeout_s": "Seconds that a request may wait to be begun; 0: any.",
     # where it runs
     "core": "In a process of its own, whose crash leaves the server alive, or on a thread.",
     "on_core_crash": "Begin a crashed loop again, or end the server with status 1.",
@@ -90,7 +89,10 @@ SENTENCES = {
     "watermark": "Fraction of blocks that admission leaves free for those who grow.",
     "discipline": "How a step is filled: unified, prefill_first, or a dotted path to a class.",
     "max_wait": "prefill_first: seconds that arrivals may hold up those who decode.",
+    # queue
     "max_num_queued_reqs": "Requests that may wait; more are refused with status 429.",
+    "max_queued_tokens": "Prompt tokens that may wait to start; more are refused; 0: no limit.",
+    "queue_timeout_s": "Seconds that a request may wait to start; then it ends; 0: no limit.",
     # policy
     "policy": "Who is first: fcfs, priority, shortest, longest, deadline, fair, or a dotted path.",
     "victim": "Who gives way when memory runs out: the newest, or the cheapest to recompute.",

@@ -77,11 +77,10 @@ class StepConfig:
     watermark: float = 0.0  # fraction of blocks that admission leaves free
     discipline: str = "unified"  # a module in sched/disciplines, or a dotted path to a class
     max_wait: float = 1.0  # prefill_first: seconds that arrivals may hold up those who decode
-    max_num_queued_reqs: int = 65536  # requests waiting or parked; more are refused
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
             require(
                 getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive"
             )
@@ -223,6 +222,23 @@ class SpeculationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """What may be queued, and for how long."""
+
+    max_num_queued_reqs: int = 65536  # requests waiting or parked; more are refused
+    max_queued_tokens: int = 0  # of prompts not yet started; more are refused; 0: no limit
+    queue_timeout_s: float = 0.0  # seconds from submission to the first admission; 0: no limit
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        most = self.max_num_queued_reqs
+        require(most > 0, f"max_num_queued_reqs is {most}; it must be positive")
+        for name in ("max_queued_tokens", "queue_timeout_s"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name} is {value}; it cannot be negative")
+
+
+@dataclass(frozen=True, slots=True)
 class JournalConfig:
     """How much of the past is kept for `explain`."""
 
@@ -272,6 +288,7 @@ class LoadConfig:
 PARTS: dict[str, type[Any]] = {
     "cache": CacheConfig,
     "step": StepConfig,
+    "queue": QueueConfig,
     "policy": PolicyConfig,
     "preemption": PreemptionConfig,
     "speculation": SpeculationConfig,
@@ -285,6 +302,7 @@ class Config:
 
     cache: CacheConfig = CacheConfig()
     step: StepConfig = StepConfig()
+    queue: QueueConfig = QueueConfig()
     policy: PolicyConfig = PolicyConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     speculation: SpeculationConfig = SpeculationConfig()

@@ -10,13 +10,11 @@ OnFailure = Literal["continue", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Limits of the step loop; 0 in the queue's limits stands for no limit."""
+    """Limits of the step loop; the scheduler has those of the queue, in `QueueConfig`."""
 
-    inbox_requests: int = 65536  # that wait for the engine's next turn
+    inbox_requests: int = 65536  # requests between two turns of the loop; more are refused
     on_failure: OnFailure = "continue"  # after a step that failed; "stop": its process ends
     stall_s: float = 60.0  # seconds without a step, while requests wait, that make it unhealthy
-    max_queued_tokens: int = 0  # of prompts that wait to be begun; more are refused
-    queue_timeout_s: float = 0.0  # seconds that a request may wait to be begun
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -24,9 +22,6 @@ class EngineSettings:
         for name in ("inbox_requests", "stall_s"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; it must be positive")
-        for name in ("max_queued_tokens", "queue_timeout_s"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}; it cannot be negative")
 
 
 @dataclass(frozen=True, slots=True)

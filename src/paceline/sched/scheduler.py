@@ -19,6 +19,8 @@ from paceline.sched.explain import sentences, snapshot
 from paceline.sched.explain.journal import Gate
 from paceline.sched.families.abort_child import Children
 from paceline.sched.families.family import Family
+from paceline.sched.fitting import fitting_limit
+from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.residency import Residency
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
@@ -41,6 +43,7 @@ class Scheduler:
         self.config = config
         self.residency = Residency(config)
         self.view = SchedulerView(self.residency)
+        self._limits = QueueLimits(config.queue, self.view)
         self._discipline = discipline.load(
             config, self.residency, speculation.load(config.speculation)
         )
@@ -72,44 +75,19 @@ class Scheduler:
             self.residency.families[request.id] = Family.of(sequence)
         self._serials += width
         self.residency.enter(sequence, parked)
+        self._limits.entered(request, self.residency.now)
 
     def _admissible(self, request: Request) -> int:
-        """The tokens at which the request will end, if it can run at all."""
-        at, step = self.residency, self.config.step
-        untold = self._untold
+        """The tokens at which the request will end, if it can be queued and can run at all."""
+        at, untold = self.residency, self._untold
         if request.id in at.live or (untold and request.id in [end.request_id for end in untold]):
             raise RequestError(f"request {request.id!r} is already here")
         if twin := at.families.namesake(request, at.live):
             raise RequestError(f"request {request.id!r} would share a name with one of {twin!r}")
         if self._draining:
             raise QueueFull("the scheduler is draining and takes no new requests")
-        if self.view.queued >= step.max_num_queued_reqs:
-            raise QueueFull(f"{step.max_num_queued_reqs} requests are already waiting")
-        prompt = len(request.prompt)
-        if prompt >= step.max_model_len:
-            raise RequestError(
-                f"request {request.id!r}: a prompt of {prompt} tokens leaves no room for one more "
-                f"within max_model_len {step.max_model_len}"
-            )
-        longest = step.max_model_len
-        if request.max_tokens is not None:
-            longest = min(longest, prompt + request.max_tokens)
-        width, span = request.width, longest - 1 + self.config.speculation.lookahead_slots
-        if width > step.max_num_seqs:
-            raise RequestError(
-                f"request {request.id!r} asks for {width} sequences at once, and max_num_seqs "
-                f"is {step.max_num_seqs}"
-            )
-        need, have = at.cache.blocks_for(min(span, step.max_model_len)), at.cache.pool.size
-        need += (width - 1) * (need - (prompt - 1) // at.cache.block_size)
-        if need > have:
-            several = f" in each of {width} sequences" if width > 1 else ""
-            raise RequestError(
-                f"request {request.id!r}: {prompt} prompt tokens and up to {longest - prompt} new "
-                f"ones{several} need {need} blocks of {at.cache.block_size}, and the whole pool "
-                f"has {have}"
-            )
-        return longest
+        self._limits.refuse_excess(request)
+        return fitting_limit(request, self.config, at.cache)
 
     def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
         """End a request in any state, or one of its `n` children. False if it is not here.
@@ -126,6 +104,8 @@ class Scheduler:
             return False
         self._steady = None
         self._untold += ended
+        if not self.view.is_live(request_id):
+            self._limits.left(request_id)
         return True
 
     def park(self, request_id: str, reason: str, now: float) -> bool:
@@ -156,10 +136,7 @@ class Scheduler:
         self._tick(now)
         at.step += 1
         at.stats.steps += 1
-        for sequence in at.policy.late(at.now):
-            self._untold += self._dismiss(
-                sequence, Finish.TIMEOUT, "its deadline passed in the queue"
-            )
+        self._end_late()
         if at.policy.refresh:
             at.queue.refresh()
             at.swapped.refresh()
@@ -170,6 +147,16 @@ class Scheduler:
         else:
             self._flight.append(plan.step)
         return plan
+
+    def _end_late(self) -> None:
+        """End what has waited too long, by the policy's rule or by the queue's."""
+        at, timeout_s = self.residency, self.config.queue.queue_timeout_s
+        for sequence in at.policy.late(at.now):
+            message = "its deadline passed in the queue"
+            self._untold += self._dismiss(sequence, Finish.TIMEOUT, message)
+        for request_id in self._limits.overdue(at.now):
+            message = f"it was not started within queue_timeout_s ({timeout_s:g} s)"
+            self._untold += self._dismiss(at.live[request_id], Finish.TIMEOUT, message)
 
     def _plan_steady(self) -> Plan | None:
         """The same rows again, if no request could join them."""
@@ -211,6 +198,9 @@ class Scheduler:
         """The plan, with everything that happened since the previous one."""
         at, news = self.residency, self.residency.news
         at.news = News()
+        admitted = (*news.admitted, *step.admitted)
+        for new in admitted:
+            self._limits.left(at.table.name[new.slot])
         for slot, copies in news.copies:
             if slot >= 0:
                 at.cache.fences.add_copies(at.step, copies, [int(at.table.serial[slot])])
@@ -221,7 +211,7 @@ class Scheduler:
             rows,
             step.start,
             step.grown,
-            (*news.admitted, *step.admitted),
+            admitted,
             tuple(news.released),
             tuple(news.preempted),
             tuple(news.finished),
@@ -293,6 +283,7 @@ class Scheduler:
 
     def _dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
         self._steady = None
+        self._limits.left(sequence.id)
         return self.residency.dismiss(sequence, finish, message)
 
     def _told(self, outputs: Outputs) -> Outputs:
@@ -354,6 +345,11 @@ class Scheduler:
         return len(self.residency.live)
 
     @property
+    def queue_room(self) -> int:
+        """Requests that could be queued now before `max_num_queued_reqs` is reached."""
+        return self._limits.room
+
+    @property
     def stats(self) -> Stats:
         return self.residency.stats
 
@@ -392,6 +388,7 @@ class Scheduler:
     def check(self) -> None:
         """Verify every invariant."""
         self.residency.check()
+        self._limits.check(self.residency.live)
         assert list(self._flight) == sorted(set(self._flight))
         if self._steady is not None:
             assert self.residency.table.alive(self._steady.rows).all(), "a steady row left its slot"

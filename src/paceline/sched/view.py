@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from paceline.core.arrays import I32
 from paceline.core.events import Moment
-from paceline.core.plan import Plan
 from paceline.core.request import Sequence
 from paceline.sched.explain.journal import Spell
 from paceline.sched.residency import Residency
@@ -59,11 +58,6 @@ class SchedulerView:
         """
         at = self._at
         return at.news.finished.get(request_id) or at.journal.recall(request_id)
-
-    def admitted_ids(self, plan: Plan) -> list[str]:
-        """The request of each sequence that `plan`, the latest one, admits."""
-        name = self._at.table.name
-        return [name[new.slot] for new in plan.admitted]
 
     # -- families -----------------------------------------------------------
 

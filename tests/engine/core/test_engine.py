@@ -468,7 +468,7 @@ def test_a_deadline_that_passed_in_the_queue_is_told() -> None:
 
 
 def test_prompts_that_wait_are_bounded_in_tokens() -> None:
-    teller = Teller(parts(max_num_seqs=1), max_queued_tokens=20)
+    teller = Teller(parts(max_num_seqs=1, max_queued_tokens=20))
     for name in "abcd":
         teller.engine.submit(request(name, 9))
     teller.turn()
@@ -479,13 +479,12 @@ def test_prompts_that_wait_are_bounded_in_tokens() -> None:
     teller.engine.submit(request("f", 9))
     teller.run()
     assert sorted(teller.ends) == ["a", "b", "e", "f"]
-    assert teller.engine._room.tokens == 0
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> None:
     now = [0.0]
-    teller = Teller(parts(max_num_seqs=2), clock=lambda: now[0], queue_timeout_s=5.0)
+    teller = Teller(parts(max_num_seqs=2, queue_timeout_s=5.0), clock=lambda: now[0])
     teller.engine.submit(request("a", 9, 30, n=2))
     teller.turn()
     teller.engine.submit(request("b", 9, 30, n=n))
@@ -493,8 +492,8 @@ def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> 
         teller.turn()
         now[0] += 1.0
     assert teller.ends["a"][0] is Finish.LENGTH
-    assert teller.ends["b"] == (Finish.TIMEOUT, "it was not begun within 5 s")
-    late = [one for told in teller.deliveries for one in told.ended]
+    assert teller.ends["b"] == (Finish.TIMEOUT, "it was not started within queue_timeout_s (5 s)")
+    late = [one for told in teller.deliveries for one in told.ended if one.child < 0]
     (waited,) = [one.timings.queue_s for one in late if one.request_id == "b"]
     assert 5.0 < waited < 8.0
     assert_nothing_left(teller.engine.scheduler)

@@ -24,7 +24,6 @@ from paceline.engine.core.messages import (
 from paceline.engine.core.pipeline import Pipeline
 from paceline.engine.core.ports import Clock, Runner, StepObserver
 from paceline.engine.core.queries import answer
-from paceline.engine.core.queue_limits import WaitingRoom
 from paceline.engine.core.step_counts import StepCounts
 from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
@@ -60,7 +59,6 @@ class Engine:
         self._runner, self._settings, self._observer = runner, settings, observer
         self._pipeline = Pipeline(runner, depth)
         self._inbox = Inbox(settings.inbox_requests)
-        self._room = WaitingRoom(settings.max_queued_tokens, settings.queue_timeout_s)
         self._counts = StepCounts()
         self._refused: list[Refused] = []
         self._ended: list[Ended] = []  # outside a commit
@@ -115,9 +113,8 @@ class Engine:
 
     @property
     def room(self) -> int:
-        """Requests that would not be refused now for want of a place in a queue."""
-        most = self.scheduler.config.step.max_num_queued_reqs
-        return min(self._inbox.room, most - self.scheduler.view.queued)
+        """Requests that could be submitted now before a limit on their number is reached."""
+        return min(self._inbox.room, self.scheduler.queue_room)
 
     @property
     def patience_s(self) -> float | None:
@@ -179,15 +176,11 @@ class Engine:
                     self.scheduler.wake(request_id, self.clock())
                 case Asked():
                     self._answer(message)
-        for request_id in self._room.overdue(self.clock()):
-            late = f"it was not begun within {self._settings.queue_timeout_s:g} s"
-            self._end(request_id, Finish.TIMEOUT, late)
         return bool(messages or self._ended)
 
     def _end(self, request_id: str, finish: Finish, message: str = "") -> None:
         """From outside; the scheduler learns of it as an abort, whatever the reason."""
         if self.scheduler.abort(request_id, self.clock()):
-            self._room.left(request_id)
             self._ended.append(Ended(request_id, finish, message=message))
 
     def _submit(self, request: Request, parked: str) -> None:
@@ -195,10 +188,7 @@ class Engine:
             if self.broken:
                 raise EngineFailed(self.broken)
             self._runner.capabilities.check(request)
-            self._room.check(request)
-            now = self.clock()
-            self.scheduler.submit(request, now, parked)
-            self._room.enter(request, now)
+            self.scheduler.submit(request, self.clock(), parked)
         except (RequestError, EngineFailed) as error:
             self._refused.append(Refused(request.id, error))
 
@@ -251,8 +241,6 @@ class Engine:
         plan = self.scheduler.plan(self.clock())
         if self._observer is not None:
             self._observer.planned(plan)
-        for request_id in self.scheduler.view.admitted_ids(plan):
-            self._room.left(request_id)
         self._pipeline.launch(plan)
         return plan
 
@@ -286,8 +274,6 @@ class Engine:
 
     def _delivery(self, outputs: Outputs, result: StepResult | None, now: float) -> Delivery | None:
         ended = (*self._ended, *outputs.finished)
-        for end in outputs.finished:
-            self._room.left(end.request_id)
         refused = tuple(self._refused)
         self._ended, self._refused = [], []
         prompt = () if result is None else result.prompt

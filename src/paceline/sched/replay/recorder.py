@@ -176,6 +176,10 @@ class Recorder:
         return self.scheduler.view
 
     @property
+    def queue_room(self) -> int:
+        return self.scheduler.queue_room
+
+    @property
     def stats(self) -> Stats:
         return self.scheduler.stats
 
