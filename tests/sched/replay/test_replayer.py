@@ -149,7 +149,7 @@ def test_a_call_accepted_then_and_refused_now_diverges(small: Path) -> None:
     replay.run()
     assert str(replay.divergence) == (
         "step 0: a call that was accepted then is refused now: "
-            "2 requests are already waiting (max_num_queued_reqs)"
+        "2 requests are already waiting (max_num_queued_reqs)"
     )
 
 
