@@ -72,7 +72,7 @@ BAD = {
     line(None): "line 1: custom_id is missing",
     line(7): "line 1: custom_id is missing",
     line("a", method="GET"): "line 1: method is 'GET'",
-    line("a", url="/v1/embeddings"): "line 1: url is '/v1/embeddings'; there is /v1/chat",
+    line("a", url="/v1/embeddings"): "line 1: url is '/v1/embeddings'; it must be /v1/chat",
     '{"custom_id": "a", "method": "POST", "url": "/v1/completions"}': "line 1: body is missing",
     line("a", stream=True): "line 1: stream is set",
     "[" * 100_000: "line 1: not JSON",
@@ -80,7 +80,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad[:40])
-def test_a_line_that_is_no_request_stops_nobody(bad: str, tmp_path: Path) -> None:
+def test_an_invalid_line_gets_an_error_and_the_others_an_answer(bad: str, tmp_path: Path) -> None:
     (tmp_path / "in").write_text(f"{bad}\n\n")
     (entry,) = entries(tmp_path / "in")
     assert entry.complaint.startswith(BAD[bad])
@@ -120,7 +120,7 @@ def test_a_run_goes_on_where_another_ended(tmp_path: Path) -> None:
 def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "out"
     other.write_text("dear diary\ntoday\n")
-    with pytest.raises(BatchStopped, match="no output of a batch"):
+    with pytest.raises(BatchStopped, match="not the output of a batch"):
         Results(other)
     assert other.read_text() == "dear diary\ntoday\n"
 
@@ -154,9 +154,12 @@ def test_the_command(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     (tmp_path / "in").write_text("\n".join(lines))
     words = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", model]
-    for told in ("2 answered, 1 refused, 0 bad lines, 0 were", "0 answered, 0 refused, 0 bad"):
+    for said in (
+        "2 answered, 1 refused, 0 invalid lines, 0 skipped",
+        "0 answered, 0 refused",
+    ):
         assert main(["run-batch", *words, *SMALL, "--served-model-name", "gpt"]) == 0
-        assert told in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     found = read(tmp_path / "out")
     texts = [found[name]["response"]["body"]["choices"][0]["text"] for name in "ab"]
     assert texts[0] == texts[1]
@@ -181,7 +184,7 @@ def test_a_file_of_one_line_that_is_something_else_is_left_alone(
     content: str, tmp_path: Path
 ) -> None:
     (tmp_path / "out").write_text(content)
-    with pytest.raises(BatchStopped, match="is no output of a batch"):
+    with pytest.raises(BatchStopped, match="is not the output of a batch"):
         Results(tmp_path / "out")
     assert (tmp_path / "out").read_text() == content
 

@@ -21,7 +21,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, *lines: str, arguments: list[str]) -> 
     return main(["chat", *SHORT, *arguments])
 
 
-def test_each_line_is_a_turn_that_knows_those_before(
+def test_each_line_is_a_turn_of_one_conversation(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["hello", "", "  ", "the fox", "/reset", "hello"]
@@ -49,13 +49,13 @@ def test_commands(
     assert capsys.readouterr().out.removeprefix(HELP + "\n").splitlines() == [
         "temperature=0.0 max_tokens=8",
         "temperature=0.5 max_tokens=3",
-        "/params temperature=0.7 max_tokens=512",
+        "usage: /params temperature=0.7 max_tokens=512",
         "temperature=0.5 max_tokens=3",
-        "there is no /dance; /help lists what there is",
+        "no command /dance; /help lists the commands",
     ]
 
 
-def test_what_the_system_says_changes_the_answer(
+def test_a_system_message_changes_the_answer(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["hello", "/system the lazy dog", "hello", "/system", "hello"]
@@ -68,7 +68,7 @@ def test_what_the_system_says_changes_the_answer(
     assert capsys.readouterr().out.splitlines() == [told]
 
 
-def test_a_turn_that_is_refused_is_undone(
+def test_a_refused_turn_is_removed(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["hello", "the " * 400, "/reset", "hello"]
@@ -78,7 +78,7 @@ def test_a_turn_that_is_refused_is_undone(
     assert "error: the server answers with status 400" in error[0]
 
 
-def test_a_server_that_wants_a_key(
+def test_a_server_that_requires_a_key(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(settings=ServerSettings(api_keys=("sesame",))) as site:
@@ -88,7 +88,7 @@ def test_a_server_that_wants_a_key(
         assert talk(monkeypatch, "hello", arguments=["--url", site.url]) == 0
 
 
-def test_a_model_of_this_process(
+def test_a_model_in_this_process(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["the fox", "/reset", "the fox", "the dog " * 300]

@@ -113,9 +113,9 @@ def test_help_has_groups_and_closes_as_written(
     with pytest.raises(typer.Exit):
         invoke("say", "--help")
     said = capsys.readouterr().out
-    assert said.startswith("usage: zoo say [OPTIONS] NAME")
+    assert said.startswith("Usage: zoo say [OPTIONS] NAME")
     titles = [line for line in said.splitlines() if line.endswith(":")]
-    assert titles[:3] == ["arguments:", "options:", "water:"]
+    assert titles[:3] == ["Arguments:", "Options:", "Water:"]
     assert said.rstrip("\n").endswith("\n  as\n    w")
     with pytest.raises(typer.Exit):
         invoke("--help")

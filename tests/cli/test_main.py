@@ -114,7 +114,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: paceline")
+    assert capsys.readouterr().out.startswith("Usage: paceline")
 
 
 def test_help_explains_every_sign(
@@ -141,7 +141,7 @@ def test_wrong_usage_ends_with_status_2(
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: paceline" in capsys.readouterr().err
+    assert "Usage: paceline" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_wrong_usage_ends_with_status_2(
         (["bench", "serv"], "did you mean 'serve'?"),
         (["bench", "serve", "--input-len", "9-3"], "'9-3' is not a range of positive lengths"),
         (["bench", "serve", "--burstiness", "0"], "--burstiness must be positive"),
-        (["chat", "--url", "x", "--depth", "2"], "--depth is for a model of this process"),
+        (["chat", "--url", "x", "--depth", "2"], "--depth sets up a model in this process"),
         (["run-batch", "-i", "nowhere", "-o", "x"], "--input nowhere is not a file"),
     ],
 )
@@ -171,7 +171,7 @@ def test_mistakes_are_told_with_the_nearest_name(
         main(arguments)
     assert caught.value.code == 2
     usage, error = capsys.readouterr().err.splitlines()
-    assert usage.startswith("usage: paceline")
+    assert usage.startswith("Usage: paceline")
     assert expected.lower() in error.lower()
 
 
@@ -398,7 +398,7 @@ def test_more_blocks_than_there_is_memory_for_are_no_traceback(tmp_path: Path) -
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("paceline: there is not enough memory for this")
+    assert done.stderr.startswith("paceline: out of memory: lower num_blocks")
 
 
 @posix_only

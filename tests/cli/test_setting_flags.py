@@ -6,7 +6,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.cli.setting_flags import HIDDEN, ServingSettings, Settings
-from paceline.cli.setting_help import NAMES, OF_ENGINES, SENTENCES, TITLES
+from paceline.cli.setting_help import NAMES, OF_ENGINES, SENTENCES, TITLES, UNITS, unit_of
 from paceline.core.config import PARTS, Config, LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.wiring.settings import (
@@ -34,19 +34,26 @@ def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:
     assert all(text.endswith((".", "?")) for text in SENTENCES.values())
 
 
+def test_every_number_has_a_unit() -> None:
+    settings = {one.name: one for one in ServingSettings.all()}
+    assert UNITS.keys() <= settings.keys()
+    numbers = {name for name, one in settings.items() if one.kind in (int, float)}
+    assert {name for name in settings if unit_of(name)} == numbers | {"tenant_weights"}
+
+
 def test_defaults_of_engines_are_those_of_the_build() -> None:
     by_model = {"max_model_len", "fill_positions"}
     by_device = CPU_DEFAULTS.keys() | CUDA_DEFAULTS.keys()
     assert OF_ENGINES.keys() == by_device | BATCH_DEFAULTS.keys() | by_model
     for name, value in BATCH_DEFAULTS.items():
-        assert OF_ENGINES[name] == f"{Config().to_dict()[name]}, for batches {value}"
+        assert OF_ENGINES[name] == f"{Config().to_dict()[name]}; for batches {value}"
     assert (
         f"{FILL_POSITIONS} for weights of {FILL_LEAST_BYTES >> 30} GiB"
         in OF_ENGINES["fill_positions"]
     )
     for name, value in CUDA_DEFAULTS.items():
         plain = CPU_DEFAULTS.get(name, Config().to_dict()[name])
-        assert OF_ENGINES[name] == f"{plain}, on a card {value}"
+        assert OF_ENGINES[name] == f"{plain}; on a GPU {value}"
 
 
 def test_only_what_was_given_is_passed_on() -> None:

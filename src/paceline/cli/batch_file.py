@@ -1,4 +1,4 @@
-"""OpenAI batch files: requests in, answers out in the order in which they end."""
+"""OpenAI batch files: reads requests, and writes answers in the order in which they finish."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import httpx
 
-from paceline.cli.http_client import sent
+from paceline.cli.http_client import json_body
 from paceline.core.errors import PacelineError
 
 URLS = ("/v1/chat/completions", "/v1/completions")
@@ -20,12 +20,12 @@ BEGINNING = b'{"id": "batch_req_'  # of every line that is written
 
 
 class BatchStopped(PacelineError):
-    """Nobody answers any more; what is there stays, and the rest can be done later."""
+    """The engine takes no more requests. A later run continues the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the input; what is wrong with it, if something is, stands in `complaint`."""
+    """One line of the input; `complaint` says what is wrong with it, if something is."""
 
     number: int  # of the line, from 1
     custom_id: str | None
@@ -35,25 +35,25 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """The same each time that the same file is run."""
+        """The same in every run of the same file."""
         return f"batch_req_{self.number}"
 
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the lines so far."""
+    """Lines by result."""
 
     answered: int = 0
     refused: int = 0  # by the server, with a status
-    bad: int = 0  # lines that are no requests
-    skipped: int = 0  # were in the output already
+    bad: int = 0  # lines that are not requests
+    skipped: int = 0  # answered by an earlier run
 
 
-# -- in ---------------------------------------------------------------------
+# -- input ------------------------------------------------------------------
 
 
 def entries(path: Path) -> Iterator[Entry]:
-    """The lines of a file, one at a time; empty ones are left out."""
+    """The lines of a file, one at a time, without empty ones."""
     seen: set[str] = set()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -61,8 +61,8 @@ def entries(path: Path) -> Iterator[Entry]:
                 continue
             entry = parsed(number, line)
             if entry.custom_id in seen:
-                # Under the number of the line, or the answer to the other would seem to be there.
-                complaint = f"custom_id {entry.custom_id!r} was used on a line before"
+                # Named by its number, since its custom_id belongs to the other line.
+                complaint = f"custom_id {entry.custom_id!r} was used on an earlier line"
                 yield complaining(number, None, complaint)
                 continue
             if entry.custom_id is not None:
@@ -80,16 +80,16 @@ def parsed(number: int, line: bytes) -> Entry:
     content = cast("dict[str, Any]", found)
     name = content.get("custom_id")
     if not isinstance(name, str) or not name:
-        return complaining(number, None, "custom_id is missing, or is not a text")
+        return complaining(number, None, "custom_id is missing or not a string")
     if content.get("method") != "POST":
         return complaining(number, name, f"method is {content.get('method')!r}; it must be 'POST'")
     url, body = content.get("url"), content.get("body")
     if url not in URLS:
-        return complaining(number, name, f"url is {url!r}; there is {' and '.join(URLS)}")
+        return complaining(number, name, f"url is {url!r}; it must be {' or '.join(URLS)}")
     if not isinstance(body, dict):
-        return complaining(number, name, "body is missing, or is not a JSON object")
+        return complaining(number, name, "body is missing or not a JSON object")
     if cast("dict[str, Any]", body).get("stream"):
-        return complaining(number, name, "stream is set; a batch has whole answers only")
+        return complaining(number, name, "stream is set; a batch cannot stream")
     return Entry(number, name, url, body)
 
 
@@ -97,19 +97,19 @@ def complaining(number: int, custom_id: str | None, complaint: str) -> Entry:
     return Entry(number, custom_id, complaint=f"line {number}: {complaint}")
 
 
-# -- out --------------------------------------------------------------------
+# -- output ----------------------------------------------------------------
 
 
 def name_of(custom_id: str | None, own: str) -> tuple[str, bool]:
-    """What a line is known by: its custom_id, or ours, which may look the same."""
+    """What identifies a line: its custom_id, or our id, which a custom_id may equal."""
     return (custom_id or own), bool(custom_id)
 
 
 class Results:
-    """The output file: whole lines only, and none twice for a custom_id.
+    """The output file: complete lines only, and one for each custom_id.
 
-    A file that is there is continued; the last line of a run that was killed may be torn, and
-    goes. A line of the input that has no custom_id is known by its number.
+    An existing file is continued. The last line of a killed run may be incomplete and is removed.
+    A line of the input without a custom_id is identified by its number.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +145,7 @@ class Results:
         self._out.flush()
 
     def _read(self, there: BinaryIO) -> int:
-        """Learn what is there; returns where the last whole line ends."""
+        """Read the lines of an earlier run; returns where the last complete line ends."""
         end = 0
         for line in there:
             try:
@@ -154,7 +154,7 @@ class Results:
             except (ValueError, KeyError, TypeError):
                 torn = not line.endswith(b"\n") and BEGINNING.startswith(line[: len(BEGINNING)])
                 if there.read(1) or not torn:
-                    problem = f"{there.name} is no output of a batch: {line[:60]!r}"
+                    problem = f"{there.name} is not the output of a batch: {line[:60]!r}"
                     raise BatchStopped(problem) from None
                 break
             end += len(line)
@@ -165,7 +165,7 @@ class Results:
 
 
 class Batch:
-    """At most `width` requests are open at once, and no more lines are held."""
+    """At most `width` requests are open at once, and no more lines are in memory."""
 
     def __init__(self, http: httpx.AsyncClient, results: Results, width: int) -> None:
         self._http, self._results, self._width = http, results, width
@@ -173,7 +173,7 @@ class Batch:
         self.counts = Counts()
 
     async def run(self, lines: Iterator[Entry]) -> Counts:
-        """All workers take from the same lines, each the next one when it is free."""
+        """Each worker takes the next line when it is free."""
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self._width):
@@ -200,10 +200,10 @@ class Batch:
         while True:
             self._open += 1
             try:
-                answer = await self._http.post(entry.url, **sent(entry.body))
+                answer = await self._http.post(entry.url, **json_body(entry.body))
             finally:
                 self._open -= 1
-            # A queue that is full while others are served has room later.
+            # A queue that is full while requests of ours are open will have room later.
             if answer.status_code != TOO_MANY or not self._open:
                 break
             await asyncio.sleep(float(answer.headers.get("retry-after", DEFAULT_WAIT_S)))

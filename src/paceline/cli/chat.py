@@ -12,103 +12,103 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from paceline.cli.chat_backend import EnginePartner, Manner, Partner
+from paceline.cli.chat_backend import ChatBackend, ChatParams, EngineBackend
 from paceline.cli.command import WrongOption
 from paceline.cli.options import EngineOptions, KeyOption, ModelArgument, UrlOption
 from paceline.cli.palette import DIM, Palette
 from paceline.core.errors import PacelineError
 
 HELP = """\
-/system TEXT             what the assistant is told before all else; without TEXT: nothing
+/system [TEXT]           set the system message, or remove it; starts a new conversation
 /params [NAME=VALUE ...] show or set temperature and max_tokens
-/reset                   forget the conversation
-/help                    this
-/quit                    end; so does Ctrl-D
+/reset                   start a new conversation
+/help                    show this list
+/quit                    quit; so does Ctrl-D
 Ctrl-C stops an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """With whom to talk, and how."""
+    """Which model answers, and how."""
 
     argument: ModelArgument = None
     url: UrlOption = None
     api_key: KeyOption = None
-    system: Annotated[
-        str, typer.Option(metavar="TEXT", help="What the assistant is told before all else.")
-    ] = ""
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.7
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512
+    system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = ""
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
+    ] = 0.7
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 512
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
         if self.url and self.engine.settings:
             name = next(iter(self.engine.settings)).replace("_", "-")
-            raise WrongOption(f"--{name} is for a model of this process, and --url names a server")
+            raise WrongOption(f"--{name} sets up a model in this process, but --url names a server")
 
 
 def run(options: Options) -> int:
-    """Talk with a model, in this process or with --url on a server.
+    """Chat with a model in this process, or with --url on a server.
 
-    Answers are streamed, and the conversation goes on from turn to turn. /help lists what can
-    be typed. Without a terminal each line of standard input is one turn.
+    Answers are streamed. /help lists the commands of the chat. If standard input is not a
+    terminal, each of its lines is one message.
     """
     with asyncio.Runner() as runner:
-        partner = runner.run(met(options))
-        manner = Manner(options.temperature, options.max_tokens)
-        chat = Chat(partner, manner, runner, Screen.here())
-        chat.instruct(options.system)
+        backend = runner.run(open_backend(options))
+        params = ChatParams(options.temperature, options.max_tokens)
+        chat = Chat(backend, params, runner, Screen.here())
+        chat.set_system(options.system)
         try:
             chat.converse()
         finally:
-            runner.run(partner.close())
+            runner.run(backend.close())
     return 0
 
 
-async def met(options: Options) -> Partner:
+async def open_backend(options: Options) -> ChatBackend:
     if options.url:
-        from paceline.cli.http_client import ServerPartner
+        from paceline.cli.http_client import ServerBackend
 
         is_named = options.argument or options.engine.model
         model = options.engine.name(options.argument) if is_named else None
-        partner = ServerPartner(options.url, options.api_key, model)
+        server = ServerBackend(options.url, options.api_key, model)
         try:
-            await partner.meet()
+            await server.connect()
         except PacelineError:
-            await partner.close()
+            await server.close()
             raise
-        return partner
+        return server
     from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.llm import AsyncLLM
 
     model = options.engine.name(options.argument)
     with ProgressBar(model) as bar:
-        return EnginePartner(model, AsyncLLM(model, progress=bar, **options.engine.settings))
+        return EngineBackend(model, AsyncLLM(model, progress=bar, **options.engine.settings))
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where the conversation is read and written; `person` tells whether somebody is there."""
+    """Where the conversation is read and written; `interactive` if both are a terminal."""
 
-    ask: Callable[[str], str]  # shows a prompt, returns a line; EOFError at the end
+    ask: Callable[[str], str]  # shows a prompt and reads a line; EOFError at the end
     out: TextIO
-    person: bool
+    interactive: bool
 
     @staticmethod
     def here() -> "Screen":
-        person = sys.stdin.isatty() and sys.stdout.isatty()
-        if person:
+        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        if interactive:
             with suppress(ImportError):
-                import_module("readline")  # gives `input` its line editing and its history
-        return Screen(input if person else next_line, sys.stdout, person)
+                import_module("readline")  # adds line editing and history to `input`
+        return Screen(input if interactive else next_line, sys.stdout, interactive)
 
     def write(self, text: str) -> None:
         self.out.write(text)
         self.out.flush()
 
-    def aside(self, text: str) -> None:
-        """Something that is not part of the conversation; only people want to know."""
-        if self.person:
+    def note(self, text: str) -> None:
+        """Print a remark about the conversation, on a terminal only."""
+        if self.interactive:
             palette = Palette(colour=not os.environ.get("NO_COLOR"), unicode=True)
             self.write(palette.paint(text, DIM) + "\n")
 
@@ -121,94 +121,94 @@ def next_line(_prompt: str) -> str:
 
 
 class Chat:
-    """`messages` alternate between the two, after what the system says if it says something."""
+    """`messages` alternate between user and assistant, after the system message if there is one."""
 
     def __init__(
-        self, partner: Partner, manner: Manner, runner: asyncio.Runner, screen: Screen
+        self, backend: ChatBackend, params: ChatParams, runner: asyncio.Runner, screen: Screen
     ) -> None:
-        self.partner, self.manner = partner, manner
+        self.backend, self.params = backend, params
         self.messages: list[dict[str, str]] = []
         self._system = ""
         self._runner, self._screen = runner, screen
 
     def converse(self) -> None:
-        """Until somebody quits or the input ends."""
-        self._screen.aside(f"{self.partner.name}: /help lists what can be typed")
+        """Read and answer messages until /quit or the end of the input."""
+        self._screen.note(f"{self.backend.name}: /help lists the commands")
         while True:
             try:
                 line = self._screen.ask("> ").strip()
             except EOFError:
                 break
             except KeyboardInterrupt:
-                self._screen.aside("\n/quit or Ctrl-D ends")
+                self._screen.note("\n/quit or Ctrl-D quits")
                 continue
             if line.startswith("/"):
-                if not self.obey(line):
+                if not self.run_command(line):
                     break
             elif line:
                 self.answer(line)
 
-    # -- what is typed ------------------------------------------------------
+    # -- commands -----------------------------------------------------------
 
-    def obey(self, line: str) -> bool:
-        """Carry a command out; False if it ends the conversation."""
+    def run_command(self, line: str) -> bool:
+        """False if the command quits."""
         name, _, rest = line[1:].partition(" ")
         commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: self._screen.write(HELP + "\n"),
-            "reset": lambda _: self.instruct(self._system),
-            "system": self.instruct,
-            "params": self.tune,
+            "reset": lambda _: self.set_system(self._system),
+            "system": self.set_system,
+            "params": self.set_params,
         }
         if name in ("quit", "exit"):
             return False
         if name in commands:
             commands[name](rest.strip())
         else:
-            self._screen.write(f"there is no /{name}; /help lists what there is\n")
+            self._screen.write(f"no command /{name}; /help lists the commands\n")
         return True
 
-    def instruct(self, text: str) -> None:
-        """Begin anew, after these instructions."""
+    def set_system(self, text: str) -> None:
+        """Start a new conversation with this system message, or with none."""
         self._system = text
         self.messages = [{"role": "system", "content": text}] if text else []
 
-    def tune(self, text: str) -> None:
-        """Change some parameters, and show all."""
+    def set_params(self, text: str) -> None:
+        """Change the given parameters, and print all."""
         try:
             for part in text.split():
                 name, _, value = part.partition("=")
                 kinds: dict[str, Any] = {"temperature": float, "max_tokens": int}
-                self.manner = replace(self.manner, **{name: kinds[name](value)})
+                self.params = replace(self.params, **{name: kinds[name](value)})
         except (KeyError, ValueError):
-            self._screen.write("/params temperature=0.7 max_tokens=512\n")
-        manner = self.manner
-        self._screen.write(f"temperature={manner.temperature} max_tokens={manner.max_tokens}\n")
+            self._screen.write("usage: /params temperature=0.7 max_tokens=512\n")
+        params = self.params
+        self._screen.write(f"temperature={params.temperature} max_tokens={params.max_tokens}\n")
 
-    # -- what is answered ---------------------------------------------------
+    # -- answers ------------------------------------------------------------
 
     def answer(self, line: str) -> None:
-        """One turn. What was said before a Ctrl-C stays; after an error the turn is undone."""
+        """One turn. Ctrl-C keeps the text so far; an error removes the turn."""
         self.messages.append({"role": "user", "content": line})
-        heard: list[str] = []
+        text: list[str] = []
         try:
-            self._runner.run(self._stream(heard))
+            self._runner.run(self._stream(text))
         except KeyboardInterrupt:
             self._screen.write("\n")
-            self._screen.aside("stopped")
+            self._screen.note("stopped")
         except PacelineError as error:
             self._screen.write(f"\nerror: {error}\n")
             self.messages.pop()
             return
-        self.messages.append({"role": "assistant", "content": "".join(heard)})
+        self.messages.append({"role": "assistant", "content": "".join(text)})
 
-    async def _stream(self, heard: list[str]) -> None:
+    async def _stream(self, text: list[str]) -> None:
         begun = perf_counter()
         tokens = 0
-        async with aclosing(self.partner.answer(self.messages, self.manner)) as pieces:
+        async with aclosing(self.backend.answer(self.messages, self.params)) as pieces:
             async for piece in pieces:
-                heard.append(piece.text)
+                text.append(piece.text)
                 tokens = piece.tokens or tokens
                 self._screen.write(piece.text)
         passed = perf_counter() - begun
         self._screen.write("\n")
-        self._screen.aside(f"{tokens} tokens, {tokens / passed:.1f} tokens/s")
+        self._screen.note(f"{tokens} tokens, {tokens / passed:.1f} tokens/s")

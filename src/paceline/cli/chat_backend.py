@@ -1,4 +1,4 @@
-"""Who answers in a chat: an engine in this process, or a server elsewhere."""
+"""What answers in a chat: an engine in this process, or a server."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,54 +8,54 @@ from paceline.core.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How answers are made."""
+class ChatParams:
+    """How tokens are sampled, and how many at most."""
 
     temperature: float
     max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A piece of an answer, and how many tokens the answer has so far; 0 where nobody says."""
+class ChatPiece:
+    """Part of an answer, and the tokens of the answer so far; 0 if they are not known."""
 
     text: str
     tokens: int
 
 
-class Partner(Protocol):
+class ChatBackend(Protocol):
     """Answers one conversation at a time."""
 
     @property
     def name(self) -> str: ...
 
     def answer(
-        self, messages: Sequence[Mapping[str, str]], manner: Manner
-    ) -> AsyncGenerator[Said, None]:
-        """The pieces of an answer as they come; whoever closes it early ends the request."""
+        self, messages: Sequence[Mapping[str, str]], params: ChatParams
+    ) -> AsyncGenerator[ChatPiece, None]:
+        """Stream the answer. Closing the generator aborts the request."""
         ...
 
     async def close(self) -> None: ...
 
 
-class EnginePartner:
-    """Owns an engine of this process."""
+class EngineBackend:
+    """Owns an engine in this process."""
 
     def __init__(self, name: str, engine: Any) -> None:
         self.name, self._engine = name, engine
 
     async def answer(
-        self, messages: Sequence[Mapping[str, str]], manner: Manner
-    ) -> AsyncGenerator[Said, None]:
+        self, messages: Sequence[Mapping[str, str]], params: ChatParams
+    ) -> AsyncGenerator[ChatPiece, None]:
         from paceline.engine.api import Ask, SamplingParams
 
-        params = SamplingParams(temperature=manner.temperature, max_tokens=manner.max_tokens)
-        stream = self._engine.generate(Ask(messages=messages, params=params))
+        sampling = SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens)
+        stream = self._engine.generate(Ask(messages=messages, params=sampling))
         tokens = 0
         try:
             async for piece in stream:
                 tokens += len(piece.token_ids)
-                yield Said(piece.text, tokens)
+                yield ChatPiece(piece.text, tokens)
         finally:
             await stream.aclose()
         if stream.output is not None and stream.output.error:

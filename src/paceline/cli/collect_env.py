@@ -1,4 +1,4 @@
-"""`paceline collect-env`: what a report of a problem should say about the machine."""
+"""`paceline collect-env`: versions, hardware and settings for a bug report."""
 
 import json
 import os
@@ -28,9 +28,13 @@ PACKAGES = (
     "uvicorn",
     "uvloop",
     "httpx",
+    "huggingface_hub",
+    "rich",
     "typer",
     "pydantic",
     "prometheus-client",
+    "flashinfer-python",
+    "matplotlib",
     "transformers",
 )
 PREFIXES = ("PACELINE_", "OMP_", "MKL_", "CUDA_", "TORCH_", "HF_")
@@ -42,15 +46,15 @@ Findings = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to tell it."""
+    """Text or JSON."""
 
     json: JsonFlag = False
 
 
 def run(options: Options) -> int:
-    """Print versions, the machine and the defaults, for a report of a problem.
+    """Print versions, hardware and settings for a bug report.
 
-    Variables of the environment that look like secrets are named without their values.
+    Environment variables that look like secrets are listed without their values.
     """
     found = findings()
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines_of(found)))
@@ -77,7 +81,7 @@ def findings() -> Findings:
 
 
 def lines_of(found: Findings) -> Iterator[str]:
-    """What is absent is left out."""
+    """Values that are not known are left out."""
     for title, values in found.items():
         yield f"{title}:"
         for name, value in values.items():
@@ -85,7 +89,7 @@ def lines_of(found: Findings) -> Iterator[str]:
                 yield f"  {name}: {value}"
 
 
-# -- what there is ----------------------------------------------------------
+# -- findings --------------------------------------------------------------
 
 
 def installed(package: str) -> str | None:
@@ -96,7 +100,7 @@ def installed(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The name that the system gives it."""
+    """The model name of the CPU."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
@@ -106,24 +110,24 @@ def processor() -> str:
 
 
 def memory_gib() -> float | None:
-    with suppress(AttributeError, ValueError, OSError):  # not every system tells
+    with suppress(AttributeError, ValueError, OSError):  # not on every system
         return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB, 1)
     return None
 
 
 def accelerators() -> dict[str, Any]:
-    """What torch finds, if it is there."""
+    """GPUs and threads, if torch is installed."""
     if installed("torch") is None:
         return {}
     try:
         torch: Any = import_module("torch")
     except (ImportError, OSError) as error:
         return {"torch": f"cannot be imported: {error}"}
-    cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
+    gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
     return {
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
-        "gpus": cards or None,
+        "gpus": gpus or None,
     }
 
 

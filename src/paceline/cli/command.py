@@ -1,4 +1,4 @@
-"""A command: a dataclass of what it takes, and a function of it that returns an exit status."""
+"""Commands: a dataclass of options, and a function that takes it and returns an exit status."""
 
 import re
 import sys
@@ -14,25 +14,35 @@ from typer.core import TyperCommand, TyperGroup
 from paceline.cli.setting_flags import Settings
 from paceline.core.errors import ConfigError, PacelineError
 
-FAILED, WRONG = 1, 2  # exit statuses: it did not work; it was asked wrongly
+FAILED, WRONG = 1, 2  # exit statuses: the command failed; it was used wrongly
 EXTRAS = {"matplotlib": "plot"}  # modules that are not in the extra `serve`
 LOOKS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-DEFAULT = re.compile(r"(?<=\[default: )\((.+)\)(?=[;\]])")  # in brackets for no reason of ours
+# What typer writes into help, and what people read more easily.
+REWRITTEN = (
+    (re.compile(r"<(?:int|int range)>"), "N"),
+    (re.compile(r"<(?:float|float range)>"), "X"),
+    (re.compile(r"<str>"), "TEXT"),
+    (re.compile(r"<path>"), "FILE"),
+    (re.compile(r"<([\w.-]+(?:\|[\w.-]+)+)>"), r"\1"),  # choices
+    (re.compile(r"(?<=\[default: )\((.+?)\)(?=[;\]])"), r"\1"),
+    (re.compile(r"(-?[\d.]+)<=x<=(-?[\d.]+)(?=\])"), r"\1 to \2"),
+    (re.compile(r"x>=(-?[\d.]+)(?=\])"), r"at least \1"),
+)
 
 T = TypeVar("T")
 
 
 class WrongOption(ValueError):
-    """Options that are right by themselves and make no sense together."""
+    """Options that exclude each other, or a value that only the command can check."""
 
 
 def command(
     name: str, options: type[T], run: Callable[[T], int], closing: Callable[[], str] = str
 ) -> Any:
-    """Make a command of it; --help begins with the docstring of `run` and ends with `closing`."""
+    """Make a command; --help begins with the docstring of `run` and ends with `closing`."""
 
     class OwnCommand(Command):
-        """The command, with what its help ends with."""
+        """The command, with the end of its help."""
 
         @staticmethod
         def closing() -> str:
@@ -53,7 +63,7 @@ def command(
             wanted = f"this needs {top}: pip install 'paceline[{EXTRAS.get(top, 'serve')}]'"
             print(f"{context.command_path}: {wanted}", file=sys.stderr)
             return FAILED
-        except OSError as error:  # a file that cannot be read or written
+        except OSError as error:  # for example a file that cannot be written
             if isinstance(error, BrokenPipeError):
                 raise
             print(f"{context.command_path}: {error}", file=sys.stderr)
@@ -70,7 +80,7 @@ def command(
 def group(
     top: Callable[..., None], summaries: Mapping[str, str], find: Callable[[str], Any]
 ) -> Any:
-    """A command of commands; `top` has its own options, and `find` makes one of them by name."""
+    """A group of commands; `top` has its options, and `find` makes a command by its name."""
     alone = bare()
     alone.callback(cls=Group, help=top.__doc__, context_settings=LOOKS)(top)
     made: Any = typer.main.get_command(alone)
@@ -85,7 +95,7 @@ def bare() -> typer.Typer:
 
 
 def parameters(options: type[Any]) -> Iterator[Parameter]:
-    """A parameter for each field; a field that holds options itself stands for all of them."""
+    """A parameter for each field; a field that is a dataclass of options adds all of them."""
     hints = get_type_hints(options, include_extras=True)
     for field in fields(options):
         kind = hints[field.name]
@@ -110,7 +120,7 @@ def default_of(field: "Field[Any]") -> Any:
 
 
 def filled(options: type[T], given: dict[str, Any]) -> T:
-    """The options with the values that were given for their fields."""
+    """The dataclass, filled with the values from the command line."""
     hints = get_type_hints(options, include_extras=True)
     values: dict[str, Any] = {}
     for field in fields(options):  # type: ignore[arg-type]
@@ -129,7 +139,7 @@ def filled(options: type[T], given: dict[str, Any]) -> T:
 
 
 class Command(TyperCommand):
-    """Options stand below the title of their group, and the closing stays as it was written."""
+    """Lists options below the title of their group, and leaves the closing as it is written."""
 
     @staticmethod
     def closing() -> str:
@@ -145,10 +155,13 @@ class Command(TyperCommand):
             row = parameter.get_help_record(ctx)
             if row is None:
                 continue
-            kind = "arguments" if parameter.param_type_name == "argument" else "options"
-            groups[parameter.rich_help_panel or kind].append((row[0], DEFAULT.sub(r"\1", row[1])))
+            name, text = plain(row[0]), plain(row[1])
+            kind = "options"
+            if parameter.param_type_name == "argument":
+                kind, name = "arguments", name.partition(" ")[0]
+            groups[parameter.rich_help_panel or kind].append((name, text))
         for title, rows in groups.items():
-            with formatter.section(title):
+            with formatter.section(capitalised(title)):
                 formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -158,7 +171,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Knows the names and summaries of its commands; what one takes is found when it is run."""
+    """Knows the names and summaries of its commands, and imports a command when it is run."""
 
     find: Callable[[str], Any]
 
@@ -169,10 +182,20 @@ class Group(TyperGroup):
         write_usage(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("commands"):
+        with formatter.section("Commands"):
             formatter.write_dl([(name, one.help) for name, one in self.commands.items()])
+
+
+def plain(text: str) -> str:
+    for pattern, replacement in REWRITTEN:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def capitalised(title: str) -> str:
+    return title[:1].upper() + title[1:]
 
 
 def write_usage(command: Any, context: Any, formatter: Any) -> None:
     pieces = [piece.strip("{}") for piece in command.collect_usage_pieces(context)]
-    formatter.write_usage(context.command_path, " ".join(pieces), prefix="usage: ")
+    formatter.write_usage(context.command_path, " ".join(pieces), prefix="Usage: ")

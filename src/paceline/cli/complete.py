@@ -1,4 +1,4 @@
-"""`paceline complete`: continue a prompt, or answer a question, on this machine."""
+"""`paceline complete`: complete one prompt, or answer one message."""
 
 import sys
 from dataclasses import dataclass, field
@@ -11,19 +11,23 @@ from paceline.cli.options import EngineOptions
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to continue, and how."""
+    """The prompt, and how to sample."""
 
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")]
-    chat: Annotated[bool, typer.Option("--chat", help="As a message to an assistant.")] = False
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 64
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same samples.")] = None
-    n: Annotated[int, typer.Option("--n", help="How many answers.")] = 1
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to complete.")]
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Apply the chat template: answer PROMPT as a message.")
+    ] = False
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 64
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
+    ] = 0.0
+    seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None
+    n: Annotated[int, typer.Option("--n", min=1, help="Number of completions.")] = 1
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
 def run(options: Options) -> int:
-    """Load a model and continue a prompt; with --chat, answer a message."""
+    """Complete one prompt, or with --chat answer one message."""
     from paceline.engine.params import SamplingParams
     from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.llm import LLM

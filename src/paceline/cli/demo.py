@@ -22,17 +22,19 @@ SHOWN = ("generation_tokens_total", "prompt_tokens_total", "time_to_first_token_
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to ask, and where."""
+    """The question and the port."""
 
-    question: Annotated[str, typer.Option(help="What to ask.")] = QUESTION
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 0
+    question: Annotated[str, typer.Option(help="Question to ask.")] = QUESTION
+    port: Annotated[
+        int, typer.Option(help="Port of the server; 0: any free port.", min=0, max=65535)
+    ] = 0
 
 
 def run(options: Options) -> int:
-    """Serve the default model and ask it a question, to see that it works.
+    """Start a server with the default model and ask it a question.
 
-    It is fetched if need be. The streamed answer and some metrics are shown, and the server
-    runs until Ctrl-C; with CI=1 in the environment it ends.
+    The model is downloaded at the first run. The command prints the answer and some metrics, and
+    the server runs until Ctrl-C. With CI=1 in the environment it exits after the answer.
     """
     port = options.port or free_port()
     command = [sys.executable, "-m", "paceline", "serve", "--port", str(port)]
@@ -58,13 +60,13 @@ def converse(server: "subprocess.Popen[bytes]", address: str, question: str) -> 
     print(f"\nServing on {address}; try")
     print(f"  curl {address}/v1/models")
     if not os.environ.get("CI"):
-        print("Ctrl-C ends it.", flush=True)
+        print("Press Ctrl-C to stop it.", flush=True)
         server.wait()
     return 0
 
 
 def ready(server: "subprocess.Popen[bytes]", address: str) -> bool:
-    """Wait until it takes requests; False if it ended or took too long."""
+    """Wait until the server takes requests; False if it exits or takes too long."""
     give_up = time.monotonic() + READY_S
     while server.poll() is None and time.monotonic() < give_up:
         with suppress(URLError, OSError):
@@ -75,7 +77,7 @@ def ready(server: "subprocess.Popen[bytes]", address: str) -> bool:
 
 
 def answer(address: str, question: str) -> Iterator[str]:
-    """The pieces of an answer as they come."""
+    """Stream the answer."""
     body = {
         "messages": [{"role": "user", "content": question}],
         "max_tokens": 64,

@@ -1,4 +1,4 @@
-"""A server elsewhere: how it is asked, and what it complains about."""
+"""Requests to a server, and the errors it answers with."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -6,22 +6,22 @@ from typing import Any
 
 import httpx
 
-from paceline.cli.chat_backend import Manner, Said
+from paceline.cli.chat_backend import ChatParams, ChatPiece
 from paceline.cli.options import bearer, root
 from paceline.core.errors import PacelineError
 
 EVENT = "data: "
 DONE = "[DONE]"
-FINE = 200
-PATIENCE_S = 30.0
+OK = 200
+TIMEOUT_S = 30.0
 
 
-class Unreachable(PacelineError):
-    """A server that does not answer, or answers with an error."""
+class ServerError(PacelineError):
+    """A server does not answer, or answers with an error."""
 
 
-class ServerPartner:
-    """Talks to an OpenAI-compatible server, to the first model that it names."""
+class ServerBackend:
+    """Chats with an OpenAI-compatible server, by default with the first model it lists."""
 
     def __init__(self, url: str, key: str | None, model: str | None) -> None:
         self._http = httpx.AsyncClient(base_url=root(url), headers=bearer(key), timeout=None)
@@ -31,38 +31,40 @@ class ServerPartner:
     def name(self) -> str:
         return self._model or self._url
 
-    async def meet(self) -> None:
-        """Find out which model there is."""
+    async def connect(self) -> None:
+        """Check that the server answers, and find its model."""
         try:
             response = await self._http.get("/v1/models")
-            check(response.status_code, response.text)
-        except httpx.HTTPError as error:
-            raise Unreachable(f"{self._url} does not answer: {error}") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise unreachable(self._url, error) from None
+        check(response.status_code, response.text)
         try:
             self._model = self._model or response.json()["data"][0]["id"]
         except (ValueError, LookupError, TypeError):
-            raise Unreachable(f"{self._url}/v1/models names no model") from None
+            raise ServerError(f"{self._url}/v1/models lists no model") from None
 
     async def answer(
-        self, messages: Sequence[Mapping[str, str]], manner: Manner
-    ) -> AsyncGenerator[Said, None]:
+        self, messages: Sequence[Mapping[str, str]], params: ChatParams
+    ) -> AsyncGenerator[ChatPiece, None]:
         body = {
             "model": self._model,
             "messages": messages,
-            "temperature": manner.temperature,
-            "max_tokens": manner.max_tokens,
+            "temperature": params.temperature,
+            "max_tokens": params.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         try:
-            async with self._http.stream("POST", "/v1/chat/completions", **sent(body)) as response:
-                if response.status_code != FINE:
+            async with self._http.stream(
+                "POST", "/v1/chat/completions", **json_body(body)
+            ) as response:
+                if response.status_code != OK:
                     check(response.status_code, (await response.aread()).decode())
                 async for line in response.aiter_lines():
                     if line.startswith(EVENT) and line != EVENT + DONE:
-                        yield said(json.loads(line.removeprefix(EVENT)))
+                        yield piece_of(json.loads(line.removeprefix(EVENT)))
         except httpx.HTTPError as error:
-            raise Unreachable(f"{self._url} hung up: {error}") from None
+            raise ServerError(f"{self._url} closed the connection: {error}") from None
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -71,33 +73,38 @@ class ServerPartner:
 def fetched(url: str, path: str, key: str | None) -> str:
     """The text behind a path of a server."""
     try:
-        response = httpx.get(root(url) + path, headers=bearer(key), timeout=PATIENCE_S)
-    except httpx.HTTPError as error:
-        raise Unreachable(f"{root(url)} does not answer: {error}") from None
+        response = httpx.get(root(url) + path, headers=bearer(key), timeout=TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise unreachable(root(url), error) from None
     check(response.status_code, response.text)
     return response.text
 
 
-def sent(body: Mapping[str, Any]) -> dict[str, Any]:
-    """For httpx, whose own JSON has no halves of surrogate pairs: let the server decide."""
+def unreachable(url: str, error: Exception) -> ServerError:
+    return ServerError(f"{url} does not answer: {error}")
+
+
+def json_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of httpx for a JSON body. Its own encoder refuses unpaired surrogates, which the
+    server should judge."""
     return {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
 
 
-def said(event: dict[str, Any]) -> Said:
+def piece_of(event: dict[str, Any]) -> ChatPiece:
     if event.get("error"):
-        raise Unreachable(event["error"]["message"])
+        raise ServerError(event["error"]["message"])
     usage: dict[str, Any] = event.get("usage") or {}
     choices: list[dict[str, Any]] = event.get("choices") or [{}]
     delta: dict[str, Any] = choices[0].get("delta") or {}
-    return Said(delta.get("content") or "", usage.get("completion_tokens", 0))
+    return ChatPiece(delta.get("content") or "", usage.get("completion_tokens", 0))
 
 
 def check(status: int, body: str) -> None:
-    """Raise what a server complains about, in its own words where it has some."""
-    if status == FINE:
+    """Raise the error of an answer, with the server's own message if it has one."""
+    if status == OK:
         return
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = body.strip() or "no reason given"
-    raise Unreachable(f"the server answers with status {status}: {message}")
+    raise ServerError(f"the server answers with status {status}: {message}")

@@ -1,22 +1,22 @@
-"""The command `paceline`: runs one of its commands, and ends as a shell expects."""
+"""The command `paceline`: runs one of its commands and returns the exit status."""
 
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
-PIPE_CLOSED = 141  # and for one whose reader went away
-PREFIX = "Value error, "  # which says nothing that the rest does not
-# How long threads of a forward wait for each other before they sleep, in turns of a loop: long
-# enough for those that run, and not for those that others keep out. It is read when torch is.
+INTERRUPTED = 130  # the status of a process that Ctrl-C ended
+PIPE_CLOSED = 141  # the status of a process whose output pipe was closed
+PREFIX = "Value error, "  # pydantic writes it before our messages
+# How many loop turns a thread of OpenMP spins before it sleeps: long enough while all threads run,
+# short when other processes hold the cores. OpenMP reads it when torch is imported.
 SPIN = ("GOMP_SPINCOUNT", "20000")
-TOO_LARGE = "paceline: there is not enough memory for this: take fewer num_blocks or max_num_seqs"
+TOO_LARGE = "paceline: out of memory: lower num_blocks or max_num_seqs"
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. Wrong usage raises SystemExit with status 2."""
+    """Run one command and return its exit status. Wrong usage raises SystemExit with status 2."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault(*SPIN)
     try:
@@ -43,14 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(TOO_LARGE, file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Python flushes again on its way out; let that go nowhere instead of failing.
+        # Python flushes stdout again when it exits, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     return status
 
 
 def complain(error: Any) -> None:
-    """How the command is used, and what was wrong, with the nearest name where there is one."""
+    """Print the usage and the error, with the nearest name if there is one."""
     context, name = getattr(error, "ctx", None), "paceline"
     if context is not None:
         print(context.get_usage(), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Options that several commands have in common."""
+"""Options of several commands."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -9,7 +9,7 @@ from paceline.cli.command import WrongOption
 from paceline.cli.setting_flags import Settings
 from paceline.hub.catalogue import DEFAULT
 
-WHICH = f"{DEFAULT}, a .gguf file, a folder, or owner/name[@revision] of Hugging Face."
+WHICH = f"{DEFAULT}, a .gguf file, a model folder, or owner/name[@revision] on Hugging Face."
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
@@ -22,22 +22,24 @@ ModelFlag = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME", help=WHICH, show_default=DEFAULT),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="A server, such as http://127.0.0.1:8000."),
+    typer.Option(
+        "--url", metavar="URL", help="URL of a server, for example http://127.0.0.1:8000."
+    ),
 ]
 KeyOption = Annotated[
     str | None,
     typer.Option(
-        "--api-key", envvar="PACELINE_API_KEY", metavar="KEY", help="What the server asks for."
+        "--api-key", envvar="PACELINE_API_KEY", metavar="KEY", help="API key of the server."
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Which model, and every setting of its engine."""
+    """The model, and every setting of its engine."""
 
     model: ModelFlag = None
     settings: Settings = field(default_factory=Settings)
@@ -47,18 +49,18 @@ class EngineOptions:
 
 
 def model_of(argument: str | None, flag: str | None) -> str:
-    """The model by argument, by flag, or the default one."""
+    """The model of the argument or the flag, or the default model."""
     if argument and flag and argument != flag:
         raise WrongOption(f"two models are given: {argument} and --model {flag}")
     return argument or flag or DEFAULT
 
 
 def root(url: str) -> str:
-    """The address of a server, with or without the /v1 that OpenAI's clients want."""
+    """The URL of a server without the /v1 that OpenAI clients add."""
     plain = url.rstrip("/").removesuffix("/v1")
     return plain if "://" in plain else f"http://{plain}"
 
 
 def bearer(key: str | None) -> dict[str, str]:
-    """The header that carries a key, if there is one."""
+    """The header with the API key, if there is one."""
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,4 +1,4 @@
-"""`paceline pull`: fetch a model into the cache."""
+"""`paceline pull`: download a model into the cache."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,16 @@ from paceline.hub.catalogue import DEFAULT
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to fetch."""
+    """The model."""
 
     model: ModelArgument = None
 
 
 def run(options: Options) -> int:
-    """Fetch a model, unless it is there, check it, and print where it is."""
+    """Download a model and print its path.
+
+    A model that is on this machine already is not downloaded again.
+    """
     from paceline.hub.progress_bar import ProgressBar
     from paceline.hub.pull import pull
 

@@ -1,4 +1,4 @@
-"""`paceline run-batch`: answer a file of requests, as OpenAI's batches do."""
+"""`paceline run-batch`: answer a file of requests."""
 
 import asyncio
 import sys
@@ -11,30 +11,34 @@ import typer
 from paceline.cli.command import WrongOption
 from paceline.cli.options import EngineOptions
 
-BESIDE = 2  # requests open for each that can run, so that one is always ready to begin
+BESIDE = 2  # open requests for each that can run, so that one is always ready
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which file, to where, with which model."""
+    """The files and the model."""
 
     input: Annotated[
         Path,
-        typer.Option("--input", "-i", metavar="FILE", help="Requests, one JSON object a line."),
+        typer.Option("--input", "-i", metavar="FILE", help="Requests, one JSON object per line."),
     ]
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Answers; one that is there is continued."
+            "--output", "-o", metavar="FILE", help="Responses; an existing file is continued."
         ),
     ]
     max_concurrency: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Requests open at once; 0: twice max_num_seqs."),
+        typer.Option(
+            metavar="N", min=0, help="Maximum number of open requests; 0: twice max_num_seqs."
+        ),
     ] = 0
     served_model_name: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="A further name of the model, as in the file."),
+        typer.Option(
+            metavar="NAME", help="Another name of the model, as requests use it; may be repeated."
+        ),
     ] = field(default_factory=list[str])
     engine: EngineOptions = field(default_factory=EngineOptions)
 
@@ -46,12 +50,12 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Answer a file of requests, as OpenAI's batches do.
+    """Answer a file of requests in the format of the OpenAI Batch API.
 
-    Each line of the input has custom_id, method (POST), url (/v1/chat/completions or
-    /v1/completions) and body; each line of the output has the answer to one of them, in the
-    order in which they end. A line that is wrong gets an error and stops nobody. Run it again
-    after it was interrupted: what is in the output is not asked again.
+    A line of the input has custom_id, method (POST), url (/v1/chat/completions or
+    /v1/completions) and body. A line of the output is the response to one of them, in the order
+    in which they finish. An invalid line gets an error; the others are answered. An interrupted
+    run can be repeated: requests that have a response in the output are skipped.
     """
     return asyncio.run(answered(options))
 
@@ -75,7 +79,7 @@ async def answered(options: Options) -> int:
         choices = ServerSettings(aliases=tuple(options.served_model_name))
         engine = AsyncLLM.of(parts)
         app = create_app(engine, model, parts.tokenizer, choices)
-        # The server's own code decides about every body; nothing goes over a network.
+        # The server handles each body as it would over a network.
         within = httpx.ASGITransport(app, raise_app_exceptions=False)
         width = options.max_concurrency or BESIDE * config.step.max_num_seqs
         width = min(width, config.queue.max_num_queued_reqs)
@@ -87,8 +91,8 @@ async def answered(options: Options) -> int:
         finally:
             await engine.shutdown()
     print(
-        f"{counts.answered} answered, {counts.refused} refused, {counts.bad} bad lines, "
-        f"{counts.skipped} were there already",
+        f"{counts.answered} answered, {counts.refused} refused, {counts.bad} invalid lines, "
+        f"{counts.skipped} skipped",
         file=sys.stderr,
     )
     return 0

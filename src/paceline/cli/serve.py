@@ -11,22 +11,24 @@ from paceline.cli.setting_flags import ServingSettings
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to serve, and where."""
+    """The model, the address and all settings."""
 
     argument: ModelArgument = None
     model: ModelFlag = None
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets others in.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)
+    ] = 8000
     settings: ServingSettings = field(default_factory=ServingSettings)
 
 
 def run(options: Options) -> int:
-    """Load a model and serve it over HTTP, in the manner of OpenAI.
+    """Start an OpenAI-compatible server.
 
-    It listens for /v1/chat/completions, /v1/completions, /metrics, /health and more until it is
-    told to end; then those who are here are answered first.
+    It serves /v1/chat/completions, /v1/completions, /v1/responses, /metrics, /health and more.
+    SIGTERM or Ctrl-C shuts it down after running requests have finished, or after --drain-s.
     """
     from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.serving import serve

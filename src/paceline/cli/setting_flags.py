@@ -1,4 +1,4 @@
-"""Settings as flags, made from the settings themselves."""
+"""Flags for all settings, made from the dataclasses that define them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -7,21 +7,31 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_origin,
 
 import typer
 
-from paceline.cli.setting_help import METAVARS, NAMES, OF_ENGINES, SENTENCES, TITLES
+from paceline.cli.setting_help import (
+    METAVARS,
+    NAMES,
+    OF_ENGINES,
+    SENTENCES,
+    TITLES,
+    unit_of,
+)
 from paceline.core.config import PARTS, LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
 from paceline.wiring.settings import SCHEDULERS
 
-HIDDEN = (*SCHEDULERS, "swap_space")  # of the scheduler: an engine has its own, or none
+HIDDEN = (*SCHEDULERS, "swap_space")  # settings of a scheduler that an engine does not have
+
+# Metavars of units that a number alone would not show.
+MEASURES = {"seconds": "SECONDS", "bytes": "BYTES", "GiB": "GIB", "fraction": "FRACTION"}
 
 S = TypeVar("S", bound="Settings")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting that has a flag."""
+    """A setting, and its flag."""
 
     component: str
     name: str
@@ -29,35 +39,47 @@ class Setting:
     default: Any
 
     @property
+    def flag_name(self) -> str:
+        return "--" + NAMES.get(self.name, self.name).replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as help shows it; empty if there is nothing to show."""
+        if isinstance(self.default, bool):
+            return "yes" if self.default else "no"
+        plain = str(self.default) if self.default not in ("", (), {}) else ""
+        return OF_ENGINES.get(self.name, plain)
+
+    @property
     def flag(self) -> Parameter:
-        """As a parameter; None stands for one that was not given."""
-        plain = NAMES.get(self.name, self.name).replace("_", "-")
+        """The flag as a parameter, with the value None if it is not given."""
+        plain, text = self.flag_name, "TEXT" if self.default == () else None
         option = typer.Option(
-            f"--{plain}/--no-{plain}" if self.kind is bool else f"--{plain}",
-            help=SENTENCES.get(self.name, ""),
-            metavar=METAVARS.get(self.name, "TEXT" if self.default == () else None),
-            show_default=OF_ENGINES.get(self.name) or told(self.default),
-            rich_help_panel=TITLES.get(self.component, self.component),
+            f"{plain}/--no-{plain.removeprefix('--')}" if self.kind is bool else plain,
+            help=SENTENCES[self.name],
+            metavar=METAVARS.get(self.name) or MEASURES.get(unit_of(self.name)) or text,
+            show_default=self.default_text or False,
+            rich_help_panel=TITLES[self.component],
         )
         annotation = Annotated[self._taken | None, option]
         return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     @property
     def _taken(self) -> Any:
-        """What the command line can read: a choice, a list, or a value of a plain type."""
+        """The type that the command line parses: a choice, a list, or a plain type."""
         if get_origin(self.kind) is Literal:
             return self.kind
         return list[str] if isinstance(self.default, tuple | Mapping) else self.kind
 
     def read(self, given: Any) -> Any:
-        """What was given, as the setting has it: several values in a tuple, pairs in a dict."""
+        """The value as the setting has it: several values in a tuple, pairs in a dict."""
         if isinstance(self.default, Mapping):
             return weights_in(given or [])
         return tuple(cast("list[Any]", given)) if isinstance(given, list) else given
 
 
 class Settings(dict[str, Any]):
-    """The settings of an engine that were given, by name; all others keep their defaults."""
+    """The engine settings that were given, by name; all others keep their defaults."""
 
     components: ClassVar[dict[str, type[Any]]] = {"load": LoadConfig, **PARTS}
 
@@ -69,7 +91,7 @@ class Settings(dict[str, Any]):
                 hidden = component is not LoadConfig and one.name in HIDDEN
                 default = one.default
                 if one.default_factory is not MISSING:
-                    default = dict(one.default_factory())  # the one kind that there is
+                    default = dict(one.default_factory())  # the only kind in use
                 if default is not MISSING and not hidden:
                     yield Setting(part, one.name, hints[one.name], default)
 
@@ -80,7 +102,7 @@ class Settings(dict[str, Any]):
 
 
 class ServingSettings(Settings):
-    """Those of a server and of the process that its engine runs in, too."""
+    """The settings of an engine, of its process and of the server."""
 
     components: ClassVar[dict[str, type[Any]]] = {
         "server": ServerSettings,
@@ -91,7 +113,7 @@ class ServingSettings(Settings):
 
 
 def weights_in(pairs: list[str]) -> dict[str, float]:
-    """Each a name and a number, such as alice=2."""
+    """Parse pairs such as alice=2."""
     found: dict[str, float] = {}
     for pair in pairs:
         name, _, weight = pair.rpartition("=")
@@ -100,12 +122,5 @@ def weights_in(pairs: list[str]) -> dict[str, float]:
         except ValueError:
             name = ""
         if not name:
-            raise ConfigError(f"{pair!r} is no weight of a tenant; write NAME=WEIGHT")
+            raise ConfigError(f"{pair!r} is not the weight of a tenant; write NAME=WEIGHT")
     return found
-
-
-def told(default: Any) -> str | bool:
-    """A default as people read it; False where there is nothing to show."""
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    return str(default) if default not in ("", (), {}) else False

@@ -1,20 +1,20 @@
-"""What each setting means, for `--help`: one sentence, with its unit and when to touch it."""
+"""What each setting means: one sentence, its unit, and the defaults that depend on the machine."""
 
 TITLES = {
-    "server": "the server",
-    "loop": "the step loop (engine)",
-    "core": "where the step loop runs (core)",
-    "load": "the model on this machine",
-    "cache": "KV memory (cache)",
-    "step": "what one step may hold (step)",
-    "queue": "what may wait, and for how long (queue)",
-    "policy": "who goes first and who gives way (policy)",
-    "preemption": "what becomes of those who give way (preemption)",
-    "speculation": "draft tokens (speculation)",
-    "journal": "what `explain` remembers (journal)",
+    "server": "Server",
+    "loop": "Engine loop",
+    "core": "Engine process",
+    "load": "Model and device",
+    "cache": "KV cache",
+    "step": "Step",
+    "queue": "Queue",
+    "policy": "Policy",
+    "preemption": "Preemption",
+    "speculation": "Speculative decoding",
+    "journal": "Journal",
 }
 
-# Flags with another name than their setting: one value each, or the name that the field knows.
+# Flags with another name than their setting: one value each, or the name that vLLM has.
 NAMES = {
     "api_keys": "api_key",
     "allowed_origins": "allowed_origin",
@@ -23,102 +23,150 @@ NAMES = {
 }
 METAVARS = {"tenant_weights": "NAME=WEIGHT"}
 
-# Defaults that an engine has and a scheduler by itself has not.
+# Defaults of an engine that depend on the device, the model or the command.
 OF_ENGINES = {
-    "max_num_seqs": "64, on a card 256",
-    "max_num_batched_tokens": "512, on a card 8192",
-    "watermark": "0.0, on a card 0.01",
-    "fill_positions": "0, on a card 256 for weights of 3 GiB or more",
-    "policy": "fcfs, for batches longest",
-    "ageing_s": "60.0, for batches 3600.0",
+    "max_num_seqs": "64; on a GPU 256",
+    "max_num_batched_tokens": "512; on a GPU 8192",
+    "watermark": "0.0; on a GPU 0.01",
+    "fill_positions": "0; on a GPU 256 for weights of 3 GiB or more",
+    "policy": "fcfs; for batches longest",
+    "ageing_s": "60.0; for batches 3600.0",
     "max_model_len": "the model's own",
 }
 
-SENTENCES = {
-    # the server
-    "api_keys": "Ask for this key, except on probes and metrics; may repeat.",
-    "allowed_origins": "A web page that may call from a browser, or * for all; may repeat.",
-    "aliases": "A further name of the model; may repeat.",
-    "body_bytes": "Largest body of a request.",
-    "header_bytes": "Largest head of a request, names and values together.",
-    "body_s": "Seconds within which each part of a body must come.",
-    "unread_s": "A client that reads nothing of its stream for so many seconds is dropped.",
-    "drain_s": "Seconds that running requests get when the server is told to end.",
-    "timeout_s": "Seconds that a request gets where it names no timeout; 0: no limit.",
-    "timings": "Put timings into every response, not only where a request asks for them.",
-    "log_format": "Lines of the log: text, or json, one object each.",
-    "otlp_endpoint": "Where spans go, one for each request: the full address, such as "
-    "http://localhost:4318/v1/traces.",
-    # the step loop
-    "inbox_requests": "Requests that may wait for the loop's next turn.",
-    "on_failure": "After a step that failed: go on with the next requests, or stop.",
-    "stall_s": "Seconds without a step, while requests wait, that turn /health red.",
-    # where it runs
-    "core": "In a process of its own, whose crash leaves the server alive, or on a thread.",
-    "on_core_crash": "Begin a crashed loop again, or end the server with status 1.",
-    "core_restarts": "Most restarts within core_restart_span_s; then the server ends.",
-    "core_restart_span_s": "Seconds in which restarts are counted.",
-    # the model on this machine
-    "device": "Where the model runs; auto: on a card if there is one.",
-    "load_format": "How weights are stored; auto: by what is found; dummy: random ones, for a "
-    "folder with a config.json or a shape such as qwen3-0.6b.",
-    "dtype": "Of weights on a card; auto: bfloat16.",
-    "kv_cache_dtype": "Of keys and values on a card; auto: as the weights.",
-    "gpu_memory_utilization": "Share of a card's memory for weights, steps and KV.",
-    "async_scheduling": "Plan a step while one runs, where the device is another.",
-    "kv_cache_gib": "GiB of memory for keys and values; 0 takes a share of what is free, "
-    "as far as it is of use.",
-    "num_gpu_blocks_override": "Blocks of KV memory by count; 0: as many as the memory holds.",
-    "attention": "How attention is computed: native, paged, sdpa; on a card triton, flashinfer; "
-    "a dotted path; or auto.",
-    "weights": "How products use the weights: float32, int8, or auto, whichever is faster here.",
-    "depth": "Steps in flight: above 1 the next is planned while one runs; 0: by device.",
-    "threads": "Cores that a forward may use; 0: as many as torch takes.",
-    # cache
-    "block_size": "Positions in one block; prefixes are shared in whole blocks.",
-    "enable_prefix_caching": "Let requests that begin alike share what was computed.",
-    "free_order": "Which free block is reused first: one without cached content, or the oldest.",
-    # step
-    "max_num_seqs": "Sequences that run at once; more of them share a step, each a bit slower.",
-    "max_num_batched_tokens": "Positions computed in one step: more favours throughput, fewer "
-    "keep the gaps between tokens short while prompts come in.",
-    "max_model_len": "Tokens of a sequence, prompt and output together.",
-    "enable_chunked_prefill": "May a prompt be computed in pieces, beside those who decode?",
-    "long_prefill_token_threshold": "Most positions of one prompt in a step; 0: no limit.",
-    "reserve_full_prompt": "Admit a request only when blocks for all its known tokens are free.",
-    "watermark": "Fraction of blocks that admission leaves free for those who grow.",
-    "discipline": "How a step is filled: unified, prefill_first, or a dotted path to a class.",
-    "max_wait": "prefill_first: seconds that arrivals may hold up those who decode.",
-    # queue
-    "max_num_queued_reqs": "Requests that may wait; more are refused with status 429.",
-    "max_queued_tokens": "Prompt tokens that may wait to start; more are refused; 0: no limit.",
-    "queue_timeout_s": "Seconds that a request may wait to start; then it ends; 0: no limit.",
-    # policy
-    "policy": "Who is first: fcfs, priority, shortest, longest, deadline, fair, or a dotted path.",
-    "victim": "Who gives way when memory runs out: the newest, or the cheapest to recompute.",
-    "ageing_s": "priority, shortest, longest: who has waited so many seconds goes first.",
-    "fill_positions": "longest: prompts that can wait fill steps up to so many positions; 0: none "
-    "waits.",
-    "preempt_on_arrival": "priority: may a strictly better request displace one that runs?",
-    "refuse_late": "deadline: refuse what missed its first-token deadline in the queue.",
-    "default_deadline_s": "deadline: seconds to the first token where a request names none.",
-    "prefill_tokens_per_s": "deadline: turns prompt tokens into time.",
-    "tenant_weights": "fair: the share of a tenant beside those of others, 1 where unnamed; may "
-    "repeat.",
-    "input_token_weight": "fair: what a tenant is charged for a prompt token computed.",
-    "output_token_weight": "fair: what a tenant is charged for a token generated.",
-    # preemption
-    "preemption_mode": "Compute again, copy to host memory and back, or whichever costs less.",
-    "swap_space": "GiB of host memory for sequences that are swapped out.",
-    # speculation
-    "num_speculative_tokens": "Drafts per sequence and step, where a request names none.",
-    "proposer": "What proposes drafts: ngram, which looks up what followed the latest tokens when "
-    "they occurred before, or a dotted path to a class.",
-    "prompt_lookup_min": "ngram: fewest latest tokens that must have occurred before.",
-    "prompt_lookup_max": "ngram: most latest tokens that are looked for; longer runs go first.",
-    "speculation": "How many drafts are worth it: adaptive, fixed, or a dotted path.",
-    "speculation_max_batch_tokens": "No drafts beyond this many rows and drafts in a step.",
-    # journal
-    "journal_requests": "Ended requests remembered.",
-    "journal_spells": "Stretches of blocked admission remembered.",
+# Units of the settings whose names do not end in one.
+UNITS = {
+    "inbox_requests": "requests",
+    "max_queued_tokens": "tokens",
+    "core_restarts": "restarts",
+    "gpu_memory_utilization": "fraction",
+    "kv_cache_gib": "GiB",
+    "swap_space": "GiB",
+    "num_gpu_blocks_override": "blocks",
+    "depth": "steps",
+    "threads": "threads",
+    "block_size": "tokens",
+    "max_num_seqs": "sequences",
+    "max_num_batched_tokens": "tokens",
+    "max_model_len": "tokens",
+    "long_prefill_token_threshold": "tokens",
+    "watermark": "fraction",
+    "max_wait": "seconds",
+    "max_num_queued_reqs": "requests",
+    "fill_positions": "tokens",
+    "prefill_tokens_per_s": "tokens/s",
+    "tenant_weights": "weight",
+    "input_token_weight": "weight",
+    "output_token_weight": "weight",
+    "num_speculative_tokens": "tokens",
+    "prompt_lookup_min": "tokens",
+    "prompt_lookup_max": "tokens",
+    "speculation_max_batch_tokens": "tokens",
+    "journal_requests": "requests",
+    "journal_spells": "intervals",
 }
+SUFFIXES = {"_s": "seconds", "_bytes": "bytes"}
+
+SENTENCES = {
+    # server
+    "api_keys": "Require this API key, except on probes and metrics; may be repeated.",
+    "allowed_origins": "Origin of a web page that may call the server, or * for all; may be "
+    "repeated.",
+    "aliases": "Another name of the model; may be repeated.",
+    "body_bytes": "Maximum size of a request body.",
+    "header_bytes": "Maximum size of the request headers, names and values together.",
+    "body_s": "Maximum time between two parts of a request body.",
+    "unread_s": "Drop a client that reads nothing from its stream for this time.",
+    "drain_s": "Time that running requests get to finish when the server shuts down.",
+    "timeout_s": "Timeout of requests that set none; 0: no limit.",
+    "timings": "Add timings to every response, not only to those of requests that ask for them.",
+    "log_format": "Format of log lines: text, or json with one object per line.",
+    "otlp_endpoint": "Send one OpenTelemetry span per request to this URL, for example "
+    "http://localhost:4318/v1/traces.",
+    # engine loop
+    "inbox_requests": "Maximum number of requests that wait for the next turn of the loop.",
+    "on_failure": "What happens after a failed step: continue with other requests, or stop.",
+    "stall_s": "/health fails after this time without a step while requests wait.",
+    "max_queued_tokens": "Maximum number of prompt tokens in the waiting queue; more are refused "
+    "with status 429; 0: no limit.",
+    "queue_timeout_s": "Maximum time in the waiting queue; 0: no limit.",
+    # engine process
+    "core": "Run the engine loop in a process of its own, whose crash the server survives, or on "
+    "a thread.",
+    "on_core_crash": "Restart a crashed engine process, or exit the server with status 1.",
+    "core_restarts": "The server exits after more than this many restarts within "
+    "core_restart_span_s.",
+    "core_restart_span_s": "Time within which restarts are counted.",
+    # model and device
+    "device": "Device of the model; auto: a GPU if there is one.",
+    "load_format": "Format of the weights; auto: detect it; dummy: random weights, for a folder "
+    "with a config.json or a shape such as qwen3-0.6b.",
+    "dtype": "Data type of the weights on a GPU; auto: bfloat16.",
+    "kv_cache_dtype": "Data type of the KV cache on a GPU; auto: as the weights.",
+    "gpu_memory_utilization": "Fraction of GPU memory for weights, activations and KV cache.",
+    "kv_cache_gib": "Memory of the KV cache; 0: a quarter of the free memory, but no more than "
+    "max_num_seqs sequences can use; on a GPU what gpu_memory_utilization leaves.",
+    "swap_space": "Host memory for preempted sequences.",
+    "num_gpu_blocks_override": "Number of KV cache blocks; 0: as many as the memory holds.",
+    "attention": "Attention backend: native, paged or sdpa; on a GPU triton or flashinfer; a "
+    "dotted path to a class; auto: by device.",
+    "weights": "Precision of matrix products on a CPU: float32, int8, or auto: the faster one.",
+    "async_scheduling": "On a GPU, plan the next step while one runs.",
+    "depth": "Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.",
+    "threads": "CPU threads of a forward pass; 0: the default of torch.",
+    # KV cache
+    "block_size": "Tokens of one KV cache block; prefixes are shared in whole blocks.",
+    "enable_prefix_caching": "Share the KV cache between requests with the same prefix.",
+    "free_order": "Which free block is reused first: one without cached content, or the least "
+    "recently used.",
+    # step
+    "max_num_seqs": "Maximum number of sequences that run at once.",
+    "max_num_batched_tokens": "Maximum number of tokens computed in one step: more increases "
+    "throughput, fewer shortens the time between tokens while prompts are computed.",
+    "max_model_len": "Maximum length of a sequence, prompt and output together.",
+    "enable_chunked_prefill": "Compute long prompts in chunks, together with decodes.",
+    "long_prefill_token_threshold": "Maximum number of tokens of one prompt in a step; 0: no "
+    "limit.",
+    "reserve_full_prompt": "Admit a request only when there are free blocks for its whole prompt.",
+    "watermark": "Fraction of blocks that admission leaves free for running sequences.",
+    "discipline": "How a step is filled: unified, prefill_first, or a dotted path to a class.",
+    "max_wait": "prefill_first: maximum time that new prompts may delay decodes.",
+    "max_num_queued_reqs": "Maximum length of the waiting queue; more requests are refused with "
+    "status 429.",
+    # policy
+    "policy": "Which request is admitted first: fcfs, priority, shortest, longest, deadline, "
+    "fair, or a dotted path to a class.",
+    "victim": "Which sequence is preempted when memory runs out: the newest, or the cheapest to "
+    "recompute.",
+    "ageing_s": "priority, shortest, longest: a request that has waited this long goes first.",
+    "fill_positions": "longest: prompts that can wait are computed in steps of up to this many "
+    "tokens; 0: no prompt waits.",
+    "preempt_on_arrival": "priority: a request of higher priority preempts a running one.",
+    "refuse_late": "deadline: refuse a request that missed its first-token deadline in the queue.",
+    "default_deadline_s": "deadline: time to the first token for requests that set none.",
+    "prefill_tokens_per_s": "deadline: speed at which prompts are assumed to be computed.",
+    "tenant_weights": "fair: weight of a tenant; 1 for tenants without one; may be repeated.",
+    "input_token_weight": "fair: charge for a computed prompt token.",
+    "output_token_weight": "fair: charge for a generated token.",
+    # preemption
+    "preemption_mode": "Recompute a preempted sequence, swap it to host memory, or auto: "
+    "whichever costs less.",
+    # speculative decoding
+    "num_speculative_tokens": "Draft tokens per sequence and step for requests that set none.",
+    "proposer": "What proposes draft tokens: ngram, which finds the latest tokens earlier in the "
+    "sequence and proposes what followed them, or a dotted path to a class.",
+    "prompt_lookup_min": "ngram: minimum number of latest tokens that must match.",
+    "prompt_lookup_max": "ngram: maximum number of latest tokens to match; longer matches go "
+    "first.",
+    "speculation": "How many draft tokens are used: adaptive, fixed, or a dotted path to a class.",
+    "speculation_max_batch_tokens": "No drafts in steps with more rows and drafts than this.",
+    # journal
+    "journal_requests": "Finished requests that `explain` remembers.",
+    "journal_spells": "Intervals of blocked admission that `explain` remembers.",
+}
+
+
+def unit_of(name: str) -> str:
+    """The unit of a setting; empty where it has none."""
+    found = next((unit for end, unit in SUFFIXES.items() if name.endswith(end)), "")
+    return UNITS.get(name, found)

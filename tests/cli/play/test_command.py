@@ -510,7 +510,7 @@ def test_wrong_options_end_with_status_2(
     with pytest.raises(SystemExit) as caught:
         main(["play", *arguments])
     assert caught.value.code == 2
-    assert "usage: paceline" in capsys.readouterr().err
+    assert "Usage: paceline" in capsys.readouterr().err
 
 
 # -- the guide --------------------------------------------------------------

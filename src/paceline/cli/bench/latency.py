@@ -1,4 +1,4 @@
-"""`paceline bench latency`: how long one batch takes, again and again."""
+"""`paceline bench latency`: how long one batch takes."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -11,19 +11,19 @@ from paceline.cli.options import EngineOptions, ModelArgument
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which model, and which batch how often."""
+    """The model, and the batch."""
 
     argument: ModelArgument = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts of the batch.")] = 1
-    num_iters: Annotated[int, typer.Option(min=1, help="How often it is measured.")] = 5
-    num_iters_warmup: Annotated[int, typer.Option(min=0, help="How often before, uncounted.")] = 1
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts in the batch.")] = 1
+    num_iters: Annotated[int, typer.Option(min=1, help="Measured runs.")] = 5
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 1
     output: OutputOption = None
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
 def run(options: Options) -> int:
-    """Run one batch several times in this process and measure each."""
+    """Measure how long one batch takes in this process."""
     from paceline.bench.offline import latency
     from paceline.bench.report import lines_of_latency, record_of_latency
     from paceline.hub.progress_bar import ProgressBar
@@ -35,7 +35,7 @@ def run(options: Options) -> int:
     with ProgressBar(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
     repeats = latency(llm, calls, shape.vocab_size, options.num_iters, options.num_iters_warmup)
-    settings = {"model": model, "batch_size": options.batch_size, **shape.told()}
+    settings = {"model": model, "batch_size": options.batch_size, **shape.record()}
     settings["engine"] = dict(options.engine.settings)
     deliver(lines_of_latency(repeats), record_of_latency(repeats, settings), options.output)
     return 0

@@ -1,4 +1,4 @@
-"""What the three benchmarks have in common: the shape of their load, and where results go."""
+"""Options of all benchmarks: the shape of the load, and where results go."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from paceline.cli.command import WrongOption
 from paceline.workloads.call import Call
 from paceline.workloads.prompts import Shape, Span
 
-SHAPE = "what the load looks like"
+SHAPE = "prompts and outputs"
 INPUT, OUTPUT = Span(128, 128), Span(64, 64)
 
 
 def span(given: str | Span) -> Span:
-    """Of a text; a default is one already."""
+    """Parse a span; a default is one already."""
     try:
         return given if isinstance(given, Span) else Span.parse(given)
     except ValueError as error:
@@ -27,14 +27,14 @@ def span(given: str | Span) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class ShapeOptions:
-    """Lengths of prompts and answers, in tokens."""
+    """Lengths of prompts and outputs, in tokens."""
 
     input_len: Annotated[
         Span,
         typer.Option(
             metavar="N|N-M",
             parser=span,
-            help="Tokens of a prompt, or a range to draw from.",
+            help="Prompt tokens, or a range to draw from.",
             show_default="128",
             rich_help_panel=SHAPE,
         ),
@@ -44,32 +44,28 @@ class ShapeOptions:
         typer.Option(
             metavar="N|N-M",
             parser=span,
-            help="Tokens of an answer, or a range to draw from.",
+            help="Output tokens, or a range to draw from.",
             show_default="64",
             rich_help_panel=SHAPE,
         ),
     ] = OUTPUT
     prefix_len: Annotated[
         int,
-        typer.Option(
-            min=0, help="Of the prompt: tokens shared with others.", rich_help_panel=SHAPE
-        ),
+        typer.Option(min=0, help="Prompt tokens shared with other prompts.", rich_help_panel=SHAPE),
     ] = 0
     num_prefixes: Annotated[
         int,
-        typer.Option(min=1, help="How many shared prefixes there are.", rich_help_panel=SHAPE),
+        typer.Option(min=1, help="Number of different shared prefixes.", rich_help_panel=SHAPE),
     ] = 1
     vocab_size: Annotated[
         int,
         typer.Option(
             min=16,
-            help="Prompts are random token ids below this; no more than the model has.",
+            help="Prompts are random token ids below this; at most the vocabulary of the model.",
             rich_help_panel=SHAPE,
         ),
     ] = 8192
-    seed: Annotated[
-        int, typer.Option(min=0, help="The same seed gives the same load.", rich_help_panel=SHAPE)
-    ] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the load.", rich_help_panel=SHAPE)] = 0
 
     @property
     def shape(self) -> Shape:
@@ -78,8 +74,8 @@ class ShapeOptions:
     def calls(self, times: Sequence[float]) -> list[Call]:
         return self.shape.calls(times, np.random.default_rng(self.seed))
 
-    def told(self) -> dict[str, Any]:
-        """For a report."""
+    def record(self) -> dict[str, Any]:
+        """The shape as a report has it."""
         return {
             "input_len": [self.input_len.low, self.input_len.high],
             "output_len": [self.output_len.low, self.output_len.high],
@@ -92,12 +88,12 @@ class ShapeOptions:
 
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write the results as JSON."),
+    typer.Option("--output", "-o", metavar="FILE", help="Write the results as JSON to this file."),
 ]
 
 
 def writable(*files: Path | None) -> None:
-    """Before there is something to write: a measurement is not made twice."""
+    """Fail before the measurement, not after it."""
     for file in files:
         if file is not None and not file.parent.is_dir():
             raise WrongOption(f"{file} cannot be written: there is no folder {file.parent}")

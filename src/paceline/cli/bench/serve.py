@@ -1,4 +1,4 @@
-"""`paceline bench serve`: how a server fares under a load."""
+"""`paceline bench serve`: latency and throughput of a server under load."""
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
@@ -21,55 +21,61 @@ from paceline.workloads.arrivals import arrival_times
 from paceline.workloads.call import Call
 from paceline.workloads.traces import read
 
-TRACE, WHEN, TOLD = "a trace instead", "when requests come", "what is told"
+TRACE, WHEN, REPORT = "trace", "arrivals", "report"
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When requests come: at a rate, or as in a trace."""
+    """When requests arrive: at a rate, or as in a trace."""
 
     num_prompts: Annotated[
-        int, typer.Option(min=1, help="Requests to send.", rich_help_panel=WHEN)
+        int, typer.Option(min=1, help="Number of requests.", rich_help_panel=WHEN)
     ] = 100
     request_rate: Annotated[
         float,
         typer.Option(
             metavar="R",
-            help="Requests per second in the mean; inf: all at once.",
+            help="Mean requests per second; inf: all at once.",
             rich_help_panel=WHEN,
         ),
     ] = inf
     burstiness: Annotated[
         float,
         typer.Option(
-            help="1: Poisson arrivals; less: in bursts; more: evenly.", rich_help_panel=WHEN
+            help="1: Poisson arrivals; below 1: in bursts; above 1: more evenly.",
+            rich_help_panel=WHEN,
         ),
     ] = 1.0
     max_concurrency: Annotated[
         int,
-        typer.Option(min=0, help="Requests open at once; 0: no limit.", rich_help_panel=WHEN),
+        typer.Option(
+            min=0, help="Maximum number of open requests; 0: no limit.", rich_help_panel=WHEN
+        ),
     ] = 0
     warmup: Annotated[
         int,
-        typer.Option(min=0, help="Requests before, one by one, not counted.", rich_help_panel=WHEN),
+        typer.Option(
+            min=0, help="Requests before the measurement, one by one.", rich_help_panel=WHEN
+        ),
     ] = 1
     trace: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Arrivals and lengths of real requests: Azure's CSV, Mooncake's JSON lines, or "
-            "lines with input_toks, output_toks and arrival_time_ns; --num-prompts of them.",
+            help="Take arrivals and lengths of the first --num-prompts requests of this file: "
+            "Azure's CSV, Mooncake's JSON lines, or JSON lines with input_toks, output_toks and "
+            "arrival_time_ns.",
             rich_help_panel=TRACE,
         ),
     ] = None
     trace_speed: Annotated[
-        float, typer.Option(help="How many times faster than they came.", rich_help_panel=TRACE)
+        float, typer.Option(help="Speed-up of the arrivals of the trace.", rich_help_panel=TRACE)
     ] = 1.0
     max_input_len: Annotated[
-        int, typer.Option(min=1, help="Longer prompts are cut.", rich_help_panel=TRACE)
+        int, typer.Option(min=1, help="Cut longer prompts of the trace.", rich_help_panel=TRACE)
     ] = 2**20
     max_output_len: Annotated[
-        int, typer.Option(min=1, help="Longer answers are cut.", rich_help_panel=TRACE)
+        int, typer.Option(min=1, help="Cut longer outputs of the trace.", rich_help_panel=TRACE)
     ] = 2**20
 
     def __post_init__(self) -> None:
@@ -81,7 +87,7 @@ class Timing:
 
     def calls(self, shape: ShapeOptions) -> list[Call]:
         if self.trace is None:
-            random = np.random.default_rng([shape.seed, 1])  # other than that of the lengths
+            random = np.random.default_rng([shape.seed, 1])  # not that of the lengths
             times = arrival_times(self.num_prompts, self.request_rate, self.burstiness, random)
             return shape.calls(times.tolist())
         found = read(self.trace, self.num_prompts)
@@ -91,35 +97,43 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which server, under which load, and what to tell."""
+    """The server, the load, and the report."""
 
-    url: Annotated[str, typer.Option(metavar="URL", help="Any OpenAI-compatible server.")] = (
+    url: Annotated[str, typer.Option(metavar="URL", help="URL of an OpenAI-compatible server.")] = (
         "http://127.0.0.1:8000"
     )
     api_key: KeyOption = None
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As the server calls it; default: its first.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the model; default: the first that the server lists."
+        ),
     ] = None
     endpoint: Annotated[
         Literal["completions", "chat"],
-        typer.Option(help="completions: prompts of exact length; chat: messages of words."),
+        typer.Option(
+            help="completions: prompts of exact length; chat: messages of about that length."
+        ),
     ] = "completions"
-    ignore_eos: Annotated[bool, typer.Option(help="Let every answer have its full length.")] = True
+    ignore_eos: Annotated[bool, typer.Option(help="Generate every output to its full length.")] = (
+        True
+    )
     timeout: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Seconds without a byte from the server.")
+        float,
+        typer.Option(metavar="S", min=0, help="Seconds to wait for the next byte of a response."),
     ] = 600.0
     timing: Timing = field(default_factory=Timing)
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     further: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME:MS]...", help="Further targets of --goodput."),
+        typer.Argument(metavar="NAME:MS", help="More targets of --goodput."),
     ] = None
     goodput: Annotated[
         list[str],
         typer.Option(
             metavar="NAME:MS",
-            help="Also count the requests within a target: ttft:200, tpot:50, e2e:3000.",
-            rich_help_panel=TOLD,
+            help="Count the requests within targets, for example ttft:200 tpot:50 e2e:3000.",
+            rich_help_panel=REPORT,
         ),
     ] = field(default_factory=list[str])
     output: OutputOption = None
@@ -128,7 +142,7 @@ class Options:
         typer.Option(
             metavar="FILE",
             help="Draw the run: .svg, .png or .html. Needs the extra `plot`.",
-            rich_help_panel=TOLD,
+            rich_help_panel=REPORT,
         ),
     ] = None
 
@@ -142,11 +156,11 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Send requests to a server and measure how they fare.
+    """Send requests to a server and measure latency and throughput.
 
-    Reported are the time to the first token, the time per output token, the gaps between
-    tokens and the time to the end (mean, median, 90th and 99th percentile), throughput, goodput
-    against targets, and errors by kind. The exit status is 1 if no request ended well.
+    The report has the time to first token, the time per output token, the inter-token latency
+    and the end-to-end latency (mean, median, 90th and 99th percentile), throughput, goodput
+    against targets, and errors by kind. The exit status is 1 if no request succeeded.
     """
     targets = options.targets_ms
     writable(options.output, options.plot)
@@ -160,7 +174,7 @@ def run(options: Options) -> int:
 
 
 def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], None]:
-    """What draws a run. Fails before the measurement if it cannot draw."""
+    """The function that draws a run. Fails before the measurement if it cannot draw."""
     if path is None:
         return lambda _samples, _lines: None
     from paceline.bench.plot import check_kind, write
@@ -170,7 +184,7 @@ def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], No
 
 
 async def measured(options: Options) -> tuple[Sequence[Sample], dict[str, Any]]:
-    """The samples, and the settings that they were taken with."""
+    """The samples, and the settings of the run."""
     from paceline.bench.client import Target
     from paceline.bench.serving import Load, client, first_model
     from paceline.bench.serving import run as load_server
@@ -193,13 +207,13 @@ async def measured(options: Options) -> tuple[Sequence[Sample], dict[str, Any]]:
         "max_concurrency": timing.max_concurrency,
         "trace": str(timing.trace) if timing.trace else None,
         "goodput_ms": options.targets_ms,
-        **shape.told(),
+        **shape.record(),
     }
 
 
 @contextmanager
 def counter(total: int) -> Generator[Callable[[int], None]]:
-    """Shows on a terminal how many requests have ended."""
+    """Show on a terminal how many requests have finished."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

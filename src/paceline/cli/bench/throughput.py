@@ -1,4 +1,4 @@
-"""`paceline bench throughput`: how much an engine does when it may arrange everything itself."""
+"""`paceline bench throughput`: tokens per second of many prompts at once."""
 
 import sys
 from dataclasses import dataclass, field
@@ -12,17 +12,17 @@ from paceline.cli.options import EngineOptions, ModelArgument
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which model, and how much to do."""
+    """The model, and the load."""
 
     argument: ModelArgument = None
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, all at once.")] = 32
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, all at once.")] = 32
     output: OutputOption = None
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
 def run(options: Options) -> int:
-    """Run many prompts at once in this process and count tokens per second."""
+    """Measure the tokens per second of many prompts at once in this process."""
     from paceline.bench.offline import throughput
     from paceline.bench.report import lines_of_throughput, record_of_throughput
     from paceline.hub.progress_bar import ProgressBar
@@ -34,7 +34,7 @@ def run(options: Options) -> int:
     with ProgressBar(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
     done = throughput(llm, calls, shape.vocab_size, shape.seed, sys.stderr.isatty())
-    settings = {"model": model, "num_prompts": options.num_prompts, **shape.told()}
+    settings = {"model": model, "num_prompts": options.num_prompts, **shape.record()}
     settings["engine"] = dict(options.engine.settings)
     deliver(lines_of_throughput(done), record_of_throughput(done, settings), options.output)
     return 0

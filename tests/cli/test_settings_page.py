@@ -1,0 +1,22 @@
+"""The page of all settings is what the settings say."""
+
+from pathlib import Path
+
+from paceline.cli.setting_flags import HIDDEN, ServingSettings
+from paceline.cli.settings_page import SCHEDULER_SENTENCES, page
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def test_the_committed_page_is_what_the_generator_prints() -> None:
+    wanted = "python -m paceline.cli.settings_page > docs/settings.md"
+    assert (DOCS / "settings.md").read_text(encoding="utf-8") == page(), f"run {wanted}"
+
+
+def test_every_setting_is_on_the_page() -> None:
+    rows = [line for line in page().splitlines() if line.startswith("| `--")]
+    assert len(rows) == len(list(ServingSettings.all()))
+    for one in ServingSettings.all():
+        (row,) = [row for row in rows if row.startswith(f"| `{one.flag_name}` | `{one.name}` |")]
+        assert row.count("|") == 6
+    assert SCHEDULER_SENTENCES.keys() == set(HIDDEN)
