@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.config import CacheConfig
+from paceline.core.plan import Pairs
 from paceline.core.request import Request, Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import Hit
@@ -23,7 +24,7 @@ def sequence(kv: KVCache, tokens: list[int], **fields: Any) -> Sequence:
     """A sequence with a key for every full block."""
     request = Request(f"r{next(serials)}", tokens, **fields)  # pyright: ignore[reportArgumentType]
     made = Sequence(request, next(serials), LENGTH, 0.0, request.prompt)
-    kv.name(made)
+    kv.index.extend_keys(made)
     return made
 
 
@@ -52,8 +53,38 @@ def cached(kv: KVCache, tokens: list[int], **fields: Any) -> Sequence:
 def extend(kv: KVCache, slot: int, made: Sequence, tokens: list[int]) -> None:
     """Generate `tokens` and seal what they fill."""
     made.tokens = np.append(made.tokens, np.array(tokens, np.int32))
-    short = kv.short(np.array([slot]), np.array([len(made.tokens)], np.int32))
-    kv.grow(np.array([slot]), short)
-    kv.name(made)
+    short = kv.tables.short(np.array([slot]), np.array([len(made.tokens)], np.int32))
+    kv.tables.grow(np.array([slot]), short)
+    kv.index.extend_keys(made)
     kv.seal(slot, made, len(made.tokens), None)
     kv.check()
+
+
+def unkeyed(kv: KVCache, tokens: list[int], slot: int = 0) -> Sequence:
+    """A resident that has filled its blocks, none of which has a key."""
+    request = Request(f"u{slot}{len(tokens)}", tokens)  # pyright: ignore[reportArgumentType]
+    made = Sequence(request, -1, LENGTH, 0.0, request.prompt)
+    kv.attach(slot, made, kv.lookup(made), len(tokens))
+    kv.check()
+    return made
+
+
+def residents_sealed_for(kv: KVCache, newcomer: Sequence) -> list[int]:
+    """The residents that a lookup asks to be sealed."""
+    slots: list[int] = []
+
+    def ask(slot: int) -> bool:
+        slots.append(slot)
+        return False
+
+    kv.lookup(newcomer, ask)
+    return slots
+
+
+def forked(kv: KVCache, tokens: int, length: int = 10) -> tuple[Sequence, Sequence, Pairs]:
+    """A sequence in slot 0, and one in slot 1 that begins with its first `tokens`."""
+    parent = put(kv, 0, TEXT[:length])
+    child = sequence(kv, TEXT[:length])
+    copies = kv.fork(0, 1, child, tokens)
+    kv.check()
+    return parent, child, copies

@@ -252,7 +252,7 @@ def test_what_is_gone_from_the_device_is_copied_back() -> None:
     overwrite(kv)
     assert host.need([made], [10]) == 3
     moves = host.restore([made], [2], [10], step=5)
-    blocks = kv.blocks(2)
+    blocks = kv.tables.blocks(2)
     assert moves == tuple(zip((0, 1, 2), blocks, strict=True))
     assert kv.lookup(sequence(kv, TEXT[:10])).blocks == tuple(blocks[:2])
     check(kv, host)
@@ -275,7 +275,7 @@ def test_what_is_still_on_the_device_is_not_copied() -> None:
     made = resident(kv, 0, TEXT[:10])
     away(kv, host, made)
     ((source, target),) = host.restore([made], [1], [10], step=5)
-    assert (source, kv.blocks(1)) == (2, [0, 1, target])
+    assert (source, kv.tables.blocks(1)) == (2, [0, 1, target])
     check(kv, host)
 
 
@@ -288,7 +288,7 @@ def test_only_what_was_stored_counts_as_still_on_the_device() -> None:
     kv.fences.confirm(1)
     moves = host.restore([made], [0], [13], step=2)
     assert (len(moves), moves[0][0]) == (1, 1)
-    assert (kv.blocks(0)[0], kv.sealed[0], len(kv.blocks(0))) == (0, 1, 4)
+    assert (kv.tables.blocks(0)[0], kv.index.sealed[0], len(kv.tables.blocks(0))) == (0, 1, 4)
     check(kv, host)
 
 
@@ -307,7 +307,7 @@ def test_without_a_prefix_cache_everything_is_copied_back() -> None:
     made = resident(kv, 0, TEXT[:10])
     away(kv, host, made)
     assert len(host.restore([made], [0], [10], step=2)) == 3
-    assert kv.sealed[0] == 0
+    assert kv.index.sealed[0] == 0
     check(kv, host)
 
 
@@ -318,7 +318,7 @@ def test_room_for_what_comes_next_is_taken_at_once() -> None:
     overwrite(kv)
     assert host.need([made], [17]) == 5
     moves = host.restore([made], [0], [17], step=2)
-    assert (len(moves), len(kv.blocks(0))) == (2, 5)
+    assert (len(moves), len(kv.tables.blocks(0))) == (2, 5)
     check(kv, host)
 
 
@@ -339,7 +339,7 @@ def test_a_family_shares_again_what_it_shared(caching: bool) -> None:
     overwrite(kv)
     assert host.need(members, [10, 10]) == 4
     assert len(host.restore(members, [2, 3], [10, 10], step=2)) == 4
-    one, other = kv.blocks(2), kv.blocks(3)
+    one, other = kv.tables.blocks(2), kv.tables.blocks(3)
     assert one[:2] == other[:2]
     assert one[2] != other[2]
     assert kv.pool.free == 16 - 4
@@ -355,7 +355,7 @@ def test_what_comes_back_is_pending_until_its_step_has_run() -> None:
     overwrite(kv)
     host.restore([made], [0], [10], step=2)
     assert kv.lookup(sequence(kv, TEXT[:10])).tokens == 8
-    kv.retract()
+    kv.index.retract()
     assert kv.lookup(sequence(kv, TEXT[:10])).tokens == 0
 
 

@@ -8,16 +8,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from paceline.core.plan import Failed
+from paceline.core.plan import Failed, Grown
 from paceline.core.request import Finish, Request
-from paceline.kv import cache as kv_cache
 from paceline.kv.cache import KVCache
 from paceline.kv.fence import Fence, Fences
 from paceline.kv.hit import Hit
+from paceline.kv.index import ContentIndex
 from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool
-from paceline.kv.runs import Run
+from paceline.kv.tables import BlockTables
 from paceline.kv.tier import HostTier, Stored
+from paceline.kv.unkeyed import Run
 from paceline.sched import sealing
 from paceline.sched.accounting import Accounting
 from paceline.sched.changes import News
@@ -88,16 +89,16 @@ def new_blocks_are_taken_before_hits_are_held(_original: Any) -> Any:
 @mutant(KVCache, "lookup")
 def the_last_token_may_come_from_the_cache(_original: Any) -> Any:
     def lookup(self: KVCache, sequence: Any, *more: Any) -> Hit:
-        self.name(sequence)
+        self.index.extend_keys(sequence)
         blocks = self.pool.find(sequence.keys)
         return Hit(tuple(blocks), len(blocks) * self.block_size)
 
     return lookup
 
 
-@mutant(KVCache, "retract")
+@mutant(ContentIndex, "retract")
 def a_failed_step_leaves_its_blocks_findable(_original: Any) -> Any:
-    def retract(self: KVCache, owner: Any = None) -> dict[int, bytes]:
+    def retract(self: ContentIndex, owner: Any = None) -> dict[int, bytes]:
         self._pending.clear()
         return {}
 
@@ -107,7 +108,7 @@ def a_failed_step_leaves_its_blocks_findable(_original: Any) -> Any:
 @mutant(KVCache, "seal")
 def one_block_too_many_is_sealed(original: Any) -> Any:
     def seal(self: KVCache, slot: int, sequence: Any, tokens: int, step: Any) -> None:
-        held = int(self.held[slot]) * self.block_size
+        held = int(self.tables.held[slot]) * self.block_size
         original(self, slot, sequence, min(tokens + self.block_size, held), step)
 
     return seal
@@ -131,16 +132,16 @@ def what_a_failed_step_was_to_fill_is_findable(_original: Any) -> Any:
     return lambda self, slot: None
 
 
-@mutant(KVCache, "short")
+@mutant(BlockTables, "short")
 def one_position_too_few_is_mapped(original: Any) -> Any:
     return lambda self, slot, tokens: original(self, slot, tokens - 1)
 
 
-@mutant(KVCache, "grow")
-def grown_blocks_are_told_in_the_wrong_order(original: Any) -> Any:
-    def grow(self: KVCache, slot: Any, blocks: Any) -> Any:
+@mutant(BlockTables, "grow")
+def grown_blocks_are_listed_in_the_wrong_order(original: Any) -> Any:
+    def grow(self: BlockTables, slot: Any, blocks: Any) -> Any:
         grown = original(self, slot, blocks)
-        return kv_cache.Grown(grown.slot, grown.index, grown.block[::-1])
+        return Grown(grown.slot, grown.index, grown.block[::-1])
 
     return grow
 
@@ -257,31 +258,30 @@ def the_budget_is_not_respected(original: Any) -> Any:
     return demand
 
 
-@mutant(KVCache, "fork")
+@mutant(BlockTables, "fork")
 def a_fork_shares_the_block_being_written(_original: Any) -> Any:
-    def fork(self: KVCache, parent: int, slot: int, sequence: Any, tokens: int) -> Any:
-        full = tokens // self.block_size
-        blocks = self.table[parent, : full + 1].tolist()
-        self.pool.hold(blocks)
-        self.place(slot, sequence, tuple(blocks), full)
+    def fork(self: BlockTables, parent: int, slot: int, tokens: int) -> Any:
+        blocks = self.blocks(parent, end=tokens // self.block_size + 1)
+        self._pool.hold(blocks)
+        self.place(slot, blocks)
         return ()
 
     return fork
 
 
-@mutant(KVCache, "fork")
+@mutant(BlockTables, "fork")
 def a_fork_forgets_to_copy(original: Any) -> Any:
-    def fork(self: KVCache, parent: int, slot: int, sequence: Any, tokens: int) -> Any:
-        original(self, parent, slot, sequence, tokens)
+    def fork(self: BlockTables, parent: int, slot: int, tokens: int) -> Any:
+        original(self, parent, slot, tokens)
         return ()
 
     return fork
 
 
-@mutant(KVCache, "rebase")
+@mutant(BlockTables, "rebase")
 def a_beam_copies_the_wrong_way_round(original: Any) -> Any:
-    def rebase(self: KVCache, slot: int, sequence: Any, parent: int, tokens: int) -> Any:
-        return tuple(pair[::-1] for pair in original(self, slot, sequence, parent, tokens))
+    def rebase(self: BlockTables, slot: int, parent: int, tokens: int) -> Any:
+        return tuple(pair[::-1] for pair in original(self, slot, parent, tokens))
 
     return rebase
 
@@ -289,11 +289,9 @@ def a_beam_copies_the_wrong_way_round(original: Any) -> Any:
 @mutant(KVCache, "rebase")
 def a_beam_keeps_its_own_full_blocks(_original: Any) -> Any:
     def rebase(self: KVCache, slot: int, sequence: Any, parent: int, tokens: int) -> Any:
-        full, rest = divmod(tokens, self.block_size)
-        if self.enabled:
-            self.sealed[slot] = min(self.sealed[slot], full)
-            self._list(slot, sequence)
-        return ((int(self.table[parent, full]), int(self.table[slot, full])),) if rest else ()
+        sealed = min(self.index.sealed[slot], tokens // self.block_size)
+        self.index.enter(slot, sequence, sealed)
+        return self.tables._copy_of_rest(parent, slot, tokens)
 
     return rebase
 

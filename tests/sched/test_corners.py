@@ -6,7 +6,6 @@ from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan
 from paceline.core.request import Item
 from paceline.sim.oracle import OracleRunner
-from tests.kv.support import cache, sequence
 
 
 def make(**settings: Any) -> Scheduler:
@@ -137,19 +136,6 @@ def test_what_comes_back_without_a_row_is_in_flight() -> None:
         result = StepResult.of(plan, {label: [5] for label in sampling(plan)})
         scheduler.commit(plan, result, float(now))
     raise AssertionError("it never came back without a row")
-
-
-def test_retracting_one_slot_keeps_the_order_of_the_others() -> None:
-    kv = cache(16)
-    for slot in range(3):
-        one = sequence(kv, [slot] * 9)
-        kv.attach(slot, one, kv.lookup(one), 9)
-        kv.name(one)
-        kv.seal(slot, one, 8, step=slot + 1)
-    kv.retract((2, kv.epoch[2]))
-    kv.confirm(1)  # the blocks of slot 0 are filled
-    kv.retract()
-    assert kv.lookup(sequence(kv, [0] * 9)).tokens == 8
 
 
 def test_ranks_of_the_swapped_are_asked_for_again_in_every_step() -> None:

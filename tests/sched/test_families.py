@@ -852,7 +852,10 @@ def test_a_beam_that_dies_goes_on_from_another() -> None:
     plan = scheduler.plan(0.0)
     assert plan.released == (slots[2],)
     ((source, target),) = plan.copies
-    assert [scheduler.residency.cache.blocks(slot)[1] for slot in slots][1:] == [source, target]
+    assert [scheduler.residency.cache.tables.blocks(slot)[1] for slot in slots][1:] == [
+        source,
+        target,
+    ]
     (again,) = plan.admitted
     assert (again.request.id, again.computed, again.resumed) == ("2_a", 7, True)
     assert again.tokens.tolist()[6:] == [2]

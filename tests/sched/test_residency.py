@@ -355,7 +355,7 @@ def test_no_events_are_kept_unless_somebody_wants_them() -> None:
     [
         lambda at: at.live.pop("b"),
         lambda at: at.live.update(c=at.live.pop("b")),
-        lambda at: at.cache.pool.drop([at.cache.blocks(0)[0]]),
+        lambda at: at.cache.pool.drop([at.cache.tables.blocks(0)[0]]),
         lambda at: at.queue.remove(at.live["b"]),
         lambda at: at.cache.release(0, at.live["a"]),
     ],

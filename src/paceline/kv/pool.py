@@ -1,11 +1,11 @@
-"""Physical blocks: who holds them, which may be reused, what they contain."""
+"""Physical blocks: how many holders each has, which may be reused, what they contain."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
-from paceline.kv.runs import Run
+from paceline.kv.unkeyed import Run
 
 LOT, REMEMBERED = 16, 1024  # `find` remembers so many beginnings, each of a multiple of a lot
 
@@ -94,24 +94,24 @@ class BlockPool:
                     idle[block] = None
 
     def seal(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
-        """Record the full content of each block; returns the keys that nobody had before."""
+        """Record the full content of each block. Returns the keys that no block had before."""
         content = self._content
         assert all(map(self._holders.__getitem__, blocks)), f"one of {blocks} has no holder"
         assert not any(content[block] for block in blocks), f"one of {blocks} is sealed twice"
-        return self._name(blocks, keys)
+        return self._record(blocks, keys)
 
     def keep(self, run: Run) -> None:
-        """What these blocks contain will be worth keeping, though it has no keys yet."""
+        """Treat the blocks of a run as content worth keeping, though they have no keys yet."""
         content = self._content
         for block in run.blocks:
             content[block] = run
 
-    def name(self, run: Run, keys: Sequence[bytes]) -> None:
-        """Somebody looks for what a run contains: here are its keys."""
-        self._name(run.blocks, keys)
+    def key_run(self, run: Run, keys: Sequence[bytes]) -> None:
+        """Give the blocks of a run their keys. The run is empty then."""
+        self._record(run.blocks, keys)
         run.blocks = []
 
-    def _name(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+    def _record(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         content, by_key = self._content, self._by_key
         new: list[bytes] = []
         for block, key in zip(blocks, keys, strict=True):
@@ -123,8 +123,8 @@ class BlockPool:
         return new
 
     def unseal(self, block: int, key: bytes) -> bool:
-        """Take back a seal whose content never came to be. False if the block was taken by
-        someone else since: the seal went with it."""
+        """Take back a seal whose content never came to be. False if the block was taken since,
+        which took the seal with it."""
         if self._content[block] != key:
             return False
         self._forget(block)

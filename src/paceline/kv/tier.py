@@ -127,7 +127,7 @@ class HostTier:
             self._cache.host.drop(reversed(stored.blocks))
 
     def _contents(self, sequence: Sequence, tokens: int) -> list[Content]:
-        blocks = self._cache.blocks(sequence.slot)[: self._cache.blocks_for(tokens)]
+        blocks = self._cache.tables.blocks(sequence.slot)[: self._cache.blocks_for(tokens)]
         keys = sequence.keys[: tokens // self._cache.block_size]
         return [*keys, *blocks[len(keys) :]]
 
@@ -136,7 +136,7 @@ class HostTier:
         wanted: dict[Content, int] = {}
         for sequence, count in zip(sequences, tokens, strict=True):
             contents = self._contents(sequence, count)
-            wanted |= zip(contents, self._cache.blocks(sequence.slot), strict=False)
+            wanted |= zip(contents, self._cache.tables.blocks(sequence.slot), strict=False)
         return wanted
 
     def _home(self, content: Content) -> int | None:

@@ -98,7 +98,7 @@ class Admission:
         """Let a sequence that came with another compute what budget and blocks allow."""
         table, cache, slot = self._at.table, self._at.cache, sequence.slot
         start = int(table.planned[slot])
-        room = int(cache.held[slot]) * cache.block_size - start
+        room = len(cache.tables.blocks(slot)) * cache.block_size - start
         rest = int(table.known[slot]) - start
         count = min(intake.share(sequence, start, rest, intake.left), room)
         self._add(intake, sequence, start, count)

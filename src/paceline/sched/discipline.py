@@ -99,7 +99,7 @@ class Discipline(ABC):
     def _serve(self, slot: Index, count: I32, short: I32) -> Composition:
         """Hand out `count[i]` positions and `short[i]` new blocks to each resident."""
         at = self._at
-        grown = at.cache.grow(slot, short)
+        grown = at.cache.tables.grow(slot, short)
         if not count.all():
             busy = count > 0
             slot, count = slot[busy], count[busy]
@@ -152,7 +152,7 @@ class Discipline(ABC):
         drafts[unaffordable] = short[unaffordable] = 0
         if not drafts.any():
             return step
-        grown = step.grown.followed_by(at.cache.grow(slot, short))
+        grown = step.grown.followed_by(at.cache.tables.grow(slot, short))
         table.advance(slot, end + drafts)
         return replace(step, count=step.count + drafts, drafts=drafts, grown=grown)
 
@@ -160,7 +160,7 @@ class Discipline(ABC):
         end = self._at.table.planned[slot] + count
         if self._lookahead:
             end = np.minimum(end + self._lookahead, self._config.max_model_len)
-        return np.where(count > 0, self._at.cache.short(slot, end), 0)
+        return np.where(count > 0, self._at.cache.tables.short(slot, end), 0)
 
     # -- displacement -------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Discipline(ABC):
         tokens = self.chunk(ArrivalRow(head, hit.tokens, rest, room, not taken, used))
         if not tokens or at.table.vacant + len(gone) < len(at.group(head)):
             return False
-        freed = at.cache.held_only_by(gone)
+        freed = at.cache.tables.held_only_by(gone)
         missing = admission.missing(head, hit, tokens)
         missing += len(freed & set(hit.blocks)) + int(self._short(slot, count).sum())
         spared = admission.spared() if len(slot) else 0

@@ -40,7 +40,7 @@ class Failures:
         doubtful: Doubtful = {}
         for one in result.failed:
             if not alive[one.row]:
-                doubtful |= at.cache.retract((slots[one.row], int(rows.epoch[one.row])))
+                doubtful |= at.cache.index.retract((slots[one.row], int(rows.epoch[one.row])))
         for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
             if slot not in reasons or not table.resident[slot]:  # it may have gone with its family
                 continue
@@ -57,7 +57,7 @@ class Failures:
 
     def _may_be_inherited(self, slot: int, doubtful: Doubtful) -> bool:
         """May a failure come from what one that was admitted earlier has computed?"""
-        shares = not doubtful.keys().isdisjoint(self._at.cache.blocks(slot))
+        shares = not doubtful.keys().isdisjoint(self._at.cache.tables.blocks(slot))
         return shares and not self._has_sampled(slot)
 
     def _forget(self, sequence: Sequence) -> Doubtful:
@@ -66,12 +66,7 @@ class Failures:
         if slot < 0:
             return {}  # it has yet to fork
         good = int(self._at.table.computed[slot]) if self._has_sampled(slot) else 0
-        first, end = good // cache.block_size, cache.sealed[slot]
-        blocks: list[int] = cache.table[slot, first:end].tolist()
-        found = dict(zip(blocks, sequence.keys[first:end], strict=True))
-        for block in reversed(blocks):
-            cache.pool.unseal(block, found[block])
-        cache.retract((slot, cache.epoch[slot]))  # lest that be done when others have the blocks
+        found = cache.unseal(slot, sequence, good // cache.block_size)
         self._at.table.distrust(slot, good)
         return found
 
@@ -92,7 +87,7 @@ class Failures:
         for slot in at.table.order[::-1].tolist():
             if not at.table.resident[slot] or slot in well or self._has_sampled(slot):
                 continue
-            if doubtful.keys().isdisjoint(at.cache.blocks(slot)):
+            if doubtful.keys().isdisjoint(at.cache.tables.blocks(slot)):
                 continue
             for one in at.group(at.table.sequence(slot)):
                 self._forget_on_host(self._forget(one).values())

@@ -86,7 +86,7 @@ class Residency:
 
     def seal_rivals(self) -> None:
         """Let what residents have filled be found that compute the same as another one."""
-        if self.cache.rivals:
+        if self.cache.index.rivals:
             sealing.seal_rivals(self.table, self.cache, self.step)
 
     def confirm(self, step: int) -> bool:
@@ -98,7 +98,7 @@ class Residency:
         return lifted
 
     def loss(self, slot: int) -> int:
-        kept = self.cache.shared(slot) * self.cache.block_size
+        kept = self.cache.tables.shared(slot) * self.cache.block_size
         return max(int(self.table.computed[slot]) - kept, 0)
 
     # -- coming -------------------------------------------------------------
@@ -181,13 +181,13 @@ class Residency:
         self.stats.swapped_in_blocks += len(moves)
         self.journal.passed(sequence, 0, self.step)
         note(sequence, Happened.RETURNED, self.now, self.step, len(moves))
-        pairs = zip(members, starts, strict=True)
-        return [self.settle(one, start, tuple(self.cache.blocks(one.slot))) for one, start in pairs]
+        blocks = [tuple(self.cache.tables.blocks(one.slot)) for one in members]
+        return list(map(self.settle, members, starts, blocks))
 
     def _count_prefix(self, sequence: Sequence, known: int, hit: int, resumed: bool) -> None:
         stats = self.stats
         stats.admissions += 1
-        if not self.cache.enabled:
+        if not self.cache.index.enabled:
             return
         if resumed:
             stats.resumed_queries += known
@@ -379,6 +379,6 @@ class Residency:
         assert sum(map(len, places)) == len(self.live), "lost or doubled"
         assert set[str]().union(*places) == self.live.keys()
         assert all(sequence.swapped for sequence in self.swapped)
-        held = np.asarray(self.cache.held) > 0
+        held = np.asarray(self.cache.tables.held) > 0
         assert np.array_equal(held, self.table.resident), "blocks without a resident"
-        assert self.cache.epoch == self.table.epoch.tolist(), "who has a slot?"
+        assert self.cache.index.epoch == self.table.epoch.tolist(), "epochs differ"

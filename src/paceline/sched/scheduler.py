@@ -270,7 +270,7 @@ class Scheduler:
         at = self.residency
         touched = at.in_flight()
         at.table.take_back(np.array(touched, np.intp))
-        at.cache.retract()
+        at.cache.index.retract()
         for serial in at.cache.fences.retract():
             for sequence in [one for one in at.swapped if one.serial == serial]:
                 at.demote(sequence)

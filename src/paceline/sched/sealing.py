@@ -21,10 +21,10 @@ def seal_filled(table: SlotTable, cache: KVCache, slot: int, step: int) -> bool:
 
 def seal_rivals(table: SlotTable, cache: KVCache, step: int) -> None:
     """Seal what residents have filled that compute the same as another one, oldest first."""
-    for slot in [slot for slot in table.order.tolist() if slot in cache.rivals]:
+    for slot in [slot for slot in table.order.tolist() if slot in cache.index.rivals]:
         seal_filled(table, cache, slot, step)
-        if cache.sealed[slot] >= int(table.given[slot]) // cache.block_size:
-            cache.rivals.discard(slot)
+        if cache.index.sealed[slot] >= int(table.given[slot]) // cache.block_size:
+            cache.index.rivals.discard(slot)
 
 
 def seal_computed(table: SlotTable, cache: KVCache) -> None:
@@ -36,10 +36,10 @@ def seal_computed(table: SlotTable, cache: KVCache) -> None:
 
 
 def _seal(table: SlotTable, cache: KVCache, slot: int, tokens: int, step: int | None) -> bool:
-    if tokens // cache.block_size <= cache.sealed[slot] or not cache.enabled:
+    if tokens // cache.block_size <= cache.index.sealed[slot] or not cache.index.enabled:
         return False
     sequence = table.sequence(slot)
     sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
-    cache.name(sequence)
+    cache.index.extend_keys(sequence)
     cache.seal(slot, sequence, tokens, step)
     return True

@@ -39,7 +39,7 @@ class Steady:
 
     def _to_edge(self, planned: I32) -> int:
         """Steps until one of the rows needs another block."""
-        room = self._cache.held[self.rows.slot] * self._cache.block_size - planned
+        room = self._cache.tables.room(self.rows.slot) - planned
         return int(room.min())
 
     def plan(self, step: int) -> Plan | None:
@@ -62,10 +62,10 @@ class Steady:
 
     def _grow(self, start: I32) -> Grown | None:
         slot = self.rows.slot
-        edge = np.flatnonzero(self._cache.held[slot] * self._cache.block_size == start)
+        edge = np.flatnonzero(self._cache.tables.room(slot) == start)
         if len(edge) > self._cache.pool.free:
             return None
-        return self._cache.grow_by_one(slot[edge])
+        return self._cache.tables.grow_by_one(slot[edge])
 
     def sampled_once(self, result: StepResult) -> bool:
         """Did every row yield exactly one token, as it must?"""

@@ -50,7 +50,7 @@ class Swapping:
     def _recompute_s(self, residents: list[Sequence]) -> float:
         """Seconds to compute again what nobody else holds."""
         slots = [sequence.slot for sequence in residents]
-        lost = len(self._cache.held_only_by(slots)) * self._cache.block_size
+        lost = len(self._cache.tables.held_only_by(slots)) * self._cache.block_size
         computed = int(self._table.computed[slots].sum())
         return min(lost, computed) / self.rates.recompute_tokens_per_s
 
@@ -64,7 +64,7 @@ class Swapping:
         that have it, though for those who fill it it may not be confirmed yet: the step that
         fills it runs before the one that copies it."""
         tokens = [self._tokens(sequence) for sequence in residents]
-        blocks = [self._cache.blocks(sequence.slot) for sequence in residents]
+        blocks = [self._cache.tables.blocks(sequence.slot) for sequence in residents]
         size, known = self._cache.block_size, self._table.known
         for one, other in permutations(range(len(residents)), 2):
             pairs = zip(blocks[one], blocks[other], strict=False)

@@ -113,12 +113,12 @@ def test_forks_share_full_blocks_and_copy_the_one_being_written(prompt: int, cop
     scheduler.check()
     assert free - at.cache.pool.free == 2
     full = (prompt - 1) // 4
-    tables = [at.cache.blocks(one.slot) for one in family.members]
+    tables = [at.cache.tables.blocks(one.slot) for one in family.members]
     assert all(table[:full] == tables[0][:full] for table in tables)
     assert len({table[full] for table in tables}) == 3
     assert [len(pairs) for _, pairs in at.news.copies] == [copies // 2] * 2
     sources = [source for _, pairs in at.news.copies for source, _ in pairs]
-    assert sources == [at.cache.blocks(leader)[full]] * copies
+    assert sources == [at.cache.tables.blocks(leader)[full]] * copies
 
 
 def test_the_runner_is_told_of_each_fork_as_of_a_request() -> None:
@@ -174,7 +174,7 @@ def test_beams_go_no_further_than_they_know() -> None:
 def test_a_copy_is_listed_in_the_plan_that_first_writes_behind_it() -> None:
     scheduler, family, _ = started(6)
     plan = scheduler.plan(0.0)
-    source = scheduler.residency.cache.blocks(family.leader.slot)[1]
+    source = scheduler.residency.cache.tables.blocks(family.leader.slot)[1]
     assert [pair[0] for pair in plan.copies] == [source] * 2
     assert plan.start.tolist() == [5, 5, 5]
     assert scheduler.stats.copied_blocks == 2

@@ -46,5 +46,5 @@ def describe_one(at: Residency, sequence: Sequence) -> dict[str, Any]:
         "prompt": len(sequence.request.prompt),
         "preemptions": sequence.preemptions,
         "cached": sequence.cached,
-        "blocks": [at.cache.blocks(slot) if resident else []],
+        "blocks": [at.cache.tables.blocks(slot) if resident else []],
     }

@@ -85,7 +85,7 @@ class Forks:
             at.news.copies.append((slot, copies))
         else:
             at.cache.attach(slot, sequence, hit, start + 1)
-        blocks = tuple(at.cache.blocks(slot))
+        blocks = tuple(at.cache.tables.blocks(slot))
         at.news.admitted.append(at.settle(sequence, start, blocks))
 
     # -- beams --------------------------------------------------------------
@@ -119,14 +119,15 @@ class Forks:
         """Let a beam go on from all that another one knows instead of its own."""
         at, slot = self._at, sequence.slot
         at.seal_filled(parent.slot)
-        at.cache.unlist(slot)
+        at.cache.index.unlist(slot)
         sequence.keys = list(parent.keys)
         sequence.tokens = tokens = at.table.tokens[parent.slot, :known].copy()
         copies = at.cache.rebase(slot, sequence, parent.slot, known)
         at.table.rebase(slot, parent.slot)
         at.news.release(slot)
         at.news.copies.append((slot, copies))
-        request, blocks = sequence.request.child(sequence.child), tuple(at.cache.blocks(slot))
+        request = sequence.request.child(sequence.child)
+        blocks = tuple(at.cache.tables.blocks(slot))
         at.news.admitted.append(Admitted(slot, request, tokens, known, blocks, resumed=True))
         at.stats.forks += 1
 

@@ -1,0 +1,267 @@
+"""The index of content: which blocks can be found by the tokens they hold."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.events import BlockStored, CacheEvent
+from paceline.core.request import Sequence
+from paceline.kv.keys import KEY_BYTES, Keys
+from paceline.kv.pool import BlockPool
+from paceline.kv.unkeyed import Run, Unkeyed
+
+SealResident = Callable[[int], bool]
+"""Seals what the resident of a slot has filled. Returns whether there was anything to seal."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Seals of blocks that a step in flight is to fill, for the resident of a slot and epoch."""
+
+    step: int
+    slot: int
+    epoch: int
+    blocks: list[int]
+    keys: list[bytes]
+
+
+class ContentIndex:
+    """Full blocks by content key, and by slot how many blocks have their key.
+
+        blocks of slot s    b0 b1 b2 b3 b4      sealed[s] = 3: the first three are findable by key
+                            -------- ~~
+
+    A full block is sealed when a lookup may need what is in it; `unkeyed` lists the blocks that
+    wait for that. It may be sealed as soon as the step that fills it is planned, because the device
+    runs steps in order. Until that step is committed the seal is pending, and `retract` takes
+    pending seals back if the step fails.
+
+    `rivals` are slots that compute content which another slot computes too. The copy that is
+    filled first is to be found, so their blocks are sealed as they fill.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        slots: int,
+        block_size: int,
+        enabled: bool = True,
+        events: list[CacheEvent] | None = None,
+    ) -> None:
+        self.enabled = enabled
+        self.events = events
+        self.keys = Keys(block_size)
+        self.sealed = [0] * slots
+        self.epoch = [0] * slots  # rises when a slot changes hands, as in the SlotTable
+        self.unkeyed = Unkeyed()
+        self.rivals: set[int] = set()
+        self._pool = pool
+        self._block_size = block_size
+        self._start = [b""] * slots  # the entry of `unkeyed` that each slot stands in
+        self._pending: deque[Pending] = deque()  # by step
+
+    # -- keys ---------------------------------------------------------------
+
+    def extend_keys(self, sequence: Sequence) -> None:
+        """Compute the key of every full block of a sequence."""
+        if self.enabled:
+            self.keys.extend(sequence.keys, sequence.request, sequence.tokens)
+
+    def extend_keys_by_one(self, sequence: Sequence) -> None:
+        """Compute the next key of a sequence, and those behind it that need no hashing."""
+        self.keys.further(sequence.keys, sequence.request, sequence.tokens)
+
+    def tail(self, slot: int, sequence: Sequence) -> bytes:
+        """The key that the first unsealed block of a slot chains to."""
+        return self.keys.parent(sequence.keys, sequence.request, self.sealed[slot])
+
+    def _start_of(self, sequence: Sequence, block: int) -> bytes:
+        """The start of a block of a sequence; see `Unkeyed`."""
+        return self.keys.start(sequence.keys, sequence.request, sequence.tokens, block)
+
+    # -- finding ------------------------------------------------------------
+
+    def find(self, sequence: Sequence, usable: int, seal_resident: SealResident) -> list[int]:
+        """The blocks that hold the beginning of a sequence, `usable` at most."""
+        found: list[int] = []
+        keys = sequence.keys
+        while len(found) < usable:
+            if len(found) == len(keys):
+                self.extend_keys_by_one(sequence)
+            end = min(len(keys), usable)
+            found += self._pool.find(keys[len(found) : end])
+            if len(found) < end and not self._key_what_follows(sequence, len(found), seal_resident):
+                break
+        return found
+
+    def _key_what_follows(
+        self, sequence: Sequence, found: int, seal_resident: SealResident
+    ) -> bool:
+        """Key the blocks that may hold what a sequence has behind `found` blocks. Returns whether
+        there were any."""
+        keyed, start = False, self._start_of(sequence, found)
+        for entry in self.unkeyed.at(start) + self.unkeyed.at(start[:KEY_BYTES]):
+            if not isinstance(entry, Run):
+                keyed |= seal_resident(entry)
+            elif keys := self._key_run(entry):
+                keyed = True
+                rest = sequence.tokens[found * self._block_size :].tobytes()
+                is_same = rest.startswith(entry.content[: len(keys) * self.keys.width])
+                if is_same and not sequence.request.items:
+                    sequence.keys[found:] = keys  # they need not be hashed again
+        return keyed
+
+    def _key_run(self, run: Run) -> list[bytes]:
+        """Key the blocks of a run, unless that has been done by now."""
+        if not run.blocks:
+            return []
+        parent = run.start[:KEY_BYTES]
+        content = run.content[: len(run.blocks) * self.keys.width]
+        keys = self.keys.chain(parent, content)
+        self.unkeyed.remove(run.start, run)
+        self._pool.key_run(run, keys)
+        self._key_equals(parent, keys, content)
+        return keys
+
+    def _key_equals(self, parent: bytes, keys: list[bytes], content: bytes) -> None:
+        """Key also the runs, and make rivals of the residents, whose first unkeyed block equals
+        one of these. A lookup goes past that block without a look at what it begins."""
+        starts = range(0, len(content), self.keys.width)
+        for before, first in zip((parent, *keys), starts, strict=False):
+            self.rivals.update(self._alike(before + content[first : first + self.keys.width]))
+
+    def _alike(self, start: bytes) -> list[int]:
+        """Key the runs with this start, and return the residents that have it."""
+        slots: list[int] = []
+        for entry in self.unkeyed.at(start):
+            if isinstance(entry, Run):
+                self._key_run(entry)
+            else:
+                slots.append(entry)
+        return slots
+
+    # -- slots --------------------------------------------------------------
+
+    def enter(self, slot: int, sequence: Sequence, sealed: int) -> None:
+        """A sequence has its blocks in a slot. The first few are sealed; the others can be found
+        from now on."""
+        if self.enabled:
+            self.sealed[slot] = sealed
+            self._list(slot, sequence)
+
+    def unlist(self, slot: int) -> None:
+        """The unsealed blocks of a slot cannot be found until it is entered again."""
+        if self.enabled:
+            self.unkeyed.remove(self._start[slot], slot)
+
+    def _list(self, slot: int, sequence: Sequence) -> None:
+        """Let the unsealed blocks of a slot be found. Of equal blocks the one that was filled first
+        is found, so where several may come to be, keys cannot wait for a lookup."""
+        self._start[slot] = start = self._start_of(sequence, self.sealed[slot])
+        if len(start) > KEY_BYTES:
+            self._watch(slot, sequence, start)
+        self.unkeyed.add(start, slot)
+
+    def _watch(self, slot: int, sequence: Sequence, start: bytes) -> None:
+        """Make rivals of a slot and others with the same start."""
+        if others := self._alike(start):
+            self.rivals.update(others, [slot])
+        if len(sequence.keys) == self.sealed[slot]:
+            self.extend_keys_by_one(sequence)
+        if self._pool.has(sequence.keys[self.sealed[slot]]):
+            self.rivals.add(slot)
+
+    def leave(self, slot: int, sequence: Sequence, full: list[int]) -> None:
+        """A sequence leaves its slot. Its blocks in `full` stay findable until they are reused."""
+        if self.enabled:
+            self._leave_run(slot, sequence, full)
+            self.rivals.discard(slot)
+        self.sealed[slot] = 0
+        self.epoch[slot] += 1
+
+    def _leave_run(self, slot: int, sequence: Sequence, full: list[int]) -> None:
+        """Leave the unkeyed blocks in `full` behind as a run.
+
+        Not if events are reported, or if the keys need more than tokens: then they are sealed.
+        """
+        if self.events is not None or sequence.request.items:
+            self.extend_keys(sequence)
+            self.seal(slot, sequence, full[self.sealed[slot] : len(sequence.keys)], step=None)
+        first, listed = self.sealed[slot], self._start[slot]
+        if len(full) <= first:
+            self.unkeyed.remove(listed, slot)
+            return
+        start = listed if len(listed) > KEY_BYTES else self._start_of(sequence, first)
+        size = self._block_size
+        content = sequence.tokens[first * size : len(full) * size].tobytes()
+        run = Run(self.unkeyed, start, content, full[first:])
+        if start == listed:
+            self.unkeyed.succeed(start, slot, run)
+        else:
+            self.unkeyed.remove(listed, slot)
+            self.unkeyed.add(start, run)
+        self._pool.keep(run)
+
+    # -- sealing ------------------------------------------------------------
+
+    def seal(self, slot: int, sequence: Sequence, blocks: list[int], step: int | None) -> None:
+        """Make the next full blocks of a slot findable; pending until `step` is committed."""
+        if not blocks:
+            return
+        first = self.sealed[slot]
+        end = first + len(blocks)
+        keys = sequence.keys[first:end]
+        new = self._pool.seal(blocks, keys)
+        if self.events is not None:
+            self.events += [self._stored(sequence, sequence.keys.index(key)) for key in new]
+        parent = self.tail(slot, sequence)
+        content = sequence.tokens[first * self._block_size : end * self._block_size].tobytes()
+        self.unlist(slot)
+        self.sealed[slot] = end
+        self._key_equals(parent, keys, content)
+        self._list(slot, sequence)
+        if step is not None:
+            self._pending.append(Pending(step, slot, self.epoch[slot], blocks, keys))
+
+    def _stored(self, sequence: Sequence, index: int) -> BlockStored:
+        size = self._block_size
+        return BlockStored(
+            key=sequence.keys[index],
+            parent=sequence.keys[index - 1] if index else None,
+            tokens=tuple(sequence.tokens[index * size : (index + 1) * size].tolist()),
+            adapter=sequence.request.adapter,
+        )
+
+    def confirm(self, step: int) -> None:
+        """The device has run `step`: what it was to fill is filled."""
+        while self._pending and self._pending[0].step <= step:
+            self._pending.popleft()
+
+    def retract(self, owner: tuple[int, int] | None = None) -> dict[int, bytes]:
+        """Steps in flight failed: forget the blocks they were to fill, for all slots or for one
+        slot and epoch. Returns these blocks and the keys they had."""
+        forgotten: dict[int, bytes] = {}
+        pending, self._pending = self._pending, deque()
+        while pending:
+            one = pending.pop()
+            if owner not in (None, (one.slot, one.epoch)):
+                self._pending.appendleft(one)
+                continue
+            for block, key in zip(reversed(one.blocks), reversed(one.keys), strict=True):
+                if self._pool.unseal(block, key):
+                    forgotten[block] = key
+        return forgotten
+
+    def clear(self) -> None:
+        """Forget all runs and pending seals. The pool forgets the keys."""
+        self.unkeyed.clear()
+        self._pending.clear()
+
+    def check(self, occupied: list[int]) -> None:
+        """Every invariant; `occupied` are the slots that hold blocks."""
+        assert sorted(self.unkeyed.slots()) == (occupied if self.enabled else []), (
+            "slots not listed"
+        )
+        for run in self.unkeyed.runs():
+            free = not any(map(self._pool.holders, run.blocks))
+            assert run.blocks and free, f"the blocks {run.blocks} of a run are held"
