@@ -11,18 +11,15 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
-from paceline.core.plan import Ended
-from paceline.core.request import Finish, Item
+from paceline.core.request import Item
 from paceline.engine.api import Ask, AsyncEngine, SamplingParams
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.core import process
 from paceline.engine.core.components import factory_named
-from paceline.engine.core.messages import Delivery, EngineFailed, Question, Refused
-from paceline.engine.core.process import ProcessCore, Watch
+from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.process import ProcessCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.stream import Mailbox
 from paceline.engine.settings import EngineSettings, OnFailure
@@ -230,43 +227,6 @@ def test_one_choice_that_stops_leaves_the_others_alone() -> None:
         await stream.whole()
 
     with_process(use, stall_s=0.04)
-
-
-def heard(watch: Watch, *ended: Ended, refused: tuple[Refused, ...] = ()) -> None:
-    none = np.empty(0, np.int32)
-    ids, names = np.empty((0, 1), np.int32), np.empty(0, object)
-    told = Delivery(0.0, names, none, ids, none, ended=ended, refused=refused)
-    watch.heard(told)
-
-
-def test_silence_is_a_stall_while_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(process, "monotonic", lambda: now[0])
-    watch = Watch(5.0)
-    now[0] = 100.0
-    watch.begun("a")
-    assert watch.stalled() is None  # it has just come
-    now[0] = 105.0
-    assert watch.stalled() is None
-    watch.begun("b")
-    now[0] = 106.0
-    assert watch.stalled() == "no step has ended for 6 s, and requests are waiting"
-    heard(watch)
-    assert watch.stalled() is None
-    now[0] = 120.0
-    assert watch.stalled() is not None
-    watch.asked(Question("pause", "all"))
-    now[0] = 140.0
-    assert watch.stalled() is None
-    watch.asked(Question("resume"))
-    assert watch.stalled() is None
-    now[0] = 146.0
-    heard(watch, Ended("a", Finish.STOP, child=0), Ended("b", Finish.STOP))
-    now[0] = 152.0
-    assert watch.stalled() is not None  # the others of its family
-    heard(watch, refused=(Refused("a", RequestError("why")),))
-    now[0] = 200.0
-    assert watch.stalled() is None
 
 
 @pytest.mark.parametrize("name", ["tests.nowhere:build", "tests.engine.support:nothing", "build"])

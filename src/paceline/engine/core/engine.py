@@ -56,14 +56,12 @@ class Engine:
         self.scheduler, self.clock = scheduler, clock
         self.broken = ""  # why it stopped for good
         self.resting = True  # did the latest turn find nothing that can go on?
-        self._runner, self._settings, self._observer = runner, settings, observer
+        self.settings, self._runner, self._observer = settings, runner, observer
         self._pipeline = Pipeline(runner, depth)
         self._inbox = Inbox(settings.inbox_requests)
         self._counts = StepCounts()
         self._refused: list[Refused] = []
         self._ended: list[Ended] = []  # outside a commit
-        self._waiting_since: float | None = None  # the latest progress; None: nothing to do
-        self._paused = False
 
     # -- for any thread -----------------------------------------------------
 
@@ -94,15 +92,6 @@ class Engine:
     def nudge(self) -> None:
         """Let `rest` return."""
         self._inbox.nudge()
-
-    def healthy(self) -> str | None:
-        """None, or why not: it has stopped, or no step has ended for too long."""
-        if self.broken:
-            return self.broken
-        since = self._waiting_since
-        if since is None or self.clock() - since <= self._settings.stall_s:
-            return None
-        return f"no step has ended for {self.clock() - since:.0f} s, and requests are waiting"
 
     # -- for its own thread -------------------------------------------------
 
@@ -138,15 +127,8 @@ class Engine:
         heard = self._hear()
         if self.resting and self.scheduler.idle and not (heard or while_idle):
             return None
-        if self._waiting_since is None:
-            self._waiting_since = self.clock()
         outputs, result = (NO_OUTPUTS, None) if self.broken else self._step()
-        now = self.clock()
-        if result is not None or outputs.finished or self._paused:
-            self._waiting_since = now
-        if not self.scheduler.view.is_runnable:
-            self._waiting_since = None
-        return self._delivery(outputs, result, now)
+        return self._delivery(outputs, result, self.clock())
 
     def rest(self) -> None:
         """Wait for something to do, if the latest turn found nothing."""
@@ -201,10 +183,8 @@ class Engine:
             asked.answer.set_exception(error)
 
     def answer(self, question: Question) -> Any:
-        told = answer(self.scheduler, question, self.clock())
-        if question.verb in ("pause", "resume"):
-            self._paused = question.verb == "pause"
-        return told | self._counts.to_dict() if question.verb == "gauges" else told
+        found = answer(self.scheduler, question, self.clock())
+        return found | self._counts.to_dict() if question.verb == "gauges" else found
 
     # -- a step -------------------------------------------------------------
 
@@ -260,7 +240,7 @@ class Engine:
             outputs = self._commit(suspect, StepResult.of(suspect, {}))
         else:
             outputs = self.scheduler.fail(suspect, self.clock(), message)
-        if self._settings.on_failure == "stop" or isinstance(error, DeviceLost):
+        if self.settings.on_failure == "stop" or isinstance(error, DeviceLost):
             self._stop(message)
         return outputs
 

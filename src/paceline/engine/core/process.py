@@ -9,7 +9,6 @@ from contextlib import suppress
 from itertools import count
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
-from time import monotonic
 from typing import Any
 
 import zmq
@@ -17,8 +16,9 @@ import zmq
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.core import wire
-from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Park, Question
+from paceline.engine.core.messages import Capacity, EngineFailed, Park, Question
 from paceline.engine.core.ports import Receiver
+from paceline.engine.core.stall_detector import StallDetector
 from paceline.engine.settings import EngineSettings
 
 POLL_MS = 50  # between two looks at whether the process is alive
@@ -46,7 +46,7 @@ class ProcessCore:
         self._death = ""  # what ended it
         self._numbers = count()
         self._questions: dict[int, Future[Any]] = {}
-        self._watch = Watch(engine.stall_s)
+        self._stalls = StallDetector(engine.stall_s)
         self._receiver: Receiver | None = None
         self._capacity: Future[Capacity] = Future()
         self._process = subprocess.Popen(
@@ -86,11 +86,11 @@ class ProcessCore:
             receiver.died(dead, for_good=True)
 
     def submit(self, request: Request, parked: str = "") -> None:
-        self._watch.begun(request.id, parked)  # before the core can report its end
+        self._stalls.submitted(request.id, parked)  # before the core can report its end
         try:
             self._send(wire.submitted(request, parked))
         except BaseException:
-            self._watch.ended(request.id)
+            self._stalls.ended(request.id)
             raise
 
     def abort(self, request_id: str, child: int | None = None) -> None:
@@ -101,11 +101,11 @@ class ProcessCore:
         message = Park(request_id, reason)
         with suppress(EngineFailed):
             self._send(wire.Parked(message.request_id, message.reason))
-            self._watch.parked(request_id)
+            self._stalls.parked(request_id)
 
     def wake(self, request_id: str) -> None:
         with suppress(EngineFailed):
-            self._watch.woken(request_id)
+            self._stalls.woken(request_id)
             self._send(wire.Woken(request_id))
 
     def ask(self, question: Question) -> Future[Any]:
@@ -116,13 +116,13 @@ class ProcessCore:
         except EngineFailed:
             del self._questions[number]
             raise
-        self._watch.asked(question)
+        self._stalls.asked(question)
         return answer
 
     def healthy(self) -> str | None:
         if not self._capacity.done():
             return "the engine is being built"
-        return self._death or self._watch.stalled()
+        return self._death or self._stalls.stalled()
 
     def close(self) -> None:
         with suppress(EngineFailed):
@@ -159,7 +159,7 @@ class ProcessCore:
             match message:
                 case wire.Delivered():
                     delivery = wire.delivery_of(message)
-                    self._watch.heard(delivery)
+                    self._stalls.delivered(delivery)
                     assert self._receiver is not None, "nobody submits before the start"
                     self._receiver.deliver(delivery)
                 case wire.Answered(number, value, fault):
@@ -205,58 +205,3 @@ def settle(answer: Future[Any], value: Any, error: PacelineError | None) -> None
             answer.set_result(value)
         else:
             answer.set_exception(error)
-
-
-class Watch:
-    """Notices from here that nothing has come for too long while requests wait.
-
-    Every step of the core that computes something is heard of, so silence means none.
-    """
-
-    def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
-        self._open: dict[str, None] = {}
-        self._parked: set[str] = set()  # of those that are open
-        self._paused = False
-        self._since = monotonic()
-
-    def begun(self, request_id: str, parked: str = "") -> None:
-        if not self._open:
-            self._since = monotonic()
-        self._open[request_id] = None
-        if parked:
-            self._parked.add(request_id)
-
-    def ended(self, request_id: str) -> None:
-        self._open.pop(request_id, None)
-        self._parked.discard(request_id)
-
-    def parked(self, request_id: str) -> None:
-        if request_id in self._open:
-            self._parked.add(request_id)
-
-    def woken(self, request_id: str) -> None:
-        if len(self._parked) == len(self._open):
-            self._since = monotonic()
-        self._parked.discard(request_id)
-
-    def asked(self, question: Question) -> None:
-        if question.verb in ("pause", "resume"):
-            self._paused, self._since = question.verb == "pause", monotonic()
-
-    def heard(self, delivery: Delivery) -> None:
-        self._since = monotonic()
-        if self._parked:  # a request with new tokens runs, so it was not parked
-            self._parked.difference_update(delivery.request_id.tolist())
-        for one in delivery.ended:
-            if one.child < 0:
-                self.ended(one.request_id)
-        for one in delivery.refused:
-            self.ended(one.request_id)
-
-    def stalled(self) -> str | None:
-        silence = monotonic() - self._since
-        is_waiting = len(self._open) > len(self._parked)
-        if self._paused or not is_waiting or silence <= self._stall_s:
-            return None
-        return f"no step has ended for {silence:.0f} s, and requests are waiting"

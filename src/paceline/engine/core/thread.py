@@ -9,6 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Asked, Capacity, EngineFailed, Question
 from paceline.engine.core.ports import Receiver
+from paceline.engine.core.stall_detector import StallDetector
 
 CLOSE_S = 10.0  # that the step in flight gets to end
 
@@ -18,6 +19,7 @@ class ThreadCore:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._stalls = StallDetector(engine.settings.stall_s)
         self._closing = False
         self._death = ""  # what ended it
         self._lock = Lock()  # a question is either answered or refused
@@ -34,15 +36,22 @@ class ThreadCore:
     def submit(self, request: Request, parked: str = "") -> None:
         if self._death:
             raise EngineFailed(self._death)
-        self._engine.submit(request, parked)
+        self._stalls.submitted(request.id, parked)
+        try:
+            self._engine.submit(request, parked)
+        except BaseException:
+            self._stalls.ended(request.id)
+            raise
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self._engine.abort(request_id, child)
 
     def park(self, request_id: str, reason: str) -> None:
         self._engine.park(request_id, reason)
+        self._stalls.parked(request_id)
 
     def wake(self, request_id: str) -> None:
+        self._stalls.woken(request_id)
         self._engine.wake(request_id)
 
     def ask(self, question: Question) -> Future[Any]:
@@ -53,10 +62,11 @@ class ThreadCore:
             self._questions.add(answer)
         answer.add_done_callback(self._questions.discard)
         self._engine.ask(Asked(question, answer))
+        self._stalls.asked(question)
         return answer
 
     def healthy(self) -> str | None:
-        return self._death or self._engine.healthy()
+        return self._death or self._engine.broken or self._stalls.stalled()
 
     def close(self) -> None:
         """Returns when the step in flight has ended; one that never does is left to itself."""
@@ -73,6 +83,7 @@ class ThreadCore:
             while not self._closing:
                 delivery = self._engine.turn()
                 if delivery is not None:
+                    self._stalls.delivered(delivery)
                     receiver.deliver(delivery)
                 self._engine.rest()
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for it
