@@ -7,11 +7,14 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.arrays import NO_I32
-from paceline.core.request import Sequence
 from paceline.kv.hit import MISS
-from paceline.sched.admission import Admission, Intake
+from paceline.sched.admission import Admission, Joining
 from paceline.sched.composition import NOTHING, Composition, Entry
+from paceline.sched.discipline import Discipline
+from paceline.sched.entrants import Entrants
 from paceline.sched.families.forks import Forks
+from paceline.sched.gates.gate import Gates
+from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow
 from tests.sched.support import (
@@ -26,38 +29,47 @@ from tests.sched.support import (
     step,
 )
 
+GATES = Discipline.gates
+
 
 def admission(scheduler: Scheduler) -> Admission:
-    at = scheduler.residency
-    return Admission(scheduler.config, at, Forks(at), Limits((), scheduler.config, at))
+    """With the gates of the product, and no limits but those of the chunk that is passed."""
+    at, config = scheduler.residency, scheduler.config
+    return Admission(config, at, Forks(at), Limits((), config, at), Gates(GATES, config, at))
+
+
+def makes(scheduler: Scheduler) -> Entrants:
+    at, config = scheduler.residency, scheduler.config
+    return Entrants(config, at, Forks(at), Limits((), config, at))
 
 
 def whole(row: ArrivalRow) -> int:
     return row.rest if row.rest <= row.left else 0
 
 
-# -- the intake --------------------------------------------------------------
+# -- those who join ----------------------------------------------------------
 
 
-def test_an_intake_counts_down_the_budget() -> None:
-    intake = Intake(10, whole, first=True, used={})
-    intake.add(slot=3, start=4, count=6)
-    assert (intake.left, intake.first) == (4, False)
-    assert intake.entries == [Entry(3, 4, 6)]
+def test_rows_of_those_who_join_count_down_the_budget() -> None:
+    joining = Joining(StepRoom(vacant=4, left=10, free=8, first=True), whole)
+    joining.add(slot=3, start=4, count=6)
+    assert (joining.room.left, joining.room.first) == (4, False)
+    assert joining.entries == [Entry(3, 4, 6)]
 
 
-def test_a_share_depends_on_what_is_left_and_on_who_was_before() -> None:
+def test_a_chunk_depends_on_what_is_left_and_on_who_was_before() -> None:
     seen: list[tuple[int, int, bool]] = []
 
     def chunk(row: ArrivalRow) -> int:
         seen.append((row.rest, row.left, row.first))
         return min(row.rest, row.left)
 
-    intake, one = Intake(10, chunk, first=True, used={}), Sequence(ask("a", 9), 0, 20, 0.0, NO_I32)
-    for slot, rest in enumerate((7, 9)):
-        intake.add(slot, 0, intake.share(one, 0, rest, intake.left))
-    assert seen == [(7, 10, True), (9, 3, False)]
-    assert [entry.count for entry in intake.entries] == [7, 3]
+    scheduler = small()
+    for name, prompt in (("a", 20), ("b", 15)):
+        scheduler.submit(ask(name, prompt), 0.0)
+    found = admission(scheduler).let_in(NOTHING, 0.0, chunk)
+    assert seen == [(20, 32, True), (15, 12, False)]
+    assert found.count.tolist() == [20, 12]
 
 
 # -- letting in --------------------------------------------------------------
@@ -124,30 +136,10 @@ def test_rows_of_newcomers_stand_behind_those_of_residents() -> None:
 # -- blocks ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "span"),
-    [
-        ({}, 13),
-        ({"lookahead_slots": 3}, 16),
-        ({"reserve_full_prompt": False}, 8),
-        ({"reserve_full_prompt": False, "lookahead_slots": 3}, 11),
-        ({"max_model_len": 14, "lookahead_slots": 3}, 14),
-    ],
-)
-def test_an_admission_takes_the_blocks_of_what_it_knows_or_of_its_first_row(
-    settings: dict[str, Any], span: int
-) -> None:
-    scheduler = small(**settings)
-    scheduler.submit(ask("a", 13, max_tokens=1), 0.0)
-    assert admission(scheduler).span(sequence(scheduler, "a"), MISS, tokens=8) == span
-
-
 def test_a_watermark_is_spared_only_while_somebody_runs() -> None:
     scheduler = small(num_blocks=10, watermark=0.35)
-    assert admission(scheduler).spared() == 0
-    scheduler.submit(ask("a", 3), 0.0)
-    step(scheduler)
-    assert admission(scheduler).spared() == 3
+    assert admission(scheduler).spared(residents=0) == 0
+    assert admission(scheduler).spared(residents=1) == 3
 
 
 # -- families ----------------------------------------------------------------
@@ -157,9 +149,9 @@ def test_a_family_computes_what_it_shares_before_it_forks() -> None:
     scheduler = small()
     scheduler.submit(ask("a", 9, n=3), 0.0)
     scheduler.submit(ask("b", 9), 0.0)
-    doors = admission(scheduler)
-    assert doors.rest(sequence(scheduler, "a"), MISS) == 8
-    assert doors.rest(sequence(scheduler, "b"), MISS) == 9
+    entrants = makes(scheduler)
+    assert entrants.rest(sequence(scheduler, "a"), MISS) == 8
+    assert entrants.rest(sequence(scheduler, "b"), MISS) == 9
     plan = scheduler.plan(0.0)
     assert plan.to_dict()["tokens"] == {"0_a": 8, "b": 9}
     assert plan.rows.samples.tolist() == [False, True]
@@ -197,8 +189,8 @@ def test_a_family_needs_the_blocks_of_the_prompt_and_one_for_each_fork(
     scheduler = small(num_blocks=6)
     scheduler.submit(ask("a", 9, max_tokens=1, n=3), 0.0)
     scheduler.residency.cache.pool.take(6 - blocks)
-    doors, leader = admission(scheduler), sequence(scheduler, "a")
-    assert doors.missing(leader, MISS, 8) == 5
+    leader = sequence(scheduler, "a")
+    assert makes(scheduler).missing(leader, MISS, 8) == 5
     plan = scheduler.plan(0.0)
     assert bool(plan.admitted) == admitted
     assert gate(scheduler) == (None if admitted else ("blocks", "a", 1))
@@ -213,7 +205,7 @@ def test_a_family_whose_prompt_is_cached_needs_less() -> None:
     leader = sequence(scheduler, "a")
     hit = scheduler.residency.lookup(leader)
     assert hit.tokens == 8
-    assert admission(scheduler).missing(leader, hit, 1) == 3 + 2
+    assert makes(scheduler).missing(leader, hit, 1) == 3 + 2
 
 
 def test_a_family_that_comes_back_needs_what_its_members_knew() -> None:
@@ -225,7 +217,7 @@ def test_a_family_that_comes_back_needs_what_its_members_knew() -> None:
     scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
     leader = sequence(scheduler, "a")
     assert len(leader.tokens) == 10  # three blocks, of which one is shared
-    assert admission(scheduler).missing(leader, MISS, 4) == 3 + 2
+    assert makes(scheduler).missing(leader, MISS, 4) == 3 + 2
 
 
 def test_members_that_come_with_another_compute_what_the_budget_allows() -> None:

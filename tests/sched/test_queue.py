@@ -405,3 +405,96 @@ def test_after_a_sweep_ranks_are_still_asked_for_in_turn() -> None:
     for _ in range(20):
         line.queue.refresh()
     assert line.head() == "c"
+
+
+# -- looking past the head ----------------------------------------------------
+
+
+def test_the_next_one_is_found_while_the_head_keeps_its_place() -> None:
+    line = Line("abcd")
+    line.queue.set_aside(line.of["a"])
+    assert (line.head(), len(line.queue), line.order()) == ("b", 4, "abcd")
+    line.queue.set_aside(line.of["b"])
+    line.queue.remove(line.of["c"])
+    assert line.head() == "d"
+    line.queue.put_back()
+    assert line.drain() == "abd"
+
+
+def test_there_is_no_head_while_all_are_set_aside() -> None:
+    line = Line("ab")
+    for name in "ab":
+        line.queue.set_aside(line.of[name])
+    assert line.head() is None
+    line.queue.put_back()
+    assert line.drain() == "ab"
+
+
+def test_only_the_head_is_set_aside() -> None:
+    line = Line("ab")
+    with pytest.raises(AssertionError, match="'b' is not at the head"):
+        line.queue.set_aside(line.of["b"])
+
+
+def test_a_check_notices_one_that_was_not_put_back() -> None:
+    line = Line("ab")
+    line.queue.set_aside(line.of["a"])
+    with pytest.raises(AssertionError, match="still set aside"):
+        line.queue.check()
+
+
+def test_looking_past_the_same_ones_again_and_again_leaves_nothing_behind() -> None:
+    line = Line("abcd")
+    line.policy.lanes = dict(zip("abcd", "xyxy", strict=True))
+    for _ in range(1_000):
+        while (head := line.queue.head(0.0)) is not None:
+            line.queue.set_aside(head)
+        line.queue.put_back()
+    kept = sum(len(lane) for lane in line.queue._lanes.values()) + len(line.queue._heads)
+    assert kept <= 4 * 4
+    assert line.drain() == "abcd"
+
+
+def test_a_sweep_while_some_are_set_aside_loses_none() -> None:
+    line = Line("abc")
+    line.queue.set_aside(line.of["a"])
+    line.queue._sweep()
+    assert line.head() == "b"
+    line.queue.put_back()
+    assert line.drain() == "abc"
+
+
+def test_the_overtaken_are_counted_until_they_leave() -> None:
+    line = Line("ab")
+    for _ in range(3):
+        line.queue.overtake(line.of["a"])
+    assert [line.queue.overtaken(line.of[name]) for name in "ab"] == [3, 0]
+    line.queue.remove(line.of["a"])
+    assert line.queue.overtaken(line.of["a"]) == 0
+    line.push("a")
+    line.queue.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_looking_past_any_number_follows_the_order(seed: int) -> None:
+    random, line = Random(seed), Line()
+    names = [chr(ord("a") + number) for number in range(20)]
+    for name in names:
+        line.policy.lanes[name] = random.choice("xyz")
+        line.policy.ranks[name] = (random.randint(0, 3),)
+    line.policy.lane_ranks = {lane: random.randint(0, 2) for lane in "xyz"}
+    for name in names:
+        line.push(name, in_front=random.random() < 0.3)
+    while len(line.queue):
+        expected, seen = list(line.order()), list[str]()
+        for _ in range(random.randint(0, len(line.queue))):
+            head = line.queue.head(0.0)
+            assert head is not None
+            seen.append(head.id)
+            line.queue.set_aside(head)
+        assert seen == expected[: len(seen)]
+        if (head := line.queue.head(0.0)) is not None and random.random() < 0.7:
+            line.queue.remove(head)
+        line.queue.put_back()
+        line.queue.check()
+        assert line.order() == "".join(one for one in expected if line.of[one] in line.queue)

@@ -1,120 +1,116 @@
-"""Who is let in: swapped sequences, then waiting ones by rank, until one does not fit."""
+"""Who is let in: swapped sequences, then waiting ones by rank, until a gate stops the queue."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.plan import Admitted
 from paceline.core.request import Sequence
-from paceline.kv.hit import Hit
 from paceline.sched.composition import Composition, Entry
+from paceline.sched.entrants import Chunk, Entrants, SwappedEntrant, WaitingEntrant
 from paceline.sched.explain.journal import Gate
 from paceline.sched.families.forks import Forks
+from paceline.sched.gates.gate import Gates, Shut
+from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows, Used
 from paceline.sched.residency import Residency
 
-Chunk = Callable[[ArrivalRow], int]
-"""Positions that an arrival's row may have."""
+MOST_PASSED_OVER = 8  # sequences in one step; the next one that a gate shuts out stops the queue
+MOST_OVERTAKEN = 64  # admissions past one sequence; from then on it stops the queue
 
 
 @dataclass(slots=True)
-class Intake:
-    """Who has come in so far, and the budget that is left."""
+class Joining:
+    """The sequences that join a step, and what the step has left."""
 
-    left: int
+    room: StepRoom
     chunk: Chunk
-    first: bool  # has the step no row yet?
-    used: Used  # what the rows so far have used up, by limit
     entries: list[Entry] = field(default_factory=list[Entry])
     admitted: list[Admitted] = field(default_factory=list[Admitted])
-
-    def share(self, sequence: Sequence, start: int, rest: int, left: int) -> int:
-        """Positions that a row which wants `rest` may have, and at most `left`."""
-        return self.chunk(ArrivalRow(sequence, start, rest, left, self.first, self.used))
+    passed_over: list[Sequence] = field(default_factory=list[Sequence])
+    gates: list[Gate] = field(default_factory=list[Gate])  # of those
 
     def add(self, slot: int, start: int, count: int) -> None:
         self.entries.append(Entry(slot, start, count))
-        self.left -= count
-        self.first = False
+        self.room.left -= count
+        self.room.first = False
 
 
 class Admission:
-    """Lets sequences in as long as there are slots, budget and blocks, and says why it stops."""
+    """Lets sequences in until a gate stops the queue, and says which one.
 
-    def __init__(self, config: Config, residency: Residency, forks: Forks, limits: Limits) -> None:
-        self._config = config.step
+    A gate may also pass a sequence over, which then keeps its place while those behind it are
+    considered. It cannot starve: a step that begins after `MOST_OVERTAKEN` admissions past it, or
+    after it has waited longer than the policy's patience, stops at it until it is let in. So at
+    most `MOST_OVERTAKEN - 1 + max_num_seqs` sequences are admitted past it.
+    """
+
+    def __init__(
+        self, config: Config, residency: Residency, forks: Forks, limits: Limits, gates: Gates
+    ) -> None:
+        self._budget = config.step.max_num_batched_tokens
         self._at = residency
         self._forks = forks
         self._limits = limits
-        self._lookahead = config.speculation.lookahead_slots
-        self._reserve = int(config.step.watermark * config.cache.num_blocks)
+        self._gates = gates
+        self._entrants = Entrants(config, residency, forks, limits)
+        self._watermark = int(config.step.watermark * config.cache.num_blocks)
 
     def let_in(
         self, served: Composition, now: float, chunk: Chunk, returning: bool = False
     ) -> Composition:
-        """Admit until one does not fit; only those that were swapped, if `returning`."""
-        at = self._at
-        left = self._config.max_num_batched_tokens - int(served.count.sum())
-        used = self.used_by(served.slot, served.start, served.count)
-        intake = Intake(left, chunk, not len(served.slot), used)
+        """Admit until a gate stops the queue; only swapped sequences, if `returning`."""
+        at, joining = self._at, Joining(self._room_behind(served), chunk)
         gate: Gate | None = None
-        while (head := at.head(now)) is not None:
-            if head.swapped:
-                gate = self._return(head, intake, now)
-            elif returning:
-                gate = self.gate_at(head, "decodes", 0, now)
-            else:
-                gate = self._enter(head, intake, now)
-            if gate is not None:
+        while gate is None and (head := at.head(now)) is not None:
+            if returning and not head.swapped:
+                gate = self._gate_at(head, Shut("decodes"), now)
                 break
-        return served.joined(intake.entries, intake.admitted, gate)
+            entrant = self._entrant(head, joining)
+            shut = self._gates.shut(entrant, joining.room)
+            if shut is None:
+                self._join(entrant, joining)
+            elif self._may_pass_over(head, shut, joining, now):
+                self._pass_over(head, shut, joining, now)
+            else:
+                gate = self._gate_at(head, shut, now)
+        if joining.passed_over:
+            gate = self._put_back(joining, gate)
+        return served.joined(joining.entries, joining.admitted, gate, tuple(joining.gates))
 
-    # -- waiting ------------------------------------------------------------
+    def would_fit(self, head: Sequence, room: StepRoom, freed: set[int], chunk: Chunk) -> bool:
+        """Would a waiting sequence join a step with so much room, `freed` blocks of which are
+        held now?"""
+        entrant = WaitingEntrant(self._entrants, head, room, chunk)
+        room.free -= len(freed.intersection(entrant.hit.blocks))  # it finds those and holds them
+        return self._gates.shut(entrant, room) is None
 
-    def _enter(self, head: Sequence, intake: Intake, now: float) -> Gate | None:
-        """Admit a waiting sequence, or say what keeps it out."""
+    def closed(
+        self, served: Composition, reason: str, now: float, short: int = 0, lasting: bool = False
+    ) -> Composition:
+        """No sequence is admitted in this step."""
+        head = self._at.head(now)
+        return served.closed(
+            self._gate_at(head, Shut(reason, short, lasting), now) if head else None
+        )
+
+    # -- what there is ------------------------------------------------------
+
+    def _room_behind(self, served: Composition) -> StepRoom:
+        """What the rows of residents leave."""
         at = self._at
-        hit = at.lookup(head)
-        rest, taken = self.rest(head, hit), self._config.max_num_batched_tokens - intake.left
-        room = at.policy.room(head, rest, taken, intake.left)
-        tokens = intake.share(head, hit.tokens, rest, room)
-        gate = self._gate(head, hit, tokens, intake.left, room, now)
-        if gate is not None:
-            return gate
-        new = at.admit(head, hit, self.span(head, hit, tokens))
-        intake.admitted.append(new)
-        self._add(intake, head, hit.tokens, tokens)
-        family = at.family(head)
-        if family is not None and self._forks.at_once(family, hit):
-            self._forks.fork(family)
-            at.cache.fences.add_copies(at.step, (), [one.serial for one in family.members])
-            for one in family.members[1:]:
-                self._first_row(one, intake)
-        return None
+        return StepRoom(
+            vacant=at.table.vacant,
+            left=self._budget - int(served.count.sum()),
+            free=at.cache.pool.free - self.spared(len(at.table.order)),
+            first=not len(served.slot),
+            used=self.used_by(served.slot, served.start, served.count),
+        )
 
-    def _first_row(self, sequence: Sequence, intake: Intake) -> None:
-        """Let a sequence that came with another compute what budget and blocks allow."""
-        table, cache, slot = self._at.table, self._at.cache, sequence.slot
-        start = int(table.planned[slot])
-        room = len(cache.tables.blocks(slot)) * cache.block_size - start
-        rest = int(table.known[slot]) - start
-        count = min(intake.share(sequence, start, rest, intake.left), room)
-        self._add(intake, sequence, start, count)
-
-    def _add(self, intake: Intake, sequence: Sequence, start: int, count: int) -> None:
-        """A row for a sequence that has just come in, handed out so that those behind may share
-        it."""
-        if not count:
-            return
-        slot = sequence.slot
-        intake.add(slot, start, count)
-        if self._limits.counting:
-            row = ArrivalRow(sequence, start, count, count, intake.first, intake.used)
-            self._limits.spend(row, intake.used)
-        self._at.table.advance(slot, start + count)
-        self._at.seal_rivals()
+    def spared(self, residents: int) -> int:
+        """Free blocks that an admission leaves for residents; 0 if there are none."""
+        return self._watermark if residents else 0
 
     def used_by(self, slot: Index, start: I32 | None, count: I32) -> Used:
         """What rows of residents use up of a step, for limits that count it. Without a `start`,
@@ -124,83 +120,89 @@ class Admission:
             self._limits.spend(ResidentRows(self._at.table, slot, count, 0, start), used)
         return used
 
-    def rest(self, head: Sequence, hit: Hit) -> int:
-        """Positions to compute before it samples, or before its family forks."""
-        family = self._at.family(head)
-        if family is not None and len(family.members) > 1 and hit.tokens < family.fork_point:
-            return family.fork_point - hit.tokens
-        return len(head.tokens) - hit.tokens
+    # -- joining ------------------------------------------------------------
 
-    def span(self, head: Sequence, hit: Hit, tokens: int) -> int:
-        """Positions whose blocks admission takes."""
-        span = len(head.tokens) if self._config.reserve_full_prompt else hit.tokens + tokens
-        return min(span + self._lookahead, self._config.max_model_len)
+    def _entrant(self, head: Sequence, joining: Joining) -> WaitingEntrant | SwappedEntrant:
+        if head.swapped:
+            return SwappedEntrant(self._entrants, head, joining.room)
+        return WaitingEntrant(self._entrants, head, joining.room, joining.chunk)
 
-    def spared(self) -> int:
-        """Free blocks that an admission must leave; none while nobody else runs."""
-        return self._reserve if len(self._at.table.order) else 0
+    def _join(self, entrant: WaitingEntrant | SwappedEntrant, joining: Joining) -> None:
+        """Let an entrant in, with its family."""
+        at, room = self._at, joining.room
+        if isinstance(entrant, WaitingEntrant):
+            self._enter(entrant, joining)
+        else:
+            self._bring_back(entrant, joining)
+        for one in joining.passed_over:
+            at.queue_of(one).overtake(one)
+        room.vacant = at.table.vacant
+        room.free = at.cache.pool.free - self.spared(len(at.table.order))
 
-    def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
-        """Free blocks that an admission uses up, with those its family takes when it forks."""
-        at, span = self._at, self.span(head, hit, tokens)
+    def _bring_back(self, entrant: SwappedEntrant, joining: Joining) -> None:
+        """Restore a swapped sequence."""
+        joining.admitted += self._at.restore(entrant.sequence, entrant.spans)
+        for one in entrant.members:
+            self._first_row(one, joining)
+
+    def _enter(self, entrant: WaitingEntrant, joining: Joining) -> None:
+        """Admit a waiting sequence, and those that fork from it at once."""
+        at, head, hit = self._at, entrant.sequence, entrant.hit
+        joining.admitted.append(at.admit(head, hit, entrant.span))
+        self._add(joining, head, hit.tokens, entrant.tokens)
         family = at.family(head)
-        missing = at.cache.missing(hit, span)
-        if family is not None and len(family.members) > 1:
-            missing += self._forks.need(family, self._span_alone, hit)
-        return missing
+        if family is not None and self._forks.at_once(family, hit):
+            self._forks.fork(family)
+            at.cache.fences.add_copies(at.step, (), [one.serial for one in family.members])
+            for one in family.members[1:]:
+                self._first_row(one, joining)
 
-    def _span_alone(self, sequence: Sequence) -> int:
-        """Positions of a member of a family whose blocks are counted when it is admitted."""
-        reserve = self._config.reserve_full_prompt
-        return len(sequence.tokens) if reserve else len(sequence.request.prompt)
+    def _first_row(self, sequence: Sequence, joining: Joining) -> None:
+        """Let a sequence that came with another compute what limits and blocks allow."""
+        table, cache, slot, room = self._at.table, self._at.cache, sequence.slot, joining.room
+        start = int(table.planned[slot])
+        rest = int(table.known[slot]) - start
+        row = ArrivalRow(sequence, start, rest, room.left, room.first, room.used)
+        mapped = len(cache.tables.blocks(slot)) * cache.block_size - start
+        self._add(joining, sequence, start, min(joining.chunk(row), mapped))
 
-    def _gate(
-        self, head: Sequence, hit: Hit, tokens: int, left: int, room: int, now: float
-    ) -> Gate | None:
-        """What keeps `head` from being admitted, if anything."""
-        at = self._at
-        size = 1 if head.child < 0 else len(at.group(head))
-        if at.table.vacant < size:
-            return self.gate_at(head, "seqs", size - at.table.vacant, now)
-        if not tokens and room < left:
-            return self.gate_at(head, "room", 0, now)
-        if not tokens:
-            return self.gate_at(head, "budget", self.rest(head, hit) - left, now)
-        free = at.cache.pool.free - self.spared()
-        if size == 1 and at.cache.blocks_for(self.span(head, hit, tokens)) <= free:
-            return None  # it fits even if nothing of the hit is held by others
-        short = self.missing(head, hit, tokens) - free
-        return self.gate_at(head, "blocks", short, now) if short > 0 else None
-
-    # -- swapped ------------------------------------------------------------
-
-    def _return(self, head: Sequence, intake: Intake, now: float) -> Gate | None:
-        """Bring a swapped sequence back, or say what keeps it out."""
-        at, members = self._at, self._at.group(head)
-        longest = self._config.max_model_len
-        spans = [min(len(one.tokens) + self._lookahead, longest) for one in members]
-        tier, free = at.swapping.tier, at.cache.pool.free - self.spared()
-        if not tier.ready(head):
-            return self.gate_at(head, "swapping", 0, now)
-        if at.table.vacant < len(members):
-            return self.gate_at(head, "seqs", len(members) - at.table.vacant, now)
-        if intake.left < len(members):
-            return self.gate_at(head, "budget", len(members) - intake.left, now)
-        short = tier.need(members, spans) - free
-        if short > 0:
-            return self.gate_at(head, "blocks", short, now)
-        intake.admitted += at.restore(head, spans)
-        for one in members:
-            self._first_row(one, intake)
-        return None
+    def _add(self, joining: Joining, sequence: Sequence, start: int, count: int) -> None:
+        """A row for a sequence that has just joined, handed out so that those behind it may share
+        what it computes."""
+        if not count:
+            return
+        room, slot = joining.room, sequence.slot
+        joining.add(slot, start, count)
+        if self._limits.counting:
+            row = ArrivalRow(sequence, start, count, count, room.first, room.used)
+            self._limits.spend(row, room.used)
+        self._at.table.advance(slot, start + count)
+        self._at.seal_rivals()
 
     # -- gates --------------------------------------------------------------
 
-    def gate_at(self, head: Sequence, reason: str, short: int, now: float) -> Gate:
-        aged = self._at.queue.impatient(now) is head
-        return Gate(reason, head.serial, head.id, short, aged)
+    def _may_pass_over(self, head: Sequence, shut: Shut, joining: Joining, now: float) -> bool:
+        if not shut.passes_over or len(joining.passed_over) >= MOST_PASSED_OVER:
+            return False
+        queue = self._at.queue_of(head)
+        return queue.overtaken(head) < MOST_OVERTAKEN and queue.impatient(now) is not head
 
-    def closed(self, served: Composition, reason: str, now: float, short: int = 0) -> Composition:
-        """Nobody is admitted in this step."""
-        head = self._at.head(now)
-        return served.closed(self.gate_at(head, reason, short, now) if head else None)
+    def _pass_over(self, head: Sequence, shut: Shut, joining: Joining, now: float) -> None:
+        """Set a sequence aside until all others have been considered."""
+        gate = self._gate_at(head, shut, now)
+        joining.gates.append(replace(gate, passed_over=True, lasting=False))
+        joining.passed_over.append(head)
+        self._at.queue_of(head).set_aside(head)
+
+    def _put_back(self, joining: Joining, gate: Gate | None) -> Gate:
+        """Let those wait in their places again that were passed over.
+
+        Such a gate may open at any time, so the next step is built anew.
+        """
+        for queue in (self._at.swapped, self._at.queue):
+            queue.put_back()
+        return joining.gates[0] if gate is None else replace(gate, lasting=False)
+
+    def _gate_at(self, head: Sequence, shut: Shut, now: float) -> Gate:
+        aged = self._at.queue.impatient(now) is head
+        return Gate(shut.reason, head.serial, head.id, shut.short, aged, shut.lasting)

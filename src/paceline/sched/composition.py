@@ -28,11 +28,16 @@ class Composition:
     drafts: I32
     grown: Grown = NOTHING_GROWN
     admitted: tuple[Admitted, ...] = ()
-    gate: Gate | None = None  # why nobody else was admitted; None: nobody waits
+    gate: Gate | None = None  # what stopped admission; None: no request waits
+    passed_over: tuple[Gate, ...] = ()  # requests that others were considered after
     kind: Kind = "mixed"
 
     def joined(
-        self, entries: list[Entry], admitted: list[Admitted], gate: Gate | None = None
+        self,
+        entries: list[Entry],
+        admitted: list[Admitted],
+        gate: Gate | None = None,
+        passed_over: tuple[Gate, ...] = (),
     ) -> "Composition":
         """With the rows of newcomers behind those that were here, until `gate`."""
         slot, start, count, drafts = self.slot, self.start, self.count, self.drafts
@@ -41,12 +46,14 @@ class Composition:
             start = np.concatenate([start, np.array([one.start for one in entries], np.int32)])
             count = np.concatenate([count, np.array([one.count for one in entries], np.int32)])
             drafts = np.concatenate([drafts, np.zeros(len(entries), np.int32)])
-        return Composition(slot, start, count, drafts, self.grown, tuple(admitted), gate, self.kind)
+        return Composition(
+            slot, start, count, drafts, self.grown, tuple(admitted), gate, passed_over, self.kind
+        )
 
     def closed(self, gate: Gate | None) -> "Composition":
         """Without newcomers, because of `gate`."""
         return Composition(
-            self.slot, self.start, self.count, self.drafts, self.grown, (), gate, self.kind
+            self.slot, self.start, self.count, self.drafts, self.grown, gate=gate, kind=self.kind
         )
 
 

@@ -14,6 +14,13 @@ from paceline.core.request import Sequence
 from paceline.sched.admission import Admission
 from paceline.sched.composition import NOTHING, Composition
 from paceline.sched.families.forks import Forks
+from paceline.sched.gates.first_row import FirstRow
+from paceline.sched.gates.free_blocks import FreeBlocks
+from paceline.sched.gates.gate import AdmissionGate, Gates
+from paceline.sched.gates.host_copy import HostCopy
+from paceline.sched.gates.policy_room import PolicyRoom
+from paceline.sched.gates.step_room import StepRoom
+from paceline.sched.gates.vacant_slots import VacantSlots
 from paceline.sched.limits.budget import Budget
 from paceline.sched.limits.limit import Limit, Limits
 from paceline.sched.limits.long_prefill import LongPrefill
@@ -30,11 +37,18 @@ class Discipline(ABC):
 
     A subclass says in `build` who computes how much; the parts it is made of are here. `limits`
     clip the rows of residents and of arrivals alike, in this order, and `draft_limits` the drafts
-    that ride on those rows.
+    that ride on those rows. `gates` let a sequence join the step, or not.
     """
 
     limits: ClassVar[tuple[type[Limit], ...]] = (LongPrefill, WholePrompts, PolicyShare)
     draft_limits: ClassVar[tuple[type[Limit], ...]] = (ModelLength, Budget)
+    gates: ClassVar[tuple[type[AdmissionGate], ...]] = (
+        HostCopy,
+        VacantSlots,
+        PolicyRoom,
+        FirstRow,
+        FreeBlocks,
+    )
 
     def __init__(self, config: Config, residency: Residency, speculation: Speculation) -> None:
         self._config = config.step
@@ -42,7 +56,8 @@ class Discipline(ABC):
         self._forks = Forks(residency)
         self._limits = Limits(self.limits, config, residency)
         self._draft_limits = Limits(self.draft_limits, config, residency)
-        self._admission = Admission(config, residency, self._forks, self._limits)
+        gates = Gates(self.gates, config, residency)
+        self._admission = Admission(config, residency, self._forks, self._limits, gates)
         self._speculation = speculation
         self._lookahead = config.speculation.lookahead_slots
         self._given_way = 0  # residents that gave way in this step
@@ -77,7 +92,7 @@ class Discipline(ABC):
 
     def rest(self, now: float) -> Composition:
         """Nobody computes anything now."""
-        return self._admission.closed(NOTHING, "paused", now)
+        return self._admission.closed(NOTHING, "paused", now, lasting=True)
 
     # -- families -----------------------------------------------------------
 
@@ -183,18 +198,17 @@ class Discipline(ABC):
         at, admission = self._at, self._admission
         slot = at.table.order[~np.isin(at.table.order, gone)]
         count = self.demand(slot)
-        hit = at.lookup(head)
-        taken, rest = int(count.sum()), admission.rest(head, hit)
-        left = self._config.max_num_batched_tokens - taken
-        room, used = at.policy.room(head, rest, taken, left), admission.used_by(slot, None, count)
-        tokens = self.chunk(ArrivalRow(head, hit.tokens, rest, room, not taken, used))
-        if not tokens or at.table.vacant + len(gone) < len(at.group(head)):
-            return False
-        freed = at.cache.tables.held_only_by(gone)
-        missing = admission.missing(head, hit, tokens)
-        missing += len(freed & set(hit.blocks)) + int(self._short(slot, count).sum())
-        spared = admission.spared() if len(slot) else 0
-        return missing + spared <= at.cache.pool.free + len(freed)
+        taken, freed = int(count.sum()), at.cache.tables.held_only_by(gone)
+        grown = int(self._short(slot, count).sum())
+        room = StepRoom(
+            vacant=at.table.vacant + len(gone),
+            left=self._config.max_num_batched_tokens - taken,
+            free=at.cache.pool.free + len(freed) - grown - admission.spared(len(slot)),
+            first=not taken,
+            used=admission.used_by(slot, None, count),
+            gone=tuple(gone),
+        )
+        return admission.would_fit(head, room, freed, self.chunk)
 
 
 def load(config: Config, residency: Residency, speculation: Speculation) -> Discipline:

@@ -36,6 +36,8 @@ class WaitingQueue:
         self._turn: deque[int] = deque()  # serials whose rank is asked for again
         self._asks_left = REFRESHED_PER_STEP  # further ranks that may be asked for in this step
         self._litter = 0  # superseded entries, at most
+        self._aside: dict[int, Place] = {}  # by serial: places to look past for now
+        self._overtaken: dict[int, int] = {}  # by serial: admissions past it while it was aside
         self.parked: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -64,6 +66,7 @@ class WaitingQueue:
         if self._places.pop(sequence.serial, None):
             self._littered()
         self._fronts.pop(sequence.serial, None)
+        self._overtaken.pop(sequence.serial, None)
         self.parked.pop(sequence.serial, None)
 
     def park(self, sequence: Sequence, reason: str) -> None:
@@ -96,8 +99,8 @@ class WaitingQueue:
     # -- who is next --------------------------------------------------------
 
     def head(self, now: float) -> Sequence | None:
-        """The sequence to admit next."""
-        if not self._places:
+        """The sequence to admit next, except those that are set aside."""
+        if len(self._places) == len(self._aside):
             return None
         return self.impatient(now) or self._best()
 
@@ -112,6 +115,29 @@ class WaitingQueue:
             else:
                 break
         return None
+
+    def set_aside(self, head: Sequence) -> None:
+        """Look past the head, which keeps its place, until `put_back`."""
+        place = self._places[head.serial]
+        self._aside[head.serial] = place
+        lane = self._lanes[place.lane]
+        assert lane.first is place, f"{head.id!r} is not at the head"
+        lane.pop()
+
+    def put_back(self) -> None:
+        """Consider those again that were set aside, in their old places."""
+        for serial, place in self._aside.items():
+            if self._places.get(serial) is place:
+                self._enlist(place)
+        self._aside.clear()
+
+    def overtake(self, sequence: Sequence) -> None:
+        """Another sequence was admitted past one that is set aside."""
+        self._overtaken[sequence.serial] = self.overtaken(sequence) + 1
+
+    def overtaken(self, sequence: Sequence) -> int:
+        """How many were admitted past a sequence since it began to wait."""
+        return self._overtaken.get(sequence.serial, 0)
 
     def refresh(self) -> None:
         """Ask for the rank of a few sequences again, in turn. Once a step."""
@@ -151,6 +177,10 @@ class WaitingQueue:
         if sequence.serial in self._places:
             self._littered()
         self._places[sequence.serial] = place
+        self._enlist(place)
+
+    def _enlist(self, place: Place) -> None:
+        """Let a place be found in its lane."""
         lane = self._lanes[place.lane]
         lane.push(place)
         if lane.first is place:
@@ -210,7 +240,8 @@ class WaitingQueue:
     def _sweep(self) -> None:
         """Build everything anew from the places that count."""
         self._lanes, self._heads, self._entry = defaultdict(Lane), [], {}
-        for place in sorted(self._places.values(), key=attrgetter("order")):
+        listed = [one for serial, one in self._places.items() if serial not in self._aside]
+        for place in sorted(listed, key=attrgetter("order")):
             self._lanes[place.lane].push(place)
         for lane in self._lanes.values():
             self._push_head(lane.first)
@@ -221,6 +252,8 @@ class WaitingQueue:
         self._turn = deque(dict.fromkeys(s for s in self._turn if s in self._places))
 
     def check(self) -> None:
+        assert not self._aside, "a place is still set aside"
+        assert self._overtaken.keys() <= self._places.keys()
         assert not self._places.keys() & self.parked.keys(), "waiting and parked at once"
         listed = {id(place) for lane in self._lanes.values() for place in lane}
         for place in self._places.values():

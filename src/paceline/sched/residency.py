@@ -62,6 +62,10 @@ class Residency:
         """The sequence to let in next: those that were swapped come before those that wait."""
         return self.swapped.head(now) or self.queue.head(now)
 
+    def queue_of(self, sequence: Sequence) -> WaitingQueue:
+        """The queue that a sequence waits in."""
+        return self.swapped if sequence.swapped else self.queue
+
     def family(self, sequence: Sequence) -> Family | None:
         return self.families[sequence.id] if sequence.child >= 0 else None
 

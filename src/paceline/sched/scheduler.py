@@ -28,7 +28,6 @@ from paceline.sched.swapping import Rates
 from paceline.sched.view import SchedulerView
 
 Pause = Literal["", "new", "all"]
-PASSING = ("preempted", "decodes", "prefill", "swapping", "room")  # gates that open by themselves
 
 
 class Scheduler:
@@ -174,7 +173,7 @@ class Scheduler:
         at, gate = self.residency, self._gate
         if not at.waiting:
             return True
-        if gate is None or gate.reason in PASSING:
+        if gate is None or not gate.lasting:
             return False
         head = at.head(at.now)
         return head is not None and head.serial == gate.serial
@@ -187,7 +186,7 @@ class Scheduler:
             step = self._discipline.compose(at.now, admitting=not self._paused)
         rows = at.table.rows(step.slot, step.start, step.count, step.drafts)
         at.stats.planned += int(step.count.sum())
-        at.journal.blocked(step.gate, at.now)
+        at.journal.blocked(step.gate, at.now, step.passed_over)
         self._gate = step.gate
         self._steady = None
         if Steady.suits(rows, step.start, at.table) and not self.config.speculation.lookahead_slots:

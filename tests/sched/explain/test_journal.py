@@ -1,10 +1,14 @@
 """What the journal keeps of the past, and how much."""
 
+import re
+from pathlib import Path
+
+from paceline import sched
 from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
 from paceline.sched.explain.journal import Gate, Journal, Passage, note
-from paceline.sched.scheduler import PASSING
+from paceline.sched.limits.limit import Limit
 from tests.sched.support import answer, ask, commit, finish_all, sequence, small, step
 
 
@@ -26,8 +30,13 @@ def spells(kept: Journal) -> list[tuple[str, int, float, float]]:
 
 
 def test_every_reason_is_explained_where_gates_are() -> None:
-    reasons = (*PASSING, "budget", "seqs", "blocks", "paused")
-    assert [one for one in reasons if f"\n    {one} " not in (Gate.__doc__ or "")] == []
+    source = Path(sched.__path__[0])
+    files = [*source.glob("gates/*.py"), *source.glob("disciplines/*.py"), source / "admission.py"]
+    said = re.compile(r'(?:Shut|closed)\((?:\w+, )?"(\w+)"')
+    reasons = {one for file in files for one in said.findall(file.read_text())}
+    assert {"seqs", "blocks", "swapping", "room", "preempted", "paused", "decodes"} <= reasons
+    explained = Gate.__doc__ or ""
+    assert [one for one in (*reasons, Limit.reason) if f"\n    {one} " not in explained] == []
 
 
 def test_nothing_blocked_leaves_no_trace() -> None:
@@ -178,3 +187,48 @@ def test_the_journal_does_not_grow_with_those_who_wait() -> None:
         scheduler.commit(plan, answer(plan), float(now))
     assert len(scheduler.residency.journal.spells) == 1
     assert scheduler.residency.journal.spells[0].until == 19.0
+
+
+# -- those who are passed over -------------------------------------------------
+
+
+def passed(serial: int, reason: str = "a permit") -> Gate:
+    return Gate(reason, serial, f"r{serial}", passed_over=True)
+
+
+def test_each_that_is_passed_over_has_a_spell_of_its_own() -> None:
+    kept = journal()
+    kept.blocked(gate("seqs", 3), 1.0, (passed(1), passed(2)))
+    kept.blocked(gate("seqs", 3), 2.0, (passed(2),))
+    kept.blocked(gate("seqs", 3), 4.0)
+    assert sorted(spells(kept)) == [
+        ("a permit", 1, 1.0, 2.0),
+        ("a permit", 2, 1.0, 4.0),
+        ("seqs", 3, 1.0, 4.0),
+    ]
+
+
+def test_admission_did_not_stop_where_all_were_passed_over() -> None:
+    kept = journal()
+    kept.blocked(passed(1), 1.0, (passed(1),))
+    assert kept.open_spell is None
+    spell = kept.passed_over(ended("r1", 1))
+    assert spell is not None
+    assert spell.gate == passed(1)
+
+
+def test_another_reason_to_be_passed_over_is_another_spell() -> None:
+    kept = journal()
+    kept.blocked(None, 1.0, (passed(1, "a permit"),))
+    kept.blocked(None, 2.0, (passed(1, "an adapter"),))
+    kept.blocked(None, 3.0)
+    assert spells(kept) == [("a permit", 1, 1.0, 2.0), ("an adapter", 1, 2.0, 3.0)]
+
+
+def test_one_that_leaves_is_passed_over_no_longer() -> None:
+    kept, one = journal(), ended("r1", 1)
+    kept.blocked(gate("seqs", 3), 1.0, (passed(1),))
+    kept.left(one, 3.0)
+    assert kept.passed_over(one) is None
+    assert spells(kept)[0] == ("a permit", 1, 1.0, 3.0)
+    assert kept.open_spell is not None

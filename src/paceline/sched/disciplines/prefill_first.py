@@ -54,7 +54,7 @@ class PrefillFirst(Discipline):
         if self._given_way:
             return self._admission.closed(served, "preempted", now, self._given_way)
         if not admitting:
-            return self._admission.closed(served, "paused", now)
+            return self._admission.closed(served, "paused", now, lasting=True)
         if len(self._at.swapped):  # a decode step decides whether they can return
             return self._admission.closed(served, "prefill", now)
         return self._admission.let_in(served, now, self.chunk)
@@ -77,7 +77,7 @@ class PrefillFirst(Discipline):
         if self._given_way:
             return self._admission.closed(step, "preempted", now, self._given_way)
         if not admitting:
-            return self._admission.closed(step, "paused", now)
+            return self._admission.closed(step, "paused", now, lasting=True)
         if len(at.swapped):
             step = self._admission.let_in(step, now, self._last, returning=True)
             return step if len(step.slot) else self._catch_up(step)

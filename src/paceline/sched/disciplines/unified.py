@@ -18,7 +18,7 @@ class Unified(Discipline):
         if self._given_way:
             return self._admission.closed(served, "preempted", now, self._given_way)
         if not admitting:
-            return self._admission.closed(served, "paused", now)
+            return self._admission.closed(served, "paused", now, lasting=True)
         return self._admission.let_in(served, now, self.chunk)
 
     def _residents(self) -> Composition:

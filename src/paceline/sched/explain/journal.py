@@ -11,7 +11,8 @@ from paceline.core.request import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Why admission stopped in a step, and at whom. Everyone else waits behind that one.
+    """Why a request was not admitted in a step. All others wait behind the one at which admission
+    stopped; one that was passed over stops no other.
 
     reason       short
     ------       -----
@@ -19,11 +20,13 @@ class Gate:
     seqs         slots that were missing
     blocks       free blocks that were missing
     room         nothing: a policy lets the request wait
-    preempted    residents preempted in this step, so nobody is admitted
-    decodes      nothing: this step is for those who decode
+    preempted    residents preempted in this step, in which no request is admitted
+    decodes      nothing: this step is for residents that decode
     prefill      nothing: this step is for prompts that have begun
     swapping     nothing: its blocks are still being copied to the host
     paused       nothing: admission is paused
+
+    A limit or gate of a custom discipline adds a reason of its own.
     """
 
     reason: str
@@ -31,11 +34,13 @@ class Gate:
     request_id: str
     short: int = 0
     aged: bool = False  # at the head because of its age, ahead of better ranks
+    lasting: bool = False  # shut until a slot or block comes free or another request is next
+    passed_over: bool = False  # those behind it were considered
 
 
 @dataclass(slots=True)
 class Spell:
-    """A stretch of time during which admission stopped for one reason at one request."""
+    """A stretch of time during which one request was not admitted for one reason."""
 
     gate: Gate
     since: float
@@ -63,29 +68,54 @@ class Journal:
         self.passages: deque[Passage] = deque(maxlen=config.journal_spells)
         self._ended: OrderedDict[str, Sequence] = OrderedDict()
         self._remembered = config.journal_requests
-        self._open = False  # was admission blocked in the latest step?
+        self._stop: Spell | None = None  # at which admission stopped in the latest step
+        self._passed_over: dict[int, Spell] = {}  # in the latest step, by serial
 
-    def blocked(self, gate: Gate | None, now: float) -> None:
-        """Admission stopped at `gate` in this step; None: nobody was left waiting."""
-        if self._open:
-            last = self.spells[-1]
+    def blocked(self, gate: Gate | None, now: float, passed_over: tuple[Gate, ...] = ()) -> None:
+        """Admission stopped at `gate` in this step, after some requests were passed over; None:
+        no request was left waiting."""
+        if passed_over or self._passed_over:
+            self._pass_over(passed_over, now)
+            gate = None if gate is not None and gate.passed_over else gate
+        self._stop = self._continued(self._stop, gate, now)
+
+    def _continued(self, last: Spell | None, gate: Gate | None, now: float) -> Spell | None:
+        """The same spell if its gate is still shut; otherwise it ends, and another one begins."""
+        if last is not None:
             last.until = now
             if gate is not None and self._same(last.gate, gate):
-                return
-        self._open = gate is not None
-        if gate is not None:
-            self.spells.append(Spell(gate, now, now))
+                return last
+        if gate is None:
+            return None
+        spell = Spell(gate, now, now)
+        self.spells.append(spell)
+        return spell
+
+    def _pass_over(self, gates: tuple[Gate, ...], now: float) -> None:
+        last, self._passed_over = self._passed_over, {}
+        for gate in gates:
+            spell = self._continued(last.pop(gate.serial, None), gate, now)
+            assert spell is not None
+            self._passed_over[gate.serial] = spell
+        for spell in last.values():
+            spell.until = now
 
     def left(self, sequence: Sequence, now: float) -> None:
-        """Someone waits no longer; if it stood at the gate, nobody waits behind it now."""
-        if self._open and self.spells[-1].gate.serial == sequence.serial:
-            self.spells[-1].until = now
-            self._open = False
+        """A sequence waits no longer; if admission stopped at it, none waits behind it now."""
+        spell = self._passed_over.pop(sequence.serial, None)
+        if self._stop is not None and self._stop.gate.serial == sequence.serial:
+            spell, self._stop = self._stop, None
+        if spell is not None:
+            spell.until = now
 
     @property
     def open_spell(self) -> Spell | None:
         """Why admission stopped in the latest step."""
-        return self.spells[-1] if self._open else None
+        return self._stop
+
+    def passed_over(self, sequence: Sequence) -> Spell | None:
+        """Why a sequence was passed over in the latest step; None: it was not."""
+        return self._passed_over.get(sequence.serial)
 
     @staticmethod
     def _same(one: Gate, other: Gate) -> bool:

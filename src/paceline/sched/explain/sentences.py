@@ -114,7 +114,9 @@ def why(at: Residency) -> dict[str, str]:
     reasons = {one.id: f"parked for {one.parked}" for one in at.queue.parked.values()}
     spell = at.journal.open_spell
     for sequence in (*at.swapped, *at.queue):
-        if spell is None:
+        if passed := at.journal.passed_over(sequence):
+            reasons[sequence.id] = own_cause(passed)
+        elif spell is None:
             reasons[sequence.id] = "not considered yet"
         elif spell.gate.request_id == sequence.id:
             reasons[sequence.id] = own_cause(spell)
@@ -141,22 +143,35 @@ def causes(
     own: dict[str, float] = defaultdict(float)
     behind: dict[str, float] = defaultdict(float)
     heads: dict[str, None] = {}
+    passed = [one for one in at.journal.spells if is_passed_over(one, sequence)]
     for spell in at.journal.spells:
-        overlap = min(spell.until, end.time) - max(spell.since, begin.time)
-        if overlap <= 0:
+        since, until = max(spell.since, begin.time), min(spell.until, end.time)
+        if until <= since:
             continue
         if spell.gate.request_id == sequence.id:
-            own[own_cause(spell)] += overlap
-        else:
-            aged = ", by one that goes first because of its age" if spell.gate.aged else ""
-            behind[reason(spell) + aged] += overlap
-            heads[repr(spell.gate.request_id)] = None
+            own[own_cause(spell)] += until - since
+        elif not spell.gate.passed_over:
+            # While it was passed over it did not stand behind the one that stopped the queue.
+            time = until - since - sum(overlap(one, since, until) for one in passed)
+            if time > 0:
+                aged = ", by one that goes first because of its age" if spell.gate.aged else ""
+                behind[reason(spell) + aged] += time
+                heads[repr(spell.gate.request_id)] = None
     found = list(own.items())
     if behind:
         ahead = overtakers(sequence, at, begin, end) or some(list(heads))
         why = ", ".join(f"{seconds(time)} {cause}" for cause, time in behind.items())
         found.append((f"behind {ahead} (of it {why})", sum(behind.values())))
     return sorted(found, key=lambda pair: -pair[1])
+
+
+def is_passed_over(spell: Spell, sequence: Sequence) -> bool:
+    return spell.gate.passed_over and spell.gate.request_id == sequence.id
+
+
+def overlap(spell: Spell, since: float, until: float) -> float:
+    """Seconds of a spell between two moments."""
+    return max(min(spell.until, until) - max(spell.since, since), 0.0)
 
 
 def some(names: list[str]) -> str:
@@ -184,8 +199,10 @@ def reason(spell: Spell) -> str:
             return "in steps that prefill"
         case "swapping":
             return "for its copy to the host"
-        case _:
+        case "paused":
             return "while admission was paused"
+        case other:
+            return f"for {other}"
 
 
 def own_cause(spell: Spell) -> str:

@@ -59,7 +59,7 @@ class Children:
     def _succeed(self, one: Sequence, heir: Sequence) -> None:
         """Another stands for the family from now on, in the same place."""
         at = self._at
-        (at.swapped if one.swapped else at.queue).succeed(one, heir)
+        at.queue_of(one).succeed(one, heir)
         at.live[one.id] = heir
         at.journal.left(one, at.now)
         at.policy.joined(heir)

@@ -113,3 +113,7 @@ class ArrivalRow(WantedRows):
 
     def sequence(self, row: int) -> Sequence:
         return self._sequence
+
+    def again(self) -> "ArrivalRow":
+        """The row as it was before any limit clipped it."""
+        return ArrivalRow(self._sequence, self._start, self.rest, self.left, self.first, self.used)

@@ -1,0 +1,132 @@
+"""Sequences that want to join a step, and what letting them in takes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from paceline.core.config import Config
+from paceline.core.request import Sequence
+from paceline.kv.hit import Hit
+from paceline.sched.families.forks import Forks
+from paceline.sched.gates.step_room import StepRoom
+from paceline.sched.limits.limit import Limits
+from paceline.sched.limits.rows import ArrivalRow
+from paceline.sched.residency import Residency
+
+Chunk = Callable[[ArrivalRow], int]
+"""Positions that an arrival's row may have."""
+
+
+class Entrant(ABC):
+    """A sequence that wants to join a step, together with those of its family.
+
+    size     slots that it takes
+    rest     positions that it wants
+    room     positions of the step's budget that its policy leaves it
+    tokens   positions that the limits let it begin with
+    ready    what is kept of it on the host is all there
+    """
+
+    __slots__ = ("rest", "room", "sequence", "size", "tokens")
+
+    ready = True
+    lacks = "budget"  # what it waits for if `tokens` is 0
+
+    def __init__(self, sequence: Sequence, size: int, rest: int, room: int, tokens: int) -> None:
+        self.sequence = sequence
+        self.size = size
+        self.rest = rest
+        self.room = room
+        self.tokens = tokens
+
+    @abstractmethod
+    def short_of_blocks(self, free: int) -> int:
+        """Blocks that it needs beyond `free` ones; 0 or less if they suffice."""
+
+
+class WaitingEntrant(Entrant):
+    """A sequence of the waiting queue. It begins behind the prefix that it finds in the cache."""
+
+    __slots__ = ("_entrants", "_row", "hit", "span")
+
+    def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom, chunk: Chunk) -> None:
+        at = entrants.at
+        hit = at.lookup(head)
+        rest, taken = entrants.rest(head, hit), entrants.budget - room.left
+        allowed = at.policy.room(head, rest, taken, room.left)
+        row = ArrivalRow(head, hit.tokens, rest, allowed, room.first, room.used)
+        size = 1 if head.child < 0 else len(at.group(head))
+        super().__init__(head, size, rest, allowed, chunk(row))
+        self._entrants = entrants
+        self._row = row
+        self.hit = hit
+        self.span = entrants.span(head, hit, self.tokens)  # positions whose blocks it takes
+
+    @property
+    def lacks(self) -> str:
+        return self._entrants.limits.reason(self._row.again())
+
+    def short_of_blocks(self, free: int) -> int:
+        if self.size == 1 and self._entrants.at.cache.blocks_for(self.span) <= free:
+            return 0  # it fits even if no other sequence holds anything of the hit
+        return self._entrants.missing(self.sequence, self.hit, self.tokens) - free
+
+
+class SwappedEntrant(Entrant):
+    """A sequence that returns from the host with its family, each with one position to begin."""
+
+    __slots__ = ("_entrants", "members", "spans")
+
+    def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom) -> None:
+        members = entrants.at.group(head)
+        size, left = len(members), room.left
+        super().__init__(head, size, rest=size, room=left, tokens=size if size <= left else 0)
+        self._entrants = entrants
+        self.members = members
+        self.spans = [entrants.reach(len(one.tokens)) for one in members]
+
+    @property
+    def ready(self) -> bool:
+        return self._entrants.at.swapping.tier.ready(self.sequence)
+
+    def short_of_blocks(self, free: int) -> int:
+        return self._entrants.at.swapping.tier.need(self.members, self.spans) - free
+
+
+class Entrants:
+    """Makes entrants, and reckons what they take."""
+
+    def __init__(self, config: Config, at: Residency, forks: Forks, limits: Limits) -> None:
+        self.at = at
+        self.limits = limits
+        self.budget = config.step.max_num_batched_tokens
+        self._forks = forks
+        self._longest = config.step.max_model_len
+        self._lookahead = config.speculation.lookahead_slots
+        self._reserves_prompt = config.step.reserve_full_prompt
+
+    def rest(self, head: Sequence, hit: Hit) -> int:
+        """Positions to compute before it samples, or before its family forks."""
+        family = self.at.family(head)
+        if family is not None and len(family.members) > 1 and hit.tokens < family.fork_point:
+            return family.fork_point - hit.tokens
+        return len(head.tokens) - hit.tokens
+
+    def reach(self, tokens: int) -> int:
+        """Positions that need blocks where `tokens` are computed."""
+        return min(tokens + self._lookahead, self._longest)
+
+    def span(self, head: Sequence, hit: Hit, tokens: int) -> int:
+        """Positions whose blocks the admission of a waiting sequence takes."""
+        return self.reach(len(head.tokens) if self._reserves_prompt else hit.tokens + tokens)
+
+    def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
+        """Free blocks that an admission uses up, with those its family takes when it forks."""
+        family = self.at.family(head)
+        missing = self.at.cache.missing(hit, self.span(head, hit, tokens))
+        if family is not None and len(family.members) > 1:
+            missing += self._forks.need(family, self._span_alone, hit)
+        return missing
+
+    def _span_alone(self, sequence: Sequence) -> int:
+        """Positions of a member of a family whose blocks are counted when it is admitted."""
+        return len(sequence.tokens if self._reserves_prompt else sequence.request.prompt)

@@ -1,0 +1,1 @@
+"""What stops an admission, one gate per file."""

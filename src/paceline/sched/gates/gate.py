@@ -1,0 +1,61 @@
+"""What a gate is, and how a list of them lets a sequence in or not."""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.config import Config
+from paceline.sched.entrants import Entrant
+from paceline.sched.gates.step_room import StepRoom
+from paceline.sched.residency import Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Why a gate is shut, and what that means for the sequences behind.
+
+    A gate stops the queue, unless it passes the sequence over: then that one keeps its place,
+    and the next one is considered in the same step.
+    """
+
+    reason: str
+    short: int = 0  # of what it lacks
+    lasting: bool = False  # shut until a slot or block comes free or another sequence is next
+    passes_over: bool = False
+
+
+class AdmissionGate(Protocol):
+    """One condition that a sequence meets before it joins a step.
+
+    A gate keeps no state. It is asked about sequences that wait, about swapped ones that return,
+    and about those that would join if some residents were gone: `room` says what there is.
+    """
+
+    @classmethod
+    @abstractmethod
+    def create(cls, config: Config, at: Residency) -> "AdmissionGate | None":
+        """The gate with its settings; None if these settings never shut it."""
+
+    @abstractmethod
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        """Why the entrant may not join now; None: it may."""
+
+
+class Gates:
+    """An ordered list of gates; the first one that is shut answers."""
+
+    def __init__(self, kinds: Iterable[type[AdmissionGate]], config: Config, at: Residency) -> None:
+        made = [kind.create(config, at) for kind in kinds]
+        self._gates = [gate for gate in made if gate is not None]
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        """Why the entrant may not join now; None: it may."""
+        for gate in self._gates:
+            shut = gate.shut(entrant, room)
+            if shut is not None:
+                return shut
+        return None

@@ -1,0 +1,106 @@
+"""Random schedules with limits and gates of one's own: the promises hold with them as well."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.arrays import I32
+from paceline.core.config import Config
+from paceline.core.plan import Plan
+from paceline.sched.admission import MOST_OVERTAKEN
+from paceline.sched.disciplines.prefill_first import PrefillFirst
+from paceline.sched.disciplines.unified import Unified
+from paceline.sched.entrants import Entrant
+from paceline.sched.gates.gate import AdmissionGate, Shut
+from paceline.sched.gates.step_room import StepRoom
+from paceline.sched.limits.limit import Limit, LimitView
+from paceline.sched.limits.rows import WantedRows
+from paceline.sched.residency import Residency
+from tests.property.schedules import Drive
+
+SEEDS, CHUNKS = 120, 4
+
+
+class AlignedIfPossible(Limit):
+    """A chunk ends at the end of a block, if that leaves any of it."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    @classmethod
+    def create(cls, config: Config, view: LimitView) -> "AlignedIfPossible":
+        return cls(config.cache.block_size)
+
+    def clip(self, rows: WantedRows) -> I32:
+        end = rows.start + rows.want
+        aligned = rows.want - end % self._block_size
+        return np.where((end < rows.known) & (aligned > 0), aligned, rows.want)
+
+
+class OneTenant(AdmissionGate):
+    """All residents belong to one tenant; requests of others are passed over."""
+
+    def __init__(self, at: Residency) -> None:
+        self._at = at
+
+    @classmethod
+    def create(cls, config: Config, at: Residency) -> "OneTenant":
+        return cls(at)
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        slots = set(self._at.table.order.tolist()).difference(room.gone)
+        here = {self._at.table.sequence(slot).request.tenant for slot in slots}
+        if not here - {entrant.sequence.request.tenant}:
+            return None
+        return Shut("its tenant's turn", passes_over=True)
+
+
+class UnifiedSeams(Unified):
+    """With both."""
+
+    limits = (*Unified.limits, AlignedIfPossible)
+    gates = (OneTenant, *Unified.gates)
+
+
+class PrefillFirstSeams(PrefillFirst):
+    """With both."""
+
+    limits = (*PrefillFirst.limits, AlignedIfPossible)
+    gates = (OneTenant, *PrefillFirst.gates)
+
+
+class SeamsDrive(Drive):
+    """A random schedule with both."""
+
+    def _settings(self) -> dict[str, Any]:
+        settings = super()._settings()
+        kind = UnifiedSeams if settings["discipline"] == "unified" else PrefillFirstSeams
+        return settings | {"discipline": f"{__name__}.{kind.__name__}"}
+
+    def plan(self) -> None:
+        super().plan()
+        self.seen["passed over"] += any(
+            reason == "for its tenant's turn" for reason in self.scheduler.why().values()
+        )
+        at = self.scheduler.residency
+        for queue in (at.queue, at.swapped):
+            most = max((queue.overtaken(one) for one in queue), default=0)
+            assert most < MOST_OVERTAKEN + self.settings["max_num_seqs"]
+
+    def _assert_kind(self, plan: Plan) -> None:
+        assert plan.kind == "mixed" or "PrefillFirst" in self.settings["discipline"]
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_schedules_keep_the_promises_with_limits_and_gates_of_ones_own(chunk: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(chunk, SEEDS, CHUNKS):
+        try:
+            seen += SeamsDrive(seed).run().seen
+        except AssertionError as error:
+            error.add_note(f"schedule with seed {seed}")
+            raise
+    for trouble in ("passed over", "preempted", "cached", "swap_in"):
+        assert seen[trouble], f"no schedule of this chunk had {trouble}"

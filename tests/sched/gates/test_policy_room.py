@@ -1,0 +1,15 @@
+"""Requests that the policy lets wait."""
+
+from paceline.sched.gates.gate import Shut
+from paceline.sched.gates.policy_room import PolicyRoom
+from tests.sched.gates.support import Newcomer, room
+
+
+def test_a_request_waits_that_its_policy_leaves_nothing() -> None:
+    gate = PolicyRoom()
+    assert gate.shut(Newcomer(room=0, tokens=0), room(left=8)) == Shut("room", lasting=False)
+    assert gate.shut(Newcomer(room=2, tokens=2), room(left=8)) is None
+
+
+def test_a_step_without_budget_is_not_the_policys_doing() -> None:
+    assert PolicyRoom().shut(Newcomer(room=0, tokens=0), room(left=0)) is None
