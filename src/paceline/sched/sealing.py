@@ -36,10 +36,13 @@ def seal_computed(table: SlotTable, cache: KVCache) -> None:
 
 
 def _seal(table: SlotTable, cache: KVCache, slot: int, tokens: int, step: int | None) -> bool:
-    if tokens // cache.block_size <= cache.index.sealed[slot] or not cache.index.enabled:
+    """Seal the full blocks of the first `tokens` positions. Returns whether any got sealed: a
+    lookup asks again until none does."""
+    before = cache.index.sealed[slot]
+    if tokens // cache.block_size <= before or not cache.index.enabled:
         return False
     sequence = table.sequence(slot)
     sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
     cache.index.extend_keys(sequence)
     cache.seal(slot, sequence, tokens, step)
-    return True
+    return cache.index.sealed[slot] > before
