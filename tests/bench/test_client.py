@@ -75,11 +75,11 @@ DONE = b"data: [DONE]\n\n"
         ([DONE], "no text"),
         ([event(choices=[{"index": 0, "text": ""}]), DONE], "no text"),
         ([TEXT, event(error={"message": "broken"}), DONE], "error in the stream"),
-        ([TEXT, b"data: {nonsense\n\n", DONE], "malformed answer"),
-        ([TEXT, b"data: [1, 2]\n\n", DONE], "malformed answer"),
+        ([TEXT, b"data: {nonsense\n\n", DONE], "malformed response"),
+        ([TEXT, b"data: [1, 2]\n\n", DONE], "malformed response"),
         ([TEXT, event(error=None, choices=[]), TEXT, DONE], ""),
         ([TEXT, httpx.ReadTimeout("")], "timeout"),
-        ([TEXT, httpx.RemoteProtocolError("")], "hung up"),
+        ([TEXT, httpx.RemoteProtocolError("")], "connection closed"),
     ],
 )
 def test_streams_of_other_servers(stream: list[bytes | Exception], error: str) -> None:

@@ -22,7 +22,7 @@ RUN = Run(2.0, 4, 30, 10)
 def test_lines_for_people() -> None:
     outcome = Outcome.of(made_up(), TARGETS)
     text = "\n".join(lines_of(outcome, TARGETS))
-    assert "requests                9 ended well, 1 failed" in text
+    assert "requests                9 succeeded, 1 failed" in text
     assert "  timeout               1" in text
     assert "6.00 requests/s, 12.0 output tokens/s, 60.0 tokens/s" in text
     assert "goodput                 6.00 requests/s within ttft 60 ms" in text
@@ -39,8 +39,8 @@ def test_lines_without_targets_or_delays() -> None:
 
 def test_lines_of_a_run_that_failed() -> None:
     text = "\n".join(lines_of(Outcome.of(made_up()[-1:], {}), {}))
-    assert "0 ended well, 1 failed" in text
-    assert text.count(" -") == 20
+    assert "0 succeeded, 1 failed" in text
+    assert text.count("          -") == 20
 
 
 def test_the_first_message_of_a_kind_of_error_is_told() -> None:

@@ -25,7 +25,7 @@ def test_a_server_is_measured(
     words += ["--goodput", "ttft:60000", "tpot:60000", "-o", str(output), "--plot", str(plot)]
     assert serve(site, *words) == 0
     said = capsys.readouterr().out
-    assert "6 ended well, 0 failed" in said
+    assert "6 succeeded, 0 failed" in said
     assert "requests/s within ttft 60000 ms, tpot 60000 ms" in said
     found = json.loads(output.read_text())
     assert found["goodput"] == found["requests_per_s"] > 0
@@ -33,7 +33,7 @@ def test_a_server_is_measured(
     assert found["settings"]["goodput_ms"] == {"ttft": 60000.0, "tpot": 60000.0}
     assert {one["prompt_tokens"] for one in found["requests"]} <= set(range(8, 13))
     assert {one["output_tokens"] for one in found["requests"]} <= {3, 4, 5}
-    assert "6 ended well" in plot.read_text()
+    assert "6 succeeded" in plot.read_text()
 
 
 def test_prefixes_are_shared(site: Site) -> None:
@@ -44,7 +44,7 @@ def test_prefixes_are_shared(site: Site) -> None:
 
 def test_chat(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(site, "--num-prompts", "2", "--endpoint", "chat", "--warmup", "0") == 0
-    assert "2 ended well, 0 failed" in capsys.readouterr().out
+    assert "2 succeeded, 0 failed" in capsys.readouterr().out
 
 
 def test_a_trace_is_replayed(site: Site, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_trace_is_replayed(site: Site, tmp_path: Path) -> None:
 def test_failures_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(site, "--num-prompts", "2", "--model", "nobody") == 1
     said = capsys.readouterr().out
-    assert "0 ended well, 2 failed" in said
+    assert "0 succeeded, 2 failed" in said
     assert "  status 404            2" in said
 
 

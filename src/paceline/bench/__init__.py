@@ -1,1 +1,1 @@
-"""Puts a load on an engine or on a server, and reports how it fared."""
+"""Benchmarks of an engine or a server."""

@@ -14,8 +14,8 @@ from paceline.workloads.prompts import token_ids, words
 
 EVENT = "data: "
 DONE = "[DONE]"
-FINE = 200
-MOST_CHARACTERS = 200  # of a message
+OK = 200
+MOST_CHARACTERS = 200  # of an error message
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -49,8 +49,7 @@ class Target:
 
 
 class Failure(Exception):
-    """A request that went wrong: of which kind, by which failures are counted, and what the
-    server said about it."""
+    """A failed request: the kind of the failure, and the message of the server."""
 
     def __init__(self, kind: str, message: str = "") -> None:
         super().__init__(kind)
@@ -58,7 +57,7 @@ class Failure(Exception):
 
 
 class Reading:
-    """What came of one stream so far."""
+    """The state of one stream."""
 
     def __init__(self, call: Call) -> None:
         self.pieces: list[float] = []
@@ -85,12 +84,12 @@ class Reading:
             raise Failure("cut off")
         if not self.pieces:
             raise Failure("no text")
-        # A server that does not count for us sends one token a piece.
+        # Without a usage, each piece counts as one token.
         self.output_tokens = self.output_tokens or len(self.pieces)
 
 
 def message_of(body: Any) -> str:
-    """What an error says, in one line that is not too long; empty where it says nothing."""
+    """The message of an error, shortened to one line; empty if there is none."""
     match body:
         case {"error": {"message": str(message)}} | {"error": str(message)}:
             return shorten(message, MOST_CHARACTERS)
@@ -113,14 +112,14 @@ def has_text(choice: dict[str, Any]) -> bool:
 async def timed(
     http: httpx.AsyncClient, target: Target, call: Call, begun: float, planned_s: float
 ) -> Sample:
-    """Send it and read all of it; `begun` is what times are counted from."""
+    """Send a request and read its stream; times count from `begun`."""
     body = json.dumps(target.body(call)).encode()
     headers = {"Content-Type": "application/json"}
     reading, error, message = Reading(call), "", ""
     sent = perf_counter()
     try:
         async with http.stream("POST", target.path, content=body, headers=headers) as response:
-            if response.status_code != FINE:
+            if response.status_code != OK:
                 said = message_of(parsed(await response.aread()))
                 raise Failure(f"status {response.status_code}", said)
             async for line in response.aiter_lines():
@@ -133,9 +132,9 @@ async def timed(
     except httpx.ConnectError:
         error = "no connection"
     except httpx.HTTPError:
-        error = "hung up"
+        error = "connection closed"
     except (ValueError, KeyError, TypeError, AttributeError):
-        error = "malformed answer"
+        error = "malformed response"
     return Sample(
         planned_s,
         sent - begun,

@@ -1,4 +1,4 @@
-"""Measures an engine in this process: many prompts at once, or one batch again and again."""
+"""Measures an engine in this process: many prompts at once, or one batch several times."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -12,7 +12,7 @@ from paceline.workloads.prompts import token_ids
 
 
 class RunFailed(PacelineError):
-    """A prompt of the load ended with an error, so that its time says nothing."""
+    """A prompt of the load failed, so its time means nothing."""
 
 
 class Model(Protocol):
@@ -26,7 +26,7 @@ class Model(Protocol):
 def throughput(
     llm: Model, calls: Sequence[Call], vocab_size: int, seed: int, progress: bool = False
 ) -> Run:
-    """All calls at once; each writes as much as it wants."""
+    """Run all calls at once, each to its full output length."""
     prompts = [token_ids(call, vocab_size, seed) for call in calls]
     params = [
         SamplingParams(temperature=0.0, max_tokens=call.output_len, ignore_eos=True)
@@ -48,6 +48,6 @@ def throughput(
 def latency(
     llm: Model, calls: Sequence[Call], vocab_size: int, repeats: int, warmup: int
 ) -> Repeats:
-    """How long one batch takes from beginning to end; the seed differs from time to time."""
+    """Run one batch several times, with other prompts each time."""
     runs = [throughput(llm, calls, vocab_size, seed) for seed in range(warmup + repeats)]
     return Repeats(runs[warmup:])

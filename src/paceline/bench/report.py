@@ -1,4 +1,4 @@
-"""Tells a run: in lines for people, and as plain values for JSON."""
+"""The report of a run: lines of text, and plain values for JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -8,17 +8,17 @@ from paceline.bench.runs import Repeats, Run
 from paceline.bench.samples import MS, Outcome, Sample, Spread
 
 COLUMNS = ("mean", "median", "p90", "p99", "max")
-LABEL, CELL = 24, 11  # letters
-LATE_MS = 50.0  # sent that much too late, a load is no longer the one that was asked for
+LABEL, CELL = 24, 11  # characters
+LATE_MS = 50.0  # requests sent later than this make another load than the planned one
 
 
 def lines_of(outcome: Outcome, targets_ms: Mapping[str, float]) -> list[str]:
-    """A table of times, below what was done and how fast."""
+    """Counts and rates, and below them a table of latencies."""
     failed = sum(outcome.errors.values())
     lines = [
-        row("requests", f"{outcome.completed} ended well, {failed} failed"),
+        row("requests", f"{outcome.completed} succeeded, {failed} failed"),
         row("duration", f"{outcome.duration_s:.2f} s"),
-        row("tokens", f"{outcome.prompt_tokens:,} read, {outcome.output_tokens:,} written"),
+        row("tokens", f"{outcome.prompt_tokens:,} prompt, {outcome.output_tokens:,} output"),
         row("throughput", rates(outcome)),
     ]
     if outcome.goodput is not None:
@@ -31,8 +31,8 @@ def lines_of(outcome: Outcome, targets_ms: Mapping[str, float]) -> list[str]:
     lines += table(outcome)
     behind = outcome.behind_ms
     if behind is not None and behind.p99 > LATE_MS:
-        late = f"requests were sent up to {behind.most:.0f} ms late: for want of concurrency, or"
-        lines += ["", f"{late} of a faster client"]
+        late = f"requests were sent up to {behind.most:.0f} ms late: raise --max-concurrency, or"
+        lines += ["", f"{late} lower --request-rate"]
     return lines
 
 
@@ -41,7 +41,7 @@ def table(outcome: Outcome) -> list[str]:
         "time to first token": outcome.ttft_ms,
         "time per output token": outcome.tpot_ms,
         "inter-token latency": outcome.itl_ms,
-        "end to end": outcome.e2e_ms,
+        "end-to-end latency": outcome.e2e_ms,
     }
     return [row(name, numbers(spread)) for name, spread in spreads.items()]
 
@@ -49,7 +49,7 @@ def table(outcome: Outcome) -> list[str]:
 def lines_of_throughput(run: Run) -> list[str]:
     return [
         row("requests", f"{run.requests} in {run.seconds:.2f} s"),
-        row("tokens", f"{run.prompt_tokens:,} read, {run.output_tokens:,} written"),
+        row("tokens", f"{run.prompt_tokens:,} prompt, {run.output_tokens:,} output"),
         row("throughput", rates(run)),
     ]
 
@@ -58,7 +58,7 @@ def lines_of_latency(repeats: Repeats) -> list[str]:
     spread, run = repeats.seconds, repeats.runs[0]
     return [
         row("batch", f"{run.requests} requests, {len(repeats.runs)} times"),
-        row("tokens", f"{run.prompt_tokens:,} read, {run.output_tokens:,} written"),
+        row("tokens", f"{run.prompt_tokens:,} prompt, {run.output_tokens:,} output"),
         "",
         row("seconds", "".join(name.rjust(CELL) for name in COLUMNS)),
         row("one batch", numbers(spread, digits=3)),
@@ -83,7 +83,7 @@ def rates(done: Outcome | Run) -> str:
     )
 
 
-# -- for programs -----------------------------------------------------------
+# -- JSON -------------------------------------------------------------------
 
 
 def record(outcome: Outcome, samples: Sequence[Sample], settings: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What became of prompts that ran in this process."""
+"""Results of benchmarks in this process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """The same batch several times, each time with prompts of its own; warm-ups left out."""
+    """The measured runs of a batch, without the warm-ups."""
 
     runs: Sequence[Run]
 

@@ -1,4 +1,4 @@
-"""What a client saw of its requests, and what that amounts to: pure functions of times."""
+"""Requests as their client saw them, and the statistics of a run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +16,13 @@ MS = 1000.0
 class Sample:
     """One request as its client saw it; times are in seconds since the run began.
 
-    A request that went wrong says in `error` of which kind that was, in `message` what the server
-    said about it, if it did, and has what came before.
+    A failed request has the kind of its failure in `error`, the message of the server, if there
+    was one, in `message`, and what came before the failure.
     """
 
-    planned_s: float  # when it was to be sent
+    planned_s: float  # when it should have been sent
     sent_s: float
-    pieces_s: tuple[float, ...]  # when text came
+    pieces_s: tuple[float, ...]  # when text arrived
     ended_s: float
     prompt_tokens: int
     output_tokens: int
@@ -31,17 +31,17 @@ class Sample:
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first token."""
+        """Time to first token."""
         return self.pieces_s[0] - self.sent_s
 
     @property
     def e2e_s(self) -> float:
-        """Time to the end."""
+        """End-to-end latency."""
         return self.ended_s - self.sent_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there is but one."""
+        """Time per output token after the first; None if there is only one."""
         if self.output_tokens <= 1:
             return None
         return (self.pieces_s[-1] - self.pieces_s[0]) / (self.output_tokens - 1)
@@ -52,7 +52,7 @@ class Sample:
         return np.diff(np.array(self.pieces_s)).tolist()
 
     def meets(self, targets_ms: Mapping[str, float]) -> bool:
-        """Does it end well, with everything within its target? No second token is in time."""
+        """Did it succeed within every target? A single token meets tpot."""
         if self.error:
             return False
         taken = {"ttft": self.ttft_s, "tpot": self.tpot_s or 0.0, "e2e": self.e2e_s}
@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values are spread, in the unit of the values."""
+    """Mean and percentiles, in the unit of the values."""
 
     mean: float
     median: float
@@ -71,7 +71,7 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float]) -> "Spread | None":
-        """Percentiles lie between the two values beside them; None where there are no values."""
+        """Percentiles are interpolated linearly; None if there are no values."""
         found = np.array(list(values), np.float64)
         if not found.size:
             return None
@@ -81,10 +81,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A whole run. Times of its spreads are in milliseconds, rates are per second.
+    """A whole run. Its spreads are in milliseconds, its rates per second.
 
-    Rates count what ended well, over the time from the first request sent to the last ended.
-    `goodput` are the requests that met every target, None where there are none.
+    Rates count successful requests, from the first request sent to the last one finished.
+    `goodput` counts the requests that met every target; None without targets.
     """
 
     duration_s: float
@@ -97,7 +97,7 @@ class Outcome:
     tpot_ms: Spread | None
     itl_ms: Spread | None
     e2e_ms: Spread | None
-    behind_ms: Spread | None  # how late requests were sent: a client that cannot keep up
+    behind_ms: Spread | None  # how late requests were sent, because the client could not keep up
     goodput: float | None
 
     @property
@@ -143,18 +143,20 @@ def rate(count: int, duration_s: float) -> float:
 
 
 def targets_of(texts: Iterable[str]) -> dict[str, float]:
-    """Targets in milliseconds, of texts like "ttft:200"."""
+    """Parse targets in milliseconds, for example "ttft:200"."""
     found: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition(":")
         if name not in TARGETS:
             raise ConfigError(
-                f"goodput {text!r}: no target {name!r}; there is {', '.join(TARGETS)}"
+                f"goodput {text!r}: no target {name!r}; choose one of {', '.join(TARGETS)}"
             )
         try:
             found[name] = float(value)
         except ValueError:
-            raise ConfigError(f"goodput {text!r}: {value!r} is no number of milliseconds") from None
+            raise ConfigError(
+                f"goodput {text!r}: {value!r} is not a number of milliseconds"
+            ) from None
         if not found[name] > 0:
-            raise ConfigError(f"goodput {text!r}: a target is positive")
+            raise ConfigError(f"goodput {text!r}: a target must be positive")
     return found

@@ -1,4 +1,4 @@
-"""Puts a load on a server: each call at its time, so many at once at most."""
+"""Sends a load to a server: each call at its time, with a limit on open requests."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from paceline.bench.samples import Sample
 from paceline.core.errors import PacelineError
 from paceline.workloads.call import Call
 
-FINE = 200
+OK = 200
 
 
 class ServerMissing(PacelineError):
-    """The server to be measured is not there."""
+    """The server does not answer, or lists no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to send; the first `warmup` calls are sent again before, one by one, and not counted."""
+    """The calls; the first `warmup` of them are also sent before the measurement, one by one."""
 
     calls: Sequence[Call]
     max_concurrency: int = 0  # 0: no limit
@@ -41,31 +41,31 @@ def client(url: str, key: str | None, timeout_s: float) -> httpx.AsyncClient:
 
 
 async def first_model(http: httpx.AsyncClient) -> str:
-    """The model that a server names first."""
+    """The first model that a server lists."""
     try:
         response = await http.get("/v1/models")
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServerMissing(f"{http.base_url} does not answer: {error}") from None
     models = f"{str(http.base_url).rstrip('/')}/v1/models"
-    if response.status_code != FINE:
+    if response.status_code != OK:
         raise ServerMissing(f"{models} answers with {response.status_code}")
     try:
         return response.json()["data"][0]["id"]
     except (ValueError, LookupError, TypeError):
-        raise ServerMissing(f"{models} names no model; give --model") from None
+        raise ServerMissing(f"{models} lists no model; set --model") from None
 
 
 async def run(
     http: httpx.AsyncClient,
     target: Target,
     load: Load,
-    told: Callable[[int], None] = lambda _: None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> list[Sample]:
-    """One sample per call, in the order of the calls; `told` hears how many have ended."""
-    # Prompts of their own, or the measured ones would find their prefixes in the cache.
-    aside = replace(target, seed=target.seed + 1)
+    """One sample per call, in the order of the calls; `report` gets the number of finished ones."""
+    # Other prompts, so that the measured ones do not find their prefixes in the cache.
+    others = replace(target, seed=target.seed + 1)
     for call in load.calls[: load.warmup]:
-        await timed(http, aside, call, perf_counter(), 0.0)
+        await timed(http, others, call, perf_counter(), 0.0)
     gate: AbstractAsyncContextManager[Any] = (
         asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()
     )
@@ -78,7 +78,7 @@ async def run(
         async with gate:
             sample = await timed(http, target, call, begun, call.at_s)
         ended += 1
-        told(ended)
+        report(ended)
         return sample
 
     return await asyncio.gather(*(one(call) for call in load.calls))
