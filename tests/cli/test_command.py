@@ -1,5 +1,6 @@
 """Dataclasses as commands: options, groups of options, help, and how a command ends."""
 
+import errno
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -44,6 +45,8 @@ def ran() -> tuple[list[Options], Any]:
             raise ConfigError("wrong setting")
         if options.name == "request":
             raise RequestError("wrong request")
+        if options.name == "memory":
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return 7
 
     def zoo() -> None:
@@ -83,6 +86,14 @@ def test_errors_become_statuses(
     assert invoke("say", "config") == 2
     assert invoke("say", "request") == 1
     assert capsys.readouterr().err == "zoo say: wrong setting\nzoo say: wrong request\n"
+
+
+def test_memory_that_the_system_refuses_is_a_lack_of_memory(
+    ran: tuple[list[Options], Any],
+) -> None:
+    _, invoke = ran
+    with pytest.raises(MemoryError):
+        invoke("say", "memory")
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,18 @@ def test_help_where_only_ascii_can_be_written() -> None:
     assert "  v swapped out\n" in done.stdout
 
 
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_without_a_command_the_commands_are_listed(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "\nCommands:\n" in said.err
+
+
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["--unheard-of"]])
 def test_wrong_usage_ends_with_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -398,7 +410,7 @@ def test_more_blocks_than_there_is_memory_for_are_no_traceback(tmp_path: Path) -
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("paceline: out of memory: lower num_blocks")
+    assert done.stderr.startswith("paceline: out of memory: lower max_num_seqs")
 
 
 @posix_only

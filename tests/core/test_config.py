@@ -414,3 +414,9 @@ def test_settings_can_be_sent_to_another_process() -> None:
 
 def test_all_of_a_card_may_be_used() -> None:
     assert LoadConfig(gpu_memory_utilization=1.0).gpu_memory_utilization == 1.0
+
+
+def test_more_threads_than_torch_survives_are_refused() -> None:
+    assert LoadConfig(threads=1024).threads == 1024
+    with pytest.raises(ConfigError, match="threads is 1025; at most 1024"):
+        LoadConfig(threads=1025)

@@ -1,5 +1,6 @@
 """Commands: a dataclass of options, and a function that takes it and returns an exit status."""
 
+import errno
 import re
 import sys
 from collections import defaultdict
@@ -66,6 +67,8 @@ def command(
         except OSError as error:  # for example a file that cannot be written
             if isinstance(error, BrokenPipeError):
                 raise
+            if error.errno == errno.ENOMEM:
+                raise MemoryError from error
             print(f"{context.command_path}: {error}", file=sys.stderr)
             return FAILED
 
@@ -174,6 +177,13 @@ class Group(TyperGroup):
     """Knows the names and summaries of its commands, and imports a command when it is run."""
 
     find: Callable[[str], Any]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a command, print the help: it lists the commands."""
+        if not args:
+            print(ctx.get_help(), file=sys.stderr)
+            ctx.exit(WRONG)
+        return super().parse_args(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return self.find(cmd_name) if cmd_name in self.commands else None

@@ -46,8 +46,9 @@ def run(options: Options) -> int:
         (output,) = llm.chat([message], params, progress=False)
     else:
         (output,) = llm.generate([options.prompt], params, progress=False)
-    for answer in output.outputs:
-        print(answer.text)
     if output.error:
         print(f"paceline complete: {output.error}", file=sys.stderr)
-    return int(bool(output.error))
+        return 1
+    for answer in output.outputs:
+        print(answer.text)
+    return 0

@@ -11,7 +11,7 @@ PREFIX = "Value error, "  # pydantic writes it before our messages
 # How many loop turns a thread of OpenMP spins before it sleeps: long enough while all threads run,
 # short when other processes hold the cores. OpenMP reads it when torch is imported.
 SPIN = ("GOMP_SPINCOUNT", "20000")
-TOO_LARGE = "paceline: out of memory: lower num_blocks or max_num_seqs"
+TOO_LARGE = "paceline: out of memory: lower max_num_seqs, max_model_len or num_blocks"
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
 
 

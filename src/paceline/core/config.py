@@ -17,6 +17,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDType = Literal["auto", "bf16", "fp8"]
 MOST_BLOCKS = 2**31 - 1  # plans number them in 32 bits
+MOST_THREADS = 1024  # torch crashes with many more
 MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
 CHOICES: dict[str, Any] = {
     "device": Device,
@@ -274,6 +275,7 @@ class LoadConfig:
             require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it is negative")
         for name, kind in CHOICES.items():
             one_of(name, getattr(self, name), get_args(kind))
+        require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
         share = self.gpu_memory_utilization
         require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it lies in (0, 1]")
         require(

@@ -1,9 +1,10 @@
 """File names and locks for a download, so that an incomplete file never looks complete."""
 
-import fcntl
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
 
 
 def beside(target: Path, suffix: str) -> Path:
@@ -15,10 +16,8 @@ def beside(target: Path, suffix: str) -> Path:
 def locked(target: Path) -> Generator[None]:
     """One process at a time fetches a target; the others wait, and then find it complete.
 
-    The system releases the lock when its process ends. The lock file stays: if it were removed,
-    two waiting processes could hold two different locks.
+    The system releases the lock when its process ends.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with beside(target, ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(beside(target, ".lock")):
         yield
