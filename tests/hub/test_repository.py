@@ -2,17 +2,20 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants, file_download
 
+from paceline.core.errors import ConfigError
 from paceline.hub import repository
 from paceline.hub.errors import FetchError
-from paceline.hub.progress import silent
-from paceline.hub.repository import NAME, fetch_repository
+from paceline.hub.progress import Progress, silent
+from paceline.hub.pull import accept
+from paceline.hub.repository import fetch_repository
+from paceline.hub.repository_name import RepositoryName
 from tests.hub.support import Hub, configured, serving
 
 FILES = {
@@ -56,8 +59,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Hub]:
         yield hub
 
 
-def fetch(name: str = "owner/small") -> Path:
-    return fetch_repository(name, silent)
+def fetch(
+    name: str = "owner/small",
+    progress: Progress = silent,
+    check: Callable[[Path], None] = accept,
+) -> Path:
+    parsed = RepositoryName.parse(name)
+    assert parsed is not None
+    return fetch_repository(parsed, progress, check)
 
 
 def names(folder: Path) -> list[str]:
@@ -66,7 +75,7 @@ def names(folder: Path) -> list[str]:
 
 def test_the_files_that_an_engine_needs_are_fetched_and_no_others(hub: Hub, tmp_path: Path) -> None:
     reports: list[tuple[int, int | None]] = []
-    folder = fetch_repository("owner/small", lambda *report: reports.append(report))
+    folder = fetch(progress=lambda *report: reports.append(report))
     assert folder == tmp_path / "models--owner--small" / "snapshots" / hub.commit
     assert names(folder) == hub.fetched() == KEPT
     assert all((folder / name).read_bytes() == FILES[name] for name in KEPT)
@@ -78,7 +87,7 @@ def test_a_copy_in_the_cache_is_used_while_its_commit_is_current(hub: Hub) -> No
     folder = fetch()
     hub.asked.clear()
     reports: list[object] = []
-    assert fetch_repository("owner/small", lambda *report: reports.append(report)) == folder
+    assert fetch(progress=lambda *report: reports.append(report)) == folder
     assert hub.fetched() == []
     assert reports == []
 
@@ -144,7 +153,7 @@ def test_a_second_attempt_fetches_what_the_first_did_not(hub: Hub) -> None:
     (folder / SECOND).unlink()
     hub.asked.clear()
     reports: list[tuple[int, int | None]] = []
-    fetch_repository("owner/small", lambda *report: reports.append(report))
+    fetch(progress=lambda *report: reports.append(report))
     assert hub.fetched() == [SECOND]
     assert reports[-1] == (7000, 7000)
 
@@ -163,6 +172,61 @@ def test_weights_in_another_layout_do_not_count(hub: Hub) -> None:
     hub.files = {n: c for n, c in FILES.items() if not n.startswith("model-")}
     with pytest.raises(FetchError, match=r"has no model\*\.safetensors"):
         fetch()
+
+
+def test_a_model_that_cannot_be_run_is_refused_before_its_weights_are_downloaded(
+    hub: Hub,
+) -> None:
+    def refuse(config: Path) -> None:
+        raise ConfigError(f"not supported: {config.read_text()}")
+
+    with pytest.raises(ConfigError, match=r"not supported: \{\}"):
+        fetch(check=refuse)
+    assert hub.fetched() == ["config.json"]
+
+
+# -- GGUF files -------------------------------------------------------------
+
+SMALL, LARGE = b"GGUF" + b"4" * 3000, b"GGUF" + b"8" * 9000
+
+
+@pytest.fixture
+def quantized(hub: Hub) -> Hub:
+    hub.files = {"README.md": b"x", "small-Q4_K_M.gguf": SMALL, "more/small-Q8_0.gguf": LARGE}
+    return hub
+
+
+@pytest.mark.parametrize("chosen", ["Q8_0", "q8_0", "small-Q8_0.gguf", "more/small-Q8_0.gguf"])
+def test_one_gguf_file_of_a_repository_is_fetched(quantized: Hub, chosen: str) -> None:
+    reports: list[tuple[int, int | None]] = []
+    file = fetch(f"owner/small:{chosen}", lambda *report: reports.append(report))
+    assert file.read_bytes() == LARGE
+    assert quantized.fetched() == ["small-Q8_0.gguf"]
+    assert reports[-1] == (len(LARGE), len(LARGE))
+
+
+def test_a_gguf_file_in_the_cache_is_used_while_the_hub_is_out_of_reach(
+    quantized: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = fetch("owner/small:Q4_K_M")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch("owner/small:Q4_K_M") == file
+    with pytest.raises(FetchError, match=r"has no GGUF file 'Q8_0'; choose one of: small-Q4_K_M"):
+        fetch("owner/small:Q8_0")
+
+
+def test_a_gguf_file_of_a_repository_that_is_not_in_the_cache_needs_the_hub(
+    quantized: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FetchError, match=r"owner/small:Q8_0 is not in .*HF_HUB_OFFLINE is set"):
+        fetch("owner/small:Q8_0")
+
+
+def test_a_repository_with_gguf_files_alone_says_how_to_name_one(quantized: Hub) -> None:
+    with pytest.raises(FetchError, match=r"as in owner/small:more/small-Q8_0\.gguf; choose one of"):
+        fetch()
+    assert quantized.fetched() == []
 
 
 # -- errors -----------------------------------------------------------------
@@ -261,16 +325,3 @@ def test_the_environment_of_huggingface_is_honoured(hub: Hub, tmp_path: Path) ->
     hub.asked.clear()
     assert subprocess.check_output(command, env=environ, text=True).strip() == folder
     assert hub.asked == []
-
-
-# -- names ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["owner/name", "o/n.1-b_2", "owner/name@v1", "owner/n@refs/pr/1"])
-def test_names_of_repositories(name: str) -> None:
-    assert NAME.fullmatch(name)
-
-
-@pytest.mark.parametrize("name", ["name", "/name", "a/b/c", "../x", "a/..", "a/b@", "a b/c", "./x"])
-def test_names_of_no_repository(name: str) -> None:
-    assert not NAME.fullmatch(name)

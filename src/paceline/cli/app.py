@@ -16,6 +16,8 @@ COMMANDS = {
     "run-batch": "Answer a file of requests in the format of the OpenAI Batch API.",
     "bench": "Benchmark a server, or an engine in this process.",
     "pull": "Download a model and print its path.",
+    "list": "List the models on this machine.",
+    "rm": "Delete a downloaded model from this machine.",
     "play": "Play a small workload on the real scheduler and draw what it decides.",
     "replay": "Make the calls of a recording again and check that it plans the same.",
     "explain": "Describe what a request waited for, and why.",

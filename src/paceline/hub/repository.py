@@ -1,15 +1,15 @@
 """Fetches the files that an engine needs from a repository of Hugging Face."""
 
 import errno
-import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
-from huggingface_hub import DryRunFileInfo, constants, snapshot_download
+from huggingface_hub import DryRunFileInfo, HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
@@ -24,9 +24,10 @@ from huggingface_hub.utils import tqdm
 
 from paceline.core.errors import ConfigError
 from paceline.hub.errors import FetchError
+from paceline.hub.gguf_choice import choose_gguf, gguf_files, listed
 from paceline.hub.progress import Progress, silent
+from paceline.hub.repository_name import RepositoryName
 
-NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
 WEIGHTS = "model*.safetensors"  # other .safetensors files repeat the weights in another layout
 NEEDED = ("config.json", "tokenizer.json", WEIGHTS)
 WANTED = (
@@ -38,30 +39,74 @@ WANTED = (
     "model.safetensors.index.json",
 )
 IN_FOLDERS = "*/*"
+NO_FILE = ("/",)  # a pattern that matches nothing
 GB = 1_000_000_000
 # The error class of the HTTP library that huggingface_hub uses, which differs by its version.
 TransportError = cast(type[Exception], HfHubHTTPError.__bases__[0])
 
 
-def fetch_repository(name: str, progress: Progress) -> Path:
-    """The folder of `owner/name` or `owner/name@revision` in the cache of huggingface_hub.
+def fetch_repository(
+    name: RepositoryName, progress: Progress, check: Callable[[Path], None]
+) -> Path:
+    """The model folder, or the GGUF file, of a repository in the cache of huggingface_hub.
 
     The hub is asked which commit the revision points to, and what the cache lacks is downloaded.
-    If the hub cannot be reached, a complete copy in the cache is used.
+    `check` sees config.json before the weights are downloaded; it raises ConfigError for a model
+    that cannot be run. If the hub cannot be reached, a complete copy in the cache is used.
     """
+    with reported(name):
+        return fetch_gguf(name, progress) if name.gguf else fetch_folder(name, progress, check)
+
+
+def fetch_folder(name: RepositoryName, progress: Progress, check: Callable[[Path], None]) -> Path:
     try:
-        files: list[DryRunFileInfo] = snapshot(name, dry_run=True, tqdm_class=counting(silent, 0))
-        check_complete(name, [file.filename for file in files])
-        total = sum(file.file_size or 0 for file in files if file.will_download)
-        check_space(name, total)
-        folder = Path(snapshot(name, tqdm_class=counting(progress, total)))
-        if total:
-            progress(total, total)
-        return folder
+        files = dry_run(name, WANTED)
+    except DryRunError as error:
+        return cached_folder(name, error.__cause__ or error)
+    if pattern := lacking([file.filename for file in files]):
+        raise FetchError(f"{name} has no {pattern}{advice(name)}")
+    check_space(name, missing_bytes(files))
+    config = snapshot(name, ("config.json",), tqdm_class=counting(silent, 0))
+    check(Path(config) / "config.json")
+    return download(name, WANTED, files, progress)
+
+
+def fetch_gguf(name: RepositoryName, progress: Progress) -> Path:
+    """One file. A copy in the cache is used if the hub cannot be reached."""
+    try:
+        files = listing(name)
+    except (OfflineModeIsEnabled, TransportError) as error:
+        folder = cached(name, NO_FILE, error)  # the library refuses a copy that lacks any file
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        return folder / choose_gguf(name, [str(path.relative_to(folder)) for path in paths])
+    chosen = choose_gguf(name, files)
+    return download(name, (chosen,), dry_run(name, (chosen,)), progress) / chosen
+
+
+def download(
+    name: RepositoryName,
+    patterns: Sequence[str],
+    files: Sequence[DryRunFileInfo],
+    progress: Progress,
+) -> Path:
+    """The folder with those files, after what the cache lacks of them has arrived."""
+    total = missing_bytes(files)
+    check_space(name, total)
+    folder = Path(snapshot(name, patterns, tqdm_class=counting(progress, total)))
+    if total:
+        progress(total, total)
+    return folder
+
+
+@contextmanager
+def reported(name: RepositoryName) -> Generator[None]:
+    """Turn the errors of the library into errors that say what to do."""
+    try:
+        yield
     except HFValidationError as error:
         raise ConfigError(f"{name} is neither a path nor a repository: {error}") from error
     except DryRunError as error:
-        return cached(name, error.__cause__ or error)
+        raise FetchError(reason(name, error.__cause__ or error)) from error
     except (TransportError, LocalEntryNotFoundError) as error:
         raise FetchError(reason(name, error)) from error
     except OSError as error:
@@ -70,36 +115,62 @@ def fetch_repository(name: str, progress: Progress) -> Path:
         raise
 
 
-def snapshot(name: str, **options: Any) -> Any:
-    """Call the library for the files that an engine needs."""
-    parts = NAME.fullmatch(name)
-    assert parts is not None, f"{name!r} does not name a repository"
+def dry_run(name: RepositoryName, patterns: Sequence[str]) -> list[DryRunFileInfo]:
+    """The files that a download would bring, and which of them the cache has."""
+    return snapshot(name, patterns, dry_run=True, tqdm_class=counting(silent, 0))
+
+
+def snapshot(name: RepositoryName, patterns: Sequence[str], **options: Any) -> Any:
     return snapshot_download(
-        parts["repository"],
-        revision=parts["revision"],
-        allow_patterns=list(WANTED),
-        ignore_patterns=IN_FOLDERS,
+        name.repository,
+        revision=name.revision,
+        allow_patterns=list(patterns),
+        ignore_patterns=None if name.gguf else IN_FOLDERS,
         **options,
     )
 
 
-def cached(name: str, failure: BaseException) -> Path:
-    """The copy in the cache, if it is complete; otherwise report why the hub did not answer."""
-    try:
-        folder = Path(snapshot(name, local_files_only=True))
-    except LocalEntryNotFoundError:
-        raise FetchError(reason(name, failure)) from failure
-    check_complete(name, [file.name for file in folder.iterdir()])
+def listing(name: RepositoryName) -> list[str]:
+    """The paths of all files of a repository."""
+    return HfApi(endpoint=constants.ENDPOINT).list_repo_files(
+        name.repository, revision=name.revision
+    )
+
+
+def cached_folder(name: RepositoryName, failure: BaseException) -> Path:
+    folder = cached(name, WANTED, failure)
+    if pattern := lacking([file.name for file in folder.iterdir()]):
+        raise FetchError(f"{name} has no {pattern}, so it cannot be run")
     return folder
 
 
-def check_complete(name: str, files: Sequence[str]) -> None:
-    for pattern in NEEDED:
-        if not any(fnmatch(file, pattern) for file in files):
-            raise FetchError(f"{name} has no {pattern}, so it cannot be run")
+def cached(name: RepositoryName, patterns: Sequence[str], failure: BaseException) -> Path:
+    """The copy in the cache; if files are missing, report why the hub did not answer."""
+    try:
+        return Path(snapshot(name, patterns, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise FetchError(reason(name, failure)) from failure
 
 
-def check_space(name: str, needed_bytes: int) -> None:
+def lacking(files: Sequence[str]) -> str | None:
+    """The pattern of a file that an engine needs and that is not among these."""
+    absent = (p for p in NEEDED if not any(fnmatch(file, p) for file in files))
+    return next(absent, None)
+
+
+def advice(name: RepositoryName) -> str:
+    """What to do with a repository that has no model folder."""
+    found = gguf_files(listing(name))
+    if not found:
+        return ", so it cannot be run"
+    return f", but GGUF files: name one, as in {name}:{found[0]}; {listed(found)}"
+
+
+def missing_bytes(files: Sequence[DryRunFileInfo]) -> int:
+    return sum(file.file_size or 0 for file in files if file.will_download)
+
+
+def check_space(name: RepositoryName, needed_bytes: int) -> None:
     """Fail before the download, not in its last minute."""
     folder = Path(constants.HF_HUB_CACHE)
     while not folder.exists():
@@ -113,11 +184,9 @@ def check_space(name: str, needed_bytes: int) -> None:
         )
 
 
-def reason(name: str, error: BaseException) -> str:
+def reason(name: RepositoryName, error: BaseException) -> str:
     """What went wrong, and what to do about it."""
-    parts = NAME.fullmatch(name)
-    assert parts is not None
-    repository, endpoint = parts["repository"], constants.ENDPOINT
+    repository, endpoint = name.repository, constants.ENDPOINT
     cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
     match cause:
         case OfflineModeIsEnabled():
@@ -133,7 +202,7 @@ def reason(name: str, error: BaseException) -> str:
                 "or set HF_TOKEN to a token that may read it"
             )
         case RevisionNotFoundError():
-            return f"{repository} has no revision {parts['revision'] or 'main'!r}"
+            return f"{repository} has no revision {name.revision or 'main'!r}"
         case HfHubHTTPError():
             return f"{endpoint} answered with status {cause.response.status_code} for {name}"
         case _:

@@ -6,7 +6,6 @@ from pathlib import Path
 from paceline.core.config import LoadFormat
 from paceline.core.errors import ConfigError
 from paceline.hub.progress import Progress
-from paceline.hub.pull import pull
 from paceline.runner.models.shape import config_in, named_shapes
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.dummy import Dummy
@@ -14,6 +13,7 @@ from paceline.runner.weights.files import open_checkpoint
 from paceline.runner.weights.gguf import GGUF
 from paceline.runner.weights.safetensors import SafetensorsFolder
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.download import download
 from paceline.wiring.tokenizer import words_of
 
 
@@ -31,7 +31,7 @@ def find_model(name: str, form: LoadFormat, device: str, progress: Progress) -> 
         return Source(Dummy(config_in(name), device=device), words_of(name, form))
     if name in named_shapes():
         raise ConfigError(f"{name} is a shape without weights; add load_format 'dummy' to run it")
-    path = Path(pull(name, progress=progress))
+    path = Path(download(name, progress))
     checkpoint = open_checkpoint(path)
     kinds = {"gguf": GGUF, "safetensors": SafetensorsFolder}
     if form != "auto" and not isinstance(checkpoint, kinds[form]):

@@ -23,12 +23,12 @@ from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
-from paceline.hub.pull import pull
 from paceline.server import serve as http
 from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.download import download
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.tokenizer import words_of
 
@@ -82,7 +82,7 @@ def ended_by_a_signal() -> Generator[None]:
 def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, Tokenizer]:
     """The core of a model, once it is there, and the words that it knows."""
     form: LoadFormat = settings.get("load_format", "auto")
-    path = model if form == "dummy" else str(pull(model, progress=progress))
+    path = model if form == "dummy" else str(download(model, progress))
     log.info("loading %s", model)
     core = core_of(path, settings)
     try:

@@ -1,0 +1,26 @@
+"""`paceline rm`: delete a downloaded model."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The model."""
+
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A name that `paceline list` prints.")
+    ]
+
+
+def run(options: Options) -> int:
+    """Delete a downloaded model from this machine."""
+    from paceline.hub.local_models import remove
+
+    gone = remove(options.model)
+    print(f"removed {gone.name}, {gone.size_bytes / MB:,.1f} MB")
+    return 0

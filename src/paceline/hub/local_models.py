@@ -1,0 +1,76 @@
+"""The models on this machine: those that `pull` downloaded, by name or from the hub."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import CachedRepoInfo, constants, scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
+from paceline.core.errors import ConfigError
+from paceline.core.folders import cache_folder
+from paceline.hub.catalogue import MODELS, NamedModel, find
+from paceline.hub.repository_name import RepositoryName
+
+WEIGHTS = (".safetensors", ".gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model in a cache.
+
+    name        what `serve` and `pull` take
+    path        the file or folder
+    size_bytes  on disk
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+
+
+def local_models(models: Sequence[NamedModel] = MODELS) -> list[LocalModel]:
+    """Named models first, then repositories with weights in the cache of huggingface_hub."""
+    named = [local for model in models if (local := local_named(model))]
+    return named + [model_of(repo) for repo in cached_repositories()]
+
+
+def remove(name: str, models: Sequence[NamedModel] = MODELS) -> LocalModel:
+    """Delete a model and return what was deleted. A repository goes with all its revisions."""
+    if (model := find(name, models)) and (local := local_named(model)):
+        shutil.rmtree(local.path.parent)
+        return local
+    for repo in cached_repositories():
+        if name == repo.repo_id:
+            local = model_of(repo)
+            shutil.rmtree(repo.repo_path)
+            return local
+    parsed = RepositoryName.parse(name)
+    if parsed and parsed.repository != name:
+        raise ConfigError(f"a repository is removed as a whole: name {parsed.repository!r}")
+    there = ", ".join(local.name for local in local_models(models)) or "none"
+    raise ConfigError(f"no model {name!r} on this machine; there are: {there}")
+
+
+def local_named(model: NamedModel) -> LocalModel | None:
+    path = cache_folder() / "models" / model.name / Path(model.member).name
+    return LocalModel(model.name, path, path.stat().st_size) if path.is_file() else None
+
+
+def cached_repositories() -> list[CachedRepoInfo]:
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return []
+    models = (repo for repo in found if repo.repo_type == "model" and has_weights(repo))
+    return sorted(models, key=lambda repo: repo.repo_id)
+
+
+def has_weights(repo: CachedRepoInfo) -> bool:
+    files = (file for revision in repo.revisions for file in revision.files)
+    return any(file.file_name.endswith(WEIGHTS) for file in files)
+
+
+def model_of(repo: CachedRepoInfo) -> LocalModel:
+    return LocalModel(repo.repo_id, repo.repo_path, repo.size_on_disk)
