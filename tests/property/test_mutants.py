@@ -27,7 +27,7 @@ from paceline.sched.disciplines.unified import Unified
 from paceline.sched.failures import Failures
 from paceline.sched.families.abort_child import Children
 from paceline.sched.families.beams import BeamSearch
-from paceline.sched.families.family import Family
+from paceline.sched.families.family import LOCKSTEP, Family
 from paceline.sched.families.forks import Forks
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.queue_limits import QueueLimits
@@ -385,11 +385,21 @@ def the_length_penalty_is_ignored(_original: Any) -> Any:
 
 
 @mutant(SlotTable, "cap")
-def beams_run_ahead_of_one_another(_original: Any) -> Any:
-    def cap(self: SlotTable, slot: int, ceiling: int) -> None:
-        self.ceiling[slot] = self.limit[slot] - 1
+def beams_run_ahead_of_one_another(original: Any) -> Any:
+    def cap(self: SlotTable, slot: int, name: str, ceiling: int) -> None:
+        if name != LOCKSTEP:
+            original(self, slot, name, ceiling)
 
     return cap
+
+
+@mutant(SlotTable, "lift")
+def lifting_one_cap_lifts_all(original: Any) -> Any:
+    def lift(self: SlotTable, slot: int, name: str) -> None:
+        self._caps.pop(slot, None)
+        original(self, slot, name)
+
+    return lift
 
 
 @mutant(News, "release")

@@ -1,6 +1,7 @@
 """The columns, on hand-written rows."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -244,23 +245,83 @@ def test_a_fork_stands_behind_the_one_it_came_from() -> None:
     made.check()
 
 
-def test_a_ceiling_bounds_what_is_handed_out_for_now() -> None:
+def test_a_cap_bounds_what_is_handed_out_until_it_is_lifted() -> None:
     made = table(5)  # of 5 + 4 tokens
-    made.cap(0, 3)
+    made.cap(0, "fork", 3)
     assert made.remaining(slots(0)).tolist() == [3]
     made.advance(slots(0), column(3))
     assert made.remaining(slots(0)).tolist() == [0]
-    made.cap(0, 100)
+    made.lift(0, "fork")
     assert (made.ceiling[0], made.remaining(slots(0)).tolist()) == (8, [2])
     made.check()
 
 
+def test_the_lowest_of_several_caps_counts_and_lifting_one_leaves_the_other() -> None:
+    made = table(5)
+    made.cap(0, "fork", 4)
+    made.cap(0, "grammar", 6)
+    assert made.ceiling[0] == 4
+    made.lift(0, "fork")
+    assert made.ceiling[0] == 6
+    made.cap(0, "fork", 7)
+    assert made.ceiling[0] == 6
+    made.lift(0, "grammar")
+    made.lift(0, "grammar")  # it is gone already
+    assert made.ceiling[0] == 7
+    made.check()
+
+
+def test_a_cap_is_set_anew_in_either_direction_and_never_reaches_the_limit() -> None:
+    made = table(5)
+    for ceiling, expected in ((3, 3), (6, 6), (2, 2), (100, 8)):
+        made.cap(0, "fork", ceiling)
+        assert made.ceiling[0] == expected
+    made.check()
+
+
+def test_caps_do_not_outlive_their_sequence() -> None:
+    made = table(5, 5)
+    made.cap(0, "fork", 3)
+    made.cap(1, "fork", 2)
+    made.release(0)
+    assert made.admit(sequence("next", 5, serial=9), 0, 0) == 0
+    assert (made.ceiling[0], made.ceiling[1]) == (8, 2)
+    made.check()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_ceiling_is_the_least_of_the_caps_whatever_happens(seed: int) -> None:
+    random, made = Random(seed), SlotTable(4, 32)
+    caps: dict[int, dict[str, int]] = {}  # by resident slot
+    for serial in range(300):
+        slot = random.randrange(4)
+        if slot not in caps:
+            if made.vacant:
+                caps[made.admit(sequence(f"r{serial}", serial=serial), 0, 0)] = {}
+        elif random.random() < 0.1:
+            made.release(slot)
+            del caps[slot]
+        elif random.random() < 0.6:
+            name, ceiling = random.choice("abc"), random.randint(0, 9)
+            made.cap(slot, name, ceiling)
+            caps[slot][name] = ceiling
+        else:
+            name = random.choice("abc")
+            made.lift(slot, name)
+            caps[slot].pop(name, None)
+        made.check()
+        for resident, named in caps.items():
+            assert made.ceiling[resident] == min([6, *named.values()])
+
+
 def test_a_token_that_the_host_chose_is_known_and_computed_next() -> None:
     made = table(3)
-    made.cap(0, 3)
+    made.cap(0, "beams", 3)
     made.advance(slots(0), column(3))
     made.choose(0, 77)
     assert (made.known[0], made.tokens[0, 3]) == (4, 77)
+    assert made.remaining(slots(0)).tolist() == [0]
+    made.cap(0, "beams", 4)
     assert made.remaining(slots(0)).tolist() == [1]
     made.advance(slots(0), column(4))
     assert made.remaining(slots(0)).tolist() == [0]
@@ -299,7 +360,9 @@ def test_idle_steps_are_counted_per_slot() -> None:
         lambda made: setattr(made.sequence(0), "slot", 3),
         lambda made: made.reserve() and setattr(made, "_reserved", 0),
         lambda made: made.ceiling.__setitem__(0, 7),
-        lambda made: (made.cap(0, 1), made.planned.__setitem__(0, 2)),
+        lambda made: (made.cap(0, "fork", 1), made.planned.__setitem__(0, 2)),
+        lambda made: made._caps.__setitem__(0, {"fork": 1}),
+        lambda made: made._caps.__setitem__(3, {}),
         lambda made: made.silent.__setitem__(0, True),
     ],
 )

@@ -12,7 +12,7 @@ from paceline.kv.hit import Hit
 from paceline.sched import sealing
 from paceline.sched.changes import News
 from paceline.sched.explain.journal import Journal, note
-from paceline.sched.families.family import Families, Family
+from paceline.sched.families.family import FORK_POINT, LOCKSTEP, Families, Family
 from paceline.sched.policy import Policy, load
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
@@ -147,7 +147,7 @@ class Residency:
             family.kept = [self.table.reserve() for _ in family.members[1:]]
             self.families.forking[sequence.id] = family
             if hit.tokens <= family.fork_point:
-                self.table.cap(slot, family.fork_point)
+                self.table.cap(slot, FORK_POINT, family.fork_point)
         return self.settle(sequence, hit.tokens, blocks)
 
     def settle(self, sequence: Sequence, computed: int, blocks: tuple[int, ...]) -> Admitted:
@@ -157,9 +157,8 @@ class Residency:
         request, resumed = sequence.request, sequence.preemptions > 0
         if sequence.child >= 0:
             request = request.child(sequence.child)
-            if request.beam_width:  # beams wait for one another: no position beyond the known
-                ceiling = int(self.table.ceiling[sequence.slot])
-                self.table.cap(sequence.slot, min(ceiling, len(sequence.tokens)))
+            if request.beam_width:
+                self.table.cap(sequence.slot, LOCKSTEP, len(sequence.tokens))
         return Admitted(sequence.slot, request, sequence.tokens, computed, blocks, resumed)
 
     def drafts(self, sequence: Sequence) -> int:

@@ -27,7 +27,8 @@ class SlotTable:
         planned[s] >= known[s]        a sample for s is in flight
         prompt[s], limit[s]           tokens asked with / tokens at which it ends
         bounded[s]                    has it a `max_tokens`, which tells when it ends at the latest?
-        ceiling[s]                    positions that may be handed out for now, below the limit
+        ceiling[s]                    positions that may be handed out for now: the least of all
+                                      caps of s, and below the limit
         given[s]                      tokens it was admitted with: the prompt, and earlier outputs
         drafts[s], most_drafts[s]     drafts in the next row / ever
         acceptance[s]                 running share of drafts accepted
@@ -40,7 +41,8 @@ class SlotTable:
     first, `drafting` counts those that may draft and `silenced` those that are silent. Of
     `capacity` slots those in `_vacant` are free and `_reserved` are kept for later. `_listed` is
     the part of `_order` that is in use, and if somebody has `_left`, `order` strikes them all off
-    at once. `_flat` is all tokens, `_width` for each slot. Rows never move.
+    at once. `_flat` is all tokens, `_width` for each slot. `_caps` has the caps of a slot by name.
+    Rows never move.
     Only the methods of this class write columns; everyone may read them.
     """
 
@@ -76,6 +78,7 @@ class SlotTable:
         self.silenced = 0
         self._reserved = 0
         self._vacant = list(range(slots - 1, -1, -1))
+        self._caps: dict[int, dict[str, int]] = {}
 
     @property
     def vacant(self) -> int:
@@ -148,16 +151,25 @@ class SlotTable:
         place = int(np.flatnonzero(order == other)[0]) + 1
         self._list(np.insert(order, place, slot))
 
-    def cap(self, slot: int, ceiling: int) -> None:
-        """Hand out no positions of a slot from `ceiling` on, for now."""
-        self.ceiling[slot] = min(ceiling, int(self.limit[slot]) - 1)
+    def cap(self, slot: int, name: str, ceiling: int) -> None:
+        """Hand out no position of a slot from `ceiling` on, until the cap of that name is lifted
+        or set anew. Caps of other names stay."""
+        self._caps.setdefault(slot, {})[name] = ceiling
+        self.ceiling[slot] = self._lowest_cap(slot)
+
+    def lift(self, slot: int, name: str) -> None:
+        """Take a cap away, if there is one of that name."""
+        self._caps.get(slot, {}).pop(name, None)
+        self.ceiling[slot] = self._lowest_cap(slot)
+
+    def _lowest_cap(self, slot: int) -> int:
+        return min([int(self.limit[slot]) - 1, *self._caps.get(slot, {}).values()])
 
     def choose(self, slot: int, token: int) -> None:
-        """Append a token that the host chose, and let its position be computed, but no more."""
+        """Append a token that the host chose."""
         known = int(self.known[slot])
         self.tokens[slot, known] = token
         self.known[slot] = known + 1
-        self.cap(slot, known + 1)
 
     def rebase(self, slot: int, parent: int) -> None:
         """Let a slot go on from what another one knows."""
@@ -179,6 +191,7 @@ class SlotTable:
         self.serial[slot] = -1
         self.name[slot] = None
         self.resident[slot] = False
+        self._caps.pop(slot, None)
         if self.silent[slot]:
             self.silent[slot] = False
             self.silenced -= 1
@@ -265,5 +278,7 @@ class SlotTable:
         assert np.all(self.planned[order] <= self.ceiling[order])
         assert np.all(self.ceiling[order] < self.limit[order])
         assert self.silenced == int(self.silent.sum())
+        assert self._caps.keys() <= set(order.tolist()), "a vacant slot has a cap"
         for slot in order.tolist():
             assert self.sequence(slot).slot == slot
+            assert self.ceiling[slot] == self._lowest_cap(slot)

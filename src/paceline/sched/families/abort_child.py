@@ -3,7 +3,7 @@
 from paceline.core.errors import RequestError
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Sequence
-from paceline.sched.families.family import Family
+from paceline.sched.families.family import FORK_POINT, Family
 from paceline.sched.residency import Residency
 
 
@@ -52,7 +52,7 @@ class Children:
             at.table.give_back(family.kept.pop())
             if not family.kept:
                 del at.families.forking[one.id]
-                at.table.cap(family.leader.slot, family.leader.limit)
+                at.table.lift(family.leader.slot, FORK_POINT)
         one.swapped, one.parked = False, ""
         return []
 

@@ -7,6 +7,9 @@ from paceline.core.plan import Choice
 from paceline.core.request import Finish, Request, Sequence, child_label
 from paceline.sched.families.beams import BeamSearch, Candidate
 
+FORK_POINT = "fork point"  # cap of a leader: it computes no more before the others have forked
+LOCKSTEP = "beam lockstep"  # cap of a beam: the host chooses its next token when all have reported
+
 
 @dataclass(slots=True, eq=False)
 class Family:

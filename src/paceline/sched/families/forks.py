@@ -10,7 +10,7 @@ from paceline.core.request import Sequence
 from paceline.kv.hit import MISS, Hit
 from paceline.sched.explain.journal import note
 from paceline.sched.families.beams import Step
-from paceline.sched.families.family import Family
+from paceline.sched.families.family import FORK_POINT, LOCKSTEP, Family
 from paceline.sched.residency import Residency
 
 
@@ -65,8 +65,7 @@ class Forks:
             self._begin(one, family)
             at.table.stand_behind(one.slot, before.slot)
             before = one
-        known = int(at.table.known[leader.slot])
-        at.table.cap(leader.slot, known if family.search else leader.limit)
+        at.table.lift(leader.slot, FORK_POINT)
         del at.families.forking[family.request.id]
         at.stats.forks += len(family.members) - 1
         note(leader, Happened.FORKED, at.now, at.step, len(family.members))
@@ -109,6 +108,7 @@ class Forks:
                 self._rebase(family.members[beam], family.members[step.parent], known)
         for beam, step in placed.items():
             table.choose(slots[beam], step.token)
+            table.cap(slots[beam], LOCKSTEP, known + 1)
             at.news.chosen[slots[beam]] = step.token
         search.follow(placed)
         at.stats.sampled += len(placed)
