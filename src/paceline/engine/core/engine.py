@@ -13,6 +13,7 @@ from paceline.engine.core.messages import (
     Abort,
     Asked,
     Capacity,
+    Command,
     Delivery,
     EngineFailed,
     Park,
@@ -62,6 +63,7 @@ class Engine:
         self._counts = StepCounts()
         self._refused: list[Refused] = []
         self._ended: list[Ended] = []  # outside a commit
+        self._has_news = False  # did commands come since the latest turn?
 
     # -- for any thread -----------------------------------------------------
 
@@ -124,8 +126,10 @@ class Engine:
 
         An idle engine plans nothing, except with `while_idle`: then it plans an empty step.
         """
-        heard = self._hear()
-        if self.resting and self.scheduler.idle and not (heard or while_idle):
+        for command in self._inbox.drain():
+            self.apply(command)
+        has_news, self._has_news = self._has_news, False
+        if self.resting and self.scheduler.idle and not (has_news or while_idle):
             return None
         outputs, result = (NO_OUTPUTS, None) if self.broken else self._step()
         return self._delivery(outputs, result, self.clock())
@@ -139,26 +143,30 @@ class Engine:
         self._pipeline.abandon()
         self._runner.close()
 
-    # -- inbox --------------------------------------------------------------
+    # -- commands, on its own thread ----------------------------------------
 
-    def _hear(self) -> bool:
-        messages = self._inbox.drain()
-        for message in messages:
-            match message:
-                case Submit(request, parked):
-                    self._submit(request, parked)
-                case Abort(request_id, None):
-                    self._end(request_id, Finish.ABORT)
-                case Abort(request_id, child):
-                    with suppress(RequestError):  # a search tells no single choices
-                        self.scheduler.abort(request_id, self.clock(), child)
-                case Park(request_id, reason):
-                    self.scheduler.park(request_id, reason, self.clock())
-                case Wake(request_id):
-                    self.scheduler.wake(request_id, self.clock())
-                case Asked():
-                    self._answer(message)
-        return bool(messages or self._ended)
+    def apply(self, command: Command) -> None:
+        """Apply a command now. The next turn reports the requests that it ended."""
+        self._has_news = True
+        match command:
+            case Submit(request, parked):
+                self._submit(request, parked)
+            case Abort(request_id, None):
+                self._end(request_id, Finish.ABORT)
+            case Abort(request_id, child):
+                with suppress(RequestError):  # a beam search has no choices to abort
+                    self.scheduler.abort(request_id, self.clock(), child)
+            case Park(request_id, reason):
+                self.scheduler.park(request_id, reason, self.clock())
+            case Wake(request_id):
+                self.scheduler.wake(request_id, self.clock())
+            case Asked():
+                self._answer(command)
+
+    def refuse(self, request_id: str, error: PacelineError) -> None:
+        """Report in the next turn that a request never started."""
+        self._has_news = True
+        self._refused.append(Refused(request_id, error))
 
     def _end(self, request_id: str, finish: Finish, message: str = "") -> None:
         """From outside; the scheduler learns of it as an abort, whatever the reason."""
@@ -172,7 +180,7 @@ class Engine:
             self._runner.capabilities.check(request)
             self.scheduler.submit(request, self.clock(), parked)
         except (RequestError, EngineFailed) as error:
-            self._refused.append(Refused(request.id, error))
+            self.refuse(request.id, error)
 
     def _answer(self, asked: Asked) -> None:
         if not asked.answer.set_running_or_notify_cancel():

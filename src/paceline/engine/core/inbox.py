@@ -1,56 +1,58 @@
-"""Where requests wait until the engine's next turn."""
+"""Commands of other threads, until the engine's next turn."""
 
 from threading import Condition
 
 from paceline.core.errors import QueueFull
-from paceline.engine.core.messages import Abort, Asked, Park, Submit, Wake
-
-Message = Submit | Abort | Park | Wake | Asked
+from paceline.engine.core.messages import Command, Submit
 
 
 class Inbox:
-    """Messages of any thread, in order; requests among them are bounded."""
+    """Keeps commands in order; at most `limit` requests among them."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._changed = Condition()
-        self._messages: list[Message] = []
+        self._commands: list[Command] = []
         self._requests = 0
         self._nudged = False
 
-    def put(self, message: Message) -> None:
+    def put(self, command: Command) -> None:
         with self._changed:
-            if isinstance(message, Submit):
+            if isinstance(command, Submit):
                 if self._requests >= self._limit:
-                    raise QueueFull(f"{self._limit} requests already wait for the engine's turn")
+                    raise QueueFull(too_many(self._limit))
                 self._requests += 1
-            self._messages.append(message)
+            self._commands.append(command)
             self._changed.notify()
 
-    def drain(self) -> list[Message]:
-        """Everything that came since the last time."""
+    def drain(self) -> list[Command]:
+        """Every command since the previous call."""
         with self._changed:
-            messages, self._messages = self._messages, []
+            commands, self._commands = self._commands, []
             self._requests = 0
-        return messages
+        return commands
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until there is a message, a nudge, or the time is over."""
+        """Return when there is a command or a nudge, or after `timeout_s`."""
         with self._changed:
-            if not self._messages and not self._nudged:
+            if not self._commands and not self._nudged:
                 self._changed.wait(timeout_s)
             self._nudged = False
 
     def nudge(self) -> None:
-        """Let the next wait end, or the present one."""
+        """End the present wait, or the next one."""
         with self._changed:
             self._nudged = True
             self._changed.notify()
 
     @property
     def room(self) -> int:
-        """Requests that may still come."""
+        """Requests that could be put now."""
         return self._limit - self._requests
 
     def __bool__(self) -> bool:
-        return bool(self._messages)
+        return bool(self._commands)
+
+
+def too_many(limit: int) -> str:
+    return f"{limit} requests already wait for the engine's next turn (inbox_requests)"

@@ -76,6 +76,9 @@ class Asked:
     answer: Future[Any]
 
 
+Command = Submit | Abort | Park | Wake | Asked  # what any thread sends to an engine
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A request that never began."""

@@ -4,19 +4,18 @@ import logging
 import os
 import signal
 import sys
-from concurrent.futures import Future
 from dataclasses import replace
 from math import ceil
 from threading import Lock, Thread
-from typing import Any
 
 import zmq
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, QueueFull
 from paceline.engine.core import wire
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Asked
+from paceline.engine.core.inbox import too_many
+from paceline.engine.core.messages import Abort, Park, Question, Submit, Wake
 from paceline.engine.settings import EngineSettings
 
 log = logging.getLogger("paceline.engine.core.process_main")  # its name is __main__ here
@@ -84,69 +83,75 @@ def built(message: wire.ToCore) -> Engine:
 
 
 class CoreLoop:
-    """Turns the engine on the only thread there is, and sends what it tells."""
+    """Runs the engine on the main thread: reads the socket, takes a turn, sends the delivery."""
 
     def __init__(self, engine: Engine, commands: zmq.Socket[bytes], outbox: Outbox) -> None:
         self._engine, self._commands, self._send = engine, commands, outbox.send
-        self._asked: dict[int, Future[Any]] = {}
         self._closing = False
 
     def run(self) -> str:
-        """Until it is told to end, or the engine has stopped for good; returns why it has."""
+        """Until the parent closes it or the engine stops; returns why the engine stopped."""
         while not self._closing and not (self._engine.broken and self._engine.idle):
-            self._listen()
+            self._receive()
             delivery = self._engine.turn()
             if delivery is not None:
                 self._send(wire.delivered(delivery))
-            for number in [number for number, answer in self._asked.items() if answer.done()]:
-                self._answer(number, self._asked.pop(number))
         return "" if self._closing else self._engine.broken
 
-    def _listen(self) -> None:
-        """Take everything that came; wait for something if there is nothing else to do."""
-        patience_s = self._engine.patience_s
-        patience_ms = None if patience_s is None else ceil(patience_s * 1000)
-        while self._commands.poll(patience_ms):
-            self._heed(wire.to_core.decode(self._commands.recv()))
-            patience_ms = 0
+    def _receive(self) -> None:
+        """Apply every message in the socket; wait for one if nothing else is due.
 
-    def _heed(self, message: wire.ToCore) -> None:
+        Between two turns it takes as many requests as an inbox would hold, and refuses the rest.
+        """
+        patience_s = self._engine.patience_s
+        if not self._commands.poll(None if patience_s is None else ceil(patience_s * 1000)):
+            return
+        room = self._engine.settings.inbox_requests
+        while (frame := received(self._commands)) is not None:
+            message: wire.ToCore = wire.to_core.decode(frame)
+            if isinstance(message, wire.Submitted):
+                room -= 1
+                self._submit(message, room)
+            else:
+                self._apply(message)
+
+    def _apply(self, message: wire.ToCore) -> None:
         match message:
-            case wire.Submitted():
-                self._submit(message)
             case wire.Aborted(request_id, child):
-                self._engine.abort(request_id, child)
+                self._engine.apply(Abort(request_id, child))
             case wire.Parked(request_id, reason):
-                self._engine.park(request_id, reason)
+                self._engine.apply(Park(request_id, reason))
             case wire.Woken(request_id):
-                self._engine.wake(request_id)
+                self._engine.apply(Wake(request_id))
             case wire.Questioned(number, question):
-                answer = self._asked[number] = Future[Any]()
-                self._engine.ask(Asked(question, answer))
+                self._answer(number, question)
             case wire.Close():
                 self._closing = True
-            case wire.Build():
-                raise AssertionError("a core is built once")
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no command to a running core")
 
-    def _submit(self, message: wire.Submitted) -> None:
+    def _submit(self, message: wire.Submitted, room: int) -> None:
+        """Submit a request. One that is malformed, or one too many, is reported as refused."""
         try:
-            self._engine.submit(wire.request_of(message), message.parked)
+            if room < 0:
+                raise QueueFull(too_many(self._engine.settings.inbox_requests))
+            self._engine.apply(Submit(wire.request_of(message), message.parked))
         except PacelineError as error:
-            refused = wire.Refusal(message.settings["id"], wire.Fault.of(error))
-            nothing = wire.Table(0, 1, b"")
-            self._send(
-                wire.Delivered(
-                    self._engine.clock(), [], b"", nothing, b"", None, None, (), (refused,)
-                )
-            )
+            self._engine.refuse(message.settings["id"], error)
 
-    def _answer(self, number: int, answer: Future[Any]) -> None:
-        error = answer.exception()
-        if error is None:
-            self._send(wire.Answered(number, answer.result()))
-        else:
-            assert isinstance(error, Exception)
+    def _answer(self, number: int, question: Question) -> None:
+        try:
+            self._send(wire.Answered(number, self._engine.answer(question)))
+        except PacelineError as error:
             self._send(wire.Answered(number, fault=wire.Fault.of(error)))
+
+
+def received(socket: zmq.Socket[bytes]) -> bytes | None:
+    """The next message, if one is there."""
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""The loop of a core process applies every message in its socket to the engine, in order."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import zmq
+
+from paceline.core.errors import QueueFull, RequestError
+from paceline.core.request import Request
+from paceline.engine.core import wire
+from paceline.engine.core.engine import Engine
+from paceline.engine.core.messages import Question
+from paceline.engine.core.process_main import CoreLoop, Outbox
+from paceline.engine.settings import EngineSettings
+from tests.engine.support import parts
+
+
+class Parent:
+    """The other ends of a core's sockets."""
+
+    def __init__(self, commands: zmq.Socket[bytes], inbox: zmq.Socket[bytes], loop: CoreLoop):
+        self._commands, self._inbox, self.loop = commands, inbox, loop
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            self._commands.send(wire.encoder.encode(message))
+
+    def sent(self) -> list[Any]:
+        """Messages of the core so far."""
+        found: list[Any] = []
+        while self._inbox.poll(20):
+            found.append(wire.from_core.decode(self._inbox.recv()))
+        return found
+
+    def run(self) -> tuple[list[Any], list[wire.Delivered]]:
+        """Close the core after the messages sent so far; returns its answers and its deliveries."""
+        self.send(wire.Close())
+        assert self.loop.run() == ""
+        found = self.sent()
+        return (
+            [one for one in found if isinstance(one, wire.Answered)],
+            [one for one in found if isinstance(one, wire.Delivered)],
+        )
+
+
+@contextmanager
+def parent(**settings: Any) -> Iterator[Parent]:
+    context: zmq.Context[Any] = zmq.Context()
+    pairs: list[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]] = []
+    for name in ("in", "out"):
+        pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        pull.bind(f"inproc://{name}")
+        push.connect(f"inproc://{name}")
+        pairs.append((pull, push))
+    (commands, to_core), (from_core, out) = pairs
+    made = parts()
+    engine = Engine(made.scheduler, made.runner, settings=EngineSettings(**settings))
+    try:
+        yield Parent(to_core, from_core, CoreLoop(engine, commands, Outbox(out)))
+    finally:
+        context.destroy(linger=0)
+
+
+def submitted(name: str, parked: str = "") -> wire.Submitted:
+    return wire.submitted(Request(id=name, prompt=[5, 6], max_tokens=3), parked)  # pyright: ignore[reportArgumentType]
+
+
+def test_all_messages_are_applied_in_order_before_a_turn() -> None:
+    with parent() as one:
+        one.send(
+            submitted("a"),
+            submitted("b", "grammar"),
+            wire.Questioned(1, Question("snapshot")),
+            wire.Aborted("a"),
+            wire.Woken("b"),
+            wire.Questioned(2, Question("snapshot")),
+            wire.Parked("b", "remote_kv"),
+            wire.Questioned(3, Question("snapshot")),
+        )
+        answers, deliveries = one.run()
+    assert [one.number for one in answers] == [1, 2, 3]
+    assert [one.value["waiting"] for one in answers] == [["a"], ["b"], []]
+    assert [one.value["parked"] for one in answers] == [{"b": "grammar"}, {}, {"b": "remote_kv"}]
+    assert [end.request_id for delivery in deliveries for end in delivery.ended] == ["a"]
+
+
+def test_a_question_that_has_no_answer_is_answered_with_its_error() -> None:
+    with parent() as one:
+        one.send(wire.Questioned(7, Question("explain", "unknown")))
+        (answer,), _ = one.run()
+    assert answer.number == 7
+    assert isinstance(answer.fault.error(), RequestError)
+
+
+def test_more_requests_than_an_inbox_holds_are_refused() -> None:
+    with parent(inbox_requests=2) as one:
+        one.send(*map(submitted, "abcd"))
+        _, (delivery,) = one.run()
+    refused = {each.request_id: each.fault.error() for each in delivery.refused}
+    assert list(refused) == ["c", "d"]
+    assert isinstance(refused["c"], QueueFull)
+    assert "inbox_requests" in str(refused["c"])
+
+
+def test_a_request_that_cannot_be_built_is_refused_and_others_go_on() -> None:
+    with parent() as one:
+        one.send(wire.Submitted(b"", {"id": "empty"}, {}), submitted("a"))
+        _, deliveries = one.run()
+    assert [each.request_id for delivery in deliveries for each in delivery.refused] == ["empty"]
+    assert {name for delivery in deliveries for name in delivery.request_id} == {"a"}
+
+
+def test_a_message_does_not_pass_through_the_inbox_of_other_threads() -> None:
+    with parent() as one:
+        one.loop._engine._inbox.put = lambda command: pytest.fail("put")  # type: ignore[method-assign]
+        one.send(*(submitted(str(number)) for number in range(50)), wire.Aborted("7"))
+        _, deliveries = one.run()
+    assert "7" in [end.request_id for delivery in deliveries for end in delivery.ended]
