@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.engine.api import Ask
+from paceline.engine.api import Ask, TokenizedPrompt
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -38,3 +38,14 @@ def test_no_tools_and_no_variables_are_nothing() -> None:
 def test_a_timeout_is_positive(timeout: float) -> None:
     with pytest.raises(RequestError, match="timeout"):
         Ask(prompt="hello", timeout=timeout)
+
+
+def test_a_request_that_is_ready_has_token_ids_and_nothing_for_a_template() -> None:
+    given = Ask(messages=MESSAGES, tools=[{}], variables={"a": 1}, add_generation_prompt=False)
+    ready = given.ready(TokenizedPrompt([5, 6], "hello"), "mine", 3.0)
+    assert ready == Ask(prompt_token_ids=[5, 6], text="hello", request_id="mine", timeout=3.0)
+
+
+def test_its_own_timeout_goes_before_the_servers() -> None:
+    given = Ask(prompt="hello", timeout=2.0)
+    assert given.ready(TokenizedPrompt([5]), "mine", 3.0).timeout == 2.0

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.core.errors import QueueFull, RequestError
 from paceline.core.plan import Plan
-from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams
+from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams, TokenizedPrompt
 from paceline.engine.async_llm import LONG_TEXT, AsyncLLM
 from paceline.engine.core.components import Parts
 from paceline.engine.core.messages import EngineFailed
@@ -112,17 +112,17 @@ def test_a_long_text_is_read_on_a_thread_and_one_that_cannot_fit_not_at_all() ->
             return encode(text, special)
 
         with patch.object(reader, "encode", noted):
-            short = await engine.encoded(ask("hello", max_tokens=3))
-            assert (short.text, short.prompt) == ("hello", None)
-            assert short.prompt_token_ids == encode("hello")
-            whole = await engine.generate(short).whole()
-            assert whole.prompt == "hello"
-            await engine.encoded(ask(" " * LONG_TEXT))
+            given = ask("hello", max_tokens=3)
+            short = await engine.tokenized(given)
+            assert (short.text, short.token_ids) == ("hello", encode("hello"))
+            whole = await engine.generate(given.ready(short, "a", None)).whole()
+            assert (whole.request_id, whole.prompt) == ("a", "hello")
+            await engine.tokenized(ask(" " * LONG_TEXT))
             with pytest.raises(RequestError, match=r"tokens at least .* max_model_len"):
-                await engine.encoded(ask("hello " * 100_000))
+                await engine.tokenized(ask("hello " * 100_000))
         assert read == [(5, True), (LONG_TEXT, False)]
         ids = Ask(prompt_token_ids=[5, 6])
-        assert await engine.encoded(ids) is ids
+        assert await engine.tokenized(ids) == TokenizedPrompt([5, 6])
 
     with_engine(use)
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from paceline.engine.params import SamplingParams
 def test_defaults_are_those_of_the_field() -> None:
     params = SamplingParams()
     assert (params.temperature, params.max_tokens, params.n) == (1.0, 16, 1)
-    assert params.sampling() == Sampling(temperature=1.0)
+    assert params.sampling == Sampling(temperature=1.0)
     assert (params.beams, params.silent) == (0, False)
 
 
@@ -33,7 +34,10 @@ def test_everything_the_runner_needs_is_passed_on() -> None:
         "logprobs": 3,
         "prompt_logprobs": 2,
     }
-    assert SamplingParams(**given).sampling() == Sampling(**given)
+    params = SamplingParams(**given)
+    assert params.sampling == Sampling(**given)
+    assert params.sampling is params.sampling, "it is built once"
+    assert replace(params, top_k=3).sampling.top_k == 3
 
 
 @pytest.mark.parametrize(
@@ -168,3 +172,4 @@ def test_they_survive_the_way_to_another_process() -> None:
     for other in (pickle.loads(pickle.dumps(params)), copy.deepcopy(params)):
         assert other == params
         assert other.logit_bias == {3: 1.0}
+        assert other.sampling == params.sampling

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from paceline.engine.api import Ask
+from paceline.engine.api import Ask, TokenizedPrompt
 from paceline.server.settings import ServerSettings
 from tests.golden.support import SIZES
 from tests.server.real import running
@@ -81,14 +81,14 @@ def test_what_takes_too_long_is_cut_and_keeps_what_it_has() -> None:
 def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_abort() -> None:
     async def scenario(site: Site) -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()
-        encode = site.engine.encoded
+        tokenize = site.engine.tokenized
 
-        async def slowly(one: Ask) -> Ask:
+        async def slowly(one: Ask) -> TokenizedPrompt:
             begun.set()
             await go_on.wait()
-            return await encode(one)
+            return await tokenize(one)
 
-        with patch.object(site.engine, "encoded", slowly):
+        with patch.object(site.engine, "tokenized", slowly):
             headers = {"X-Request-Id": "mine"}
             asking = asyncio.create_task(site.http.post(PATH, json=LONG, headers=headers))
             await begun.wait()

@@ -1,7 +1,7 @@
 """Messages between an engine and its callers, and the protocol of an engine."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
@@ -29,11 +29,20 @@ __all__ = [
     "Stream",
     "Timings",
     "TokenLogprob",
+    "TokenizedPrompt",
     "Usage",
 ]
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The token ids of a prompt, and the text that they were made from, if there was one."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,21 @@ class Ask:
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
+
+    def ready(self, prompt: TokenizedPrompt, request_id: str, timeout: float | None) -> "Ask":
+        """The same request with token ids, an id, and a timeout where it has none."""
+        return replace(
+            self,
+            prompt=None,
+            prompt_token_ids=prompt.token_ids,
+            text=prompt.text,
+            messages=None,
+            tools=None,
+            variables=None,
+            add_generation_prompt=True,
+            request_id=request_id,
+            timeout=self.timeout or timeout,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +255,11 @@ class Stream(Protocol):
     def request_id(self) -> str: ...
 
     @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of the prompt."""
+        ...
+
+    @property
     def prompt_token_ids(self) -> tuple[int, ...]: ...
 
     @property
@@ -257,9 +286,11 @@ class AsyncEngine(Protocol):
         """Most tokens of a sequence, prompt and output together."""
         ...
 
-    async def encoded(self, ask: Ask) -> Ask:
-        """With token ids for its text, made where that holds up nobody. RequestError if it is
-        longer than any prompt can be."""
+    async def tokenized(self, ask: Ask) -> TokenizedPrompt:
+        """Tokenize a prompt without blocking the event loop for long.
+
+        Raises RequestError if it is longer than any prompt can be.
+        """
         ...
 
     def generate(self, ask: Ask, /) -> Stream:

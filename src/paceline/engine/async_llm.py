@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from paceline.core.request import Finish
-from paceline.engine.api import Ask, Report, SamplingParams
+from paceline.engine.api import Ask, Report, SamplingParams, TokenizedPrompt
 from paceline.engine.core.components import Parts
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.core.ports import Core
@@ -72,17 +72,15 @@ class AsyncLLM:
 
     # -- requests -----------------------------------------------------------
 
-    async def encoded(self, ask: Ask) -> Ask:
-        """The same request with token ids instead of text; a thread tokenizes a long text."""
+    async def tokenized(self, ask: Ask) -> TokenizedPrompt:
+        """Tokenize a prompt; a long text is tokenized on a thread."""
         text = self._frontend.text_of(ask)
         if text is None:
-            return ask
+            return TokenizedPrompt(ask.prompt_token_ids or (), ask.text)
         read = partial(self._frontend.ids_of, text, framed=ask.messages is None)
         short = min(LONG_TEXT, self._frontend.max_model_len)
         ids = read() if len(text) <= short else await to_thread(read)
-        read_by_template = {"messages": None, "tools": None, "variables": None}
-        ask = replace(ask, prompt=text, **read_by_template, add_generation_prompt=True)
-        return replace(ask, prompt=None, prompt_token_ids=ids, text=text)
+        return TokenizedPrompt(ids, text)
 
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parked: str = ""
@@ -114,8 +112,7 @@ class AsyncLLM:
         self._quiet.clear()
         if ask.timeout is not None:
             get_running_loop().call_later(ask.timeout + TICK_S, self._expire)
-        ids = tuple(request.prompt.tolist())
-        return PieceStream(request.id, ids, mailbox, self._core.abort)
+        return PieceStream(request.id, request.prompt, mailbox, self._core.abort)
 
     async def abort(self, request_id: str) -> bool:
         """End a request with the finish reason "abort". False if it is not open."""

@@ -45,8 +45,15 @@ def texts(name: str, given: Any) -> tuple[str, ...]:
     return cast("tuple[str, ...]", strings)
 
 
+class Validated:
+    """Keeps the `Sampling` that the checks of `SamplingParams` made, which is no field of it."""
+
+    __slots__ = ("_sampling",)
+    _sampling: Sampling
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Validated):
     """How tokens are chosen and when an output ends.
 
     Values out of range and combinations that exclude each other raise RequestError.
@@ -128,8 +135,9 @@ class SamplingParams:
         fix(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         self._check_numbers()
         self._check_family()
-        chosen = self.sampling()
+        chosen = self._chosen()
         self._check_search(chosen)
+        fix(self, "_sampling", chosen)
         for name in ("logit_bias", "bad_token_ids", "allowed_token_ids"):
             fix(self, name, getattr(chosen, name))
 
@@ -208,8 +216,12 @@ class SamplingParams:
         """Whether tokens are reported only at the end, when the best sequences are known."""
         return self.beams > 0 or (self.best_of or self.n) > self.n
 
+    @property
     def sampling(self) -> Sampling:
         """The part of the parameters that the runner needs."""
+        return self._sampling
+
+    def _chosen(self) -> Sampling:
         allowed = self.allowed_token_ids
         return Sampling(
             temperature=self.temperature,

@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from uuid import uuid4
 
-from paceline.engine.api import Ask, AsyncEngine, Stream
+from paceline.engine.api import Ask, AsyncEngine
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, Refusal
 from paceline.server.retry_after import Pace
 from paceline.server.settings import ServerSettings
@@ -69,14 +68,14 @@ class Desk:
         return name
 
     @contextmanager
-    def visit(self, name: str, parts: int) -> Generator[Sequence[str]]:
+    def visit(self, name: str, parts: int) -> Generator[None]:
         """A request is here, with an id for each of its parts; or it is not let in."""
         self.check_open()
-        ids = self.open_requests[name] = part_ids(name, parts)
+        self.open_requests[name] = part_ids(name, parts)
         if name in self._lately:
             self._lately[name] = parts
         try:
-            yield ids
+            yield
         finally:
             del self.open_requests[name]
             self.unwanted.discard(name)
@@ -85,12 +84,17 @@ class Desk:
         if reason := self.closed:
             raise Refusal(UNAVAILABLE, reason, code="draining" if self.draining else "unhealthy")
 
-    async def encoded(self, name: str, asks: Sequence[Ask]) -> list[Ask]:
-        """With their token ids, which may take a while; then it may be too late to begin."""
+    async def ready(self, name: str, asks: Sequence[Ask]) -> list[Ask]:
+        """Tokenize the prompts of a request, and give each its id and its timeout.
+
+        The server may close, or the request may be aborted, while a long text is tokenized.
+        """
         found: list[Ask] = []
-        for ask in asks:
-            found.append(await self.engine.encoded(ask))
-            await asyncio.sleep(0)  # short texts are many at times, and others wait
+        timeout = self.settings.timeout_s or None
+        for ask, part in zip(asks, self.open_requests[name], strict=True):
+            prompt = await self.engine.tokenized(ask)
+            found.append(ask.ready(prompt, part, timeout))
+            await asyncio.sleep(0)  # many short texts would block other requests
         self.check_open()
         if name in self.unwanted:
             raise Refusal(UNAVAILABLE, "the request was aborted before it began", code="aborted")
@@ -99,11 +103,6 @@ class Desk:
     def parts(self, name: str) -> Sequence[str]:
         """The ids of a request that is here or was here lately; one of a part is its own."""
         return self.open_requests.get(name) or part_ids(name, self._lately.get(name, 1))
-
-    def begin(self, ask: Ask, part: str) -> Stream:
-        """Have the engine begin a part of a request, which has as much time as it may have."""
-        timeout = ask.timeout or self.settings.timeout_s or None
-        return self.engine.generate(replace(ask, request_id=part, timeout=timeout))
 
     def retry_after(self) -> int:
         """Seconds after which those who are here now have left, at the pace of late."""

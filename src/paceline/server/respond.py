@@ -76,11 +76,11 @@ class Answering(Response):
         line.tenant = work.asks[0].tenant
         begun = monotonic()
         try:
-            with self._desk.visit(work.name, len(work.asks)) as ids:
-                asks = await self._desk.encoded(work.name, work.asks)
+            with self._desk.visit(work.name, len(work.asks)):
+                asks = await self._desk.ready(work.name, work.asks)
                 line.prompt_tokens = sum(len(ask.prompt_token_ids or ()) for ask in asks)
-                for ask, part in zip(asks, ids, strict=True):
-                    streams.append(self._desk.begin(ask, part))
+                for ask in asks:
+                    streams.append(self._desk.engine.generate(ask))
                 await (self._send_stream(send, line) if work.stream else self._send_whole(send))
             line.account(self._outputs())
             self._desk.pace.ended()

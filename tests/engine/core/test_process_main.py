@@ -11,7 +11,7 @@ from paceline.core.errors import QueueFull, RequestError
 from paceline.core.request import Request
 from paceline.engine.core import wire
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Question
+from paceline.engine.core.messages import Abort, Park, Question, Wake
 from paceline.engine.core.process_main import CoreLoop, Outbox
 from paceline.engine.settings import EngineSettings
 from tests.engine.support import parts
@@ -73,10 +73,10 @@ def test_all_messages_are_applied_in_order_before_a_turn() -> None:
             submitted("a"),
             submitted("b", "grammar"),
             wire.Questioned(1, Question("snapshot")),
-            wire.Aborted("a"),
-            wire.Woken("b"),
+            Abort("a"),
+            Wake("b"),
             wire.Questioned(2, Question("snapshot")),
-            wire.Parked("b", "remote_kv"),
+            Park("b", "remote_kv"),
             wire.Questioned(3, Question("snapshot")),
         )
         answers, deliveries = one.run()
@@ -104,17 +104,18 @@ def test_more_requests_than_an_inbox_holds_are_refused() -> None:
     assert "inbox_requests" in str(refused["c"])
 
 
-def test_a_request_that_cannot_be_built_is_refused_and_others_go_on() -> None:
+def test_a_request_that_can_never_run_is_refused_and_others_run() -> None:
+    long = Request(id="long", prompt=range(5, 1000), max_tokens=3)  # pyright: ignore[reportArgumentType]
     with parent() as one:
-        one.send(wire.Submitted(b"", {"id": "empty"}, {}), submitted("a"))
+        one.send(wire.submitted(long), submitted("a"))
         _, deliveries = one.run()
-    assert [each.request_id for delivery in deliveries for each in delivery.refused] == ["empty"]
+    assert [each.request_id for delivery in deliveries for each in delivery.refused] == ["long"]
     assert {name for delivery in deliveries for name in delivery.request_id} == {"a"}
 
 
 def test_a_message_does_not_pass_through_the_inbox_of_other_threads() -> None:
     with parent() as one:
         one.loop._engine._inbox.put = lambda command: pytest.fail("put")  # type: ignore[method-assign]
-        one.send(*(submitted(str(number)) for number in range(50)), wire.Aborted("7"))
+        one.send(*(submitted(str(number)) for number in range(50)), Abort("7"))
         _, deliveries = one.run()
     assert "7" in [end.request_id for delivery in deliveries for end in delivery.ended]

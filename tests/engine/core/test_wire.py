@@ -1,6 +1,6 @@
 """The border between processes: what goes in comes out the same."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -29,6 +29,8 @@ def sent(message: Any) -> Any:
     "request_",
     [
         Request(id="a", prompt=[1, 2, 3]),  # pyright: ignore[reportArgumentType]
+        Request(id="a", prompt=[1], priority=0.5, max_tokens=np.int64(4)),  # type: ignore[arg-type]
+        Request(id="a", prompt=[1], arrival=3, deadline=2, length_penalty=1),  # pyright: ignore[reportArgumentType]
         Request(
             id="b",
             prompt=[7],  # pyright: ignore[reportArgumentType]
@@ -68,6 +70,15 @@ def test_a_request(request_: Request) -> None:
     for one in fields(Request):
         if one.name != "prompt":
             assert getattr(back, one.name) == getattr(request_, one.name)
+    replace(back)  # what was restored without checks passes them
+
+
+def test_what_was_restored_cannot_be_changed() -> None:
+    request = Request(id="b", prompt=[7], sampling=Sampling(logit_bias={3: 1.0}))  # pyright: ignore[reportArgumentType]
+    back = wire.request_of(sent(wire.submitted(request)))
+    assert not back.prompt.flags.writeable
+    with pytest.raises(TypeError):
+        back.sampling.logit_bias[3] = 2.0  # type: ignore[index]
 
 
 def prompt_scores(alternatives: int) -> PromptScores:

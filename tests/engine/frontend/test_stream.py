@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import QueueFull
@@ -17,7 +18,9 @@ OUTPUT = RequestOutput("a", None, (), (), Usage(0, 0, 0), NO_TIMINGS)
 def run(use: Callable[[Mailbox, PieceStream, list[str]], Awaitable[None]]) -> None:
     async def main() -> None:
         mailbox, aborts = Mailbox(), list[str]()
-        await use(mailbox, PieceStream("a", (1, 2), mailbox, aborts.append), aborts)
+        await use(
+            mailbox, PieceStream("a", np.array([1, 2], np.int32), mailbox, aborts.append), aborts
+        )
 
     asyncio.run(main())
 

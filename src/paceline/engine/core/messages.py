@@ -1,8 +1,13 @@
-"""The messages between the step loop and the front end: ids and arrays, no text."""
+"""The messages between the step loop and the front end: ids and arrays, no text.
+
+Those that are Structs cross a process border as they are; `wire` has the form of the others.
+"""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from paceline.core.arrays import F32, I32, Names
 from paceline.core.errors import PacelineError, RequestError
@@ -33,16 +38,14 @@ class Submit:
     parked: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, tag=True, array_like=True, frozen=True):
     """End a request, or one of its choices."""
 
     request_id: str
     child: int | None = None  # None: the whole request
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
+class Park(Struct, tag=True, array_like=True, frozen=True):
     """Set a waiting request aside until a `Wake`; ignored if the request is not waiting."""
 
     request_id: str
@@ -53,8 +56,7 @@ class Park:
             raise RequestError(f"request {self.request_id!r} cannot be parked without a reason")
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(Struct, tag=True, array_like=True, frozen=True):
     """Let a parked request wait in its old place; ignored if the request is not parked."""
 
     request_id: str

@@ -16,7 +16,7 @@ import zmq
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.core import wire
-from paceline.engine.core.messages import Capacity, EngineFailed, Park, Question
+from paceline.engine.core.messages import Abort, Capacity, EngineFailed, Park, Question, Wake
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.stall_detector import StallDetector
 from paceline.engine.settings import EngineSettings
@@ -95,18 +95,18 @@ class ProcessCore:
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         with suppress(EngineFailed):  # with the process its requests have ended too
-            self._send(wire.Aborted(request_id, child))
+            self._send(Abort(request_id, child))
 
     def park(self, request_id: str, reason: str) -> None:
         message = Park(request_id, reason)
         with suppress(EngineFailed):
-            self._send(wire.Parked(message.request_id, message.reason))
+            self._send(message)
             self._stalls.parked(request_id)
 
     def wake(self, request_id: str) -> None:
         with suppress(EngineFailed):
             self._stalls.woken(request_id)
-            self._send(wire.Woken(request_id))
+            self._send(Wake(request_id))
 
     def ask(self, question: Question) -> Future[Any]:
         number, answer = next(self._numbers), Future[Any]()

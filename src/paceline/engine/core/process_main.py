@@ -117,12 +117,8 @@ class CoreLoop:
 
     def _apply(self, message: wire.ToCore) -> None:
         match message:
-            case wire.Aborted(request_id, child):
-                self._engine.apply(Abort(request_id, child))
-            case wire.Parked(request_id, reason):
-                self._engine.apply(Park(request_id, reason))
-            case wire.Woken(request_id):
-                self._engine.apply(Wake(request_id))
+            case Abort() | Park() | Wake():
+                self._engine.apply(message)
             case wire.Questioned(number, question):
                 self._answer(number, question)
             case wire.Close():
@@ -131,13 +127,13 @@ class CoreLoop:
                 raise AssertionError(f"{type(message).__name__} is no command to a running core")
 
     def _submit(self, message: wire.Submitted, room: int) -> None:
-        """Submit a request. One that is malformed, or one too many, is reported as refused."""
-        try:
-            if room < 0:
-                raise QueueFull(too_many(self._engine.settings.inbox_requests))
-            self._engine.apply(Submit(wire.request_of(message), message.parked))
-        except PacelineError as error:
-            self._engine.refuse(message.settings["id"], error)
+        """Submit a request, or report it as refused if it is one too many."""
+        request = wire.request_of(message)
+        if room < 0:
+            error = QueueFull(too_many(self._engine.settings.inbox_requests))
+            self._engine.refuse(request.id, error)
+        else:
+            self._engine.apply(Submit(request, message.parked))
 
     def _answer(self, number: int, question: Question) -> None:
         try:

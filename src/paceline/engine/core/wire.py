@@ -1,7 +1,9 @@
-"""Messages as bytes, for the border between processes: ids and arrays, nothing executable."""
+"""Messages as bytes, between two processes: ids and arrays, nothing executable."""
 
 from dataclasses import asdict, fields
-from typing import Any
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -9,22 +11,24 @@ import numpy as np
 from paceline.core.arrays import F32, I32
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
-from paceline.core.request import Item, Request
-from paceline.core.sampling import Sampling
+from paceline.core.request import Request
+from paceline.core.sampling import NO_BIAS, Sampling
 from paceline.engine.core.messages import (
+    Abort,
     Capacity,
     Delivery,
     EngineFailed,
+    Park,
     Question,
     Refused,
+    Wake,
 )
 from paceline.engine.settings import EngineSettings
 
 ERRORS: dict[str, type[PacelineError]] = {
     kind.__name__: kind for kind in (ConfigError, EngineFailed, QueueFull, RequestError)
 }
-REQUEST_FIELDS = [one for one in fields(Request) if one.name not in ("prompt", "sampling")]
-SAMPLING_FIELDS = fields(Sampling)
+T = TypeVar("T")
 
 
 class Fault(msgspec.Struct, array_like=True, frozen=True):
@@ -56,26 +60,10 @@ class Build(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Submitted(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A request; of its settings only those that are not the default."""
+    """A request as the values of its fields, and the reason if it is parked."""
 
-    prompt: bytes
-    settings: dict[str, Any]
-    sampling: dict[str, Any]
-    parked: str = ""  # the reason; empty: it waits
-
-
-class Aborted(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    request_id: str
-    child: int | None = None
-
-
-class Parked(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    request_id: str
-    reason: str
-
-
-class Woken(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    request_id: str
+    request: msgspec.Raw
+    parked: str = ""
 
 
 class Questioned(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -187,41 +175,61 @@ class Delivered(msgspec.Struct, tag=True, array_like=True, frozen=True):
     prompt: tuple[Scored, ...] = ()
 
 
-ToCore = Build | Submitted | Aborted | Parked | Woken | Questioned | Close
+ToCore = Build | Submitted | Abort | Park | Wake | Questioned | Close
 FromCore = Ready | Answered | Delivered | Died | Logged
 
 
 def plain(value: Any) -> Any:
-    """Scalars of numpy's, and mappings that may not be changed."""
-    scalar: Any = value
-    return scalar.item() if isinstance(value, np.generic) else dict(value)
+    """The content of numpy's arrays and scalars, and of read-only mappings."""
+    given: Any = value
+    if isinstance(value, np.ndarray):
+        return given.tobytes()
+    return given.item() if isinstance(value, np.generic) else dict(value)
 
 
 encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 to_core = msgspec.msgpack.Decoder(ToCore)
 from_core = msgspec.msgpack.Decoder(FromCore)
 
+# A request is encoded once, by the values of its fields in their order. The front end checked them
+# when it built the request, so the core restores the objects without checking again.
+SAMPLING_NAMES = tuple(one.name for one in fields(Sampling))
+REQUEST_NAMES = tuple(one.name for one in fields(Request) if one.name != "sampling")
+sampling_values, request_values = attrgetter(*SAMPLING_NAMES), attrgetter(*REQUEST_NAMES)
+SENT_AS: dict[str, Any] = {"prompt": bytes, "priority": int | float}
+
+
+def types_of(kind: Any, names: tuple[str, ...]) -> Any:
+    """The type of a tuple with the values of some fields."""
+    types = {one.name: one.type for one in fields(kind)} | SENT_AS
+    return tuple[tuple(types[name] for name in names)]
+
+
+requests = msgspec.msgpack.Decoder(
+    tuple[types_of(Request, REQUEST_NAMES), types_of(Sampling, SAMPLING_NAMES)]
+)
+
 
 def submitted(request: Request, parked: str = "") -> Submitted:
-    sampling = request.sampling
-    return Submitted(
-        request.prompt.tobytes(),
-        changed(request, REQUEST_FIELDS),
-        changed(sampling, SAMPLING_FIELDS),
-        parked,
-    )
-
-
-def changed(message: Any, settings: Any) -> dict[str, Any]:
-    found = {one.name: (getattr(message, one.name), one.default) for one in settings}
-    return {name: value for name, (value, default) in found.items() if value != default}
+    values = request_values(request), sampling_values(request.sampling)
+    return Submitted(msgspec.Raw(encoder.encode(values)), parked)
 
 
 def request_of(message: Submitted) -> Request:
-    prompt = np.frombuffer(message.prompt, np.int32)
-    settings = dict(message.settings)
-    items = tuple(Item(**one) for one in settings.pop("items", ()))
-    return Request(prompt=prompt, sampling=Sampling(**message.sampling), items=items, **settings)
+    of_request, of_sampling = requests.decode(message.request)
+    sampling = dict(zip(SAMPLING_NAMES, of_sampling, strict=True))
+    sampling["logit_bias"] = MappingProxyType(sampling["logit_bias"]) or NO_BIAS
+    values = dict(zip(REQUEST_NAMES, of_request, strict=True))
+    values["prompt"] = np.frombuffer(values["prompt"], np.int32)
+    return restored(Request, values | {"sampling": restored(Sampling, sampling)})
+
+
+def restored(kind: type[T], values: dict[str, Any]) -> T:
+    """An object from the values of all its fields, without the checks of `__post_init__`."""
+    made = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def delivered(one: Delivery) -> Delivered:

@@ -95,7 +95,7 @@ class Frontend:
             # A prompt is computed for the sake of a token, so one is drawn where none is wanted.
             # `OpenChoice` does not tell it, and whichever it is, the end is "length".
             params = replace(params, max_tokens=1, ignore_eos=True, stop_token_ids=())
-        sampling = params.sampling()
+        sampling = params.sampling
         sampling.check_vocab(self.tokenizer.vocab_size)
         # What is found in the cache has no logits. A salt of its own lets nothing be found.
         salt = ask.cache_salt if params.prompt_logprobs is None else uuid4().hex

@@ -4,6 +4,7 @@ from asyncio import CancelledError, Event
 from collections.abc import AsyncIterator, Callable
 from weakref import finalize
 
+from paceline.core.arrays import I32
 from paceline.core.errors import PacelineError
 from paceline.engine.api import Piece, RequestOutput
 
@@ -72,14 +73,22 @@ class PieceStream:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: tuple[int, ...],
+        prompt: I32,
         mailbox: Mailbox,
         abort: Callable[[str], None],
     ) -> None:
-        self.request_id, self.prompt_token_ids = request_id, prompt_token_ids
-        self._mailbox = mailbox
+        self.request_id = request_id
+        self._prompt, self._mailbox = prompt, mailbox
         self._leave = finalize(self, leave, request_id, mailbox, abort)
         self._leave.atexit = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._prompt)
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return tuple(self._prompt.tolist())
 
     @property
     def output(self) -> RequestOutput | None:

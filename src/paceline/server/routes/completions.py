@@ -64,13 +64,14 @@ class CompletionForm:
     ) -> None:
         self._envelope, self._body, self._echoed = envelope, body, echoed
         self._tokenizer = tokenizer
-        self._prompts: list[tuple[int, ...]] = []  # token ids
+        self._prompts: list[tuple[int, ...]] = []  # token ids, where logprobs are wanted
         self._begun: set[int] = set()  # choices of which something was told
         self._offsets: dict[int, Offsets] = {}  # by choice, if their logprobs are told
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
-        self._prompts = [stream.prompt_token_ids for stream in streams]
+        if self._body.logprobs is not None:
+            self._prompts = [stream.prompt_token_ids for stream in streams]
         return b""
 
     def piece(self, part: int, piece: Piece) -> bytes:

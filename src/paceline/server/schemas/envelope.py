@@ -44,7 +44,7 @@ class Envelope:
         return cls(name, model, body.stream_options or NO_OPTIONS, told)
 
     def count_prompts(self, streams: Sequence[Stream]) -> None:
-        self._prompt = sum(len(stream.prompt_token_ids) for stream in streams)
+        self._prompt = sum(stream.prompt_tokens for stream in streams)
 
     def count(self, piece: Piece) -> None:
         self._completion += len(piece.token_ids)
