@@ -6,8 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline import Request, StepResult
 from paceline.cli.main import main
 from paceline.sched.policies.fcfs import Fcfs
+from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from tests.cli.test_replay import record
 from tests.server.support import Site
 
@@ -40,6 +42,52 @@ def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for name, file, status in (("zoe", "run", 1), ("b", "nowhere", 2), ("b", "other", 2)):
         assert main(["explain", name, "--recording", str(tmp_path / file)]) == status
         assert capsys.readouterr().err.startswith("paceline explain: ")
+
+
+def test_the_requests_of_a_recording_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with record(tmp_path / "run") as recorder:
+        recorder.submit(Request(id="c", prompt=[1, 2], max_tokens=3), now=9.0)
+    assert main(["explain", "--recording", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "'a': 3 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
+        "'b': 3 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
+        "'c': 2 tokens of prompt, at most 3 new; WAITING.",
+    ]
+
+
+def test_a_recording_has_requests_that_the_scheduler_has_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "run", journal_requests=1).close()
+    for name in "ab":
+        assert main(["explain", name, "--recording", str(tmp_path / "run")]) == 0
+        assert "ended (length) with 5 tokens known." in capsys.readouterr().out
+    assert main(["explain", "--recording", str(tmp_path / "run")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_request_that_was_forgotten_at_once_is_listed_and_not_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "run")
+    with RecordedScheduler.create(record=path, num_blocks=8, journal_requests=1) as recorder:
+        for name in "ab":
+            recorder.submit(Request(id=name, prompt=[1, 2], max_tokens=1), now=0.0)
+        plan = recorder.plan(now=0.0)
+        recorder.commit(plan, StepResult.of(plan, {"a": [3], "b": [3]}), now=0.0)
+    assert main(["explain", "a", "--recording", path]) == 1
+    assert "raise journal_requests" in capsys.readouterr().err
+    assert main(["explain", "--recording", path]) == 0
+    assert capsys.readouterr().out.startswith("'a': finished, and not remembered.\n'b': 2 tokens")
+
+
+def test_a_server_needs_the_name_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["explain"])
+    assert caught.value.code == 2
+    assert "name a request, or a --recording" in capsys.readouterr().err
 
 
 def test_a_replay_that_diverged_is_no_life_to_rely_on(

@@ -8,21 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import Request, RequestError, Scheduler, StepResult
+from paceline import Request, RequestError, StepResult
 from paceline.cli import replay
 from paceline.cli.main import main
 from paceline.sched.replay.reader import Reader
-from paceline.sched.replay.recorder import Recorder
+from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sim.oracle import OracleRunner
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "guides" / "replay.md"
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
 
 
-def record(path: Path, limit_bytes: int = 1 << 20) -> Recorder:
+def record(path: Path, **recording: Any) -> RecordedScheduler:
     """Two requests on one slot, one of them refused at first."""
-    scheduler = Scheduler.create(max_num_seqs=1, max_model_len=16, num_blocks=4, block_size=4)
-    recorder = Recorder(scheduler, path, limit_bytes)
+    recorder = RecordedScheduler.create(
+        max_num_seqs=1,
+        max_model_len=16,
+        num_blocks=4,
+        block_size=4,
+        record=str(path),
+        **recording,
+    )
     with pytest.raises(RequestError):
         recorder.submit(Request(id="long", prompt=np.arange(16)), now=0.0)
     for name in "ab":
@@ -34,9 +40,10 @@ def record(path: Path, limit_bytes: int = 1 << 20) -> Recorder:
     return recorder
 
 
-def record_old_ways(path: Path, **settings: Any) -> Recorder:
+def record_old_ways(path: Path, **settings: Any) -> RecordedScheduler:
     """Samples and beams on a pool that is too small for them, with a host to swap to."""
-    scheduler = Scheduler.create(
+    recorder = RecordedScheduler.create(
+        record=str(path),
         max_num_seqs=6,
         max_model_len=32,
         num_blocks=12,
@@ -45,7 +52,6 @@ def record_old_ways(path: Path, **settings: Any) -> Recorder:
         swap_space=30,
         **settings,
     )
-    recorder = Recorder(scheduler, path)
     runner = OracleRunner(blocks=12, block_size=4, vocab=50, host_blocks=30)
     requests = [
         Request(id="plain", prompt=np.arange(11), max_tokens=12),
@@ -64,7 +70,7 @@ def record_old_ways(path: Path, **settings: Any) -> Recorder:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with record(tmp_path / "run") as recorder:
-        return recorder.path
+        return recorder.recording.path
 
 
 def run(*words: object) -> int:
@@ -145,7 +151,7 @@ def test_a_reader_that_went_away_is_left_to_the_caller(
 
 def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(path, "--explain", "zoe") == UNREADABLE
-    assert "paceline replay: request 'zoe' is not remembered; " in capsys.readouterr().err
+    assert "paceline replay: the recording has no request 'zoe'" in capsys.readouterr().err
 
 
 def test_a_difference_is_told(
@@ -176,19 +182,22 @@ def test_a_plan_without_a_digest_is_told(
 ) -> None:
     recorder = record(tmp_path / "open")
     recorder.plan(now=9.0)
-    assert run(recorder.path) == IDENTICAL
+    assert run(recorder.recording.path) == IDENTICAL
     out = capsys.readouterr().out
     assert "ends      it has no end" in out
     assert "verified  5 plans identical, 1 without a digest" in out
     recorder.close()
 
 
-def test_a_full_recording_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_recording_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.core.config.LEAST_RECORD_BYTES", 1)
     with record(tmp_path / "run") as recorder:
-        size = recorder.size_bytes
-    record(tmp_path / "run", limit_bytes=size - 100).close()
+        size = recorder.recording.size_bytes
+    record(tmp_path / "run", record_max_bytes=size, record_files=1).close()
     assert run(tmp_path / "run") == IDENTICAL
-    assert "ends      its limit was reached" in capsys.readouterr().out
+    assert "ends      it was full, and the run went on unrecorded" in capsys.readouterr().out
 
 
 def test_damage_is_an_unreadable_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +216,31 @@ def test_a_damaged_length_is_damage_and_no_cut(
     path.write_bytes(content)
     assert run(path) == UNREADABLE
     assert "a record is damaged" in capsys.readouterr().out
+
+
+def test_a_file_that_continues_another_replays_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    with record(path) as recorder:
+        recorder.recording.next_file()
+        recorder.submit(Request(id="c", prompt=np.arange(3), max_tokens=2), now=9.0)
+        for step in range(3):
+            plan = recorder.plan(now=9.0 + step)
+            tokens = {str(name): [9] for name in plan.rows.request_id}
+            recorder.commit(plan, StepResult.of(plan, tokens), now=9.5 + step)
+    assert run(path, "--explain", "b", "--until", 7) == IDENTICAL
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:4] == [
+        "begins    after step 5, where an older file ends",
+        "replayed  2 steps, 1 request, 1 token, 0 preemptions",
+        "verified  all 2 plans identical",
+    ]
+    assert lines[4].startswith("'b': 3 tokens of prompt")
+    assert run(tmp_path / "run.1") == IDENTICAL
+    out = capsys.readouterr().out
+    assert "ends      it was full, and the recording goes on in a newer file" in out
+    assert "verified  all 5 plans identical" in out
 
 
 @pytest.mark.parametrize("step", [0, -5])

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline import PacelineError, Plan, Request, Scheduler, StepResult
+from paceline import PacelineError, Plan, Request, StepResult
 from paceline.core.plan import Candidates, Failed
 from paceline.sched.replay.plans_in_flight import stand_in
 from paceline.sched.replay.reader import Reader
-from paceline.sched.replay.recorder import Recorder
+from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import FORMAT, FORMAT_NUMBER, MAGIC, RecordKind, record
 from paceline.sched.swapping import Rates
 
@@ -65,9 +65,13 @@ def family(r: Random) -> dict[str, Any]:
 class Trouble:
     """A seeded run through a recorder: every call there is, in any order, some of them wrong."""
 
-    def __init__(self, seed: int, path: Path, turns: int = 80, depth: int = 3) -> None:
+    def __init__(
+        self, seed: int, path: Path, turns: int = 80, depth: int = 3, new_file: float = 0.0
+    ) -> None:
+        """`new_file` is the chance that a turn ends the file of the recording between two calls."""
         self.random = r = Random(seed)
-        self.recorder = Recorder(Scheduler.create(**settings(r)), path)
+        self.new_file, self.moments = new_file, Random(seed)
+        self.recorder = RecordedScheduler.create(record=str(path), record_files=1000, **settings(r))
         self.depth = r.randint(1, depth)
         self.now = 0.0
         self.ids: list[str] = []
@@ -100,6 +104,8 @@ class Trouble:
             if r.random() < chance:
                 self._try(trouble)
         self._plan()
+        if self.moments.random() < self.new_file:
+            self.recorder.recording.next_file()
         while len(self.flight) >= self.depth or (self.flight and r.random() < 0.3):
             self._commit()
 
@@ -203,14 +209,14 @@ class Trouble:
                 self._commit()
 
 
-def small_run(path: Path, steps: int = 12, **other: Any) -> Recorder:
+def small_run(path: Path, steps: int = 12, **other: Any) -> RecordedScheduler:
     """Three requests that compete for two slots and few blocks."""
-    scheduler = Scheduler.create(
+    recorder = RecordedScheduler.create(
         **{"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32} | other,
         num_blocks=8,
         block_size=4,
+        record=str(path),
     )
-    recorder = Recorder(scheduler, path)
     for number, priority in enumerate((2, 1, 0)):
         prompt = np.arange(5 + number)
         request = Request(id=f"r{number}", prompt=prompt, max_tokens=6, priority=priority)

@@ -8,24 +8,28 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.request_lives import RequestLives
 from paceline.core.errors import RequestError
 from paceline.sched.explain.sentences import plural
-from paceline.sched.replay.reader import Ending
+from paceline.sched.replay.reader import RecordingEnd
 from paceline.sched.replay.records import RecordingError
 from paceline.sched.replay.replayer import Replay, ReplaySummary
-from paceline.sched.stats import Stats
 
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
-UNTOUCHED = (Ending.CLOSED, Ending.UNREAD)  # nothing to say about how the file ends
+REGULAR = (
+    RecordingEnd.CLOSED,
+    RecordingEnd.CONTINUED,
+    RecordingEnd.UNREAD,
+)  # nothing is missing from the file
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to replay, and what to tell of it."""
+    """What to replay, and what to print."""
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What a Recorder wrote.")]
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that --record wrote.")]
     explain: Annotated[
-        str | None, typer.Option(metavar="ID", help="Tell the life of this request at the end.")
+        str | None, typer.Option(metavar="ID", help="Also explain this request.")
     ] = None
     until: Annotated[
         int | None, typer.Option(metavar="STEP", min=1, help="Stop after planning this step.")
@@ -45,18 +49,20 @@ def run(options: Options) -> int:
     """
     try:
         replay = Replay(options.file)
+        lives = RequestLives(replay, options.explain or "")
         for plan in replay.plans(options.until):
+            lives.see(plan)
             if options.json:
                 print(json.dumps(plan.to_dict()))
-    except BrokenPipeError:  # whoever reads the plans has seen enough
+    except BrokenPipeError:  # the reader of the plans has gone
         raise
     except (RecordingError, OSError) as error:
         return complain(error)
-    told = sys.stderr if options.json else sys.stdout
-    print(*report(replay, options.until), sep="\n", file=told)
+    out = sys.stderr if options.json else sys.stdout
+    print(*report(replay, options.until), sep="\n", file=out)
     if options.explain is not None:
         try:
-            print(replay.scheduler.explain(options.explain), file=told)
+            print(lives.explanation(options.explain), file=out)
         except RequestError as error:
             return complain(error)
     return status(replay)
@@ -65,7 +71,7 @@ def run(options: Options) -> int:
 def status(replay: Replay) -> int:
     if replay.divergence is not None:
         return DIVERGED
-    return UNREADABLE if replay.reader.ending is Ending.DAMAGED else IDENTICAL
+    return UNREADABLE if replay.reader.ending is RecordingEnd.DAMAGED else IDENTICAL
 
 
 def complain(error: Exception) -> int:
@@ -74,16 +80,16 @@ def complain(error: Exception) -> int:
 
 
 def report(replay: Replay, until: int | None) -> list[str]:
-    """What was replayed and what became of it, a line each."""
+    """The file, what was replayed, and whether it was identical, a line each."""
     reader, summary = replay.reader, replay.summary
     made_by = reader.preamble.made_by
-    lines = [
-        f"file      {reader.path}, {reader.size_bytes:,} bytes, made by paceline {made_by}",
-        f"replayed  {counted(summary, replay.scheduler.stats)}",
-    ]
-    if reader.ending not in UNTOUCHED:
+    lines = [f"file      {reader.path}, {reader.size_bytes:,} bytes, made by paceline {made_by}"]
+    if replay.steps_before:
+        lines.append(f"begins    after step {replay.steps_before:,}, where an older file ends")
+    lines.append(f"replayed  {counted(summary)}")
+    if reader.ending not in (RecordingEnd.CLOSED, RecordingEnd.UNREAD):
         lines.append(f"ends      {ending(replay)}")
-    if until is not None and summary.steps < until and replay.divergence is None:
+    if until is not None and replay.scheduler.stats.steps < until and replay.divergence is None:
         lines.append(f"ends      before step {until:,}")
     return [*lines, verdict(replay, summary)]
 
@@ -95,17 +101,17 @@ def ending(replay: Replay) -> str:
     return reader.ending.value + (f" ({unread:,} bytes were not read)" if unread else "")
 
 
-def counted(summary: ReplaySummary, stats: Stats) -> str:
+def counted(summary: ReplaySummary) -> str:
     found = [
         plural(summary.steps, "step"),
         plural(summary.requests, "request"),
         plural(summary.tokens, "token"),
         plural(summary.preemptions, "preemption"),
     ]
-    if stats.swapped_out_blocks:
-        found.append(f"{plural(stats.swapped_out_blocks, 'block')} swapped out")
-    if stats.forks:
-        found.append(plural(stats.forks, "fork"))
+    if summary.swapped_out_blocks:
+        found.append(f"{plural(summary.swapped_out_blocks, 'block')} swapped out")
+    if summary.forks:
+        found.append(plural(summary.forks, "fork"))
     if summary.refused:
         found.append(f"{plural(summary.refused, 'call')} refused")
     return ", ".join(found)

@@ -15,7 +15,7 @@ from paceline.cli.setting_help import (
     TITLES,
     unit_of,
 )
-from paceline.core.config import PARTS, LoadConfig
+from paceline.core.config import PARTS, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
@@ -81,7 +81,11 @@ class Setting:
 class Settings(dict[str, Any]):
     """The engine settings that were given, by name; all others keep their defaults."""
 
-    components: ClassVar[dict[str, type[Any]]] = {"load": LoadConfig, **PARTS}
+    components: ClassVar[dict[str, type[Any]]] = {
+        "load": LoadConfig,
+        **PARTS,
+        "record": RecordConfig,
+    }
 
     @classmethod
     def all(cls) -> Iterator[Setting]:

@@ -12,6 +12,7 @@ TITLES = {
     "preemption": "Preemption",
     "speculation": "Speculative decoding",
     "journal": "Journal",
+    "record": "Recording",
 }
 
 # Flags with another name than their setting: one value each, or the name that vLLM has.
@@ -21,7 +22,7 @@ NAMES = {
     "aliases": "served_model_name",
     "tenant_weights": "tenant_weight",
 }
-METAVARS = {"tenant_weights": "NAME=WEIGHT"}
+METAVARS = {"tenant_weights": "NAME=WEIGHT", "record": "FILE", "record_max_bytes": "BYTES"}
 
 # Defaults of an engine that depend on the device, the model or the command.
 OF_ENGINES = {
@@ -64,6 +65,7 @@ UNITS = {
     "speculation_max_batch_tokens": "tokens",
     "journal_requests": "requests",
     "journal_spells": "intervals",
+    "record_files": "files",
 }
 SUFFIXES = {"_s": "seconds", "_bytes": "bytes"}
 
@@ -163,6 +165,12 @@ SENTENCES = {
     # journal
     "journal_requests": "Finished requests that `explain` remembers.",
     "journal_spells": "Intervals of blocked admission that `explain` remembers.",
+    # record
+    "record": "File to record the scheduler's calls to, for `replay` and `explain`; it contains "
+    "the token ids of prompts.",
+    "record_max_bytes": "Maximum size of one recording file; then recording continues in a new "
+    "file.",
+    "record_files": "Recording files to keep; 1: recording stops when the file is full.",
 }
 
 

@@ -16,6 +16,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDType = Literal["auto", "bf16", "fp8"]
+LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
 MOST_BLOCKS = 2**31 - 1  # plans number them in 32 bits
 MOST_THREADS = 1024  # torch crashes with many more
 MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
@@ -285,6 +286,24 @@ class LoadConfig:
 
     def steps_in_flight(self, by_device: int) -> int:
         return self.depth or (by_device if self.async_scheduling else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """A recording of the scheduler's calls; it decides nothing, so it is not a part of `Config`."""
+
+    record: str = ""  # the file to write; an empty name: no recording
+    record_max_bytes: int = 256 << 20  # of one file; then the recording goes on in a new one
+    record_files: int = 4  # files that are kept; 1: the recording stops when its file is full
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(
+            self.record_max_bytes >= LEAST_RECORD_BYTES,
+            f"record_max_bytes is {self.record_max_bytes}; it must be at least "
+            f"{LEAST_RECORD_BYTES}",
+        )
+        require(self.record_files > 0, f"record_files is {self.record_files}; it must be positive")
 
 
 PARTS: dict[str, type[Any]] = {

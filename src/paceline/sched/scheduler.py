@@ -331,6 +331,9 @@ class Scheduler:
         """Set the rates of recomputing and swapping that `preemption_mode="auto"` compares."""
         self.residency.swapping.rates = rates
 
+    def close(self) -> None:
+        """Write what is not written yet; a scheduler that is not recorded has nothing to write."""
+
     # -- asking -------------------------------------------------------------
 
     @property

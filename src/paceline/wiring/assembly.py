@@ -1,27 +1,33 @@
 """From a model's name to the parts of an engine."""
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
+from paceline.core.config import RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.core.components import Parts
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.model import Source, find_model
-from paceline.wiring.settings import sort_settings
+from paceline.wiring.recording import scheduler_of
+from paceline.wiring.settings import sort_settings, taken
 
 
 def build(model: str = DEFAULT, *, progress: Progress = silent, **settings: Any) -> Parts:
     """Fetch a model if need be, load it, and make everything that serves it."""
+    record: RecordConfig = taken(RecordConfig, settings)
     rest, own = sort_settings(settings)
     device = device_of(own.device)
     source: Source = find_model(model, own.load_format, device, progress)
     # One module for each device: what a card needs is imported where there is one.
     on = import_module(f"paceline.wiring.{device}")
-    scheduler, runner = on.assemble(rest, own, source.checkpoint)
+    scheduler, runner = on.assemble(
+        rest, own, source.checkpoint, partial(scheduler_of, record=record)
+    )
     template = ChatTemplate.of(source.tokenizer)
     depth = own.steps_in_flight(on.DEPTH)
     return Parts(model, scheduler, runner, source.tokenizer, template, depth=depth)

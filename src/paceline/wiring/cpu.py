@@ -1,11 +1,12 @@
 """A scheduler and a runner for a model on the CPU."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from paceline.core.config import LoadConfig, SpeculationConfig
+from paceline.core.config import Config, LoadConfig, SpeculationConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
@@ -26,7 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def assemble(
-    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
+    settings: dict[str, Any],
+    own: LoadConfig,
+    checkpoint: Checkpoint,
+    scheduler_of: Callable[[Config], Scheduler] = Scheduler,
 ) -> tuple[Scheduler, Runner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
@@ -44,7 +48,7 @@ def assemble(
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
     runner = Runner(loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len)
-    scheduler = Scheduler(config)
+    scheduler = scheduler_of(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(*runner.measure()))

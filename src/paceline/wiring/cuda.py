@@ -2,11 +2,12 @@
 
 import gc
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from paceline.core.config import LoadConfig, SpeculationConfig, StepConfig
+from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
@@ -36,7 +37,10 @@ log = logging.getLogger(__name__)
 
 
 def assemble(
-    settings: dict[str, Any], own: LoadConfig, checkpoint: Checkpoint
+    settings: dict[str, Any],
+    own: LoadConfig,
+    checkpoint: Checkpoint,
+    scheduler_of: Callable[[Config], Scheduler] = Scheduler,
 ) -> tuple[Scheduler, CudaRunner]:
     """Load the model, run the largest step once, give the rest of the memory to KV, and capture
     graphs."""
@@ -70,7 +74,7 @@ def assemble(
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
     runner = runner_of(model, kv, attention, proposer, config.step)
     runner.warm()
-    scheduler = Scheduler(config)
+    scheduler = scheduler_of(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(rate, runner.blocks_per_s()))

@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from signal import SIGTERM, signal
 from threading import current_thread, main_thread
@@ -30,6 +30,7 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.llm import FACTORY
+from paceline.wiring.settings import taken
 from paceline.wiring.tokenizer import words_of
 
 log = logging.getLogger(__name__)
@@ -102,9 +103,3 @@ def core_of(path: str, settings: dict[str, Any]) -> Core:
         parts = factory_named(FACTORY)(path, **settings)
         return ThreadCore(replace(parts, settings=engine).engine())
     return RestartingCore(partial(ProcessCore, FACTORY, path, settings, engine), chosen)
-
-
-def taken(kind: Any, settings: dict[str, Any]) -> Any:
-    """The settings of one kind, out of those that were given."""
-    names = {one.name for one in fields(kind)} & settings.keys()
-    return kind(**{name: settings.pop(name) for name in names})

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from math import prod
 from typing import Any, TypeVar
 
-from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
+from paceline.core.config import CacheConfig, Config, LoadConfig, RecordConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
@@ -32,6 +32,7 @@ FILL_POSITIONS, FILL_LEAST_BYTES = 256, 3 * GIB
 # goes first, and only after an hour whoever came first.
 BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
 OWN = [setting.name for setting in fields(LoadConfig)]
+RECORD = [setting.name for setting in fields(RecordConfig)]
 # What a scheduler by itself is told, and why an engine is not.
 SCHEDULERS = {
     "num_blocks": "an engine counts its blocks; see num_gpu_blocks_override",
@@ -146,7 +147,7 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
     """The scheduler's settings and ours; an unknown name is an error with the nearest one."""
     ours = {name: settings[name] for name in OWN if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
-    known = [name for name in (*Config.names(), *OWN) if name not in SCHEDULERS]
+    known = [name for name in (*Config.names(), *OWN, *RECORD) if name not in SCHEDULERS]
     for name in rest:
         if name in SCHEDULERS:
             raise ConfigError(f"{name} is a setting of a scheduler alone: {SCHEDULERS[name]}")
@@ -155,3 +156,9 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"unknown setting {name!r}{hint}")
     return rest, LoadConfig(**ours)
+
+
+def taken(kind: Any, settings: dict[str, Any]) -> Any:
+    """Remove the settings of one kind from those that were given."""
+    names = {one.name for one in fields(kind)} & settings.keys()
+    return kind(**{name: settings.pop(name) for name in names})

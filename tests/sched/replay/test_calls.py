@@ -10,8 +10,8 @@ import pytest
 from paceline import Item, Request, StepResult
 from paceline.core.plan import Candidates
 from paceline.core.sampling import Sampling
-from paceline.sched.replay.calls import Commitment, Scores, Submission
-from paceline.sched.replay.reader import Ending, next_record
+from paceline.sched.replay.calls import Commitment, ResultScores, Submission
+from paceline.sched.replay.reader import RecordingEnd, next_record
 from paceline.sched.replay.records import CHECKSUM, HEAD, RecordKind
 
 
@@ -36,7 +36,7 @@ def payload(tmp_path: Path, record: bytes) -> bytes:
     (tmp_path / "one").write_bytes(record)
     with (tmp_path / "one").open("rb") as file:
         found = next_record(file, len(record))
-    assert not isinstance(found, Ending)
+    assert not isinstance(found, RecordingEnd)
     return found.payload
 
 
@@ -96,7 +96,7 @@ def test_every_result_survives_as_far_as_it_counts(ids: Any, count: Any, tmp_pat
     (tmp_path / "one").write_bytes(made.encoded())
     with (tmp_path / "one").open("rb") as file:
         found = next_record(file, 1 << 20)
-    assert not isinstance(found, Ending)
+    assert not isinstance(found, RecordingEnd)
     ones = found.kind is RecordKind.COMMIT_ONES
     again = (Commitment.decoded_ones if ones else Commitment.decoded)(found.payload)
     assert (again.step, again.now, again.rows) == (2**40, 0.3, 2)
@@ -124,11 +124,11 @@ def test_all_that_a_result_says_beside_the_tokens_survives(
     logprob: Any, candidates: Any, tmp_path: Path
 ) -> None:
     ids, count = np.zeros((2, 2), np.int32), np.ones(2, np.int32)
-    said = Scores.of(StepResult(ids, count, logprob, candidates))
+    said = ResultScores.of(StepResult(ids, count, logprob, candidates))
     if said is None:
         assert logprob is candidates is None
         return
-    again = Scores.decoded(payload(tmp_path, said.encoded())).added_to(StepResult(ids, count))
+    again = ResultScores.decoded(payload(tmp_path, said.encoded())).added_to(StepResult(ids, count))
     assert (again.ids is ids, again.count is count) == (True, True)
     assert np.array_equal(again.logprob, logprob) if logprob is not None else not again.logprob
     if candidates is None:

@@ -15,8 +15,8 @@ import pytest
 from paceline import PacelineError, Plan, Request, Scheduler
 from paceline.kv.pool import BlockPool
 from paceline.sched.policies.fcfs import Fcfs
-from paceline.sched.replay.reader import Ending, Reader
-from paceline.sched.replay.recorder import Recorder
+from paceline.sched.replay.reader import Reader, RecordingEnd
+from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import (
     RecordKind,
 )
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 SEEDS = range(30)
 
 
-def told(scheduler: Scheduler | Recorder, ids: list[str]) -> dict[str, str]:
+def told(scheduler: Scheduler, ids: list[str]) -> dict[str, str]:
     lives: dict[str, str] = {}
     for name in ids:
         with suppress(PacelineError):
@@ -39,13 +39,13 @@ def told(scheduler: Scheduler | Recorder, ids: list[str]) -> dict[str, str]:
 def test_random_run_replays_to_identical_plans_and_state(seed: int, tmp_path: Path) -> None:
     run = Trouble(seed, tmp_path / "run")
     with run.recorder as recorder:
-        replay = Replay(recorder.path)
+        replay = Replay(recorder.recording.path)
     plans = [plan.to_dict() for plan in replay.plans()]
     assert replay.divergence is None
     assert plans == run.plans
     assert replay.summary.verified == replay.summary.steps == len(plans)
     assert replay.summary.refused == run.refused.total()
-    assert replay.reader.ending is Ending.CLOSED
+    assert replay.reader.ending is RecordingEnd.CLOSED
     assert replay.scheduler.snapshot() == recorder.snapshot()
     assert replay.scheduler.stats == recorder.stats
     assert told(replay.scheduler, run.ids) == told(recorder, run.ids)
@@ -65,9 +65,13 @@ def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> N
     for seed in SEEDS:
         with Trouble(seed, tmp_path / str(seed)).recorder as recorder:
             stats = recorder.stats
-        kinds.update(found.kind for found in Reader(recorder.path))
+        kinds.update(found.kind for found in Reader(recorder.recording.path))
         seen.update(stats.to_dict())
-    assert set(RecordKind) - kinds.keys() == {RecordKind.SETTINGS, RecordKind.ENDED}
+    assert set(RecordKind) - kinds.keys() == {
+        RecordKind.SETTINGS,
+        RecordKind.STATE,
+        RecordKind.ENDED,
+    }
     assert seen["failed_rows"] > 20
     troubles = ("preemptions", "stale_rows", "drafted", "forks", "copied_blocks")
     assert min(kinds[RecordKind.REFUSED], *(seen[name] for name in troubles)) > 50
@@ -80,18 +84,18 @@ def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> N
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     with small_run(tmp_path / "small") as recorder:
-        return recorder.path
+        return recorder.recording.path
 
 
 def test_replay_can_stop_at_a_step_and_go_on(small: Path) -> None:
     replay = Replay(small)
     assert replay.run(until=5).steps == 5
-    assert replay.reader.ending is Ending.UNREAD
+    assert replay.reader.ending is RecordingEnd.UNREAD
     assert replay.scheduler.snapshot()["step"] == 5
     assert [plan.step for plan in replay.plans(until=7)] == [6, 7]
     assert next(replay.plans()).step == 8
     assert replay.run().steps == 12
-    assert replay.reader.ending is Ending.CLOSED
+    assert replay.reader.ending is RecordingEnd.CLOSED
 
 
 # -- divergence -------------------------------------------------------------
@@ -132,10 +136,10 @@ def test_a_call_refused_then_and_accepted_now_diverges(tmp_path: Path) -> None:
         recorder.drain()
         with pytest.raises(PacelineError, match="draining"):
             recorder.submit(Request(id="late", prompt=np.arange(3)), now=40.0)
-    calls = [one for one in sound_records(recorder.path) if one[4] != RecordKind.DRAIN]
-    head = recorder.path.read_bytes()[: Reader(recorder.path).read_bytes]
-    recorder.path.write_bytes(head + b"".join(calls))
-    replay = Replay(recorder.path)
+    calls = [one for one in sound_records(recorder.recording.path) if one[4] != RecordKind.DRAIN]
+    head = recorder.recording.path.read_bytes()[: Reader(recorder.recording.path).read_bytes]
+    recorder.recording.path.write_bytes(head + b"".join(calls))
+    replay = Replay(recorder.recording.path)
     assert replay.run().refused == 0
     assert str(replay.divergence) == (
         "step 12: a call that was refused then is accepted now: "
@@ -153,9 +157,9 @@ def test_a_call_accepted_then_and_refused_now_diverges(small: Path) -> None:
     )
 
 
-def submitted_last(path: Path) -> Recorder:
+def submitted_last(path: Path) -> RecordedScheduler:
     """A run whose very last call submits a prompt of 12 tokens."""
-    recorder = Recorder(Scheduler.create(max_num_seqs=2, max_model_len=16), path)
+    recorder = RecordedScheduler.create(max_num_seqs=2, max_model_len=16, record=str(path))
     recorder.submit(Request(id="a", prompt=np.arange(3)), now=0.0)
     recorder.plan(now=1.0)
     recorder.submit(Request(id="b", prompt=np.arange(12)), now=2.0)
@@ -179,21 +183,23 @@ def test_what_came_of_the_last_call_of_a_killed_process_is_unknown(tmp_path: Pat
         recorder.submit(Request(id="b", prompt=np.arange(12)), now=3.0)
     replay = Replay(tmp_path / "run")
     replay.run()
-    assert (replay.reader.ending, replay.divergence) == (Ending.OPEN, None)
+    assert (replay.reader.ending, replay.divergence) == (RecordingEnd.OPEN, None)
     recorder.close()
     replay = Replay(tmp_path / "run")
     assert replay.run().refused == 1
-    assert (replay.reader.ending, replay.divergence) == (Ending.CLOSED, None)
+    assert (replay.reader.ending, replay.divergence) == (RecordingEnd.CLOSED, None)
 
 
 def test_a_refused_call_moves_the_clock_as_it_did(tmp_path: Path) -> None:
-    recorder = Recorder(Scheduler.create(max_num_seqs=2, max_model_len=8), tmp_path / "run")
+    recorder = RecordedScheduler.create(
+        max_num_seqs=2, max_model_len=8, record=str(tmp_path / "run")
+    )
     with pytest.raises(PacelineError, match="leaves no room"):
         recorder.submit(Request(id="long", prompt=np.arange(8)), now=50.0)
     recorder.submit(Request(id="a", prompt=np.arange(3)), now=7.0)
     recorder.plan(now=8.0)
     recorder.close()
-    replay = Replay(recorder.path)
+    replay = Replay(recorder.recording.path)
     summary = replay.run()
     assert (summary.requests, summary.refused, summary.verified) == (1, 1, 1)
     assert replay.scheduler.residency.now == 50.0
@@ -227,11 +233,13 @@ def test_a_crash_inside_a_plan_happens_again(
         patch.setattr(Scheduler, "plan", broken)
         with pytest.raises(AssertionError, match="a defect"):
             recorder.plan(now=99.0)
-        replay = Replay(recorder.path)
+        replay = Replay(recorder.recording.path)
         with pytest.raises(AssertionError, match="a defect"):
             replay.run()
         assert replay.summary.verified == 3
-    replay = Replay(recorder.path)  # with the defect gone, the step has a plan and no digest
+    replay = Replay(
+        recorder.recording.path
+    )  # with the defect gone, the step has a plan and no digest
     assert len(list(replay.plans())) == 4
     assert (replay.summary.steps, replay.summary.verified) == (4, 3)
 
@@ -261,7 +269,7 @@ def test_a_killed_process_loses_no_call(tmp_path: Path) -> None:
     python(KILLED, str(tmp_path / "run"))
     replay = Replay(tmp_path / "run")
     assert [plan.step for plan in replay.plans()] == list(range(1, 8))
-    assert replay.reader.ending is Ending.OPEN
+    assert replay.reader.ending is RecordingEnd.OPEN
     assert replay.summary.verified == 6  # the digest of the last plan goes out with the next call
 
 
@@ -278,8 +286,10 @@ def test_another_process_replays_to_the_same(tmp_path: Path) -> None:
     for seed in (3, 8):
         with Trouble(seed, tmp_path / "run").recorder as recorder:
             pass
-        summary = Replay(recorder.path).run()
-        done = [python(ELSEWHERE, str(recorder.path), hash_seed=seed) for seed in ("1", "2")]
+        summary = Replay(recorder.recording.path).run()
+        done = [
+            python(ELSEWHERE, str(recorder.recording.path), hash_seed=seed) for seed in ("1", "2")
+        ]
         said = [one.stdout.rsplit(maxsplit=1) for one in done]
         assert said[0][1] != said[1][1], "the two hashed alike, so this shows nothing"
         assert said[0][0] == said[1][0] == f"{summary} None", done

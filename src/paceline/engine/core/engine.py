@@ -142,6 +142,7 @@ class Engine:
     def close(self) -> None:
         self._pipeline.abandon()
         self._runner.close()
+        self.scheduler.close()
 
     # -- commands, on its own thread ----------------------------------------
 

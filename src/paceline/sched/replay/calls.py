@@ -129,17 +129,17 @@ def sampled(count: I32, width: int) -> Bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ResultScores:
     """The scores in a result, for requests that return their best sequences."""
 
     logprob: F32 | None
     candidates: Candidates | None
 
     @staticmethod
-    def of(result: StepResult) -> "Scores | None":
+    def of(result: StepResult) -> "ResultScores | None":
         if result.logprob is None and result.candidates is None:
             return None
-        return Scores(result.logprob, result.candidates)
+        return ResultScores(result.logprob, result.candidates)
 
     def encoded(self) -> bytes:
         logprob, found = self.logprob, self.candidates
@@ -153,16 +153,16 @@ class Scores:
         return record(RecordKind.SCORES, with_tail(shapes, tail))
 
     @staticmethod
-    def decoded(payload: bytes) -> "Scores":
+    def decoded(payload: bytes) -> "ResultScores":
         shape, found_shape = values_of(payload)
         values = np.frombuffer(tail_of(payload), SCORE)
         first = math.prod(shape) if shape is not None else 0
         logprob = values[:first].reshape(shape) if shape is not None else None
         if found_shape is None:
-            return Scores(logprob, None)
+            return ResultScores(logprob, None)
         ids, scores = np.split(values[first:], 2)
         found = Candidates(ids.view(TOKEN).reshape(found_shape), scores.reshape(found_shape))
-        return Scores(logprob, found)
+        return ResultScores(logprob, found)
 
     def added_to(self, result: StepResult) -> StepResult:
         return StepResult(result.ids, result.count, self.logprob, self.candidates)

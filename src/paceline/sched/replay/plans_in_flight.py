@@ -4,9 +4,15 @@ import numpy as np
 
 from paceline.core.plan import Pairs, Plan, Rows
 
+REMEMBERED = 1024  # steps without rows
+
 
 class PlansInFlight:
-    """Plans by step, from `plan` until their result is committed or given up."""
+    """Plans by step, from `plan` until their result is committed or given up.
+
+    The blocks that steps without rows moved are remembered longer: a caller may commit such a
+    step twice, and whether its plan was empty decides what the scheduler does then.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[int, Plan] = {}
@@ -18,6 +24,8 @@ class PlansInFlight:
         self._plans[plan.step] = plan
         if not len(plan.rows):
             self._moves[plan.step] = plan.copies + plan.swap_out + plan.swap_in
+            if len(self._moves) > REMEMBERED:
+                del self._moves[next(iter(self._moves))]
 
     def to_commit(self, step: int, rows: int) -> Plan:
         """The plan of a step. One that is no longer in flight is replaced by a stand-in."""

@@ -24,15 +24,19 @@ KINDS = {kind.value: kind for kind in RecordKind}
 SEARCHED = 1 << 20  # bytes after a record with too large a length, searched for further records
 
 
-class Ending(Enum):
+class RecordingEnd(Enum):
     """How the readable part of a recording ends."""
 
     UNREAD = "it was not read to its end"
     CLOSED = "it is complete"
-    FULL = "its limit was reached, and the run went on unrecorded"
+    CONTINUED = "it was full, and the recording goes on in a newer file"
+    FULL = "it was full, and the run went on unrecorded"
     OPEN = "it has no end: its writer was killed, or still writes"
     CUT = "it ends inside a record: its writer was killed, or the file was cut or damaged"
     DAMAGED = "a record is damaged, and what follows it cannot be read"
+
+
+ENDINGS = {b"full": RecordingEnd.FULL, b"continued": RecordingEnd.CONTINUED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +47,26 @@ class Record:
     payload: bytes
 
 
-def next_record(file: BufferedReader, left: int) -> Record | Ending:
+def next_record(file: BufferedReader, left: int) -> Record | RecordingEnd:
     """The record at the file's position, if the `left` bytes hold a whole one."""
     head = file.read(HEAD.size + CHECKSUM.size)
     if not head:
-        return Ending.OPEN
+        return RecordingEnd.OPEN
     if len(head) < HEAD.size + CHECKSUM.size:
-        return Ending.CUT
+        return RecordingEnd.CUT
     length, kind = HEAD.unpack_from(head)
     if len(head) + length > left:
         return torn(head + file.read(max(min(left, SEARCHED) - len(head), 0)))
     payload = file.read(length)
     if CHECKSUM.unpack_from(head, HEAD.size) != (checksum(head[: HEAD.size], payload),):
-        return Ending.DAMAGED
-    return Record(KINDS[kind], payload) if kind in KINDS else Ending.DAMAGED
+        return RecordingEnd.DAMAGED
+    return Record(KINDS[kind], payload) if kind in KINDS else RecordingEnd.DAMAGED
 
 
-def torn(rest: bytes) -> Ending:
+def torn(rest: bytes) -> RecordingEnd:
     """Why a record is longer than the rest of the file: nothing follows one that was cut."""
     follows = any(holds_record(rest, place) for place in range(1, len(rest)))
-    return Ending.DAMAGED if follows else Ending.CUT
+    return RecordingEnd.DAMAGED if follows else RecordingEnd.CUT
 
 
 def holds_record(content: bytes, place: int) -> bool:
@@ -78,18 +82,20 @@ def holds_record(content: bytes, place: int) -> bool:
 
 
 class Reader:
-    """Yields the whole records of a file in order; then `ending` says why no more follow.
+    """Yields the calls and outcomes in a file in order; then `ending` says why no more follow.
 
-    `read_bytes` of `size_bytes` were read and found sound.
+    `read_bytes` of `size_bytes` were read and found sound. `state` is the state of the scheduler
+    before the first call; None if the file begins with a fresh one.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
-        self.ending = Ending.UNREAD
+        self.ending = RecordingEnd.UNREAD
         self.size_bytes = self.read_bytes = 0
         with self.path.open("rb") as file:
             self.preamble = self._preamble(file)
             self.read_bytes = file.tell()
+            self.state = self._state(file)
 
     def _preamble(self, file: BufferedReader) -> Preamble:
         """The settings. RecordingError if they cannot be read."""
@@ -99,16 +105,27 @@ class Reader:
         if len(number) == FORMAT_NUMBER.size and FORMAT_NUMBER.unpack(number)[0] not in READABLE:
             raise RecordingError(
                 f"{self.path} has format {FORMAT_NUMBER.unpack(number)[0]}; "
-                f"this paceline reads formats {' and '.join(map(str, READABLE))}"
+                f"this paceline reads formats {READABLE[0]} to {READABLE[-1]}"
             )
         self.size_bytes = os.fstat(file.fileno()).st_size
         first = next_record(file, self.size_bytes - file.tell())
-        if isinstance(first, Ending) or first.kind is not RecordKind.SETTINGS:
+        if isinstance(first, RecordingEnd) or first.kind is not RecordKind.SETTINGS:
             raise RecordingError(f"{self.path} is damaged: its settings cannot be read")
         try:
             return Preamble.decoded(first.payload)
         except (KeyError, TypeError, ValueError) as error:
             raise RecordingError(f"{self.path}: its settings do not fit here: {error}") from None
+
+    def _state(self, file: BufferedReader) -> bytes | None:
+        """The state of the scheduler, if it is the next record."""
+        head = file.peek(HEAD.size)[: HEAD.size]
+        if len(head) < HEAD.size or HEAD.unpack(head)[1] != RecordKind.STATE:
+            return None
+        found = next_record(file, self.size_bytes - self.read_bytes)
+        if isinstance(found, RecordingEnd):
+            raise RecordingError(f"{self.path} is damaged: its first state cannot be read")
+        self.read_bytes = file.tell()
+        return found.payload
 
     def __iter__(self) -> Iterator[Record]:
         with self.path.open("rb") as file:
@@ -116,11 +133,11 @@ class Reader:
             file.seek(self.read_bytes)
             while True:
                 found = next_record(file, self.size_bytes - self.read_bytes)
-                if isinstance(found, Ending):
+                if isinstance(found, RecordingEnd):
                     self.ending = found
                     return
                 self.read_bytes = file.tell()
                 if found.kind is RecordKind.ENDED:
-                    self.ending = Ending.FULL if found.payload == b"full" else Ending.CLOSED
+                    self.ending = ENDINGS.get(found.payload, RecordingEnd.CLOSED)
                     return
                 yield found

@@ -16,8 +16,8 @@ from paceline.core.request import Item
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 3  # rises when older code cannot read what newer code writes
-READABLE = (2, 3)  # format 2 has no failed rows, and no ends of single children
+FORMAT = 4  # rises when older code cannot read what newer code writes
+READABLE = (2, 3, 4)  # 2: no failed rows, no ends of single children; 3: no state
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -25,7 +25,8 @@ READABLE = (2, 3)  # format 2 has no failed rows, and no ends of single children
 #     | length u32 | kind u8 | checksum u32 | payload [length] |
 #     +------------+---------+--------------+------------------+
 #
-# The checksum covers the three other parts. The first record holds the settings. A call is
+# The checksum covers the three other parts. The first record holds the settings. In a file
+# that continues another, the second one holds the state of the scheduler. A call is
 # written before it is made, so that a call that never returned is in the file too. The record
 # after it holds its outcome, where that matters.
 FORMAT_NUMBER = Struct("<H")
@@ -57,6 +58,7 @@ class RecordKind(IntEnum):
     SCORES = 15  # log-probabilities and candidates of the COMMIT that follows
     MEASURE = 16
     FAILED = 17  # rows that failed, of the COMMIT that follows
+    STATE = 18  # of the scheduler, where a file continues another
     PLANNED = 32  # digests of the plan that the PLAN before it returned
     REFUSED = 33  # the call before it raised this error
     ENDED = 64  # nothing follows, for this reason

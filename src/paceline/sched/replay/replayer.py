@@ -6,13 +6,15 @@ from json import loads
 from os import PathLike
 from typing import Any
 
-from paceline.core.errors import PacelineError
+from paceline.core.config import Config
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.plan import Failed, Plan
-from paceline.sched.replay.calls import Commitment, Scores, Submission, failed_of
+from paceline.sched.replay.calls import Commitment, ResultScores, Submission, failed_of
+from paceline.sched.replay.checkpoint import SchedulerCheckpoint
 from paceline.sched.replay.divergence import Divergence, brief, differences
 from paceline.sched.replay.fingerprint import Fingerprint
 from paceline.sched.replay.plans_in_flight import PlansInFlight
-from paceline.sched.replay.reader import Ending, Reader, Record
+from paceline.sched.replay.reader import Reader, Record, RecordingEnd
 from paceline.sched.replay.records import STEP, TIME, RecordingError, RecordKind
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
@@ -28,6 +30,46 @@ class ReplaySummary:
     refused: int  # calls that raised an error in the recorded run and in the replay
     tokens: int  # sampled
     preemptions: int
+    swapped_out_blocks: int
+    forks: int
+
+
+MOST_BLOCKS = 1 << 24  # on the device and the host; these take a gigabyte to number
+MOST_CELLS = 1 << 32  # of the table of tokens, max_num_seqs times max_model_len
+
+
+def begun(reader: Reader) -> tuple[Scheduler, PlansInFlight]:
+    """A scheduler as the recorded one was before the first call, and the plans in flight then."""
+    config = reader.preamble.config
+    try:
+        check_size(config)
+        if reader.state is None:
+            return Scheduler(config), PlansInFlight()
+    except (PacelineError, MemoryError) as error:
+        raise RecordingError(f"{reader.path}: its settings do not fit here: {error}") from None
+    try:
+        found = SchedulerCheckpoint.decoded(reader.state, config)
+    except (RecordingError, MemoryError) as error:
+        raise RecordingError(
+            f"{reader.path} continues another file, and this version cannot read the state in "
+            f"it: {error}; replay it with paceline {reader.preamble.made_by}"
+        ) from None
+    return found.scheduler(), found.flight
+
+
+def check_size(config: Config) -> None:
+    """Refuse settings that no recorded run can have had, before they take all the memory."""
+    blocks = config.cache.num_blocks + config.preemption.swap_space
+    if blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"num_blocks and swap_space come to {blocks:,} blocks; a replay takes at most "
+            f"{MOST_BLOCKS:,}"
+        )
+    cells = config.step.max_num_seqs * config.step.max_model_len
+    if cells > MOST_CELLS:
+        raise ConfigError(
+            f"max_num_seqs times max_model_len is {cells:,}; a replay takes at most {MOST_CELLS:,}"
+        )
 
 
 class Replay:
@@ -40,17 +82,15 @@ class Replay:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.reader = Reader(path)
-        try:
-            self.scheduler = Scheduler(self.reader.preamble.config)
-        except PacelineError as error:
-            raise RecordingError(f"{path}: its settings do not fit here: {error}") from None
+        self.scheduler, self._flight = begun(self.reader)
+        self._before = replace(self.scheduler.stats)  # what was counted before the file begins
+        self.request_ids = dict.fromkeys(self.scheduler.view.live_ids())  # and those submitted
         self.divergence: Divergence | None = None
         self._fingerprint = Fingerprint()
         self._plan: Plan | None = None  # the latest, until it is compared
         self._refusal: str | None = None  # of the latest call, until it is compared
-        self._scores: Scores | None = None  # of the commit to come
+        self._scores: ResultScores | None = None  # of the commit to come
         self._failed: tuple[Failed, ...] = ()  # rows of the commit to come
-        self._flight = PlansInFlight()
         self._verified = self._requests = self._refused = 0
         self._calls = self._call_table()
 
@@ -82,15 +122,22 @@ class Replay:
 
     @property
     def summary(self) -> ReplaySummary:
-        stats = self.scheduler.stats
+        stats, before = self.scheduler.stats, self._before
         return ReplaySummary(
-            steps=stats.steps,
+            steps=stats.steps - before.steps,
             verified=self._verified,
             requests=self._requests,
             refused=self._refused,
-            tokens=stats.sampled,
-            preemptions=stats.preemptions,
+            tokens=stats.sampled - before.sampled,
+            preemptions=stats.preemptions - before.preemptions,
+            swapped_out_blocks=stats.swapped_out_blocks - before.swapped_out_blocks,
+            forks=stats.forks - before.forks,
         )
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the run before the file begins; 0 unless it continues another."""
+        return self._before.steps
 
     def run(self, until: int | None = None) -> ReplaySummary:
         """Replay up to the plan of step `until`, to the end, or to the first difference."""
@@ -112,7 +159,10 @@ class Replay:
                 return
         if self._plan is not None:
             yield self._plan
-        if self._refusal is not None and self.reader.ending is Ending.CLOSED:
+        if self._refusal is not None and self.reader.ending in (
+            RecordingEnd.CLOSED,
+            RecordingEnd.CONTINUED,
+        ):
             self._diverge_by_refusal()
 
     def _follow(self, record: Record) -> Plan | None:
@@ -136,6 +186,7 @@ class Replay:
     def _submit(self, payload: bytes) -> None:
         submission = Submission.decoded(payload)
         self.scheduler.submit(submission.request, submission.now, submission.parked)
+        self.request_ids[submission.request.id] = None
         self._requests += 1
 
     def _plan_again(self, payload: bytes) -> None:
@@ -154,7 +205,7 @@ class Replay:
         self._flight.committed(made.step)
 
     def _score(self, payload: bytes) -> None:
-        self._scores = Scores.decoded(payload)
+        self._scores = ResultScores.decoded(payload)
 
     def _fail_rows(self, payload: bytes) -> None:
         self._failed = failed_of(payload)

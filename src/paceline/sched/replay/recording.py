@@ -1,0 +1,121 @@
+"""Write records to bounded files, each of which can be replayed on its own."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.core.config import RecordConfig
+from paceline.sched.replay.recording_files import numbered, opened
+from paceline.sched.replay.records import RecordingError, RecordKind, record
+
+log = logging.getLogger(__name__)
+
+OUTCOME_BYTES = 1024  # most that the outcome of a call takes: digests, or the text of an error
+ENDED_BYTES = len(record(RecordKind.ENDED, b"continued"))
+
+
+class Recording:
+    """No file grows beyond `record_max_bytes`. A full one ends, and the next call begins another.
+
+    `begin` returns the content that a file begins with: enough to replay what follows it. When
+    nothing more can be written, `ended` says why, one line is logged, and all further records
+    are dropped: recording never stops service.
+
+    Every call reaches the operating system before it is made, so a killed process loses nothing
+    but the outcome of its last call.
+    """
+
+    def __init__(self, config: RecordConfig, begin: Callable[[], bytes]) -> None:
+        self.path = Path(config.record)
+        self.size_bytes = 0  # of the file, with the outcome that is not written yet
+        self.ended = ""  # why nothing more is written: closed, full, or what failed
+        self._config, self._begin = config, begin
+        self._outcome = b""  # of the last call; written with the next one
+        self._file = opened(self.path, config.record_files)
+        self._flush(begin())
+
+    def call(self, content: bytes) -> None:
+        """Write a call that is about to be made."""
+        if self.ended:
+            return
+        if not self._fits(content):
+            self.next_file()
+            if not self.ended and not self._fits(content):
+                self._end("full")
+        if not self.ended:
+            self._flush(content)
+
+    def outcome(self, content: bytes) -> None:
+        """Keep the outcome of the call, which is written with the next one."""
+        if not self.ended:
+            self._outcome = content
+            self.size_bytes += len(content)
+
+    def close(self) -> None:
+        if not self.ended:
+            self._end("closed")
+
+    def _fits(self, content: bytes) -> bool:
+        size = self.size_bytes + len(content) + OUTCOME_BYTES + ENDED_BYTES
+        return size <= self._config.record_max_bytes
+
+    # -- from file to file --------------------------------------------------
+
+    def next_file(self) -> None:
+        """End this file and begin another with the present state, if that leaves room for calls."""
+        if self.ended:
+            return
+        if self._config.record_files == 1:
+            self._end("full")
+            return
+        try:
+            begin = self._begin()
+            if 2 * len(begin) > self._config.record_max_bytes:
+                raise RecordingError(
+                    f"a new file would begin with {len(begin):,} bytes of state; "
+                    f"raise record_max_bytes, now {self._config.record_max_bytes:,}"
+                )
+        except RecordingError as error:
+            self._end("full", str(error))
+            return
+        self._flush(record(RecordKind.ENDED, b"continued"))
+        if self.ended:
+            return
+        self._file.close()
+        try:
+            self._file = opened(self.path, self._config.record_files)
+        except (OSError, RecordingError) as error:
+            self._stop(f"failed: {error}")
+            return
+        self.size_bytes = 0
+        self._flush(begin)
+        log.info("recording to %s; the file before it is %s", self.path, numbered(self.path, 1))
+
+    def _end(self, reason: str, why: str = "") -> None:
+        """Write the last record."""
+        self._flush(record(RecordKind.ENDED, reason.encode()))
+        if not self.ended:
+            self._stop(reason, why)
+
+    def _flush(self, content: bytes) -> None:
+        """Write the outcome that was kept, and more."""
+        self.size_bytes += len(content)
+        whole, self._outcome = self._outcome + content, b""
+        try:
+            written = self._file.write(whole)
+        except OSError as error:
+            self._stop(f"failed: {error}")
+            return
+        if written != len(whole):
+            self._stop(f"failed: {written} of {len(whole)} bytes were written")
+
+    def _stop(self, reason: str, why: str = "") -> None:
+        self.ended = reason
+        with suppress(OSError):
+            self._file.close()
+        if reason == "full":
+            why = why or f"record_max_bytes is {self._config.record_max_bytes:,}"
+            log.warning("recording to %s has stopped: the file is full; %s", self.path, why)
+        elif reason.startswith("failed"):
+            log.error("recording to %s has stopped: it %s", self.path, reason)

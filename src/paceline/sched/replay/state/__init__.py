@@ -1,0 +1,1 @@
+"""The state of a scheduler as bytes: any graph of plain objects, containers and arrays."""

@@ -1,0 +1,224 @@
+"""Write a graph of objects as bytes."""
+
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum
+from itertools import count
+from types import MethodType
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.sched.replay.records import LENGTH, to_json
+from paceline.sched.replay.state.layout import (
+    BUILT_IN,
+    BYTES,
+    MAPPINGS,
+    OTHERS,
+    PACKED_LENGTH,
+    PAGE_BYTES,
+    SCALARS,
+    SEQUENCES,
+    Tag,
+    attribute_names,
+    is_home,
+    unsupported,
+)
+
+Array = npt.NDArray[Any]
+INTEGERS = {int}
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
+
+
+class Encoder:
+    """Numbers every object that it meets, so that shared objects stay shared.
+
+    It works through a list of objects instead of calling itself, so a long chain of objects is
+    no deep recursion.
+    """
+
+    def __init__(self, plug_ins: frozenset[str]) -> None:
+        self._plug_ins = plug_ins
+        self._numbers: dict[int, int] = {}  # of nodes, by the identity of the object
+        self._objects: list[Any] = []  # by number, and kept alive so that identities stay theirs
+        self._nodes: list[Any] = []
+        self._classes: dict[type, int] = {}
+        self._slots: dict[type, list[str]] = {}
+        self._layouts: dict[tuple[type, tuple[str, ...]], int] = {}
+        self._arrays: list[int] = []  # numbers of arrays; written last, when all are known
+        self._tail: list[bytes] = []
+        self._tail_bytes = 0
+
+    def encoded(self, root: object) -> bytes:
+        value = self._value(root)
+        self._work()
+        self._write_arrays()
+        head = to_json([self._class_names(), self._layout_names(), self._nodes, value]).encode()
+        return b"".join((LENGTH.pack(len(head)), head, *self._tail))
+
+    # -- values and nodes ---------------------------------------------------
+
+    def _value(self, value: Any) -> Any:
+        if type(value) in SCALARS:
+            return value
+        number = self._numbers.get(id(value))
+        if number is None:
+            if isinstance(value, bytes):
+                return [BYTES, value.decode("latin-1")]
+            number = self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)
+        return [number]
+
+    def _work(self) -> None:
+        """Write the nodes that are not written; each may lead to others."""
+        while len(self._nodes) < len(self._objects):
+            self._nodes.append(self._node(self._objects[len(self._nodes)]))
+
+    def _values(self, values: Iterable[Any]) -> list[Any]:
+        return [self._value(value) for value in values]
+
+    def _node(self, value: Any) -> list[Any]:
+        kind = cast("type[Any]", type(value))
+        if kind in SEQUENCES:
+            return self._sequence(SEQUENCES[kind], value)
+        if kind in MAPPINGS:
+            return self._mapping(MAPPINGS[kind], value)
+        if kind in OTHERS:
+            return self._other(value)
+        if isinstance(value, np.ndarray):
+            return self._array(cast("Array", value))
+        if isinstance(value, np.generic):
+            return [Tag.SCALAR, np.dtype(kind).str, cast("Any", value).item()]
+        if isinstance(value, type):
+            return [Tag.TYPE, self._class(cast("type[Any]", value))]
+        if isinstance(value, MethodType):
+            return [Tag.METHOD, self._value(value.__self__), value.__func__.__name__]
+        if isinstance(value, Enum):
+            return [Tag.MEMBER, self._class(kind), value.name]
+        return self._object(value, kind)
+
+    def _sequence(self, tag: Tag, values: Any) -> list[Any]:
+        most = cast("deque[Any]", values).maxlen if tag is Tag.DEQUE else None
+        if len(values) >= PACKED_LENGTH and fits_int64(values):
+            packed = np.fromiter(values, np.int64, len(values))
+            return [Tag.PACKED, tag, most, self._append(packed.tobytes()), len(values)]
+        first = [most] if tag is Tag.DEQUE else []
+        return [tag, *first, *self._values(values)]
+
+    def _mapping(self, tag: Tag, values: Any) -> list[Any]:
+        first = [self._value(values.default_factory)] if tag is Tag.DEFAULT_DICT else []
+        return [tag, *first, *self._pairs(values)]
+
+    def _pairs(self, values: dict[Any, Any]) -> list[Any]:
+        return [self._value(one) for pair in values.items() for one in pair]
+
+    def _other(self, value: Any) -> list[Any]:
+        if isinstance(value, count):  # its next number is in its text, and nowhere else
+            text = repr(cast("Any", value))
+            return [Tag.COUNT, int(text.removeprefix("count(").removesuffix(")"))]
+        return [Tag.MAPPING_PROXY, self._value(dict(value))]
+
+    # -- objects ------------------------------------------------------------
+
+    def _object(self, value: Any, kind: type[Any]) -> list[Any]:
+        slots = self._slots.get(kind)
+        if slots is None:
+            if not is_home(kind.__module__, self._plug_ins):
+                raise unsupported(value)
+            slots = self._slots[kind] = attribute_names(kind)
+        pairs = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+        found = dict(pairs) | getattr(value, "__dict__", {})
+        layout = self._layouts.setdefault((kind, tuple(found)), len(self._layouts))
+        node = [Tag.OBJECT, layout, *self._values(found.values())]
+        if isinstance(value, dict):
+            node += self._pairs(cast("Any", value))
+        elif isinstance(value, tuple):
+            node += self._values(cast("Any", value))
+        elif isinstance(value, list | set | frozenset | deque | str | int | float | bytes):
+            raise unsupported(cast("Any", value))
+        return node
+
+    def _class(self, kind: type[Any]) -> int:
+        if BUILT_IN.get(kind.__name__) is not kind and not is_home(kind.__module__, self._plug_ins):
+            raise unsupported(kind)
+        return self._classes.setdefault(kind, len(self._classes))
+
+    def _layout_names(self) -> list[Any]:
+        return [[self._class(kind), *names] for kind, names in self._layouts]
+
+    def _class_names(self) -> list[Any]:
+        self._layout_names()  # every class of a layout has a number too
+        return [[kind.__module__, kind.__qualname__] for kind in self._classes]
+
+    # -- arrays -------------------------------------------------------------
+
+    def _array(self, array: Array) -> list[Any]:
+        if array.dtype == object:
+            return [Tag.NAMES, array.shape, *self._values(array.ravel().tolist())]
+        self._arrays.append(len(self._nodes))
+        return [Tag.ARRAY]
+
+    def _write_arrays(self) -> None:
+        """Arrays that share memory and may be written stay views of one array."""
+        sharing: dict[int, list[int]] = {}
+        for number in self._arrays:
+            array = self._objects[number]
+            sharing.setdefault(id(owner(array)), []).append(number)
+        for numbers in sharing.values():
+            array: Array = self._objects[numbers[0]]
+            is_shared = len(numbers) > 1
+            if not is_shared or not any(self._objects[one].flags.writeable for one in numbers):
+                for number in numbers:
+                    self._nodes[number] = self._owned(self._objects[number])
+                continue
+            memory = owner(array)
+            root = self._value(memory)
+            self._work()
+            self._nodes[root[0]] = self._owned(memory)
+            for number in numbers:
+                if number != root[0]:
+                    self._nodes[number] = self._view(self._objects[number], memory, root)
+
+    def _owned(self, array: Array) -> list[Any]:
+        content = array.tobytes()
+        ranges = page_ranges(content)
+        parts = zip(ranges[::2], ranges[1::2], strict=True)
+        kept = [content[begin * PAGE_BYTES : end * PAGE_BYTES] for begin, end in parts]
+        place = self._append(b"".join(kept))
+        return [Tag.ARRAY, array.dtype.str, array.shape, array.flags.writeable, place, ranges]
+
+    def _view(self, array: Array, memory: Array, root: list[int]) -> list[Any]:
+        offset = array.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+        return [Tag.VIEW, root, array.dtype.str, offset, array.shape, array.strides]
+
+    def _append(self, content: bytes) -> int:
+        """Add bytes behind the document; returns where they begin."""
+        place = self._tail_bytes
+        self._tail.append(content)
+        self._tail_bytes += len(content)
+        return place
+
+
+def fits_int64(values: Any) -> bool:
+    """Are they all integers that an array can hold?"""
+    if set(map(type, values)) != INTEGERS:
+        return False
+    return min(values) >= SMALLEST and max(values) <= LARGEST
+
+
+def owner(array: Array) -> Array:
+    """The array whose memory this one shows; itself if it has its own."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def page_ranges(content: bytes) -> list[int]:
+    """The pages that hold anything but zeros, as ranges: where each begins, and where it ends."""
+    if len(content) <= PAGE_BYTES:
+        return [0, 1]
+    whole = len(content) // PAGE_BYTES * PAGE_BYTES
+    used = np.frombuffer(content, np.uint8, whole).reshape(-1, PAGE_BYTES).any(axis=1)
+    used = np.concatenate(([False], used, [any(content[whole:])], [False]))
+    return np.flatnonzero(used[1:] != used[:-1]).tolist()

@@ -1,0 +1,79 @@
+"""A scheduler goes on from its state as if nothing had happened."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import Request, Scheduler, StepResult
+from paceline.core.config import Config
+from paceline.sched.policies.fcfs import Fcfs
+from paceline.sched.replay.checkpoint import SchedulerCheckpoint
+from paceline.sched.replay.plans_in_flight import PlansInFlight
+from paceline.sched.replay.records import RecordingError
+
+
+class Stateful(Fcfs):
+    """A policy from elsewhere that remembers something."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen: list[str] = []
+
+
+def content(scheduler: Scheduler) -> bytes:
+    return SchedulerCheckpoint(vars(scheduler), PlansInFlight()).encoded(scheduler.config)
+
+
+def turn(scheduler: Scheduler) -> dict[str, Any]:
+    plan = scheduler.plan(now=1.0)
+    count = plan.rows.samples.astype(np.int32)
+    scheduler.commit(plan, StepResult(np.full((len(plan.rows), 1), 5, np.int32), count), now=1.0)
+    return plan.to_dict()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", f"{__name__}.Stateful"])
+def test_a_scheduler_goes_on_from_its_state(policy: str) -> None:
+    config = Config.of(max_num_seqs=3, max_model_len=64, num_blocks=24, block_size=4, policy=policy)
+    scheduler = Scheduler(config)
+    for number in range(6):
+        prompt = np.arange(5 + number)
+        request = Request(id=f"r{number}", prompt=prompt, max_tokens=9, tenant=f"t{number % 2}")
+        scheduler.submit(request, now=0.0)
+    for _ in range(4):
+        turn(scheduler)
+    other = SchedulerCheckpoint.decoded(content(scheduler), config).scheduler()
+    assert other.snapshot() == scheduler.snapshot()
+    other.check()
+    while not scheduler.idle:
+        assert turn(other) == turn(scheduler)
+    assert other.idle
+    assert other.explain("r5") == scheduler.explain("r5")
+
+
+def test_a_state_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler.create(num_blocks=8)
+    before = content(scheduler)
+    sound = Scheduler.__init__
+
+    def newer(self: Scheduler, config: Config) -> None:
+        sound(self, config)
+        self.view.extra = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+    monkeypatch.setattr(Scheduler, "__init__", newer)
+    with pytest.raises(RecordingError, match=r"SchedulerView has other attributes .*: extra"):
+        SchedulerCheckpoint.decoded(before, scheduler.config)
+
+
+def test_a_state_with_an_attribute_that_is_gone_is_refused() -> None:
+    scheduler = Scheduler.create(num_blocks=8)
+    scheduler.view.extra = 1  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(RecordingError, match="SchedulerView has other attributes in this version"):
+        SchedulerCheckpoint.decoded(content(scheduler), scheduler.config)
+
+
+def test_a_state_with_a_class_that_is_gone_is_refused() -> None:
+    scheduler = Scheduler.create(num_blocks=8)
+    before = content(scheduler).replace(b"SchedulerView", b"SchedulerOwls")
+    with pytest.raises(RecordingError, match="SchedulerOwls"):
+        SchedulerCheckpoint.decoded(before, scheduler.config)
