@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -9,6 +10,7 @@ import tarfile
 import venv
 import zipfile
 from collections.abc import Sequence
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,35 @@ def test_wheel_and_sdist_are_complete(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
     assert {f"src/{name}" for name in sources} <= held
+
+
+def test_the_sdist_has_what_its_tests_read(built: Path) -> None:
+    folders = ("benchmarks", "docs", "ops", "scripts", "tests", "typings")
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    assert wanted - held == set()
+    assert {"Makefile", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md"} <= held
+
+
+def test_a_package_index_shows_working_links(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        metadata = message_from_bytes(wheel.read(name))
+    shown = metadata.get_payload()
+    assert isinstance(shown, str)
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    paths = [link.partition("/blob/main/")[2] for link in links]
+    assert len(links) > 10
+    assert all(link.startswith("https://") for link in links)
+    assert all((ROOT / path.partition("#")[0]).exists() for path in paths if path)
+    assert metadata["Keywords"]
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
 
 
 def test_the_module_runs(installed: Path) -> None:
