@@ -84,7 +84,7 @@ class Accounting:
         if suspects is not None and suspects.any():
             stops = at.stops.cut(at.table, rows.slot, ids[:, :1], result.count.copy())
         at.table.append_one(rows.slot, ids[:, 0])
-        at.stats.sampled += len(rows)
+        at.stats.sampled += steady.size
         at.policy.sampled(rows.slot, result.count)
         outputs = Outputs(rows.serial, rows.request_id, rows.child, ids, result.count)
         if stops or steady.completes_some():

@@ -25,6 +25,7 @@ class QueueLimits:
 
     def __init__(self, config: QueueConfig, view: SchedulerView) -> None:
         self.tokens = 0
+        self.timeout_s = config.queue_timeout_s  # 0: none
         self._config, self._view = config, view
         self._unstarted: dict[str, Unstarted] = {}  # by request id, in order of submission
 
@@ -59,10 +60,9 @@ class QueueLimits:
 
     def overdue(self, now: float) -> Iterator[str]:
         """Requests that have waited longer than `queue_timeout_s`; they no longer count."""
-        timeout_s = self._config.queue_timeout_s
-        while timeout_s and self._unstarted:
+        while self.timeout_s and self._unstarted:
             request_id, first = next(iter(self._unstarted.items()))
-            if now - first.since <= timeout_s:
+            if now - first.since <= self.timeout_s:
                 return
             self.left(request_id)
             yield request_id

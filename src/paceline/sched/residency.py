@@ -385,3 +385,5 @@ class Residency:
         held = np.asarray(self.cache.tables.held) > 0
         assert np.array_equal(held, self.table.resident), "blocks without a resident"
         assert self.cache.index.epoch == self.table.epoch.tolist(), "epochs differ"
+        stopped = self.journal.open_spell
+        assert stopped is None or self.waiting, "a gate is shut, and no request waits"

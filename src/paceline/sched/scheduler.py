@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, Rows, StepResult
 from paceline.core.request import Finish, Request, Sequence
-from paceline.sched import discipline, speculation
+from paceline.sched import discipline, speculation, timeouts
 from paceline.sched.accounting import Accounting
 from paceline.sched.changes import News
 from paceline.sched.composition import Composition
@@ -25,6 +25,7 @@ from paceline.sched.residency import Residency
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
 from paceline.sched.swapping import Rates
+from paceline.sched.timeouts import Timeout
 from paceline.sched.view import SchedulerView
 
 Pause = Literal["", "new", "all"]
@@ -43,6 +44,7 @@ class Scheduler:
         self.residency = Residency(config)
         self.view = SchedulerView(self.residency)
         self._limits = QueueLimits(config.queue, self.view)
+        self._timeouts = timeouts.load(self.residency.policy, self._limits, self.residency.live)
         self._discipline = discipline.load(
             config, self.residency, speculation.load(config.speculation)
         )
@@ -135,44 +137,43 @@ class Scheduler:
         self._tick(now)
         at.step += 1
         at.stats.steps += 1
-        self._end_late()
+        for timeout in self._timeouts:
+            self._end_overdue(timeout)
         if at.policy.refresh:
             at.queue.refresh()
             at.swapped.refresh()
-        plan = self._plan_steady() or self._plan_anew()
-        if plan.empty:
-            latest = self._flight[-1] if self._flight else None
-            at.cache.fences.hand_back(plan.step, latest)
-        else:
-            self._flight.append(plan.step)
+        plan = self._plan_steady()
+        if plan is None:
+            plan = self._plan_anew()
+            if plan.empty:
+                latest = self._flight[-1] if self._flight else None
+                at.cache.fences.hand_back(plan.step, latest)
+                return plan
+        self._flight.append(plan.step)
         return plan
 
-    def _end_late(self) -> None:
-        """End what has waited too long, by the policy's rule or by the queue's."""
-        at, timeout_s = self.residency, self.config.queue.queue_timeout_s
-        for sequence in at.policy.late(at.now):
-            message = "its deadline passed in the queue"
+    def _end_overdue(self, timeout: Timeout) -> None:
+        for sequence, message in timeout(self.residency.now):
             self._untold += self._dismiss(sequence, Finish.TIMEOUT, message)
-        for request_id in self._limits.overdue(at.now):
-            message = f"it was not started within queue_timeout_s ({timeout_s:g} s)"
-            self._untold += self._dismiss(at.live[request_id], Finish.TIMEOUT, message)
 
     def _plan_steady(self) -> Plan | None:
         """The same rows again, if no request could join them."""
-        at = self.residency
-        if self._steady is None or self._paused == "all" or not self._gate_stays_shut():
+        at, steady = self.residency, self._steady
+        if steady is None or self._paused == "all":
             return None
-        plan = self._steady.plan(at.step)
+        waiting = at.waiting
+        if waiting and not self._gate_stays_shut():
+            return None
+        plan = steady.plan(at.step)
         if plan is not None:
-            at.journal.blocked(self._gate if at.waiting else None, at.now)
-            at.stats.planned += len(plan.rows)
+            at.stats.planned += steady.size
+            if waiting:
+                at.journal.blocked(self._gate, at.now)
         return plan
 
     def _gate_stays_shut(self) -> bool:
         """Whether admission would stop as before. Steady steps free no slot and no block."""
         at, gate = self.residency, self._gate
-        if not at.waiting:
-            return True
         if gate is None or not gate.lasting:
             return False
         head = at.head(at.now)
@@ -224,10 +225,8 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
         """Record the result of a step. Rows of sequences that have left are ignored."""
         self._tick(now)
-        if plan.step <= self._void_until or plan.empty:
-            return self._told(NO_OUTPUTS)
         if not self._flight or self._flight[0] != plan.step:
-            raise StepError(f"step {plan.step} is not the oldest in flight: {list(self._flight)}")
+            return self._commit_nothing(plan)
         steady = self._steady
         if steady is not None and plan.rows is steady.rows and steady.sampled_once(result):
             outputs = self._accounting.commit_steady(steady, result)
@@ -240,7 +239,13 @@ class Scheduler:
             self._gate = None  # blocks came free
         if outputs.finished or result.failed:
             self._steady = None
-        return self._told(outputs)
+        return self._told(outputs) if self._untold else outputs
+
+    def _commit_nothing(self, plan: Plan) -> Outputs:
+        """Report pending finishes, if the plan is empty or was given up."""
+        if plan.step > self._void_until and not plan.empty:
+            raise StepError(f"step {plan.step} is not the oldest in flight: {list(self._flight)}")
+        return self._told(NO_OUTPUTS)
 
     def fail(self, plan: Plan, now: float, message: str = "the step failed") -> Outputs:
         """End every request with work in flight with an error, after the device failed."""

@@ -20,6 +20,7 @@ class Steady:
 
     def __init__(self, rows: Rows, kind: Kind, table: SlotTable, cache: KVCache) -> None:
         self.rows = rows
+        self.size = len(rows)
         self._kind: Kind = kind
         self._table = table
         self._cache = cache
@@ -27,7 +28,7 @@ class Steady:
         self._steps_left = int((table.ceiling[rows.slot] - planned).min())
         self._steps_to_edge = self._to_edge(planned)
         self._commits_left: int | None = None  # until one of the rows is complete
-        self._once = np.ones(len(rows), np.int32).tobytes()  # faster to compare than an array
+        self._once = np.ones(self.size, np.int32).tobytes()  # faster to compare than an array
 
     @staticmethod
     def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
@@ -70,7 +71,7 @@ class Steady:
     def sampled_once(self, result: StepResult) -> bool:
         """Did every row yield exactly one token, as it must?"""
         ids, count = result.ids, result.count
-        fits = ids.ndim == TABLE and ids.shape[0] == len(self.rows) and ids.shape[1] > 0
+        fits = ids.ndim == TABLE and ids.shape[0] == self.size and ids.shape[1] > 0
         right = count.ndim == 1 and count.dtype == np.int32
         return fits and right and not result.failed and count.tobytes() == self._once
 
