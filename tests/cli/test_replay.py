@@ -146,7 +146,7 @@ def test_a_reader_that_went_away_is_left_to_the_caller(
 
     monkeypatch.setattr("builtins.print", closed)
     with pytest.raises(BrokenPipeError):
-        replay.run(replay.Options(path, json=True))
+        replay.run(replay.ReplayOptions(path, json=True))
 
 
 def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

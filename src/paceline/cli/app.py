@@ -1,7 +1,7 @@
 """The commands of `paceline`. The file of a command is imported when it is run."""
 
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -59,9 +59,10 @@ def found(name: str) -> Any:
 
 
 def read(name: str, file: str) -> Any:
-    """The command of a file: its `Options`, its `run`, and the end of its help."""
+    """The command of a file: its `run`, the options that `run` takes, and the end of its help."""
     module: Any = import_module(f"paceline.cli.{file}")
-    return command(name, module.Options, module.run, getattr(module, "closing", str))
+    options = get_type_hints(module.run)["options"]
+    return command(name, options, module.run, getattr(module, "closing", str))
 
 
 def app() -> Any:

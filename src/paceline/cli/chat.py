@@ -28,7 +28,7 @@ Ctrl-C stops an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChatOptions:
     """Which model answers, and how."""
 
     argument: ModelArgument = None
@@ -47,7 +47,7 @@ class Options:
             raise WrongOption(f"--{name} sets up a model in this process, but --url names a server")
 
 
-def run(options: Options) -> int:
+def run(options: ChatOptions) -> int:
     """Chat with a model in this process, or with --url on a server.
 
     Answers are streamed. /help lists the commands of the chat. If standard input is not a
@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     return 0
 
 
-async def open_backend(options: Options) -> ChatBackend:
+async def open_backend(options: ChatOptions) -> ChatBackend:
     if options.url:
         from paceline.cli.http_client import ServerBackend
 

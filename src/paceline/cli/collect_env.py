@@ -45,13 +45,13 @@ Findings = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CollectEnvOptions:
     """Text or JSON."""
 
     json: JsonFlag = False
 
 
-def run(options: Options) -> int:
+def run(options: CollectEnvOptions) -> int:
     """Print versions, hardware and settings for a bug report.
 
     Environment variables that look like secrets are listed without their values.

@@ -10,7 +10,7 @@ from paceline.cli.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CompleteOptions:
     """The prompt, and how to sample."""
 
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to complete.")]
@@ -26,7 +26,7 @@ class Options:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
-def run(options: Options) -> int:
+def run(options: CompleteOptions) -> int:
     """Complete one prompt, or with --chat answer one message."""
     from paceline.engine.params import SamplingParams
     from paceline.hub.progress_bar import ProgressBar

@@ -21,7 +21,7 @@ SHOWN = ("generation_tokens_total", "prompt_tokens_total", "time_to_first_token_
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """The question and the port."""
 
     question: Annotated[str, typer.Option(help="Question to ask.")] = QUESTION
@@ -30,7 +30,7 @@ class Options:
     ] = 0
 
 
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
     """Start a server with the default model and ask it a question.
 
     The model is downloaded at the first run. The command prints the answer and some metrics, and

@@ -19,7 +19,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ExplainOptions:
     """The request, and the server or the recording that it is in."""
 
     request_id: Annotated[
@@ -47,7 +47,7 @@ class Options:
             raise WrongOption("name a request, or a --recording whose requests are listed")
 
 
-def run(options: Options) -> int:
+def run(options: ExplainOptions) -> int:
     """Describe what a request waited for, and why.
 
     A server remembers open requests and the last finished ones (--journal-requests). Without

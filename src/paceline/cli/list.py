@@ -9,13 +9,13 @@ MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ListOptions:
     """How to print."""
 
     json: JsonFlag = False
 
 
-def run(options: Options) -> int:
+def run(options: ListOptions) -> int:
     """List the models on this machine."""
     from paceline.hub.local_models import local_models
 

@@ -6,13 +6,13 @@ from paceline.cli.options import ModelArgument, model_of
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PullOptions:
     """The model."""
 
     model: ModelArgument = None
 
 
-def run(options: Options) -> int:
+def run(options: PullOptions) -> int:
     """Download a model and print its path.
 
     A model that is on this machine already is not downloaded again.

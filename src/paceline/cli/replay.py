@@ -24,7 +24,7 @@ REGULAR = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplayOptions:
     """What to replay, and what to print."""
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that --record wrote.")]
@@ -42,7 +42,7 @@ class Options:
     ] = False
 
 
-def run(options: Options) -> int:
+def run(options: ReplayOptions) -> int:
     """Make the calls of a recording again and check that it plans the same.
 
     Exit status: 0 if all plans are identical, 1 if one differs, 2 if the file cannot be read.

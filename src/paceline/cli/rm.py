@@ -9,7 +9,7 @@ MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RemoveOptions:
     """The model."""
 
     model: Annotated[
@@ -17,7 +17,7 @@ class Options:
     ]
 
 
-def run(options: Options) -> int:
+def run(options: RemoveOptions) -> int:
     """Delete a downloaded model from this machine."""
     from paceline.hub.local_models import remove
 

@@ -15,7 +15,7 @@ BESIDE = 2  # open requests for each that can run, so that one is always ready
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunBatchOptions:
     """The files and the model."""
 
     input: Annotated[
@@ -49,7 +49,7 @@ class Options:
             raise WrongOption("--input and --output are the same file")
 
 
-def run(options: Options) -> int:
+def run(options: RunBatchOptions) -> int:
     """Answer a file of requests in the format of the OpenAI Batch API.
 
     A line of the input has custom_id, method (POST), url (/v1/chat/completions or
@@ -60,7 +60,7 @@ def run(options: Options) -> int:
     return asyncio.run(answered(options))
 
 
-async def answered(options: Options) -> int:
+async def answered(options: RunBatchOptions) -> int:
     import httpx
 
     from paceline.cli.batch_file import Batch, Results, entries

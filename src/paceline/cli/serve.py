@@ -10,7 +10,7 @@ from paceline.cli.setting_flags import ServingSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServeOptions:
     """The model, the address and all settings."""
 
     argument: ModelArgument = None
@@ -24,7 +24,7 @@ class Options:
     settings: ServingSettings = field(default_factory=ServingSettings)
 
 
-def run(options: Options) -> int:
+def run(options: ServeOptions) -> int:
     """Start an OpenAI-compatible server.
 
     It serves /v1/chat/completions, /v1/completions, /v1/responses, /metrics, /health and more.

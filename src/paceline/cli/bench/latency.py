@@ -10,7 +10,7 @@ from paceline.cli.options import EngineOptions, ModelArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LatencyBenchOptions:
     """The model, and the batch."""
 
     argument: ModelArgument = None
@@ -22,7 +22,7 @@ class Options:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
-def run(options: Options) -> int:
+def run(options: LatencyBenchOptions) -> int:
     """Measure how long one batch takes in this process."""
     from paceline.bench.offline import latency
     from paceline.bench.report import lines_of_latency, record_of_latency

@@ -96,7 +96,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServeBenchOptions:
     """The server, the load, and the report."""
 
     url: Annotated[str, typer.Option(metavar="URL", help="URL of an OpenAI-compatible server.")] = (
@@ -155,7 +155,7 @@ class Options:
         return targets_of([*self.goodput, *(self.further or ())])
 
 
-def run(options: Options) -> int:
+def run(options: ServeBenchOptions) -> int:
     """Send requests to a server and measure latency and throughput.
 
     The report has the time to first token, the time per output token, the inter-token latency
@@ -183,7 +183,7 @@ def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], No
     return partial(write, path)
 
 
-async def measured(options: Options) -> tuple[Sequence[Sample], dict[str, Any]]:
+async def measured(options: ServeBenchOptions) -> tuple[Sequence[Sample], dict[str, Any]]:
     """The samples, and the settings of the run."""
     from paceline.bench.client import Target
     from paceline.bench.serving import Load, client, first_model

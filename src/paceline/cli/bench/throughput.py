@@ -11,7 +11,7 @@ from paceline.cli.options import EngineOptions, ModelArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ThroughputBenchOptions:
     """The model, and the load."""
 
     argument: ModelArgument = None
@@ -21,7 +21,7 @@ class Options:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
-def run(options: Options) -> int:
+def run(options: ThroughputBenchOptions) -> int:
     """Measure the tokens per second of many prompts at once in this process."""
     from paceline.bench.offline import throughput
     from paceline.bench.report import lines_of_throughput, record_of_throughput
