@@ -17,6 +17,7 @@ from paceline.wiring.settings import (
     block_bytes,
     card_defaults,
     check,
+    check_memory,
     for_batches,
     resolve,
     sort_settings,
@@ -33,6 +34,40 @@ def test_blocks_fill_the_memory_that_is_given() -> None:
     rest, own = sort_settings({"max_num_seqs": 2})
     roomy = resolve(rest, own, MODEL, Hardware(2**40))
     assert roomy.cache.num_blocks == 2 * (1024 // 16)  # more than all sequences can use is no use
+
+
+def test_a_cpu_takes_two_gib_by_default_or_two_long_sequences() -> None:
+    rest, own = sort_settings({"max_num_seqs": 64})
+    each = block_bytes(MODEL, 16)
+    roomy = Hardware(2**40, usual_bytes=300 * each)
+    assert resolve(rest, own, MODEL, roomy).cache.num_blocks == 300
+    tight = Hardware(2**40, usual_bytes=each)
+    assert resolve(rest, own, MODEL, tight).cache.num_blocks == 2 * (1024 // 16)
+    assert Hardware.found().usual_bytes == 2 * 2**30
+    rest, own = sort_settings({"max_num_seqs": 64, "kv_cache_gib": 400 * each / 2**30})
+    assert resolve(rest, own, MODEL, roomy).cache.num_blocks == 400
+
+
+def test_the_size_of_the_cache_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    resolve({"max_num_seqs": 2}, LoadConfig(), MODEL, Hardware(2**40))
+    assert "128 blocks of 16 tokens; kv_cache_gib changes it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"kv_cache_gib": 500}, r"kv_cache_gib requests 500\.0 GiB of memory, and 4\.0 GiB are"),
+        ({"swap_space": 900}, "lower swap_space"),
+        ({"kv_cache_gib": 3, "swap_space": 2}, r"swap_space requests 2\.0 .* and 1\.0 GiB are"),
+        ({"num_gpu_blocks_override": 10**9}, "lower num_gpu_blocks_override"),
+    ],
+)
+def test_more_memory_than_is_free_is_refused(given: dict[str, Any], complaint: str) -> None:
+    rest, own = sort_settings(given)
+    with pytest.raises(ConfigError, match=complaint):
+        check_memory(rest, own, MODEL, 4 * 2**30)
+    check_memory({}, LoadConfig(kv_cache_gib=3, swap_space=1), MODEL, 4 * 2**30)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -112,7 +112,8 @@ SENTENCES = {
     "num_gpu_blocks_override": "Number of KV cache blocks; 0: as many as the memory holds.",
     "attention": "Attention backend: native, paged or sdpa; on a GPU triton or flashinfer; a "
     "dotted path to a class; auto: by device.",
-    "weights": "Precision of matrix products on a CPU: float32, int8, or auto: the faster one.",
+    "weights": "Precision of matrix products on a CPU: float32 or int8; auto: int8 if the file is "
+    "quantized, otherwise float32.",
     "async_scheduling": "On a GPU, plan the next step while one runs.",
     "depth": "Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.",
     "threads": "CPU threads of a forward pass; 0: the default of torch.",

@@ -265,7 +265,7 @@ class LoadConfig:
     swap_space: float = 0.0  # host memory for swapped sequences, in GiB
     num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
     attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
-    weights: str = "auto"  # as products use them: float32, int8, or auto, the faster one here
+    weights: str = "auto"  # of products on a CPU: float32, int8; "auto": as precise as the file
     async_scheduling: bool = True  # plan a step while one runs, where the device is another
     depth: int = 0  # steps in flight; 0: by device, 2 on a card and 1 elsewhere
     threads: int = 0  # cores that a forward may use; 0: as many as torch takes

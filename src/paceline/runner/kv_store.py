@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.runner.lazy_memory import lazy_zeros
 from paceline.runner.models.config import ModelConfig
 
 
@@ -34,7 +35,10 @@ class KVStore:
         self.blocks, self.block_size = blocks, block_size
         self.layers, self.kv_heads, self.head_dim = config.layers, config.kv_heads, config.head_dim
         shape = (blocks, self.layers, block_size, 2 * self.kv_heads, self.head_dim)
-        self.content = torch.zeros(shape, dtype=dtype, device=device)
+        on_cpu = torch.device(device).type == "cpu"
+        self.content = (
+            lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
+        )
         self._cells = self.content.view(-1, 2 * self.kv_heads, self.head_dim)
         self._runs = self.content.view(blocks * self.layers, -1)
         self._layer = torch.arange(self.layers, device=device).unsqueeze(1)  # [layers, 1]

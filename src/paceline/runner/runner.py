@@ -16,6 +16,7 @@ from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
+from paceline.runner.lazy_memory import lazy_zeros
 from paceline.runner.models.model import Model
 from paceline.runner.prompt_scores import Span, prompt_scores, spans
 from paceline.runner.proposer import Proposer, filled
@@ -56,7 +57,7 @@ class Runner:
 
     def reserve_host(self, blocks: int) -> None:
         """Make room on the host for swapping."""
-        self._host = torch.zeros((blocks, *self._kv.content.shape[1:]), dtype=self._kv.dtype)
+        self._host = lazy_zeros((blocks, *self._kv.content.shape[1:]), self._kv.dtype)
 
     def launch(self, plan: Plan) -> None:
         """Begin a step. A CPU has nothing to overlap with, so it is done when this returns."""

@@ -18,7 +18,15 @@ from paceline.runner.runner import Runner
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
-from paceline.wiring.settings import CPU_DEFAULTS, Hardware, check, part_of, resolve
+from paceline.wiring.memory import free_bytes
+from paceline.wiring.settings import (
+    CPU_DEFAULTS,
+    Hardware,
+    check,
+    check_memory,
+    part_of,
+    resolve,
+)
 
 DEPTH = 1  # there is nothing to overlap with
 ATTENTION = "native"
@@ -38,10 +46,11 @@ def assemble(
     if is_for_a_card(attention):
         raise ConfigError(f"attention {own.attention!r} is for a card")
     suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
+    check_memory(settings, own, checkpoint.config, free_bytes())
     proposer = load_proposer(part_of(SpeculationConfig, suited))
     if own.threads:
         torch.set_num_threads(own.threads)
-    chosen = choose(own.weights, checkpoint.config)
+    chosen = choose(own.weights, checkpoint)
     log.info("weights: %s", chosen)
     loaded = Model.load(checkpoint, linear_kind=chosen.kind)
     config = resolve(settings, own, checkpoint.config, Hardware.found())  # which weights leave

@@ -1,9 +1,8 @@
 """Downloads a model; its config.json is checked before its weights are downloaded."""
 
-import json
 from pathlib import Path
 
-from paceline.core.errors import ConfigError
+from paceline.core.json_file import json_object
 from paceline.hub.progress import Progress, silent
 from paceline.hub.pull import pull
 from paceline.runner.models.config import ModelConfig
@@ -16,10 +15,4 @@ def download(name: str | Path, progress: Progress = silent) -> Path:
 
 def check_config(file: Path) -> None:
     """ConfigError if no backend has the architecture that a config.json describes."""
-    try:
-        raw = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{file} is not a JSON object")
-    ModelConfig.of_hf(raw)
+    ModelConfig.of_hf(json_object(file))

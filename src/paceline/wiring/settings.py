@@ -43,7 +43,8 @@ SCHEDULERS = {
     "lookahead_slots": "no drafter of an engine writes beyond its row",
 }
 C = TypeVar("C")
-SHARE_OF_MEMORY = 0.25  # of what is free, for KV, where nobody says how much
+SHARE_OF_MEMORY = 0.25  # of the free memory, for KV by default
+USUAL_BYTES = 2 * GIB  # for KV on a CPU by default, or two sequences of max_model_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,11 @@ class Hardware:
     value_bytes: int = 4  # of one number in KV
     defaults: Mapping[str, Any] = field(default_factory=lambda: CPU_DEFAULTS)
     kept_blocks: int = 0  # for prefixes, where sequences cannot use as many
+    usual_bytes: int | None = None  # for KV at most by default, if two sequences fit
 
     @staticmethod
     def found() -> "Hardware":
-        return Hardware(free_bytes())
+        return Hardware(free_bytes(), usual_bytes=USUAL_BYTES)
 
 
 def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> int:
@@ -124,6 +126,8 @@ def resolve(
     each = block_bytes(model, size, hardware.value_bytes)
     kept = hardware.kept_blocks if cache.enable_prefix_caching else 0
     useful = max(step.max_num_seqs * least, kept) * each
+    if hardware.usual_bytes is not None:
+        useful = min(useful, max(hardware.usual_bytes, 2 * least * each))
     found = min(hardware.free_bytes * hardware.share, useful)
     given = own.kv_cache_gib * GIB or found
     blocks = own.num_gpu_blocks_override or int(given) // each
@@ -134,6 +138,10 @@ def resolve(
         )
     if own.swap_space:
         chosen.setdefault("preemption_mode", "auto")
+    log.info(
+        "KV cache: %.2f GiB, %d blocks of %d tokens; kv_cache_gib changes it",
+        *(blocks * each / GIB, blocks, size),
+    )
     if blocks < least:
         chosen["max_model_len"] = blocks * size
         log.warning(
@@ -141,6 +149,23 @@ def resolve(
             *(blocks * size, step.max_model_len, blocks, size),
         )
     return Config.of(**chosen, num_blocks=blocks, swap_space=int(own.swap_space * GIB) // each)
+
+
+def check_memory(
+    settings: Mapping[str, Any], own: LoadConfig, model: ModelConfig, free: int
+) -> None:
+    """ConfigError if more memory is requested than this machine has free."""
+    size = part_of(CacheConfig, settings).block_size
+    blocks = own.num_gpu_blocks_override * block_bytes(model, size)
+    cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
+    requested = {cache: blocks or own.kv_cache_gib * GIB, "swap_space": own.swap_space * GIB}
+    for name, amount in requested.items():
+        if amount > free:
+            raise ConfigError(
+                f"{name} requests {amount / GIB:.1f} GiB of memory, and {free / GIB:.1f} GiB are "
+                f"free: lower {name}"
+            )
+        free -= int(amount)
 
 
 def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]:

@@ -118,11 +118,15 @@ def test_a_model_is_refused_before_its_tensors_are_read(
         Model.load(Unread(tiny()), **options)
 
 
-def test_weights_chosen_by_measurement_are_weights_that_can_be_computed(
+def test_weights_chosen_automatically_are_weights_that_can_be_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "paceline.runner.layers.linear_choice.describe",
         lambda config: capped(describe(config), 9.0),
     )
-    assert list(choose("auto", tiny()).measured_s) == ["float32"]
+    dummy = Dummy(tiny())
+    dummy.is_quantized = True
+    choice = choose("auto", dummy)
+    assert choice.name == "float32"
+    assert choice.reason.startswith("the int8 kernels do not support this model: ")

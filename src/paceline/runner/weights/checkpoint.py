@@ -20,6 +20,11 @@ class Checkpoint(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether matrices are stored in fewer than 16 bits."""
+        ...
+
+    @property
     def shapes(self) -> Mapping[str, Shape]:
         """Of every tensor there is, without reading any."""
         ...

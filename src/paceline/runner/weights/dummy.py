@@ -11,6 +11,8 @@ from paceline.runner.models.describe import describe
 class Dummy:
     """A checkpoint of random numbers. A tensor depends on its name and the seed alone."""
 
+    is_quantized = False
+
     def __init__(
         self, config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:

@@ -10,6 +10,7 @@ from paceline.runner.models.describe import GGUF_HEAD, describe
 from paceline.runner.weights.gguf_file import read_gguf
 from paceline.runner.weights.quants import dequantised
 
+EXACT = {"F32", "F16", "BF16"}
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -32,6 +33,11 @@ class GGUF:
         self._forms = {tensor.name: tensor.gguf for tensor in described}
         names = {tensor.gguf.name: tensor.name for tensor in described}
         self._tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
+
+    @property
+    def is_quantized(self) -> bool:
+        kinds = {tensor.encoding.name for tensor in self._tensors.values()}
+        return not kinds <= EXACT
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -21,6 +21,8 @@ DERIVED = ".rotary_emb.inv_freq"  # old files keep numbers that follow from the 
 class SafetensorsFolder:
     """A checkpoint in HF's own form. Files stay mapped while the checkpoint is used."""
 
+    is_quantized = False  # other types than FLOATS are refused
+
     def __init__(self, folder: Path) -> None:
         raw = json_object(folder / "config.json")
         generation = folder / "generation_config.json"
