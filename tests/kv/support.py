@@ -10,6 +10,7 @@ from paceline.core.plan import Pairs
 from paceline.core.request import Request, Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import Hit
+from paceline.kv.tier import HostTier
 
 SIZE, SLOTS, LENGTH = 4, 4, 40
 TEXT = list(range(100, 100 + LENGTH))
@@ -88,3 +89,44 @@ def forked(kv: KVCache, tokens: int, length: int = 10) -> tuple[Sequence, Sequen
     copies = kv.fork(0, 1, child, tokens)
     kv.check()
     return parent, child, copies
+
+
+# -- with a host tier --------------------------------------------------------
+
+
+def tier(host: int = 8, blocks: int = 16, **settings: Any) -> tuple[KVCache, HostTier]:
+    kv = cache(blocks, host, **settings)
+    return kv, HostTier(kv)
+
+
+def check(kv: KVCache, host: HostTier) -> None:
+    kv.check()
+    host.check()
+
+
+def resident(kv: KVCache, slot: int, tokens: list[int]) -> Sequence:
+    """A sequence that has computed all it knows."""
+    made = put(kv, slot, tokens)
+    made.slot = slot
+    return made
+
+
+def give_way(kv: KVCache, *sequences: Sequence) -> None:
+    """Leave the slots; the blocks are free unless something else holds them."""
+    for one in sequences:
+        kv.release(one.slot, one)
+        one.slot = -1
+
+
+def away(kv: KVCache, host: HostTier, *sequences: Sequence, step: int = 1) -> None:
+    """Store all but the last token of each, leave the slots, and let the step run."""
+    assert host.store(list(sequences), [len(one.tokens) - 1 for one in sequences], step) is not None
+    give_way(kv, *sequences)
+    kv.fences.confirm(step)
+    check(kv, host)
+
+
+def overwrite(kv: KVCache) -> None:
+    """Let others use every free block and leave again, so that nothing old is found."""
+    taken = kv.pool.take(kv.pool.free)
+    kv.pool.drop(taken)

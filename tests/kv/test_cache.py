@@ -119,7 +119,7 @@ def test_a_hit_on_the_free_list_counts_as_needed() -> None:
     cached(kv, TEXT[:12])
     wanted = sequence(kv, TEXT[:18])
     hit = kv.lookup(wanted)
-    assert (len(hit.blocks), kv.pool.free) == (3, 6)
+    assert (len(hit.device), kv.pool.free) == (3, 6)
     assert kv.missing(hit, 18) == 5  # two new ones, and three that leave the free list
     put(kv, 0, TEXT[:12])  # holds two of the three, and computes the last one itself
     assert kv.missing(kv.lookup(wanted), 18) == 3
@@ -146,7 +146,7 @@ def test_hits_are_held_before_new_blocks_are_taken() -> None:
     cached(kv, [1, 2, 3, 4, 5, 6, 7, 8])
     wanted = sequence(kv, TEXT[:16])
     hit = kv.lookup(wanted)
-    assert hit.blocks == (0, 1)
+    assert hit.device == (0, 1)
     assert kv.missing(hit, 16) == kv.pool.free == 4
     assert kv.attach(0, wanted, hit, 16)[:2] == (0, 1)
     assert len(set(kv.tables.blocks(0))) == 4
@@ -270,8 +270,8 @@ def test_a_fork_goes_on_from_what_is_sealed() -> None:
     assert (kv.index.sealed[1], kv.index.tail(1, child)) == (2, parent.keys[1])
     extend(kv, 1, child, [1, 2, 3])
     assert (kv.index.sealed[1], len(kv.tables.blocks(1))) == (3, 4)
-    assert kv.lookup(sequence(kv, [*TEXT[:10], 1, 2, 3])).blocks == tuple(kv.tables.blocks(1)[:3])
-    assert kv.lookup(sequence(kv, [*TEXT[:10], 4, 5, 6])).blocks == (0, 1)
+    assert kv.lookup(sequence(kv, [*TEXT[:10], 1, 2, 3])).device == tuple(kv.tables.blocks(1)[:3])
+    assert kv.lookup(sequence(kv, [*TEXT[:10], 4, 5, 6])).device == (0, 1)
 
 
 def test_what_a_fork_generates_is_looked_for_behind_what_it_shares() -> None:

@@ -200,7 +200,7 @@ def test_a_run_without_an_item_is_not_found_with_one() -> None:
     kv.attach(0, made, MISS, 11)
     kv.release(0, made, 11)
     assert kv.lookup(sequence(kv, TEXT[:11])) == Hit((0, 1), 8)
-    assert kv.lookup(sequence(kv, TEXT[:11], items=pictured.items)).blocks == (2, 3)
+    assert kv.lookup(sequence(kv, TEXT[:11], items=pictured.items)).device == (2, 3)
     kv.check()
 
 

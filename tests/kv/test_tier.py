@@ -1,30 +1,21 @@
 """Host blocks of sequences that gave way: what is stored, shared, brought back and forgotten."""
 
-from typing import Any
-
 import pytest
 
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
-from paceline.kv.tier import HostTier, Stored
-from tests.kv.support import TEXT, cache, extend, put, sequence
-
-
-def tier(host: int = 8, blocks: int = 16, **settings: Any) -> tuple[KVCache, HostTier]:
-    kv = cache(blocks, host, **settings)
-    return kv, HostTier(kv)
-
-
-def check(kv: KVCache, host: HostTier) -> None:
-    kv.check()
-    host.check()
-
-
-def resident(kv: KVCache, slot: int, tokens: list[int]) -> Sequence:
-    """A sequence that has computed all it knows."""
-    made = put(kv, slot, tokens)
-    made.slot = slot
-    return made
+from paceline.kv.tier import Stored
+from tests.kv.support import (
+    TEXT,
+    away,
+    check,
+    extend,
+    give_way,
+    overwrite,
+    resident,
+    sequence,
+    tier,
+)
 
 
 def family(kv: KVCache, tokens: int = 10) -> list[Sequence]:
@@ -33,27 +24,6 @@ def family(kv: KVCache, tokens: int = 10) -> list[Sequence]:
     kv.fork(0, 1, child, tokens - 1)
     child.slot = 1
     return [parent, child]
-
-
-def give_way(kv: KVCache, *sequences: Sequence) -> None:
-    """Leave the slots; the blocks are free unless something else holds them."""
-    for one in sequences:
-        kv.release(one.slot, one)
-        one.slot = -1
-
-
-def away(kv: KVCache, host: HostTier, *sequences: Sequence, step: int = 1) -> None:
-    """Store all but the last token of each, leave the slots, and let the step run."""
-    assert host.store(list(sequences), [len(one.tokens) - 1 for one in sequences], step) is not None
-    give_way(kv, *sequences)
-    kv.fences.confirm(step)
-    check(kv, host)
-
-
-def overwrite(kv: KVCache) -> None:
-    """Let others use every free block and leave again, so that nothing old is found."""
-    taken = kv.pool.take(kv.pool.free)
-    kv.pool.drop(taken)
 
 
 # -- to the host ------------------------------------------------------------
@@ -254,7 +224,7 @@ def test_what_is_gone_from_the_device_is_copied_back() -> None:
     moves = host.restore([made], [2], [10], step=5)
     blocks = kv.tables.blocks(2)
     assert moves == tuple(zip((0, 1, 2), blocks, strict=True))
-    assert kv.lookup(sequence(kv, TEXT[:10])).blocks == tuple(blocks[:2])
+    assert kv.lookup(sequence(kv, TEXT[:10])).device == tuple(blocks[:2])
     check(kv, host)
 
 
@@ -354,9 +324,9 @@ def test_what_comes_back_is_pending_until_its_step_has_run() -> None:
     away(kv, host, made)
     overwrite(kv)
     host.restore([made], [0], [10], step=2)
-    assert kv.lookup(sequence(kv, TEXT[:10])).tokens == 8
+    assert len(kv.lookup(sequence(kv, TEXT[:10])).device) == 2
     kv.index.retract()
-    assert kv.lookup(sequence(kv, TEXT[:10])).tokens == 0
+    assert not kv.lookup(sequence(kv, TEXT[:10])).device
 
 
 def test_a_sequence_can_go_and_come_again() -> None:

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from paceline.core.errors import RequestError
+from paceline.core.events import Happened
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, child_label
 from paceline.kv import cache as kv_cache
@@ -38,9 +39,11 @@ class Drive:
 
     seed: int
     plain: bool = False  # without the older disciplines, swapping and families
+    loading: bool = False  # with a small device and a host tier, so that hits have host parts
     random: Random = field(init=False)
-    more: Random = field(init=False)  # for those, lest they change what the seed means
+    more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
+    host: Random = field(init=False)  # for `loading`, likewise
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
     runner: OracleRunner = field(init=False)
@@ -60,10 +63,13 @@ class Drive:
     condemned: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     seen: Counter[str] = field(default_factory=Counter[str])
     chaos: bool = True
+    found: int = 0  # tokens of hits
+    loaded: int = 0  # those of them that were on the host
 
     def __post_init__(self) -> None:
         self.random, self.more = Random(self.seed), Random(~self.seed)
         self.latest = Random(f"rows and children {self.seed}")
+        self.host = Random(f"host {self.seed}")
         self.settings = self._settings()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
@@ -121,6 +127,22 @@ class Drive:
             "journal_requests": 4,
             "journal_spells": 16,
             **({} if self.plain else self._older_disciplines(least)),
+            **(self._much_on_the_host(slots, length) if self.loading else {}),
+        }
+
+    def _much_on_the_host(self, slots: int, length: int) -> dict[str, Any]:
+        """A small device, and a host tier that keeps what the device gives up."""
+        r = self.host
+        size = r.choice([1, 2, 4])
+        least = -(-length // size)
+        return {
+            "max_num_seqs": max(slots, 4),
+            "max_num_batched_tokens": r.choice([length, 256]),
+            "block_size": size,
+            "num_blocks": least + r.randint(0, least // 2),
+            "enable_prefix_caching": True,
+            "preemption_mode": "swap",
+            "swap_space": r.choice([max(least // 2, 1), least, 2 * least, 4 * least]),
         }
 
     def _older_disciplines(self, least: int) -> dict[str, Any]:
@@ -138,9 +160,16 @@ class Drive:
     def _invent_requests(self) -> None:
         r, length = self.random, self.settings["max_model_len"]
         shared = [r.randrange(self.vocab) for _ in range(length // 2)]
+        beginnings, others = [shared], ["pepper", "lora"]
+        if self.loading:
+            others = ["", ""]
+            beginnings += [[self.host.randrange(self.vocab) for _ in shared] for _ in range(3)]
         families = 0.0 if self.plain else self.more.choice([0.0, 0.3, 0.8])
-        for number in range(r.randint(1, 24)):
-            prompt = shared[: r.randint(0, len(shared))]
+        for number in range(r.randint(1, 24) + (16 if self.loading else 0)):
+            kept = r.randint(0, len(shared))
+            if self.loading:
+                kept = self.host.choice([kept, len(shared)])
+            prompt = self.host.choice(beginnings)[:kept]
             prompt += [r.randrange(self.vocab) for _ in range(r.randint(0 if prompt else 1, 12))]
             prompt = prompt[: length - 1]
             most = r.randint(1, length - len(prompt)) if r.random() < 0.9 else None
@@ -158,8 +187,8 @@ class Drive:
                     tenant=r.choice(["", "t1", "t2"]),
                     deadline=r.choice([None, 2.0, 50.0]),
                     token_deadline=r.choice([None, 1.0]),
-                    cache_salt=r.choice(["", "", "", "pepper"]),
-                    adapter=r.choice(["", "", "", "lora"]),
+                    cache_salt=r.choice(["", "", "", others[0]]),
+                    adapter=r.choice(["", "", "", others[1]]),
                     drafts=r.choice([None, None, 0, 2])
                     if self.settings["num_speculative_tokens"]
                     else None,
@@ -252,9 +281,10 @@ class Drive:
         for name in ("copies", "swap_out", "swap_in"):
             self.seen[name] += len(told[name])
         self.seen[plan.kind] += 1
+        self._count_hits(plan)
         assert not (plan.swap_out and plan.swap_in), "swapped in and out in one step"
         self._assert_kind(plan)
-        if self.poisoned or (self.chaos and not plan.empty and self.random.random() < 0.02):
+        if self.poisoned or self._breaks(plan):
             self.poisoned = True
             self.runner.lose(plan)
             result = None
@@ -269,6 +299,28 @@ class Drive:
         self._take(scheduler.commit(plan, StepResult.of(plan, {}), self.now))
         if not self.flight:
             self._assert_not_stuck(before, told)
+
+    def _breaks(self, plan: Plan) -> bool:
+        """Does the device fail in this step?"""
+        if not self.chaos or plan.empty:
+            return False
+        loads = self.loading and bool(plan.swap_in) and self.host.random() < 0.2
+        return self.random.random() < 0.02 or loads
+
+    def _count_hits(self, plan: Plan) -> None:
+        """What requests found when they were admitted, and what was loaded for that."""
+        if not plan.admitted:
+            assert not plan.swap_in
+            return
+        lives = [self.scheduler.view.life(one) for one in self.scheduler.view.live_ids()]
+        now = [one for life in lives for one in life if one.step == plan.step]
+        amounts = Counter[Happened]()
+        for moment in now:
+            amounts[moment.happened] += moment.amount
+        loads = len(plan.swap_in) - amounts[Happened.RETURNED]
+        assert amounts[Happened.LOADED] == loads * self.settings["block_size"], "loads not noted"
+        self.found += amounts[Happened.ADMITTED] + amounts[Happened.RESUMED]
+        self.loaded += amounts[Happened.LOADED]
 
     def spoil(self, label: str) -> None:
         """The next row of a sequence comes to nothing."""
@@ -333,6 +385,7 @@ class Drive:
             if self.chaos and self.random.random() < 0.02:
                 self.seen["retried"] += 1
                 self.scheduler.retry(plan, self.now)
+                self.runner.reading.clear()  # all steps in flight are void
             else:
                 self._commit(plan, result)
             return
@@ -346,6 +399,7 @@ class Drive:
         self.poisoned = False
 
     def _give_up(self, plan: Plan) -> None:
+        self.runner.reading.clear()
         if self.random.random() < 0.5:
             self.seen["retried"] += 1
             self.scheduler.retry(plan, self.now)
@@ -437,7 +491,11 @@ class Drive:
                 self._judge_family(request, length)
             else:
                 self._judge_one(request, request.id, length)
-        self.seen["stale"] = self.scheduler.stats.stale_rows
+        stats = self.scheduler.stats
+        on_device = stats.prefix_hits + stats.resumed_hits
+        assert (on_device, stats.host_hits) == (self.found - self.loaded, self.loaded), "miscounted"
+        self.seen["stale"] = stats.stale_rows
+        self.seen["host hits"] = stats.host_hits
 
     def _judge_one(self, request: Request, label: str, length: int) -> None:
         tokens, finish = reference(request, self.vocab, length)
@@ -470,9 +528,9 @@ class Drive:
         assert self.choices[request.id] == expected, f"{request.id}: {self.choices[request.id]}"
 
 
-def drive(seed: int, plain: bool = False) -> Counter[str]:
+def drive(seed: int, plain: bool = False, loading: bool = False) -> Counter[str]:
     try:
-        return Drive(seed, plain).run().seen
+        return Drive(seed, plain, loading).run().seen
     except AssertionError as error:
         error.add_note(f"schedule with seed {seed}")
         raise

@@ -11,7 +11,7 @@ import pytest
 from paceline.core.plan import Failed, Grown
 from paceline.core.request import Finish, Request
 from paceline.kv.cache import KVCache
-from paceline.kv.fence import Fence, Fences
+from paceline.kv.fence import Fence, Fences, StepTicket
 from paceline.kv.hit import Hit
 from paceline.kv.index import ContentIndex
 from paceline.kv.keys import Keys
@@ -19,7 +19,7 @@ from paceline.kv.pool import BlockPool
 from paceline.kv.tables import BlockTables
 from paceline.kv.tier import HostTier, Stored
 from paceline.kv.unkeyed import Run
-from paceline.sched import sealing
+from paceline.sched import hits, sealing
 from paceline.sched.accounting import Accounting
 from paceline.sched.changes import News
 from paceline.sched.disciplines.prefill_first import PrefillFirst
@@ -33,6 +33,7 @@ from paceline.sched.queue import WaitingQueue
 from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.residency import Residency
 from paceline.sched.slots import SlotTable
+from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
 from paceline.sched.stops import StopWatch
 from paceline.sched.swapping import Swapping
@@ -41,14 +42,15 @@ from tests.property.schedules import drive
 TRIES = 150  # schedules within which a mutant has to be caught
 
 Mutant = Callable[[Any], Any]
-MUTANTS: list[tuple[type, str, Mutant]] = []
+MUTANTS: list[tuple[Any, str, Mutant, bool]] = []
 
 
-def mutant(owner: type, name: str) -> Callable[[Mutant], Mutant]:
-    """Register a function that takes the original method and returns a broken one."""
+def mutant(owner: Any, name: str, loading: bool = False) -> Callable[[Mutant], Mutant]:
+    """Register a function that takes the original method and returns a broken one. Those with
+    `loading` break what only schedules with a host tier do."""
 
     def register(make: Mutant) -> Mutant:
-        MUTANTS.append((owner, name, make))
+        MUTANTS.append((owner, name, make, loading))
         return make
 
     return register
@@ -77,10 +79,10 @@ def a_block_is_free_while_someone_still_holds_it(_original: Any) -> Any:
 @mutant(KVCache, "attach")
 def new_blocks_are_taken_before_hits_are_held(_original: Any) -> Any:
     def attach(self: KVCache, slot: int, sequence: Any, hit: Hit, tokens: int) -> Any:
-        fresh = tuple(self.pool.take(self.blocks_for(tokens) - len(hit.blocks)))
-        self.pool.hold(hit.blocks)
-        blocks = hit.blocks + fresh
-        self.place(slot, sequence, blocks, len(hit.blocks))
+        fresh = tuple(self.pool.take(self.blocks_for(tokens) - len(hit.device)))
+        self.pool.hold(hit.device)
+        blocks = hit.device + fresh
+        self.place(slot, sequence, blocks, len(hit.device))
         return blocks
 
     return attach
@@ -450,15 +452,70 @@ def the_end_of_one_child_is_the_end_of_all(_original: Any) -> Any:
     return end
 
 
+@mutant(KVCache, "load", loading=True)
+def what_is_found_on_the_host_is_not_copied(original: Any) -> Any:
+    def load(self: KVCache, slot: int, sequence: Any, hit: Hit, step: int) -> Any:
+        original(self, slot, sequence, hit, step)
+        return ()
+
+    return load
+
+
+@mutant(Residency, "_load", loading=True)
+def blocks_of_the_host_are_copied_in_the_wrong_order(original: Any) -> Any:
+    return lambda self, sequence, hit: original(self, sequence, replace(hit, host=hit.host[::-1]))
+
+
+@mutant(Fences, "add", loading=True)
+def host_blocks_are_free_while_they_are_loaded(original: Any) -> Any:
+    def add(self: Fences, fence: Fence) -> None:
+        original(self, replace(fence, host=()) if fence.arriving else fence)
+
+    return add
+
+
+@mutant(KVCache, "_find_on_host", loading=True)
+def the_host_part_does_not_continue_the_device_part(original: Any) -> Any:
+    return lambda self, sequence, first: original(self, sequence, max(first - 1, 0))
+
+
+@mutant(KVCache, "missing", loading=True)
+def the_host_part_needs_no_blocks(original: Any) -> Any:
+    return lambda self, hit, tokens: original(self, hit, tokens) - len(hit.host)
+
+
+@mutant(KVCache, "load", loading=True)
+def what_a_failed_step_was_to_load_is_findable(_original: Any) -> Any:
+    def load(self: KVCache, slot: int, sequence: Any, hit: Hit, step: int) -> Any:
+        moves = hit.loads(self.tables.blocks(slot))
+        device = tuple(block for _, block in moves)
+        self.seal(slot, sequence, hit.tokens, None)
+        self.fences.add(Fence(StepTicket(step), device, hit.host, arriving=(sequence.serial,)))
+        return moves
+
+    return load
+
+
+@mutant(hits, "count", loading=True)
+def a_host_hit_is_also_counted_as_a_device_hit(original: Any) -> Any:
+    def count(stats: Stats, sequence: Any, hit: Hit, cache: KVCache) -> None:
+        original(stats, sequence, hit, cache)
+        stats.prefix_hits += len(hit.host) * cache.block_size
+
+    return count
+
+
 @pytest.mark.parametrize(
-    ("owner", "name", "make"), MUTANTS, ids=[make.__name__ for _, _, make in MUTANTS]
+    ("owner", "name", "make", "loading"),
+    MUTANTS,
+    ids=[make.__name__ for _, _, make, _ in MUTANTS],
 )
-def test_mutant_is_caught(owner: type, name: str, make: Mutant) -> None:
+def test_mutant_is_caught(owner: Any, name: str, make: Mutant, loading: bool) -> None:
     original = getattr(owner, name)
     with patch.object(owner, name, make(original)):
         for seed in range(TRIES):
             try:
-                drive(seed)
+                drive(seed, loading=loading)
             except Exception:  # noqa: BLE001 - any failure counts as caught
                 return
     pytest.fail(f"{TRIES} schedules did not notice: {make.__name__}")

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from tests.property.schedules import MOST_TURNS, Drive, drive
 
 SEEDS, CHUNKS = 400, 8
+SEEDS_LOADING, CHUNKS_LOADING = 80, 4
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone")
 FAILED_ONCE_PLAIN = (
@@ -43,6 +44,15 @@ def test_random_schedules_keep_the_promises(chunk: int) -> None:
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
 
 
+@pytest.mark.parametrize("chunk", range(CHUNKS_LOADING))
+def test_random_schedules_with_host_hits_keep_the_promises(chunk: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(chunk, SEEDS_LOADING, CHUNKS_LOADING):
+        seen += drive(seed, loading=True)
+    for trouble in ("host hits", "preempted", "stale", "retried", "failed", "failed rows"):
+        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+
+
 @pytest.mark.parametrize("seed", FAILED_ONCE_PLAIN)
 def test_seeds_that_failed_once(seed: int) -> None:
     drive(seed, plain=True)
@@ -65,9 +75,9 @@ def test_output_does_not_depend_on_the_pipeline_depth(depth: int) -> None:
 class Operator(RuleBasedStateMachine):
     """Any order of calls whatsoever; hypothesis looks for the shortest one that breaks."""
 
-    @initialize(seed=st.integers(0, 10_000))
-    def begin(self, seed: int) -> None:
-        self.drive = Drive(seed)
+    @initialize(seed=st.integers(0, 10_000), loading=st.booleans())
+    def begin(self, seed: int, loading: bool) -> None:
+        self.drive = Drive(seed, loading=loading)
 
     @rule()
     def plan(self) -> None:

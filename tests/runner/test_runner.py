@@ -122,6 +122,28 @@ def test_the_best_of_several_are_the_likeliest(model: Model) -> None:
     assert len(best["a"]) == 2
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_tokens_are_the_same_behind_blocks_that_are_loaded_from_the_host(
+    model: Model, depth: int
+) -> None:
+    random = np.random.default_rng(4)
+    beginnings = random.integers(1, 60, (4, 18))
+    asked = [
+        Request(
+            id=f"r{number}",
+            prompt=[*beginnings[number % 4].tolist(), number],  # pyright: ignore[reportArgumentType]
+            max_tokens=20,
+            sampling=Sampling(temperature=0.0),
+        )
+        for number in range(20)
+    ]
+    plainly, _ = outputs(model, asked, num_blocks=128, enable_prefix_caching=False)
+    host = {"preemption_mode": "swap", "swap_space": 48}
+    got, scheduler = outputs(model, asked, depth=depth, num_blocks=20, **host)
+    assert scheduler.stats.host_hits
+    assert got == plainly
+
+
 def test_swapping_there_and_back_keeps_every_byte(model: Model) -> None:
     scheduler = Scheduler.create(**SETTINGS, preemption_mode="swap", swap_space=8)
     runner = runner_for(model, scheduler)

@@ -33,6 +33,8 @@ def test_plain_data_names_every_total() -> None:
         "prefix_hits",
         "resumed_queries",
         "resumed_hits",
+        "host_queries",
+        "host_hits",
     }
 
 

@@ -18,6 +18,7 @@ class Happened(Enum):
     PREEMPTED = "preempted"
     SWAPPED = "swapped out"
     RETURNED = "swapped in"
+    LOADED = "loaded from host memory"
     DEMOTED = "lost on the host"
     FINISHED = "finished"
 
@@ -27,7 +28,8 @@ class Moment(NamedTuple):
 
     `amount` is what the turn is measured in: requests ahead when submitted, cached
     tokens when admitted or resumed, sequences when forked, blocks moved when swapped out or
-    in, tokens known otherwise. `cause` names the reason, or the request that was the reason.
+    in, tokens when loaded, tokens known otherwise. `cause` names the reason, or the request that
+    was the reason.
     """
 
     happened: Happened

@@ -1,12 +1,13 @@
 """The KV cache as the scheduler sees it: block tables, the index of content, pools and fences."""
 
 from collections import Counter
+from itertools import takewhile
 
 from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, CacheEvent
 from paceline.core.plan import Pairs
 from paceline.core.request import Sequence
-from paceline.kv.fence import Fences
+from paceline.kv.fence import Fence, Fences, StepTicket
 from paceline.kv.hit import MISS, Hit
 from paceline.kv.index import ContentIndex, SealResident
 from paceline.kv.pool import BlockPool
@@ -45,26 +46,71 @@ class KVCache:
     # -- finding ------------------------------------------------------------
 
     def lookup(self, sequence: Sequence, seal_resident: SealResident = seal_nothing) -> Hit:
-        """The longest cached prefix that leaves at least the last known token to compute."""
+        """The longest cached prefix that leaves at least the last known token to compute: what the
+        device has, and behind it what the host has."""
+        hit = self.lookup_device(sequence, seal_resident)
+        if not self.host.size or not self.index.enabled:
+            return hit
+        host = self._find_on_host(sequence, len(hit.device))
+        return Hit(hit.device, hit.tokens + len(host) * self.block_size, host) if host else hit
+
+    def lookup_device(self, sequence: Sequence, seal_resident: SealResident = seal_nothing) -> Hit:
+        """The part of a lookup that needs no copy."""
         if not self.index.enabled:
             return MISS
-        usable = (len(sequence.tokens) - 1) // self.block_size
-        found = self.index.find(sequence, usable, seal_resident)
+        found = self.index.find(sequence, self._usable(sequence), seal_resident)
         return Hit(tuple(found), len(found) * self.block_size) if found else MISS
+
+    def _find_on_host(self, sequence: Sequence, first: int) -> tuple[int, ...]:
+        """Host blocks that hold what a sequence has from block `first` on.
+
+        A block whose copy to the host is not confirmed ends the search: a runner may make that copy
+        at any time until its step is committed.
+        """
+        found: list[int] = []
+        keys, usable = sequence.keys, self._usable(sequence)
+        while (known := first + len(found)) < usable:
+            if known == len(keys):
+                self.index.extend_keys_by_one(sequence)
+            end = min(len(keys), usable)
+            found += self.host.find(keys[known:end])
+            if first + len(found) < end:
+                break
+        if not found:
+            return ()
+        provisional = self.fences.provisional
+        return tuple(takewhile(lambda block: block not in provisional, found))
+
+    def _usable(self, sequence: Sequence) -> int:
+        """Blocks that a hit may have."""
+        return (len(sequence.tokens) - 1) // self.block_size
 
     def missing(self, hit: Hit, tokens: int) -> int:
         """Free blocks used up by taking `hit` and growing it to `tokens`."""
-        new = self.blocks_for(tokens) - len(hit.blocks)
-        return new + self.pool.free_among(hit.blocks)
+        new = self.blocks_for(tokens) - len(hit.device)
+        return new + self.pool.free_among(hit.device)
 
     # -- slots --------------------------------------------------------------
 
     def attach(self, slot: int, sequence: Sequence, hit: Hit, tokens: int) -> tuple[int, ...]:
-        """Give an empty slot the blocks of `hit` plus new ones up to `tokens`."""
-        self.pool.hold(hit.blocks)  # before taking, which would otherwise evict them
-        blocks = hit.blocks + tuple(self.pool.take(self.blocks_for(tokens) - len(hit.blocks)))
-        self.place(slot, sequence, blocks, len(hit.blocks))
+        """Give an empty slot the device blocks of `hit` plus new ones up to `tokens`. If the hit
+        has a host part, `load` must follow."""
+        self.pool.hold(hit.device)  # before taking, which would otherwise evict them
+        blocks = hit.device + tuple(self.pool.take(self.blocks_for(tokens) - len(hit.device)))
+        self.place(slot, sequence, blocks, len(hit.device))
         return blocks
+
+    def load(self, slot: int, sequence: Sequence, hit: Hit, step: int) -> Pairs:
+        """Let `step` load the host part of a hit into the blocks of a slot. Returns the copies.
+
+        Both ends are fenced until the step has run. The blocks can be found at once, pending on
+        the step, because it loads them before it computes.
+        """
+        moves = hit.loads(self.tables.blocks(slot))
+        device = tuple(block for _, block in moves)
+        self.seal(slot, sequence, hit.tokens, step)
+        self.fences.add(Fence(StepTicket(step), device, hit.host, arriving=(sequence.serial,)))
+        return moves
 
     def place(self, slot: int, sequence: Sequence, blocks: tuple[int, ...], sealed: int) -> None:
         """Map blocks that are held already into an empty slot; the first few are sealed."""

@@ -144,6 +144,11 @@ class Fences:
         holders = self._device.holders
         return sum(1 for block, count in fenced.items() if holders(block) == count)
 
+    @property
+    def provisional(self) -> set[int]:
+        """Host blocks whose content is still on its way."""
+        return {block for fence in self for block, _ in fence.keys}
+
     def is_storing(self, serial: int) -> bool:
         """Is content of this sequence still on its way to the host?"""
         return any(serial in fence.stored for fence in self)

@@ -118,8 +118,9 @@ class HostTier:
     ) -> tuple[int, ...]:
         """Leading blocks that need no copy: brought by another of the family, or still cached."""
         shared = tuple(here[block] for block in takewhile(here.__contains__, stored.blocks))
-        cached = self._cache.lookup(sequence).blocks[: stored.tokens // self._cache.block_size]
-        return shared + cached[len(shared) :]
+        cached = self._cache.lookup_device(sequence).device
+        full = stored.tokens // self._cache.block_size
+        return shared + cached[len(shared) : full]
 
     def discard(self, sequence: Sequence) -> None:
         """Forget what is stored for a sequence, if anything is."""

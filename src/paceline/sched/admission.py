@@ -83,7 +83,7 @@ class Admission:
         """Would a waiting sequence join a step with so much room, `freed` blocks of which are
         held now?"""
         entrant = WaitingEntrant(self._entrants, head, room, chunk)
-        room.free -= len(freed.intersection(entrant.hit.blocks))  # it finds those and holds them
+        room.free -= len(freed.intersection(entrant.hit.device))  # it finds those and holds them
         return self._gates.shut(entrant, room) is None
 
     def closed(

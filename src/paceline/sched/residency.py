@@ -9,7 +9,7 @@ from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Finish, Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import Hit
-from paceline.sched import sealing
+from paceline.sched import hits, sealing
 from paceline.sched.changes import News
 from paceline.sched.explain.journal import Journal, note
 from paceline.sched.families.family import FORK_POINT, LOCKSTEP, Families, Family
@@ -80,8 +80,13 @@ class Residency:
         return len(sequence.tokens) - self.lookup(sequence).tokens
 
     def lookup(self, sequence: Sequence) -> Hit:
-        """The longest prefix that has been computed, or is being computed by residents."""
+        """The longest prefix that has been computed, or is being computed by residents, on the
+        device and on the host."""
         return self.cache.lookup(sequence, self.seal_filled)
+
+    def lookup_device(self, sequence: Sequence) -> Hit:
+        """The same without what the host has."""
+        return self.cache.lookup_device(sequence, self.seal_filled)
 
     def seal_filled(self, slot: int) -> bool:
         """Let the full blocks of a resident that have been handed out be found. Returns whether
@@ -137,11 +142,13 @@ class Residency:
         self.queue.remove(sequence)
         slot = self.table.admit(sequence, hit.tokens, self.drafts(sequence))
         blocks = self.cache.attach(slot, sequence, hit, tokens)
-        known = len(sequence.tokens)
-        self._count_prefix(sequence, known, hit.tokens, resumed)
-        self.journal.passed(sequence, known - hit.tokens, self.step)
         happened = Happened.RESUMED if resumed else Happened.ADMITTED
         note(sequence, happened, self.now, self.step, hit.tokens)
+        if hit.host:
+            self._load(sequence, hit)
+        self.stats.admissions += 1
+        hits.count(self.stats, sequence, hit, self.cache)
+        self.journal.passed(sequence, len(sequence.tokens) - hit.tokens, self.step)
         family = self.family(sequence)
         if family is not None and len(family.members) > 1:
             family.kept = [self.table.reserve() for _ in family.members[1:]]
@@ -149,6 +156,14 @@ class Residency:
             if hit.tokens <= family.fork_point:
                 self.table.cap(slot, FORK_POINT, family.fork_point)
         return self.settle(sequence, hit.tokens, blocks)
+
+    def _load(self, sequence: Sequence, hit: Hit) -> None:
+        """Let the next step copy the host part of a hit to the device."""
+        moves = self.cache.load(sequence.slot, sequence, hit, self.step)
+        self.news.swap_in += moves
+        self.stats.swapped_in_blocks += len(moves)
+        tokens = len(moves) * self.cache.block_size
+        note(sequence, Happened.LOADED, self.now, self.step, tokens)
 
     def settle(self, sequence: Sequence, computed: int, blocks: tuple[int, ...]) -> Admitted:
         """A sequence has its slot and its blocks: let everyone know."""
@@ -186,19 +201,6 @@ class Residency:
         note(sequence, Happened.RETURNED, self.now, self.step, len(moves))
         blocks = [tuple(self.cache.tables.blocks(one.slot)) for one in members]
         return list(map(self.settle, members, starts, blocks))
-
-    def _count_prefix(self, sequence: Sequence, known: int, hit: int, resumed: bool) -> None:
-        stats = self.stats
-        stats.admissions += 1
-        if not self.cache.index.enabled:
-            return
-        if resumed:
-            stats.resumed_queries += known
-            stats.resumed_hits += hit
-        else:
-            stats.prefix_queries += known
-            stats.prefix_hits += hit
-            sequence.cached = hit
 
     # -- going --------------------------------------------------------------
 

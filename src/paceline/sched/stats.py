@@ -12,8 +12,9 @@ class Stats:
     admissions, finished, preemptions  of requests
     stale_rows                         results that nobody waits for: their slot has changed hands
     failed_rows                        results that ended their request with an error
-    prefix_queries, prefix_hits        tokens of new requests when admitted, and found cached
+    prefix_queries, prefix_hits        tokens of new requests when admitted, and found on the device
     resumed_queries, resumed_hits      the same, for those that come back after a preemption
+    host_queries, host_hits            tokens of both that the device lacks, and found on the host
     swapped_out_blocks                 copied to the host
     swapped_in_blocks                  copied back
     swaps_refused                      preemptions that found no room on the host
@@ -34,6 +35,8 @@ class Stats:
     prefix_hits: int = 0
     resumed_queries: int = 0
     resumed_hits: int = 0
+    host_queries: int = 0
+    host_hits: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     swaps_refused: int = 0

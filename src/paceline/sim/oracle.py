@@ -51,7 +51,8 @@ class OracleRunner:
 
     `accept` is the chance that a draft turns out right. Rejected drafts leave garbage in
     their cells, as they do on a device. Copies to the host are done late, as a fence allows:
-    `lag` steps after the one that lists them, when that one has written, or in `settle`.
+    `lag` steps after the one that lists them, when that one has written, or in `settle`. Until
+    then the step may also still read from the host, so no copy may overwrite what it reads.
 
     The next row of a label in `spoiled` writes no numbers, and so does every row that reads some
     of them; of these rows, those that sample fail.
@@ -72,6 +73,7 @@ class OracleRunner:
         self.host: list[list[int] | None] = [None] * host_blocks
         self._lag = lag
         self._leaving: deque[tuple[int, Pairs]] = deque()  # copies to the host, by step
+        self.reading: deque[tuple[int, set[int]]] = deque()  # host blocks, by step
         self.tracks: dict[int, Track] = {}
         self.computed = 0  # positions, over all steps
         self.spoiled: set[str] = set()
@@ -86,13 +88,18 @@ class OracleRunner:
             self.restore(source, target)
         result = self._result(plan)
         for _, target in plan.swap_out:
+            read = any(target in blocks for _, blocks in self.reading)
+            assert not read, f"host block {target} is overwritten while a step reads it"
             self.host[target] = None
+        self.reading.append((plan.step, {source for source, _ in plan.swap_in}))
         self._leaving.append((plan.step, plan.swap_out))
         self.settle(plan.step - self._lag)
         return result
 
     def settle(self, step: int) -> None:
         """The copies of steps up to this one are done by now; due before it is committed."""
+        while self.reading and self.reading[0][0] <= step:
+            self.reading.popleft()
         while self._leaving and self._leaving[0][0] <= step:
             for source, target in self._leaving.popleft()[1]:
                 self.store(source, target)

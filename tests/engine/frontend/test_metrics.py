@@ -87,9 +87,12 @@ def test_a_single_token_takes_no_time_after_the_first() -> None:
 
 def test_totals_are_those_of_the_scheduler() -> None:
     totals = {"prefix_queries": 9, "prefix_hits": 5, "drafts": 2, "drafted": 6, "accepted": 4}
-    report = Metrics().report(NOW | totals | {"swapped": 1, "failed_rows": 3})
+    host = {"host_queries": 4, "host_hits": 3}
+    report = Metrics().report(NOW | totals | host | {"swapped": 1, "failed_rows": 3})
     assert report.counters["prefix_cache_queries"] == 9
     assert report.counters["prefix_cache_hits"] == 5
+    assert report.counters["external_prefix_cache_queries"] == 4
+    assert report.counters["external_prefix_cache_hits"] == 3
     assert report.counters["spec_decode_num_drafts"] == 2
     assert report.counters["spec_decode_num_draft_tokens"] == 6
     assert report.counters["spec_decode_num_accepted_tokens"] == 4

@@ -33,8 +33,6 @@ HISTOGRAMS = """time_to_first_token_seconds inter_token_latency_seconds
 LEFT_OUT = {
     "engine_sleep_state": "an engine does not sleep",
     "lora_requests_info": "no adapters are served",
-    "external_prefix_cache_queries": "there is no cache outside",
-    "external_prefix_cache_hits": "there is no cache outside",
     "mm_cache_queries": "text only",
     "mm_cache_hits": "text only",
     "corrupted_requests": "paceline:failed_rows counts those, which end",

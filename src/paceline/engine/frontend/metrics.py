@@ -39,6 +39,8 @@ TOTALS = {
     "num_preemptions": "preemptions",
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
+    "external_prefix_cache_queries": "host_queries",
+    "external_prefix_cache_hits": "host_hits",
     "spec_decode_num_drafts": "drafts",
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",

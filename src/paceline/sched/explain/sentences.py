@@ -76,6 +76,7 @@ SENTENCES = {
     Happened.FIRST_TOKEN: "first token, from step {step}.",
     Happened.PREEMPTED: "preempted in step {step} with {tokens} known, for {cause}.",
     Happened.SWAPPED: "swapped out: {blocks} copied to the host.",
+    Happened.LOADED: "{tokens} of these are loaded from host memory in step {step}.",
     Happened.RETURNED: "swapped in at step {step}: {blocks} copied back.",
     Happened.DEMOTED: "not kept on the host: {cause}.",
     Happened.FINISHED: "ended ({cause}) with {tokens} known.",

@@ -44,16 +44,16 @@ class Forks:
         new = 0
         for one in family.members[1:]:
             hit = self._own(one, family)
-            blocks = family.fork_point // size if hit is None else len(hit.blocks)
-            found.update(() if hit is None else hit.blocks)
+            blocks = family.fork_point // size if hit is None else len(hit.device)
+            found.update(() if hit is None else hit.device)
             new += max(1, self._at.cache.blocks_for(span(one)) - blocks if span else 1)
-        return new + self._at.cache.pool.free_among(list(found.difference(held.blocks)))
+        return new + self._at.cache.pool.free_among(list(found.difference(held.device)))
 
     def _own(self, sequence: Sequence, family: Family) -> Hit | None:
         """What a member that ran before still finds beyond what all share."""
         if len(sequence.tokens) <= len(family.request.prompt):
             return None
-        hit = self._at.lookup(sequence)
+        hit = self._at.lookup_device(sequence)
         return hit if hit.tokens > family.fork_point else None
 
     def fork(self, family: Family) -> None:

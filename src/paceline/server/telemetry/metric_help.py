@@ -18,6 +18,8 @@ MEANINGS = {
     "num_preemptions": "Preemptions of requests.",
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "external_prefix_cache_queries": "Tokens not found on the GPU and looked up in host memory.",
+    "external_prefix_cache_hits": "Tokens found in host memory, and loaded from there.",
     "gpu_prefix_cache_queries": "The old name of prefix_cache_queries.",
     "gpu_prefix_cache_hits": "The old name of prefix_cache_hits.",
     "spec_decode_num_drafts": "Rows that verified drafts.",
