@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
@@ -15,12 +16,22 @@ from paceline.core.request import Finish, Request, child_label
 from paceline.kv import cache as kv_cache
 from paceline.kv.pool import BlockPool
 from paceline.sched.scheduler import Scheduler
+from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.reference import beam_search, best_of, reference
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 MOST_TURNS = 5_000
+
+
+def random_step_times(random: Random) -> StepTimes:
+    """Step times of some device: positions may be free, or cost as much as a step."""
+    fixed, each = random.uniform(0.001, 1.0), random.choice([0.0, 0.01, 0.2, 1.0])
+    slower = random.uniform(1.0, 1.5)
+    sizes = (1, 4, 16, 64)
+    plain = tuple((size, fixed + each * size * random.uniform(0.8, 1.2)) for size in sizes)
+    return StepTimes(plain, tuple((size, slower * taken) for size, taken in plain))
 
 
 class TightPool(BlockPool):
@@ -44,6 +55,7 @@ class Drive:
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
     host: Random = field(init=False)  # for `loading`, likewise
+    drafting: Random = field(init=False)  # for step times and drafts that are not computed
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
     runner: OracleRunner = field(init=False)
@@ -70,9 +82,12 @@ class Drive:
         self.random, self.more = Random(self.seed), Random(~self.seed)
         self.latest = Random(f"rows and children {self.seed}")
         self.host = Random(f"host {self.seed}")
+        self.drafting = Random(f"drafts {self.seed}")
         self.settings = self._settings()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
+        if self.drafting.random() < 0.5:
+            self.scheduler.measure_steps(random_step_times(self.drafting))
         cache = self.scheduler.residency.cache
         r = self.random
         self.vocab = r.choice([3, 7, 50])
@@ -291,7 +306,7 @@ class Drive:
         else:
             if self.chaos and self.spoiling and len(plan.rows) and self.latest.random() < 0.1:
                 self.spoil(self.latest.choice(plan.rows.labels))
-            result = self.runner.run(plan)
+            result = self._with_fewer_drafts(plan, self.runner.run(plan))
             self._assert_nothing_doubtful_is_found(plan)
         if not plan.empty:
             self.flight.append((plan, result))
@@ -321,6 +336,15 @@ class Drive:
         assert amounts[Happened.LOADED] == loads * self.settings["block_size"], "loads not noted"
         self.found += amounts[Happened.ADMITTED] + amounts[Happened.RESUMED]
         self.loaded += amounts[Happened.LOADED]
+
+    def _with_fewer_drafts(self, plan: Plan, result: StepResult) -> StepResult:
+        """As if the proposer had nothing for some of the drafts that were wrong."""
+        if not plan.rows.drafts.any() or self.drafting.random() < 0.5:
+            return result
+        right, planned = np.maximum(result.count - 1, 0), plan.rows.drafts
+        fewer = [*map(self.drafting.randint, right.tolist(), planned.tolist())]
+        self.seen["fewer drafts"] += int(planned.sum()) - sum(fewer)
+        return replace(result, computed_drafts=np.array(fewer, np.int32))
 
     def spoil(self, label: str) -> None:
         """The next row of a sequence comes to nothing."""

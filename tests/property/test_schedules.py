@@ -19,7 +19,7 @@ from tests.property.schedules import MOST_TURNS, Drive, drive
 SEEDS, CHUNKS = 400, 8
 SEEDS_LOADING, CHUNKS_LOADING = 80, 4
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
-LATEST = ("failed rows", "ended alone")
+LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
     0,  # judged while blocks were withheld
     149,  # an aged resident displaced on arrival came right back, forever

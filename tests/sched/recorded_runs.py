@@ -15,6 +15,7 @@ from paceline.sched.replay.plans_in_flight import stand_in
 from paceline.sched.replay.reader import Reader
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import FORMAT, FORMAT_NUMBER, MAGIC, RecordKind, record
+from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
@@ -97,6 +98,7 @@ class Trouble:
             (0.03, lambda: calls.reset_prefix_cache(r.random() < 0.5, self.now)),
             (0.03, calls.reset_prefix_cache),
             (0.05, lambda: calls.measure(Rates(r.choice([1.0, 1e6]), r.choice([1.0, 1e6])))),
+            (0.05, lambda: calls.measure_steps(self._step_times())),
             (0.1, self._misuse),
             (0.03, lambda: self._lose(calls.retry)),
             (0.02, lambda: self._lose(calls.fail)),
@@ -108,6 +110,14 @@ class Trouble:
             self.recorder.recording.next_file()
         while len(self.flight) >= self.depth or (self.flight and r.random() < 0.3):
             self._commit()
+
+    def _step_times(self) -> StepTimes:
+        r = self.random
+        plain, drafted = (
+            tuple((size, r.uniform(0.1, 1.0) + r.random() * size) for size in (1, 4, 9))
+            for _ in range(2)
+        )
+        return StepTimes(plain, drafted)
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
@@ -185,11 +195,14 @@ class Trouble:
         failed = r.sample(sampling, 1) if sampling and r.random() < 0.05 else []
         count[failed] = 0
         lost = tuple(Failed(row, "no numbers") for row in failed)
+        right = np.maximum(count - 1, 0)
+        drafts = np.array([*map(r.randint, right.tolist(), rows.drafts.tolist())], np.int32)
+        said = {"failed": lost, "computed_drafts": r.choice([None, drafts])}
         if (rows.child < 0).all():
-            return StepResult(ids.reshape(shape), count, failed=lost)
+            return StepResult(ids.reshape(shape), count, **said)
         scores = np.array([-r.random() for _ in ids], np.float32)
         found = self._candidates(len(rows))
-        return StepResult(ids.reshape(shape), count, scores.reshape(shape), found, failed=lost)
+        return StepResult(ids.reshape(shape), count, scores.reshape(shape), found, **said)
 
     def _candidates(self, rows: int) -> Candidates:
         """All tokens there are, for every row."""

@@ -47,7 +47,8 @@ def test_admission_fills_every_column() -> None:
     assert made.tokens[slot, :5].tolist() == one.request.prompt.tolist()
     assert (made.known[slot], made.planned[slot], made.computed[slot]) == (5, 4, 4)
     assert (made.prompt[slot], made.given[slot], made.limit[slot]) == (5, 5, 9)
-    assert (made.drafts[slot], made.most_drafts[slot], made.acceptance[slot]) == (0, 2, 1.0)
+    assert (made.most_drafts[slot], made.acceptance[slot]) == (2, 0.5)
+    assert (made.misses[slot], made.draft_at[slot]) == (0, 0)
     assert (made.serial[slot], made.name[slot], made.sequence(slot)) == (7, "a", one)
     assert (made.child[slot], made.silent[slot], made.ceiling[slot]) == (-1, False, 8)
     assert (made.vacant, made.drafting, made.order.tolist()) == (3, 1, [0])
@@ -144,12 +145,13 @@ def test_rejected_drafts_leave_both_counters() -> None:
     assert made.planned[:2].tolist() == [9, 6]
 
 
-def test_acceptance_moves_towards_what_was_seen() -> None:
+def test_what_drafts_taught_is_forgotten_with_the_sequence() -> None:
     made = table(5)
-    made.learn(slots(0), np.array([0.5], np.float32), 0.1)
-    assert made.acceptance[0] == pytest.approx(0.95)
-    made.learn(slots(0), np.array([0.0], np.float32), 0.1)
-    assert made.acceptance[0] == pytest.approx(0.855)
+    made.learn(slots(0), np.array([0.9], np.float32), column(3), np.array([12]))
+    assert (made.acceptance[0], made.misses[0], made.draft_at[0]) == (np.float32(0.9), 3, 12)
+    made.release(0)
+    slot = made.admit(sequence("b", prompt=2), computed=0, drafts=1)
+    assert (slot, made.acceptance[0], made.misses[0], made.draft_at[0]) == (0, 0.5, 0, 0)
 
 
 def test_each_row_appends_its_own_count() -> None:

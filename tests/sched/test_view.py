@@ -1,6 +1,7 @@
 """What code outside `sched` may read of a scheduler."""
 
 from paceline.core.events import BlockStored, Happened
+from paceline.sched.step_times import StepTimes
 from paceline.sched.view import Gauges
 from tests.sched.support import TOKEN, answer, ask, crowded, finish_all, small, step
 
@@ -85,7 +86,18 @@ def test_queued_counts_the_waiting_and_the_parked() -> None:
         kv_usage=scheduler.usage,
         total_blocks=16,
         block_size=4,
+        drafting_paused=False,
     )
+
+
+def test_drafting_is_paused_where_a_draft_takes_as_long_as_a_step() -> None:
+    scheduler = small(num_speculative_tokens=3)
+    scheduler.measure_steps(StepTimes(((1, 1.0), (9, 9.0)), ((1, 1.0), (9, 9.0))))
+    scheduler.submit(ask("a", 4, max_tokens=9), 0.0)
+    step(scheduler)
+    assert not scheduler.view.gauges().drafting_paused
+    step(scheduler)
+    assert scheduler.view.gauges().drafting_paused
 
 
 def test_a_family_runs_as_one_request() -> None:

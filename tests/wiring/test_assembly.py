@@ -10,6 +10,7 @@ from paceline.cli.main import main
 from paceline.engine.api import Ask
 from paceline.hub.progress import silent
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.assembly import build
 from paceline.wiring.model import find_model
 from paceline.wiring.tokenizer import words_of
 from tests.golden.small_model import small_model
@@ -61,6 +62,18 @@ def test_drafts_do_not_change_the_tokens(llm: LLM, folder: Path) -> None:
     prompts = ["the quick the quick", "fox jumps over"]
     plainly, drafted = (one.generate(prompts, params, progress=False) for one in (llm, other))
     assert [one.outputs for one in drafted] == [one.outputs for one in plainly]
+
+
+def test_steps_are_measured_where_there_are_drafts(folder: Path) -> None:
+    small = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
+    times = [
+        build(str(folder), **small, **drafting).scheduler.residency.speculation.times
+        for drafting in ({}, {"num_speculative_tokens": 2})
+    ]
+    assert times[0] is None
+    assert times[1] is not None
+    assert [size for size, _ in times[1].plain] == [1, 2, 4]
+    assert times[1].drafted
 
 
 def test_choices_have_texts_of_their_own(llm: LLM) -> None:

@@ -20,6 +20,7 @@ class Happened(Enum):
     RETURNED = "swapped in"
     LOADED = "loaded from host memory"
     DEMOTED = "lost on the host"
+    DRAFTED = "drafted"
     FINISHED = "finished"
 
 
@@ -28,8 +29,8 @@ class Moment(NamedTuple):
 
     `amount` is what the turn is measured in: requests ahead when submitted, cached
     tokens when admitted or resumed, sequences when forked, blocks moved when swapped out or
-    in, tokens when loaded, tokens known otherwise. `cause` names the reason, or the request that
-    was the reason.
+    in, tokens when loaded, accepted drafts when drafted, tokens known otherwise. `cause` names the
+    reason, or the request that was the reason; of drafts, how many there were.
     """
 
     happened: Happened

@@ -175,6 +175,12 @@ class StepResult:
     candidates: Candidates | None = None  # due where a request searches with beams
     prompt: tuple[PromptScores, ...] = ()  # of rows that compute prompts whose scores are wanted
     failed: tuple[Failed, ...] = ()  # rows whose logits were no numbers, or the like
+    computed_drafts: I32 | None = None  # [rows]; None: as many as the plan has
+
+    def drafts_of(self, rows: Rows) -> I32:
+        """Drafts that the device computed: as many as planned, or fewer where a proposer had
+        nothing to propose."""
+        return rows.drafts if self.computed_drafts is None else self.computed_drafts
 
     @staticmethod
     def of(

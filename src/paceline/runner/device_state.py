@@ -10,7 +10,7 @@ from paceline.runner.batch import Batch
 
 
 class DeviceState:
-    """What plans have told so far, by slot.
+    """What plans have said so far, by slot.
 
     `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`; the token at
     `position[s]` is the next to compute. Sampled tokens are written here as they come, so the
@@ -77,15 +77,15 @@ class DeviceState:
         )
 
     def _sampled(self, plan: Plan, row_start: Tensor) -> Tensor:
-        """Where logits are wanted: the last position before the drafts of a row, then one for
-        each place that a draft could have, [samples * (1 + most drafts)]."""
+        """Where logits are wanted: the last position before the drafts of a row, and its drafts,
+        [samples + drafts]."""
         rows = plan.rows
         wanted = self._index(rows.samples.nonzero()[0].tolist())
-        drafts = self._index(rows.drafts.tolist())[wanted]
-        last = row_start[wanted + 1] - 1
-        width = 1 + (int(rows.drafts.max()) if len(rows) else 0)
-        places = torch.arange(width, device=self.device)
-        return torch.minimum((last - drafts)[:, None] + places, last[:, None]).flatten()
+        lines = self._index(rows.drafts.tolist())[wanted] + 1
+        end = lines.cumsum(0)
+        row = torch.repeat_interleave(torch.arange(len(wanted), device=self.device), lines)
+        behind = end[row] - torch.arange(len(row), device=self.device)
+        return row_start[wanted + 1][row] - behind
 
     def advance(self, slot: Tensor, count: Tensor) -> None:
         self.position[slot] += count

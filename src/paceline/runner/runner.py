@@ -1,4 +1,4 @@
-"""Carries out plans: device state, forward, sampling, and every copy that a plan lists."""
+"""Runs plans on the CPU: device state, forward, sampling, and every copy that a plan lists."""
 
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.lazy_memory import lazy_zeros
 from paceline.runner.models.model import Model
 from paceline.runner.prompt_scores import Span, prompt_scores, spans
-from paceline.runner.proposer import Proposer, filled
+from paceline.runner.proposer import Proposer
 from paceline.runner.result import Result
 from paceline.runner.sampler import Sampler, Scores
 from paceline.runner.sampling_controls import Controls
@@ -28,8 +28,8 @@ from paceline.runner.sampling_controls import Controls
 class Runner:
     """Runs plans in the order in which it gets them; results come back in that order too.
 
-    Within a step it copies on the device, then to the host, then from it, and writes after
-    that, as a plan asks.
+    Within a step it copies blocks on the device, then to the host, then from it, and computes
+    after that.
     """
 
     capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
@@ -50,8 +50,9 @@ class Runner:
         self._proposer = proposer
         self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
         self._requests: dict[int, Request] = {}  # by slot
-        self._asking: dict[int, Request] = {}  # those of them that ask for scores of their prompt
+        self._asking: dict[int, Request] = {}  # of these, the ones that want prompt scores
         self._rows: Rows | None = None  # those that the controls are for
+        self._slots: list[int] = []  # of these rows, where they sample
         self._controls: Controls | None = None
         self._results: deque[StepResult] = deque()
 
@@ -60,13 +61,13 @@ class Runner:
         self._host = lazy_zeros((blocks, *self._kv.content.shape[1:]), self._kv.dtype)
 
     def launch(self, plan: Plan) -> None:
-        """Begin a step. A CPU has nothing to overlap with, so it is done when this returns."""
+        """Run a step. A CPU has nothing to overlap with, so the step has ended on return."""
         self._take_over(plan)
         if not plan.empty:
             self._results.append(self._run(plan))
 
     def wait(self) -> StepResult:
-        """The result of the oldest step that was launched and not waited for."""
+        """Return the result of the oldest step that was not waited for."""
         return self._results.popleft()
 
     def is_lost(self) -> bool:
@@ -76,7 +77,7 @@ class Runner:
     def close(self) -> None:
         self._results.clear()
 
-    # -- what a plan tells --------------------------------------------------
+    # -- changes that come with a plan --------------------------------------
 
     def _take_over(self, plan: Plan) -> None:
         for slot in plan.released:
@@ -84,13 +85,13 @@ class Runner:
                 self._sampler.release(slot)
                 self._asking.pop(slot, None)
         for new in plan.admitted:
-            self._sampler.admit(new.slot, new.request, new.tokens)  # it may want too much memory
+            self._sampler.admit(new.slot, new.request, new.tokens)  # may run out of memory
             self._requests[new.slot] = new.request
             if new.request.sampling.prompt_logprobs is not None:
                 self._asking[new.slot] = new.request
         self._state.apply(plan)
         if plan.admitted or plan.released:
-            self._rows = None
+            self._rows = self._controls = None
 
     def _move(self, plan: Plan) -> None:
         self._kv.copy(plan.copies)
@@ -106,15 +107,20 @@ class Runner:
     @torch.inference_mode()
     def _run(self, plan: Plan) -> StepResult:
         self._move(plan)
-        rows = plan.rows
-        if not len(rows):
+        if not len(plan.rows):
             return StepResult.of(plan, {})
-        slot = torch.from_numpy(rows.slot.astype(np.int64))
+        slot = torch.from_numpy(plan.rows.slot.astype(np.int64))
+        if plan.rows.drafts.any():
+            plan, drafts = self._draft(plan, slot)
+            return replace(self._compute(plan, slot, drafts), computed_drafts=plan.rows.drafts)
+        return self._compute(plan, slot, None)
+
+    def _compute(self, plan: Plan, slot: Tensor, drafts: Tensor | None) -> StepResult:
+        rows = plan.rows
         count = torch.from_numpy(rows.count.astype(np.int64))
-        drafts = self._drafts(plan, slot, count)
         batch = self._state.batch(plan, slot, count)
         asked = self._asked(plan, batch)
-        wanted = None if asked else batch.sample_at  # who asks may want any position
+        wanted = None if asked else batch.sample_at  # prompt scores need any position
         hidden = self._model.forward(batch, self._kv, self._attention, wanted)
         prompt = prompt_scores(plan, asked, hidden, self._model) if asked else ()
         if rows.samples.any():
@@ -126,23 +132,31 @@ class Runner:
         return replace(result, prompt=prompt) if prompt else result
 
     def _asked(self, plan: Plan, batch: Batch) -> list[Span]:
-        """What this step can tell of prompts to those who ask."""
+        """Return the parts of prompts in this step whose scores a request wants."""
         if not self._asking:
             return []
         return spans(plan, batch.position[batch.row_start[:-1]].tolist(), self._asking)
 
-    def _drafts(self, plan: Plan, slot: Tensor, count: Tensor) -> Tensor | None:
-        """Drafts of the rows that sample, [samples, most drafts]; None if nobody drafts."""
+    def _draft(self, plan: Plan, slot: Tensor) -> tuple[Plan, Tensor | None]:
+        """Return the plan with the drafts that were proposed, which may be fewer than planned, and
+        the drafts of the rows that sample, [samples, most drafts]; None if there are none.
+
+        A place for which nothing was proposed is not computed.
+        """
         rows = plan.rows
-        if not rows.drafts.any():
-            return None
+        width = rows.count - rows.drafts
         wanted = torch.from_numpy(rows.samples)
         number = torch.from_numpy(rows.drafts.astype(np.int64))[wanted]
-        known = self._state.position[slot][wanted] + count[wanted] - number
-        tokens = self._state.tokens[slot[wanted], : int(known.max())]
+        own = slot[wanted]
+        known = self._state.position[own] + torch.from_numpy(width.astype(np.int64))[wanted]
+        tokens = self._state.tokens[own, : int(known.max())]
         drafts = self._proposer.propose(tokens, known, number, int(number.max()))
-        self._state.append(slot[wanted], known, filled(drafts, number))
-        return drafts
+        self._state.append(own, known, drafts)
+        found = np.zeros_like(rows.drafts)
+        found[rows.samples] = (drafts >= 0).sum(1).numpy()
+        rows = replace(rows, count=width + found, drafts=found)
+        most = int(found.max())
+        return replace(plan, rows=rows), drafts[:, :most] if most else None
 
     def _sample(
         self, plan: Plan, batch: Batch, logits: Tensor, drafts: Tensor | None
@@ -150,21 +164,19 @@ class Runner:
         rows = plan.rows
         wanted = np.flatnonzero(rows.samples)
         slot = torch.from_numpy(rows.slot[wanted].astype(np.int64))
-        width = 1 if drafts is None else 1 + drafts.shape[1]
         number = torch.from_numpy(rows.drafts[wanted].astype(np.int64))
         first = batch.context[torch.from_numpy(wanted)] - number  # where the sampled token goes
         controls = self._controls_for(rows, wanted)
         asked = [self._requests[place] for place in rows.slot[wanted].tolist()]
         quiet = [row for row, request in enumerate(asked) if request.silent]
-        raw = logits.view(len(wanted), width, -1)[quiet].clone() if quiet else logits
+        at = lines(number, 0 if drafts is None else drafts.shape[1])
+        raw = logits[at[quiet]] if quiet else logits
         if drafts is None:
             sampled = self._sampler.sample(logits, controls, first)
             ids, taken, bad = sampled.ids[:, None], torch.ones_like(sampled.ids), sampled.bad
             scores: tuple[Scores | None, ...] = (sampled.scores,)
         else:
-            found = self._sampler.verify(
-                logits.view(len(wanted), width, -1), drafts, controls, first
-            )
+            found = self._sampler.verify(logits, drafts, controls, first, at)
             ids, taken, bad, scores = found.ids, found.count, found.bad, found.scores
         controls.observe(ids, first)
         self._advance(plan, slot, first, ids, taken)
@@ -176,13 +188,16 @@ class Runner:
         return result.whole()
 
     def _controls_for(self, rows: Rows, wanted: np.ndarray) -> Controls:
+        """Return the controls of the rows that sample, again the same ones for the same slots."""
         if self._rows is not rows or self._controls is None:
-            self._controls = self._sampler.controls(rows.slot[wanted].tolist())
+            slots = rows.slot[wanted].tolist()
+            if self._controls is None or self._slots != slots:
+                self._controls, self._slots = self._sampler.controls(slots), slots
             self._rows = rows
         return self._controls
 
     def _advance(self, plan: Plan, slot: Tensor, first: Tensor, ids: Tensor, taken: Tensor) -> None:
-        """Rows that sampled stand where their last right token is; the others, at their end."""
+        """Move rows that sampled to their last right token, and the others to their end."""
         rows, state = plan.rows, self._state
         if not rows.samples.all():
             everyone = torch.from_numpy(rows.slot.astype(np.int64))
@@ -193,7 +208,7 @@ class Runner:
     # -- speed --------------------------------------------------------------
 
     def measure(self, blocks: int = 8) -> tuple[float, float]:
-        """Positions computed and blocks copied to the host per second, once it is warm."""
+        """Measure positions computed and blocks copied to the host, per second."""
         kv, size, blocks = self._kv, self._kv.block_size, min(blocks, self._kv.blocks)
         positions = torch.arange(blocks * size)
         batch = Batch(
@@ -210,13 +225,21 @@ class Runner:
         return len(positions) / forward_s, blocks / copy_s
 
 
+def lines(number: Tensor, most: int) -> Tensor:
+    """Which line of logits each place of a row has, [rows, 1 + most], where row i has its own and
+    one for each of its `number[i]` drafts. Places behind them have the last line of the row."""
+    end = (number + 1).cumsum(0)
+    first = (end - number - 1)[:, None]
+    return torch.minimum(first + torch.arange(1 + most), end[:, None] - 1)
+
+
 def ends(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Sources and targets of copies."""
+    """Return the sources and the targets of copies."""
     return [source for source, _ in pairs], [target for _, target in pairs]
 
 
 def quickest(work: Callable[[], object], times: int = 3) -> float:
-    """Seconds that some work takes when nothing gets in its way."""
+    """Return the seconds of the quickest of several runs."""
     taken: list[float] = []
     for _ in range(times):
         begin = perf_counter()

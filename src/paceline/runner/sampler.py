@@ -170,18 +170,32 @@ class Sampler:
         return chosen(logits, controls, positions, positions.new_empty(controls.count, 0))
 
     def verify(
-        self, logits: Tensor, drafts: Tensor, controls: Controls, positions: Tensor
+        self,
+        logits: Tensor,
+        drafts: Tensor,
+        controls: Controls,
+        positions: Tensor,
+        at: Tensor | None = None,
     ) -> Verified:
         """The tokens from each row's position on, for as long as its drafts agree with them.
 
-        Overwrites logits [rows, 1 + drafts, vocab], which came of the drafts [rows, drafts]. A
-        draft of -1 is none. Each place is sampled as if the drafts before it were right; whether
-        they are is looked at afterwards.
+        Overwrites logits [rows, 1 + drafts, vocab], which came of the drafts [rows, drafts]; or
+        logits [lines, vocab], of which place i of a row has line `at[row, i]`. A draft of -1 is
+        none. Each place is sampled as if the drafts before it were right; whether they are is
+        looked at afterwards.
         """
         width = drafts.shape[1] + 1
-        self._check(logits, controls.count, width, self.vocab)
+        if at is None:
+            self._check(logits, controls.count, width, self.vocab)
+        else:
+            self._check(logits, len(logits), self.vocab)
         places = [
-            chosen(logits[:, place], controls, positions + place, drafts[:, :place])
+            chosen(
+                logits[:, place] if at is None else logits.index_select(0, at[:, place]),
+                controls,
+                positions + place,
+                drafts[:, :place],
+            )
             for place in range(width)
         ]
         ids = torch.stack([sampled.ids for sampled in places], 1)  # [rows, 1 + drafts]

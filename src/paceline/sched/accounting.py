@@ -1,4 +1,4 @@
-"""What a step's result does to the columns."""
+"""Folds the result of a step into the columns."""
 
 from dataclasses import replace
 
@@ -15,9 +15,8 @@ from paceline.sched.families.beams import Candidate
 from paceline.sched.families.family import Family
 from paceline.sched.families.forks import Forks
 from paceline.sched.residency import Residency
+from paceline.sched.speculation import DraftedStep, expected, judged, learned, missed, waits
 from paceline.sched.steady import Steady
-
-LEARNING = 0.1  # weight of the latest step in a sequence's acceptance
 
 
 class Accounting:
@@ -40,7 +39,7 @@ class Accounting:
         return replace(outputs, finished=(*ended, *outputs.finished))
 
     def _fold(self, plan: Plan, result: StepResult) -> Outputs:
-        """Append what the living sampled, and end those that are complete."""
+        """Append what rows sampled whose sequence is still here, and end complete ones."""
         table, rows = self._at.table, plan.rows
         slot, ids, count, drafts = rows.slot, result.ids, result.count, rows.drafts
         width, samples, serial, name = rows.count, rows.samples, rows.serial, rows.request_id
@@ -55,11 +54,11 @@ class Accounting:
         rejected = np.where(samples, drafts + 1 - count, 0)
         table.confirm(slot, width, rejected)
         if drafts.any():
-            self._learn(slot, count, drafts)
+            self._learn(plan, slot, count, result.drafts_of(rows)[alive])
         known = table.known[slot]
         count = np.minimum(count, table.limit[slot] - known)
         if table.silenced:
-            count[self._beams(slot)] = 0  # their tokens are chosen when all have told theirs
+            count[self._beams(slot)] = 0  # their tokens are chosen when all have reported
         stops = self._at.stops.cut(table, slot, ids, count)
         first = samples & (known == table.prompt[slot])
         table.append(slot, ids, count)
@@ -77,7 +76,7 @@ class Accounting:
         return replace(outputs, finished=(*outputs.finished, *ends))
 
     def commit_steady(self, steady: Steady, result: StepResult) -> Outputs:
-        """Nobody left since the plan was made, and every row sampled one token."""
+        """Every row of the plan is still here, and sampled one token."""
         at, rows, ids = self._at, steady.rows, result.ids
         suspects = at.stops.suspects(ids[:, 0])
         stops: dict[int, int] = {}
@@ -107,7 +106,7 @@ class Accounting:
         if all(moment.happened is not Happened.FIRST_TOKEN for moment in sequence.life):
             note(sequence, Happened.FIRST_TOKEN, self._at.now, step)
 
-    # -- families that are told of only at the end ---------------------------
+    # -- families that are reported only at the end --------------------------
 
     def _beams(self, slot: Index) -> list[int]:
         """Rows that belong to a beam search."""
@@ -159,13 +158,23 @@ class Accounting:
                 what = "candidates" if request.beam_width else "log-probabilities"
                 raise StepError(f"step {plan.step}: {rows.labels[row]!r} asked for {what}")
 
-    def _learn(self, slot: Index, count: I32, drafts: I32) -> None:
-        drafted = drafts > 0
-        accepted, drafts = count[drafted] - 1, drafts[drafted]
-        share = (accepted / drafts).astype(np.float32)
-        self._at.table.learn(slot[drafted], share, LEARNING)
-        self._at.stats.drafted += int(drafts.sum())
-        self._at.stats.accepted += int(accepted.sum())
+    def _learn(self, plan: Plan, slot: Index, count: I32, computed: I32) -> None:
+        """What became of the drafts of rows that are still here."""
+        table, stats, rows = self._at.table, self._at.stats, plan.rows
+        drafted = rows.drafts[table.alive(rows)] > 0
+        slot, accepted, computed = slot[drafted], count[drafted] - 1, computed[drafted]
+        misses = missed(table.misses[slot], accepted, computed)
+        acceptance = learned(table.acceptance[slot], accepted, computed)
+        table.verified(slot, computed, accepted)
+        table.learn(slot, acceptance, misses, plan.step + waits(misses))
+        seen = int(judged(accepted, computed).sum())
+        table.expect(expected(table.first_acceptance, int(accepted.sum()), seen))
+        number, right = int(computed.sum()), int(accepted.sum())
+        stats.drafted += number
+        stats.accepted += right
+        width = rows.count - rows.drafts
+        step = (int(width.sum()), int(rows.samples.sum()), number, right)
+        self._at.speculation.verified(DraftedStep(*step, is_decode=bool((width == 1).all())))
 
     @staticmethod
     def _refuse_nonsense(plan: Plan, result: StepResult) -> None:
@@ -182,7 +191,13 @@ class Accounting:
                 raise StepError(f"step {plan.step} has {len(rows)} rows; of them {failed} failed")
             due = due.copy()
             due[failed] = False
-        most = np.where(due, 1 + rows.drafts, 0)
+        drafts = result.drafts_of(rows)
+        if drafts.shape != rows.drafts.shape or ((drafts < 0) | (drafts > rows.drafts)).any():
+            raise StepError(
+                f"step {plan.step} computed {drafts.tolist()} drafts; {rows.drafts.tolist()} "
+                f"were planned"
+            )
+        most = np.where(due, 1 + drafts, 0)
         wrong = (result.count > np.minimum(most, shape[1])) | (result.count < due)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])

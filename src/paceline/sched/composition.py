@@ -8,6 +8,8 @@ from paceline.core.arrays import I32, NO_I32, NO_INDEX, Index
 from paceline.core.plan import NOTHING_GROWN, Admitted, Grown, Kind
 from paceline.sched.explain.journal import Gate
 
+FOREVER = 2**31 - 1  # steps
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -31,6 +33,7 @@ class Composition:
     gate: Gate | None = None  # what stopped admission; None: no request waits
     passed_over: tuple[Gate, ...] = ()  # requests that others were considered after
     kind: Kind = "mixed"
+    quiet: int = FOREVER  # steps from this one on in which the same rows may be planned again
 
     def joined(
         self,

@@ -29,7 +29,7 @@ from paceline.sched.limits.policy_share import PolicyShare
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows
 from paceline.sched.limits.whole_prompts import WholePrompts
 from paceline.sched.residency import Residency
-from paceline.sched.speculation import Speculation
+from paceline.sched.speculation import DraftRows, Speculation
 
 
 class Discipline(ABC):
@@ -88,7 +88,10 @@ class Discipline(ABC):
         self._given_way = 0
         self._fork()
         step = self.build(now, admitting)
-        return self._draft(step) if self._at.table.drafting else step
+        if self._at.table.drafting:
+            step = self._draft(step)
+        # Positions beyond a row need blocks that only a plan of its own provides.
+        return replace(step, quiet=0) if self._lookahead else step
 
     def rest(self, now: float) -> Composition:
         """Nobody computes anything now."""
@@ -152,19 +155,16 @@ class Discipline(ABC):
         self._given_way += 1
 
     def _draft(self, step: Composition) -> Composition:
-        """Let drafts ride on the budget and the blocks that nobody else wanted."""
+        """Add drafts within the budget and the blocks that are left."""
         at, slot = self._at, step.slot
         table, end = at.table, step.start + step.count
-        order = table.order
-        table.propose(
-            order, self._speculation.drafts(table.most_drafts[order], table.acceptance[order])
-        )
-        drafts = np.where(step.start >= table.given[slot], table.drafts[slot], 0)
+        drafts = self._speculation.drafts(DraftRows.of(table, step, at.step))
         left = self._config.max_num_batched_tokens - int(step.count.sum())
         drafts = self._draft_limits.clip(ResidentRows(table, slot, drafts, left, end))
         short = self._short(slot, drafts)
         unaffordable = (short > 0) & (np.cumsum(short) > at.cache.pool.free)
         drafts[unaffordable] = short[unaffordable] = 0
+        step = replace(step, quiet=self._speculation.quiet)
         if not drafts.any():
             return step
         grown = step.grown.followed_by(at.cache.tables.grow(slot, short))

@@ -16,6 +16,7 @@ from paceline.sched.families.family import FORK_POINT, LOCKSTEP, Families, Famil
 from paceline.sched.policy import Policy, load
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
+from paceline.sched.speculation import load as load_speculation
 from paceline.sched.stats import Stats
 from paceline.sched.stops import StopWatch
 from paceline.sched.swapping import Swapping
@@ -49,7 +50,7 @@ class Residency:
         self.news = News()
         self.step = 0
         self.now = 0.0
-        self._most_drafts = config.speculation.num_speculative_tokens
+        self.speculation = load_speculation(config.speculation)
 
     # -- who is here --------------------------------------------------------
 
@@ -181,7 +182,8 @@ class Residency:
         request = sequence.request
         if request.beam_width:
             return 0
-        return min(self._most_drafts if request.drafts is None else request.drafts, sequence.limit)
+        usual = self.speculation.config.num_speculative_tokens
+        return min(usual if request.drafts is None else request.drafts, sequence.limit)
 
     def restore(self, sequence: Sequence, spans: list[int]) -> list[Admitted]:
         """Bring a swapped sequence and its family back, with room for `spans[i]` positions."""
@@ -353,6 +355,9 @@ class Residency:
         if computed < self.table.given[slot]:
             self.seal_filled(slot)  # the steps in flight will fill what they were to fill
         sequence = self.table.release(slot)
+        if drafted := int(self.table.drafted[slot]):
+            accepted = int(self.table.accepted[slot])
+            note(sequence, Happened.DRAFTED, self.now, self.step, accepted, str(drafted))
         self.cache.release(slot, sequence, min(computed, len(sequence.tokens)))
         self.stops.unwatch(sequence.request)
         self.news.release(slot)

@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, Rows, StepResult
 from paceline.core.request import Finish, Request, Sequence
-from paceline.sched import discipline, speculation, timeouts
+from paceline.sched import discipline, timeouts
 from paceline.sched.accounting import Accounting
 from paceline.sched.changes import News
 from paceline.sched.composition import Composition
@@ -24,6 +24,7 @@ from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.residency import Residency
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
+from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from paceline.sched.timeouts import Timeout
 from paceline.sched.view import SchedulerView
@@ -45,9 +46,7 @@ class Scheduler:
         self.view = SchedulerView(self.residency)
         self._limits = QueueLimits(config.queue, self.view)
         self._timeouts = timeouts.load(self.residency.policy, self._limits, self.residency.live)
-        self._discipline = discipline.load(
-            config, self.residency, speculation.load(config.speculation)
-        )
+        self._discipline = discipline.load(config, self.residency, self.residency.speculation)
         self._accounting = Accounting(self.residency)
         self._children = Children(self.residency)
         self._flight: deque[int] = deque()  # steps planned and not committed
@@ -112,10 +111,8 @@ class Scheduler:
     def park(self, request_id: str, reason: str, now: float) -> bool:
         """Set a waiting request aside until `wake`. False if it is not waiting."""
         self._tick(now)
-        sequence = self.residency.live.get(request_id)
-        if sequence is None or sequence not in self.residency.queue:
-            return False
-        if sequence.parked or not reason:
+        sequence, queue = self.residency.live.get(request_id), self.residency.queue
+        if sequence is None or sequence not in queue or sequence.parked or not reason:
             return False
         self.residency.park(sequence, reason)
         return True
@@ -190,8 +187,8 @@ class Scheduler:
         at.journal.blocked(step.gate, at.now, step.passed_over)
         self._gate = step.gate
         self._steady = None
-        if Steady.suits(rows, step.start, at.table) and not self.config.speculation.lookahead_slots:
-            self._steady = Steady(rows, step.kind, at.table, at.cache)
+        if step.quiet > 1 and Steady.suits(rows, step.start, at.table):
+            self._steady = Steady(rows, step.kind, at.table, at.cache, step.quiet - 1)
         return self._told_of(step, rows)
 
     def _told_of(self, step: Composition, rows: Rows) -> Plan:
@@ -232,7 +229,9 @@ class Scheduler:
             outputs = self._accounting.commit_steady(steady, result)
         else:
             outputs = self._accounting.commit(plan, result)
-            if steady is not None:
+            if plan.rows.drafts.any():
+                self._steady = None  # where rejected drafts take its rows is not known
+            elif steady is not None:
                 steady.recount()
         self._flight.popleft()
         if self.residency.confirm(plan.step):
@@ -335,6 +334,10 @@ class Scheduler:
     def measure(self, rates: Rates) -> None:
         """Set the rates of recomputing and swapping that `preemption_mode="auto"` compares."""
         self.residency.swapping.rates = rates
+
+    def measure_steps(self, times: StepTimes) -> None:
+        """Set the step times by which speculation decides."""
+        self.residency.speculation.measure(times)
 
     def close(self) -> None:
         """Write what is not written yet; a scheduler that is not recorded has nothing to write."""

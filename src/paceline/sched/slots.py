@@ -4,9 +4,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from paceline.core.arrays import F32, I32, Bool, Index, sparse_zeros
+from paceline.core.arrays import F32, I32, I64, Bool, Index, sparse_zeros
 from paceline.core.plan import Rows
 from paceline.core.request import Sequence
+
+FIRST_ACCEPTANCE = 0.5  # before any sequence has drafted
 
 
 class Idle(IntEnum):
@@ -26,24 +28,27 @@ class SlotTable:
         known[s]                      token ids the host has seen; `tokens[s, :known[s]]`
         planned[s] >= known[s]        a sample for s is in flight
         prompt[s], limit[s]           tokens asked with / tokens at which it ends
-        bounded[s]                    has it a `max_tokens`, which tells when it ends at the latest?
+        bounded[s]                    has it a `max_tokens`, so that its latest end is known?
         ceiling[s]                    positions that may be handed out for now: the least of all
                                       caps of s, and below the limit
         given[s]                      tokens it was admitted with: the prompt, and earlier outputs
-        drafts[s], most_drafts[s]     drafts in the next row / ever
-        acceptance[s]                 running share of drafts accepted
+        most_drafts[s]                drafts that a row may have
+        acceptance[s]                 estimated chance that a draft is right
+        drafted[s], accepted[s]       drafts of it that were computed in this slot / that were right
+        misses[s], draft_at[s]        tries in a row that gained nothing / the step of the next one
         idle_steps[s], idle_at[s]     steps it could have run in and got nothing / the last one
         idle_for[s]                   an `Idle`: what it lacked in that one
 
     `epoch[s]` rises when the slot changes hands, `serial[s]`, `name[s]` and `child[s]` identify
     its sequence in `sequences[s]`, `resident[s]` says whether there is one, `silent[s]`
-    whether what it samples is told only at the end, `order` lists resident slots, oldest
-    first, `drafting` counts those that may draft and `silenced` those that are silent. Of
+    whether its tokens are reported only at the end, `order` lists resident slots, oldest
+    first, `drafting` counts those that may draft and `silenced` those that are silent.
+    `first_acceptance` is the acceptance of a sequence that has not drafted yet. Of
     `capacity` slots those in `_vacant` are free and `_reserved` are kept for later. `_listed` is
-    the part of `_order` that is in use, and if somebody has `_left`, `order` strikes them all off
+    the part of `_order` that is in use; if a sequence has `_left`, `order` removes all that did
     at once. `_flat` is all tokens, `_width` for each slot. `_caps` has the caps of a slot by name.
     Rows never move.
-    Only the methods of this class write columns; everyone may read them.
+    Only the methods of this class write columns; any code may read them.
     """
 
     def __init__(self, slots: int, max_model_len: int) -> None:
@@ -56,9 +61,13 @@ class SlotTable:
         self.bounded = np.zeros(slots, np.bool_)
         self.ceiling = np.zeros(slots, np.int32)
         self.given = np.zeros(slots, np.int32)
-        self.drafts = np.zeros(slots, np.int32)
         self.most_drafts = np.zeros(slots, np.int32)
         self.acceptance = np.zeros(slots, np.float32)
+        self.first_acceptance = FIRST_ACCEPTANCE
+        self.drafted = np.zeros(slots, np.int64)
+        self.accepted = np.zeros(slots, np.int64)
+        self.misses = np.zeros(slots, np.int32)
+        self.draft_at = np.zeros(slots, np.int64)
         self.idle_steps = np.zeros(slots, np.int64)
         self.idle_at = np.zeros(slots, np.int64)
         self.idle_for = np.zeros(slots, np.int8)
@@ -128,9 +137,10 @@ class SlotTable:
         self.limit[slot] = sequence.limit
         self.bounded[slot] = request.max_tokens is not None
         self.ceiling[slot] = sequence.limit - 1
-        self.drafts[slot] = 0
         self.most_drafts[slot] = drafts
-        self.acceptance[slot] = 1.0
+        self.acceptance[slot] = self.first_acceptance
+        self.drafted[slot] = self.accepted[slot] = 0
+        self.misses[slot] = self.draft_at[slot] = 0
         self.idle_steps[slot] = self.idle_at[slot] = 0
         self.serial[slot] = sequence.serial
         self.name[slot] = request.id
@@ -241,17 +251,25 @@ class SlotTable:
         self.idle_at[slot] = step
         self.idle_for[slot] = cause
 
-    def propose(self, slot: Index, drafts: I32) -> None:
-        self.drafts[slot] = drafts
-
     def confirm(self, slot: Index, count: I32, rejected: I32) -> None:
         """Positions came back; rejected drafts leave both counters."""
         self.computed[slot] += count - rejected
         self.planned[slot] -= rejected
 
-    def learn(self, slot: Index, acceptance: F32, weight: float) -> None:
-        """Move each slot's acceptance towards what was just seen."""
-        self.acceptance[slot] += weight * (acceptance - self.acceptance[slot])
+    def verified(self, slot: Index, computed: I32, accepted: I32) -> None:
+        """Count the drafts of a step."""
+        self.drafted[slot] += computed
+        self.accepted[slot] += accepted
+
+    def learn(self, slot: Index, acceptance: F32, misses: I32, draft_at: I64) -> None:
+        """Set what the drafts of a step taught of each slot."""
+        self.acceptance[slot] = acceptance
+        self.misses[slot] = misses
+        self.draft_at[slot] = draft_at
+
+    def expect(self, acceptance: float) -> None:
+        """Set the acceptance of sequences to come."""
+        self.first_acceptance = acceptance
 
     def append(self, slot: Index, ids: I32, count: I32) -> None:
         """Write `count[i]` sampled ids after the known tokens of each slot."""

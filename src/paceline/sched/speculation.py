@@ -1,62 +1,255 @@
 """How many draft tokens each sequence verifies in a step."""
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
 
 import numpy as np
 
-from paceline.core.arrays import F32, I32
+from paceline.core.arrays import F32, I32, I64, Bool, Index
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import ConfigError
+from paceline.sched.composition import FOREVER, Composition
+from paceline.sched.slots import SlotTable
+from paceline.sched.step_times import F64, Curve, StepTimes
 
-MOST = 2**31 - 1
-
-
-class Speculation(Protocol):
-    """One decision for all residents at once."""
-
-    def drafts(self, most: I32, acceptance: F32) -> I32:
-        """Drafts for each resident, at most `most[i]`, given the share accepted so far."""
-        ...
+LEARNING = 4.0  # drafts that weigh as much as all that was seen of a sequence before
+EXPECTING = 64.0  # the same for all sequences together, which sets where new ones begin
+MOST_MISSES = 7  # tries in a row that gained nothing: the next one waits 64 steps
+EMPTY_MISSES = 4  # the same where nothing was proposed, which costs less: 8 steps
 
 
-class Fixed:
-    """Always as many as allowed."""
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftRows:
+    """The rows of a step before drafts are added. Arrays have one entry for each row."""
 
-    def __init__(self, config: SpeculationConfig) -> None:
-        pass
+    step: int
+    positions: int  # of the step without drafts
+    samples: int  # tokens that the step yields without drafts
+    most: I32  # drafts that a row may have; 0 where it computes a prompt, or ends
+    acceptance: F32  # chance that a draft is right if those before it are
+    misses: I32  # tries in a row that gained nothing
+    wait: I64  # steps until the row should try again; 0 or less: now
 
-    def drafts(self, most: I32, acceptance: F32) -> I32:
-        return most
+    @staticmethod
+    def of(table: SlotTable, step: Composition, number: int) -> "DraftRows":
+        """From the rows of step `number`."""
+        slot, end = step.slot, step.start + step.count
+        most = np.where(step.start >= table.given[slot], table.most_drafts[slot], 0)
+        return DraftRows(
+            number,
+            int(step.count.sum()),
+            int(np.count_nonzero(end >= table.known[slot])),
+            np.minimum(most, np.maximum(table.limit[slot] - 1 - end, 0)),
+            table.acceptance[slot],
+            table.misses[slot],
+            table.draft_at[slot] - number,
+        )
+
+    @property
+    def is_decode(self) -> bool:
+        """Does every row compute one position?"""
+        return self.positions == len(self.most)
 
 
-class Adaptive:
-    """As many as are likely to be accepted and cost nothing.
+@dataclass(frozen=True, slots=True)
+class DraftedStep:
+    """What became of the drafts of a step."""
 
-    A step is free up to `speculation_max_batch_tokens` tokens, because it waits for
-    memory and not for arithmetic: drafts share what the rows leave of that, so a large
-    batch drafts nothing. Within it, the k-th draft is worth verifying while all k are
-    accepted with at least even odds, acceptance ** k >= 1/2; the first one always is.
+    positions: int  # of the step without drafts
+    samples: int  # tokens that it would have yielded without them
+    computed: int  # drafts
+    accepted: int  # of these
+    is_decode: bool  # without drafts, every row had one position
+
+
+class Speculation(ABC):
+    """Decides for all rows of a step at once.
+
+    The decision depends on the rows, on what `verified` said and on what was measured, never on
+    a clock: the same calls give the same drafts.
     """
 
-    WORTH = 0.5
+    quiet = 0  # steps for which the latest answer holds, where it was no draft for any row
+    is_paused = False  # in the latest step that could have had drafts, no row got one
 
     def __init__(self, config: SpeculationConfig) -> None:
-        self._free_tokens = config.speculation_max_batch_tokens
+        self.config = config
+        self.times: StepTimes | None = None  # None: the device was not measured
 
-    def drafts(self, most: I32, acceptance: F32) -> I32:
-        spare = max(self._free_tokens // len(most) - 1, 0) if len(most) else 0
-        allowed = np.minimum(most, np.int32(min(spare, MOST)))
-        worth = np.minimum(allowed, 1)  # one is always tried, lest a bad spell last forever
-        odds = acceptance.copy()
-        for count in range(2, int(allowed.max(initial=0)) + 1):
-            odds *= acceptance  # by multiplication, which is the same to the bit everywhere
-            worth[(odds >= self.WORTH) & (allowed >= count)] = count
+    @abstractmethod
+    def drafts(self, rows: DraftRows) -> I32:
+        """Return the drafts of each row, at most `rows.most`."""
+
+    def verified(self, step: DraftedStep) -> None:  # noqa: B027
+        """The result of a step with drafts came in."""
+
+    def measure(self, times: StepTimes) -> None:
+        """The device was measured."""
+        self.times = times
+
+
+class Fixed(Speculation):
+    """Always as many as allowed."""
+
+    def drafts(self, rows: DraftRows) -> I32:
+        return rows.most
+
+
+class Adaptive(Speculation):
+    """As many as let a step yield the most tokens per second.
+
+    The step that has the most drafts is rarely the best one: each draft costs time, and each is
+    right with its own odds. So all possible drafts of all rows are sorted by their odds, and as
+    many are taken as maximise
+
+        (samples + sum of the odds taken) / seconds of the step with them
+
+    by the step times that were measured. Without a measurement a step is assumed to take as long
+    as `speculation_max_batch_tokens` positions and its own. That setting also bounds the step.
+
+    What the odds of a row are is known only from drafts, so rows that are not worth a draft try
+    one now and then. An allowance pays for that. It is counted in steps: each step adds a
+    hundredth of a step, drafts that were right add what they saved, and drafts that were wrong
+    take what they cost. Rows try when the allowance covers the cost, and below zero no row drafts.
+    So speculation never loses more than a hundredth of the time, and what it earned before.
+    """
+
+    WORTH = 1.1  # times as many tokens per second: less may be an error of the measurement
+    EARNED = 0.01  # allowance that a step adds
+    FIRST, MOST = 2.0, 4.0  # allowance at the start, and the most that is saved up
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        super().__init__(config)
+        free = float(config.speculation_max_batch_tokens)
+        self._plain = self._drafted = Curve(((1, free + 1), (2, free + 2)))
+        self._allowance = self.FIRST
+        self._step = 0  # of the latest answer
+
+    def measure(self, times: StepTimes) -> None:
+        super().measure(times)
+        self._plain, self._drafted = Curve(times.plain), Curve(times.drafted)
+
+    def drafts(self, rows: DraftRows) -> I32:
+        self._add(self.EARNED * (rows.step - self._step))
+        self._step = rows.step
+        room = max(self.config.speculation_max_batch_tokens - rows.positions, 0)
+        ready = np.where(rows.wait <= 0, np.minimum(rows.most, room), 0)
+        later = rows.wait[(rows.wait > 0) & (rows.most > 0)]
+        self.quiet = int(later.min(initial=FOREVER))
+        if rows.most.any():
+            self.is_paused = True
+        if not ready.any():
+            return ready
+        worth = self._worth(rows, ready, room)
+        trying = (ready > 0) & (worth == 0)
+        if trying.any() and self._may_try(rows, worth, int(trying.sum()), room):
+            worth[trying] = 1
+        if worth.any():
+            self.quiet, self.is_paused = 0, False
         return worth
+
+    def verified(self, step: DraftedStep) -> None:
+        if not step.samples or not step.computed:
+            return
+        base = self._base(step.positions, step.is_decode)
+        cost = self._drafted.one(step.positions + step.computed) / base - 1.0
+        self._add(step.accepted / step.samples - cost)
+
+    def _worth(self, rows: DraftRows, ready: I32, room: int) -> I32:
+        """Drafts that pay for themselves, by what is known of the rows."""
+        if self._allowance < 0.0:
+            return np.zeros_like(ready)
+        odds, row = in_order(ready, rows.acceptance)
+        odds, row = odds[:room], row[:room]
+        gained = np.concatenate([[0.0], np.cumsum(odds)])
+        seconds = self._drafted.at(rows.positions + np.arange(len(gained)))
+        seconds[0] = self._base(rows.positions, rows.is_decode)
+        rate = (rows.samples + gained) / seconds
+        number = int(np.argmax(rate))
+        if rate[number] < self.WORTH * rate[0]:
+            number = 0
+        found: I32 = np.bincount(row[:number], minlength=len(ready)).astype(np.int32)
+        return found
+
+    def _may_try(self, rows: DraftRows, worth: I32, tries: int, room: int) -> bool:
+        """May so many rows try one draft each? If not yet, the answer holds until they may."""
+        taken = int(worth.sum())
+        if taken + tries > room:
+            return False
+        base = self._base(rows.positions, rows.is_decode)
+        now = self._drafted.one(rows.positions + taken) if taken else base
+        cost = (self._drafted.one(rows.positions + taken + tries) - now) / base
+        if rows.samples + tries < self.WORTH * (1.0 + cost) * rows.samples:
+            return False  # they would not pay even if all were right
+        if cost <= self._allowance:
+            return True
+        if cost <= self.MOST:
+            steps = (cost - self._allowance) / self.EARNED
+            self.quiet = min(self.quiet, int(steps) + 1)
+        return False
+
+    def _base(self, positions: int, is_decode: bool) -> float:
+        """Seconds of a step without drafts."""
+        return (self._plain if is_decode else self._drafted).one(positions)
+
+    def _add(self, steps: float) -> None:
+        self._allowance = min(self._allowance + steps, self.MOST)
+
+
+def in_order(most: I32, acceptance: F32) -> tuple[F64, Index]:
+    """All possible drafts, likeliest first: the odds that each counts, and its row.
+
+    A draft counts if it is right and so are those before it in its row. Among equal odds those
+    that come first in their row go first.
+    """
+    rows, width = len(most), int(most.max(initial=0))
+    each = np.broadcast_to(acceptance.astype(np.float64)[:, None], (rows, width))
+    # By multiplication, which is the same to the bit everywhere.
+    odds: F64 = np.multiply.accumulate(each, axis=1)
+    place, row = np.nonzero(np.arange(width)[:, None] < most)
+    found = odds[row, place]
+    order = np.argsort(-found, kind="stable")
+    return found[order], row[order]
+
+
+# -- what a sequence teaches ------------------------------------------------
+
+
+def judged(accepted: I32, computed: I32) -> I32:
+    """Drafts that say something: up to the first wrong one, those behind it say nothing."""
+    return np.minimum(accepted + 1, computed)
+
+
+def expected(acceptance: float, accepted: int, seen: int) -> float:
+    """Acceptance of all sequences together, after `accepted` of `seen` judged drafts were right."""
+    return acceptance + (accepted - seen * acceptance) / (seen + EXPECTING)
+
+
+def learned(acceptance: F32, accepted: I32, computed: I32) -> F32:
+    """Acceptance after so many drafts were computed and the first `accepted` of them were right."""
+    seen = judged(accepted, computed)
+    found: F64 = acceptance + (accepted - seen * acceptance) / (seen + LEARNING)
+    return found.astype(np.float32)
+
+
+def missed(misses: I32, accepted: I32, computed: I32) -> I32:
+    """Tries in a row that gained nothing, after another one."""
+    most = np.where(computed > 0, MOST_MISSES, EMPTY_MISSES)
+    more = np.maximum(misses, np.minimum(misses + 1, most))
+    found: I32 = np.where(accepted > 0, 0, more).astype(np.int32)
+    return found
+
+
+def waits(misses: I32) -> I64:
+    """Steps until the next try: the first miss changes nothing, each further one doubles it."""
+    is_missing: Bool = misses > 0
+    found: I64 = np.where(is_missing, 1 << np.maximum(misses - 1, 0), 0).astype(np.int64)
+    return found
 
 
 def load(config: SpeculationConfig) -> Speculation:
-    """By name of a class here, or by dotted path."""
+    """Load by name of a class here, or by dotted path."""
     known = {"fixed": Fixed, "adaptive": Adaptive}
     if config.speculation in known:
         return known[config.speculation](config)
@@ -67,7 +260,9 @@ def load(config: SpeculationConfig) -> Speculation:
             f"no speculation {config.speculation!r}: there are {there}, and dotted paths"
         )
     try:
-        found: Speculation = getattr(import_module(module), name)(config)
+        kind = getattr(import_module(module), name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"no speculation {config.speculation!r}: {error}") from None
-    return found
+    if not (isinstance(kind, type) and issubclass(kind, Speculation)):
+        raise ConfigError(f"speculation {config.speculation!r} is not a subclass of Speculation")
+    return kind(config)

@@ -11,21 +11,24 @@ TABLE = 2  # dimensions of a result's ids
 
 
 class Steady:
-    """Rows that can be handed out again while nobody joins, leaves or reaches a limit.
+    """Rows that can be handed out again while no sequence joins, leaves, drafts or reaches a limit.
 
     Every row is a resident past what it was given that computes one position and samples one
-    token, so the next step is known without looking at anybody, except for those that
+    token, so the next step is known without looking at the rows, except for those that
     need a new block.
     """
 
-    def __init__(self, rows: Rows, kind: Kind, table: SlotTable, cache: KVCache) -> None:
+    def __init__(
+        self, rows: Rows, kind: Kind, table: SlotTable, cache: KVCache, steps: int
+    ) -> None:
+        """For at most `steps` steps."""
         self.rows = rows
         self.size = len(rows)
         self._kind: Kind = kind
         self._table = table
         self._cache = cache
         planned = table.planned[rows.slot]
-        self._steps_left = int((table.ceiling[rows.slot] - planned).min())
+        self._steps_left = min(int((table.ceiling[rows.slot] - planned).min()), steps)
         self._steps_to_edge = self._to_edge(planned)
         self._commits_left: int | None = None  # until one of the rows is complete
         self._once = np.ones(self.size, np.int32).tobytes()  # faster to compare than an array
@@ -33,7 +36,7 @@ class Steady:
     @staticmethod
     def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
         """Will all residents do the same again?"""
-        if not len(rows) or len(rows) != len(table.order) or table.drafting or table.silenced:
+        if not len(rows) or len(rows) != len(table.order) or table.silenced:
             return False
         slot = rows.slot
         return bool(((rows.count == 1) & rows.samples & (start >= table.given[slot])).all())

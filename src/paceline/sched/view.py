@@ -21,6 +21,7 @@ class Gauges:
     kv_usage: float  # share of blocks held; cached blocks without a holder are free
     total_blocks: int
     block_size: int  # positions in one block
+    drafting_paused: bool  # no row got a draft in the latest step that could have had some
 
 
 class SchedulerView:
@@ -103,6 +104,7 @@ class SchedulerView:
             kv_usage=self.kv_usage,
             total_blocks=at.cache.pool.size,
             block_size=at.cache.block_size,
+            drafting_paused=at.speculation.is_paused,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from time import process_time
 from typing import Any
 
 import torch
@@ -15,17 +16,21 @@ from paceline.runner.layers.linear_choice import choose
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.runner import Runner
+from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
+from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
+    MEASURED_S,
     Hardware,
     check,
     check_memory,
     part_of,
     resolve,
+    room_of,
 )
 
 DEPTH = 1  # there is nothing to overlap with
@@ -61,4 +66,9 @@ def assemble(
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(*runner.measure()))
+    if config.speculation.num_speculative_tokens:
+        # CPU time, because other processes may take turns with this one while it measures.
+        plain, drafted = StepTimer(runner, room_of(config), process_time).measure(MEASURED_S)
+        if drafted:
+            scheduler.measure_steps(StepTimes(plain, drafted))
     return scheduler, runner

@@ -11,6 +11,7 @@ from paceline.core.config import CacheConfig, Config, LoadConfig, RecordConfig, 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
+from paceline.runner.step_times import Room
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.memory import free_bytes
 
@@ -45,6 +46,7 @@ SCHEDULERS = {
 C = TypeVar("C")
 SHARE_OF_MEMORY = 0.25  # of the free memory, for KV by default
 USUAL_BYTES = 2 * GIB  # for KV on a CPU by default, or two sequences of max_model_len
+MEASURED_S = 2.0  # after so many seconds no further step time is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,13 @@ def check_memory(
                 f"free: lower {name}"
             )
         free -= int(amount)
+
+
+def room_of(config: Config) -> Room:
+    """What step times are measured in."""
+    cache, step, drafts = config.cache, config.step, config.speculation.num_speculative_tokens
+    sizes = step.max_num_seqs, cache.num_blocks, cache.block_size, step.max_model_len
+    return Room(*sizes, step.max_num_batched_tokens, drafts)
 
 
 def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]:

@@ -1,6 +1,9 @@
 """Steps as the loop sees them."""
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from paceline.core.plan import StepResult
 from paceline.engine.core.step_counts import TOKENS_PER_STEP, StepCounts
@@ -49,3 +52,17 @@ def test_rows_without_drafts_are_not_counted_among_them() -> None:
     counts.landed(plan, StepResult.of(plan, {"a": [7], "b": [7]}))
     told = counts.to_dict()
     assert (told["drafts"], told["accepted_at"]) == (1, [])
+
+
+def test_drafts_that_were_not_computed_do_not_count() -> None:
+    made = parts(num_speculative_tokens=3)
+    made.scheduler.submit(request("a", length=5, most=20, ignore_eos=True), 0.0)
+    plan = made.scheduler.plan(0.0)
+    made.scheduler.commit(plan, StepResult.of(plan, {"a": [7]}), 0.0)
+    plan = made.scheduler.plan(0.0)
+    assert plan.rows.drafts.any()
+    counts = StepCounts()
+    result = StepResult.of(plan, {"a": [7]})
+    counts.landed(plan, replace(result, computed_drafts=np.zeros_like(plan.rows.drafts)))
+    told = counts.to_dict()
+    assert (told["drafts"], told["step_tokens"][-1]) == (0, 1)

@@ -88,7 +88,8 @@ def test_a_single_token_takes_no_time_after_the_first() -> None:
 def test_totals_are_those_of_the_scheduler() -> None:
     totals = {"prefix_queries": 9, "prefix_hits": 5, "drafts": 2, "drafted": 6, "accepted": 4}
     host = {"host_queries": 4, "host_hits": 3}
-    report = Metrics().report(NOW | totals | host | {"swapped": 1, "failed_rows": 3})
+    others = {"swapped": 1, "failed_rows": 3, "drafting_paused": True}
+    report = Metrics().report(NOW | totals | host | others)
     assert report.counters["prefix_cache_queries"] == 9
     assert report.counters["prefix_cache_hits"] == 5
     assert report.counters["external_prefix_cache_queries"] == 4
@@ -98,3 +99,4 @@ def test_totals_are_those_of_the_scheduler() -> None:
     assert report.counters["spec_decode_num_accepted_tokens"] == 4
     assert report.gauges["num_requests_swapped"] == 1
     assert report.failed_rows == 3
+    assert report.drafting_paused

@@ -8,6 +8,7 @@ from paceline.core.arrays import I32, Index
 from paceline.sched.explain.sentences import plural, seconds, tokens
 from paceline.sched.limits.split import within_budget
 from paceline.sched.policy import Policy
+from paceline.sched.step_times import StepTimes
 from tests.sched.support import ask, commit, crowded, finish_all, small, step
 
 
@@ -64,6 +65,35 @@ def test_a_running_request() -> None:
         "  500 ms: admitted in step 1; 0 tokens came from the prefix cache.",
         "  now: 8 of 12 tokens computed.",
     ]
+
+
+def test_the_drafts_of_a_request_are_counted() -> None:
+    scheduler = small(num_speculative_tokens=3, speculation="fixed")
+    scheduler.submit(ask("a", 5, max_tokens=7), 0.0)
+    assert "draft" not in scheduler.explain("a")
+    step(scheduler)
+    step(scheduler, a=[1, 2, 3])
+    assert line(scheduler, "a", "draft") == "drafts: 2 of 3 accepted."
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert line(scheduler, "a", "draft") == "0 ms: 2 of 3 drafts were accepted."
+    step(scheduler)
+    step(scheduler, a=[4, 5])
+    assert "2 of 3 drafts were accepted." in scheduler.explain("a")
+    assert "1 of 1 drafts were accepted." in scheduler.explain("a")
+
+
+def test_a_pause_of_drafting_is_explained() -> None:
+    scheduler = small(num_speculative_tokens=3)
+    scheduler.measure_steps(StepTimes(((1, 1.0), (9, 9.0)), ((1, 1.0), (9, 9.0))))
+    for name, drafts in (("a", None), ("b", 0)):
+        scheduler.submit(ask(name, 4, max_tokens=9, drafts=drafts), 0.0)
+    step(scheduler)
+    step(scheduler)
+    assert line(scheduler, "a", "draft") == (
+        "drafts: 0 of 0 accepted; drafting is paused, "
+        "because it would cost more time than it saves."
+    )
+    assert "draft" not in scheduler.explain("b")
 
 
 def test_an_ended_request() -> None:

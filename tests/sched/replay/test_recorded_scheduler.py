@@ -1,6 +1,7 @@
 """A recorded scheduler writes every call, compactly, and decides as one that is not recorded."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from paceline.sched.replay.reader import Reader, RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import RecordingError, RecordKind
 from paceline.sched.replay.replayer import Replay
+from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from tests.sched.recorded_runs import Trouble
 
@@ -156,6 +158,30 @@ def test_measured_rates_are_replayed(tmp_path: Path) -> None:
     replay = Replay(tmp_path / "run")
     replay.run()
     assert replay.scheduler.residency.swapping.rates == Rates(3.5, 0.1 + 0.2)
+
+
+def test_measured_step_times_are_replayed(tmp_path: Path) -> None:
+    times = StepTimes(((1, 0.1), (2, 0.1 + 0.2)), ((2, 0.5),))
+    with recorded(tmp_path / "run") as scheduler:
+        scheduler.measure_steps(times)
+    replay = Replay(tmp_path / "run")
+    replay.run()
+    assert replay.scheduler.residency.speculation.times == times
+
+
+def test_drafts_that_were_computed_are_replayed(tmp_path: Path) -> None:
+    with recorded(tmp_path / "run", num_speculative_tokens=3, speculation="fixed") as scheduler:
+        scheduler.submit(ask("a"), 0.0)
+        for _ in range(3):
+            plan = scheduler.plan(0.0)
+            fewer = np.minimum(plan.rows.drafts, 1)
+            found = replace(StepResult.of(plan, {"a": [7]}), computed_drafts=fewer)
+            scheduler.commit(plan, found, 0.0)
+    replay = Replay(tmp_path / "run")
+    replay.run()
+    assert scheduler.stats.drafted > 0
+    assert replay.divergence is None
+    assert replay.scheduler.stats == scheduler.stats
 
 
 def test_errors_of_recordings_are_ours() -> None:

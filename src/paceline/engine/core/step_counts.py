@@ -16,12 +16,13 @@ class StepCounts:
 
     def __init__(self) -> None:
         self.tokens = Histogram(TOKENS_PER_STEP)
-        self.drafts = 0  # rows of steps that had drafts to verify
+        self.drafts = 0  # rows that had drafts to verify
         self.accepted_at: Counter[int] = Counter()  # drafts that were right, by place
 
     def landed(self, plan: Plan, result: StepResult) -> None:
-        self.tokens.observe(plan.total)
-        drafted = plan.rows.drafts > 0
+        drafts = result.drafts_of(plan.rows)
+        self.tokens.observe(plan.total - int(plan.rows.drafts.sum()) + int(drafts.sum()))
+        drafted = drafts > 0
         if not drafted.any():
             return
         self.drafts += int(drafted.sum())

@@ -45,7 +45,9 @@ TOTALS = {
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",
 }
-NOBODY: dict[str, Any] = dict.fromkeys(("running", "waiting", "parked", "swapped", "kv_usage"), 0)
+NOBODY: dict[str, Any] = dict.fromkeys(
+    ("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused"), 0
+)
 
 
 def first_figures(capacity: Capacity) -> dict[str, Any]:
@@ -69,6 +71,7 @@ class Report:
     cache_config: Mapping[str, int]  # num_gpu_blocks, block_size
     crashes: int  # of the step loop
     failed_rows: int  # results that ended their request with an error, and no other
+    drafting_paused: bool  # does speculation not draft, because it does not pay?
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ class Metrics:
             accepted_at=list(now["accepted_at"]),
             crashes=self._crashes,
             failed_rows=int(now["failed_rows"]),
+            drafting_paused=bool(now["drafting_paused"]),
             cache_config={
                 "num_gpu_blocks": int(now["total_blocks"]),
                 "block_size": int(now["block_size"]),

@@ -53,6 +53,8 @@ def tell(sequence: Sequence, at: Residency) -> str:
         lines += wait_lines(sequence, at, begin, begin._replace(time=at.now, step=at.step))
     if sequence.slot >= 0:
         lines.append(f"  {progress(sequence, at)}")
+        if at.table.most_drafts[sequence.slot]:
+            lines.append(f"  {drafting(sequence, at)}")
     return "\n".join(lines)
 
 
@@ -79,6 +81,7 @@ SENTENCES = {
     Happened.LOADED: "{tokens} of these are loaded from host memory in step {step}.",
     Happened.RETURNED: "swapped in at step {step}: {blocks} copied back.",
     Happened.DEMOTED: "not kept on the host: {cause}.",
+    Happened.DRAFTED: "{amount} of {cause} drafts were accepted.",
     Happened.FINISHED: "ended ({cause}) with {tokens} known.",
 }
 
@@ -101,6 +104,15 @@ def progress(sequence: Sequence, at: Residency) -> str:
     line = f"now: {computed:,} of {tokens(known)} computed"
     idle = int(at.table.idle_steps[slot])
     return line + (f"; {plural(idle, 'step')} without a position." if idle else ".")
+
+
+def drafting(sequence: Sequence, at: Residency) -> str:
+    """How the drafts of a resident fared so far."""
+    table, slot = at.table, sequence.slot
+    line = f"drafts: {int(table.accepted[slot]):,} of {int(table.drafted[slot]):,} accepted"
+    if at.speculation.is_paused:
+        line += "; drafting is paused, because it would cost more time than it saves"
+    return f"{line}."
 
 
 IDLING = {

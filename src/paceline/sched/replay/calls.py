@@ -24,6 +24,7 @@ from paceline.sched.replay.records import (
     values_of,
     with_tail,
 )
+from paceline.sched.step_times import StepTimes
 
 COMMITTED = Struct("<QdI")  # step, time, rows of its plan
 SCORE = np.dtype("<f4")
@@ -175,3 +176,21 @@ def failed_rows(failed: tuple[Failed, ...]) -> bytes:
 
 def failed_of(payload: bytes) -> tuple[Failed, ...]:
     return tuple(Failed(row, reason) for row, reason in loads(payload))
+
+
+def drafts_record(drafts: I32) -> bytes:
+    """The drafts that a device computed, by row."""
+    return record(RecordKind.DRAFTS, column(drafts))
+
+
+def drafts_of(payload: bytes) -> I32:
+    return np.frombuffer(payload, TOKEN).astype(np.int32)
+
+
+def step_times_record(times: StepTimes) -> bytes:
+    return record(RecordKind.STEP_TIMES, arguments(times.plain, times.drafted))
+
+
+def step_times_of(payload: bytes) -> StepTimes:
+    plain, drafted = (tuple((size, taken) for size, taken in points) for points in loads(payload))
+    return StepTimes(plain, drafted)

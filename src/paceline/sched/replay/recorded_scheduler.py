@@ -7,7 +7,14 @@ from paceline.core.config import Config, RecordConfig
 from paceline.core.errors import PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
-from paceline.sched.replay.calls import Commitment, ResultScores, Submission, failed_rows
+from paceline.sched.replay.calls import (
+    Commitment,
+    ResultScores,
+    Submission,
+    drafts_record,
+    failed_rows,
+    step_times_record,
+)
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
 from paceline.sched.replay.fingerprint import Fingerprint
 from paceline.sched.replay.plans_in_flight import PlansInFlight
@@ -15,6 +22,7 @@ from paceline.sched.replay.preamble import Preamble
 from paceline.sched.replay.recording import OUTCOME_BYTES, Recording
 from paceline.sched.replay.records import CHECKSUM, HEAD, STEP, TIME, RecordKind, arguments, record
 from paceline.sched.scheduler import Scheduler
+from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 
 RECORD_SETTINGS = [setting.name for setting in fields(RecordConfig)]
@@ -106,6 +114,7 @@ class RecordedScheduler(Scheduler):
         parts = (
             scores.encoded() if scores is not None else b"",
             failed_rows(result.failed) if result.failed else b"",
+            drafts_record(result.computed_drafts) if result.computed_drafts is not None else b"",
             Commitment(plan.step, now, len(plan.rows), result).encoded(),
         )
         self.recording.call(b"".join(parts))
@@ -147,6 +156,11 @@ class RecordedScheduler(Scheduler):
     def measure(self, rates: Rates) -> None:
         self._note(RecordKind.MEASURE, rates.recompute_tokens_per_s, rates.swap_blocks_per_s)
         super().measure(rates)
+
+    def measure_steps(self, times: StepTimes) -> None:
+        if not self.recording.ended:
+            self.recording.call(step_times_record(times))
+        super().measure_steps(times)
 
     def _note(self, kind: RecordKind, *values: Any) -> None:
         if not self.recording.ended:

@@ -16,8 +16,9 @@ from paceline.core.request import Item
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 4  # rises when older code cannot read what newer code writes
-READABLE = (2, 3, 4)  # 2: no failed rows, no ends of single children; 3: no state
+FORMAT = 5  # rises when older code cannot read what newer code writes
+# 2: no failed rows, no ends of single children; 3: no state; 4: no step times, no computed drafts
+READABLE = (2, 3, 4, 5)
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -59,6 +60,8 @@ class RecordKind(IntEnum):
     MEASURE = 16
     FAILED = 17  # rows that failed, of the COMMIT that follows
     STATE = 18  # of the scheduler, where a file continues another
+    DRAFTS = 19  # drafts that were computed, where not all were, of the COMMIT that follows
+    STEP_TIMES = 20
     PLANNED = 32  # digests of the plan that the PLAN before it returned
     REFUSED = 33  # the call before it raised this error
     ENDED = 64  # nothing follows, for this reason

@@ -2,14 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from json import loads
 from os import PathLike
 from typing import Any
 
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.plan import Failed, Plan
-from paceline.sched.replay.calls import Commitment, ResultScores, Submission, failed_of
+from paceline.core.plan import Plan, StepResult
+from paceline.sched.replay.calls import (
+    Commitment,
+    ResultScores,
+    Submission,
+    drafts_of,
+    failed_of,
+    step_times_of,
+)
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
 from paceline.sched.replay.divergence import Divergence, brief, differences
 from paceline.sched.replay.fingerprint import Fingerprint
@@ -18,6 +26,8 @@ from paceline.sched.replay.reader import Reader, Record, RecordingEnd
 from paceline.sched.replay.records import STEP, TIME, RecordingError, RecordKind
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
+
+ResultPart = Callable[[StepResult], StepResult]  # adds itself to a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +99,7 @@ class Replay:
         self._fingerprint = Fingerprint()
         self._plan: Plan | None = None  # the latest, until it is compared
         self._refusal: str | None = None  # of the latest call, until it is compared
-        self._scores: ResultScores | None = None  # of the commit to come
-        self._failed: tuple[Failed, ...] = ()  # rows of the commit to come
+        self._parts: list[ResultPart] = []  # of the commit to come
         self._verified = self._requests = self._refused = 0
         self._calls = self._call_table()
 
@@ -111,6 +120,8 @@ class Replay:
             RecordKind.COMMIT_ONES: lambda payload: self._commit(Commitment.decoded_ones(payload)),
             RecordKind.SCORES: self._score,
             RecordKind.FAILED: self._fail_rows,
+            RecordKind.DRAFTS: self._draft,
+            RecordKind.STEP_TIMES: self._measure_steps,
             RecordKind.MEASURE: plainly(self._measure),
             RecordKind.FAIL: plainly(self._fail),
             RecordKind.RETRY: plainly(self._retry),
@@ -197,21 +208,27 @@ class Replay:
 
     def _commit(self, made: Commitment) -> None:
         plan = self._flight.to_commit(made.step, made.rows)
-        scores, self._scores = self._scores, None
-        result = made.result if scores is None else scores.added_to(made.result)
-        failed, self._failed = self._failed, ()
-        result = replace(result, failed=failed) if failed else result
+        result = made.result
+        for added_to in self._parts:
+            result = added_to(result)
+        self._parts.clear()
         self.scheduler.commit(plan, result, made.now)
         self._flight.committed(made.step)
 
     def _score(self, payload: bytes) -> None:
-        self._scores = ResultScores.decoded(payload)
+        self._parts.append(ResultScores.decoded(payload).added_to)
 
     def _fail_rows(self, payload: bytes) -> None:
-        self._failed = failed_of(payload)
+        self._parts.append(partial(replace, failed=failed_of(payload)))
+
+    def _draft(self, payload: bytes) -> None:
+        self._parts.append(partial(replace, computed_drafts=drafts_of(payload)))
 
     def _measure(self, recompute: float, swap: float) -> None:
         self.scheduler.measure(Rates(recompute, swap))
+
+    def _measure_steps(self, payload: bytes) -> None:
+        self.scheduler.measure_steps(step_times_of(payload))
 
     def _fail(self, step: int, now: float, message: str) -> None:
         self.scheduler.fail(self._flight.give_up(step), now, message)

@@ -44,6 +44,7 @@ MEANINGS = {
     "iteration_tokens_total": "Tokens computed in a step.",
     # of paceline
     "engine_healthy": "1, or 0 while /health answers 503.",
+    "drafting_paused": "1 while speculation does not draft because it would cost time, else 0.",
     "engine_crashes": "Times that the step loop died.",
     "failed_rows": "Requests that failed alone, without the others of their step.",
 }

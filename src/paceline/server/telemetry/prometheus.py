@@ -78,6 +78,7 @@ class Exposition(Collector):
         report = self._report
         for kind, name, value in (
             (GaugeMetricFamily, "engine_healthy", float(self._healthy)),
+            (GaugeMetricFamily, "drafting_paused", float(report.drafting_paused)),
             (CounterMetricFamily, "engine_crashes", report.crashes),
             (CounterMetricFamily, "failed_rows", report.failed_rows),
         ):

@@ -1,0 +1,133 @@
+"""Measures how long steps take, by running some before there are requests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.arrays import I32
+from paceline.core.plan import Admitted, Plan, Rows, StepResult
+from paceline.core.request import Request
+
+Points = tuple[tuple[int, float], ...]  # positions and seconds, by rising positions
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
+CONTEXT = 64  # tokens of a row, all the same: any proposer should have drafts for it
+TIMES = 3  # that each step is run; the quickest counts
+TOKEN = 7
+
+
+class Launches(Protocol):
+    """A runner, as far as it is needed here."""
+
+    def launch(self, plan: Plan) -> None: ...
+
+    def wait(self) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the steps may use."""
+
+    slots: int
+    blocks: int
+    block_size: int
+    max_model_len: int
+    positions: int  # of one step
+    drafts: int  # of one row
+
+
+class StepTimer:
+    """Runs steps of its own making in the slots of an idle runner.
+
+    Rows share blocks where there are too few; what they compute means nothing.
+    """
+
+    def __init__(
+        self,
+        runner: Launches,
+        room: Room,
+        clock: Callable[[], float],
+        sync: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`sync` waits until the device has done all that was launched."""
+        self._runner, self._room, self._clock, self._sync = runner, room, clock, sync
+        self._resident = 0  # slots in use, the first ones
+        self._context = max(min(CONTEXT, room.max_model_len - room.drafts - TIMES - 2), 1)
+
+    def measure(self, limit_s: float) -> tuple[Points, Points]:
+        """Return the seconds of steps without drafts and with them, by positions.
+
+        Small steps come first. After `limit_s` seconds no further size is begun. Where a model is
+        so short that no draft fits, there are no steps with drafts.
+        """
+        plain: dict[int, float] = {}
+        drafted: dict[int, float] = {}
+        begin, room = self._clock(), self._room
+        for rows in (rows for rows in SIZES if rows <= min(room.slots, room.positions)):
+            if plain and self._clock() - begin > limit_s:
+                break
+            plain[rows] = self._plain(rows)
+            longest = min(room.drafts, room.max_model_len - self._context - 1)
+            for drafts in sorted({min(1, longest), longest} - {0}):
+                if rows * (1 + drafts) <= room.positions:
+                    positions, seconds = self._drafted(rows, drafts)
+                    drafted[positions] = min(seconds, drafted.get(positions, seconds))
+        self._fill(0)
+        return tuple(sorted(plain.items())), tuple(sorted(drafted.items()))
+
+    def _plain(self, rows: int) -> float:
+        """Seconds of a decode step."""
+        self._fill(rows)
+        same, steps = self._rows(rows, 0), min(1 + TIMES, self._room.max_model_len - self._context)
+        taken = [self._run(same, self._context + step)[0] for step in range(steps)]
+        return min(taken[1:] or taken)  # the first one warms up
+
+    def _drafted(self, rows: int, drafts: int) -> tuple[int, float]:
+        """Positions that a step with drafts computes, and its seconds."""
+        taken: list[tuple[int, float]] = []
+        for _ in range(1 + TIMES):
+            self._fill(rows)
+            same = self._rows(rows, drafts)
+            seconds, result = self._run(same, self._context)
+            taken.append((rows + int(result.drafts_of(same).sum()), seconds))
+        return taken[0][0], min(seconds for _, seconds in taken[1:])
+
+    def _run(self, rows: Rows, start: int) -> tuple[float, StepResult]:
+        begin = self._clock()
+        self._runner.launch(Plan(0, rows, np.full(len(rows), start, np.int32)))
+        result = self._runner.wait()
+        return self._clock() - begin, result
+
+    def _fill(self, rows: int) -> None:
+        """Let so many new sequences take the first slots, and those before leave theirs."""
+        tokens: I32 = np.full(self._context + 1, TOKEN, np.int32)
+        admitted = tuple(self._admitted(slot, tokens) for slot in range(rows))
+        none = self._rows(0, 0)
+        released = tuple(range(self._resident))
+        plan = Plan(0, none, none.count, admitted=admitted, released=released)
+        self._runner.launch(plan)
+        self._resident = rows
+        self._sync()
+
+    def _admitted(self, slot: int, tokens: I32) -> Admitted:
+        room = self._room
+        request = Request(id=f"step times {slot}", prompt=tokens)
+        longest = min(len(tokens) + TIMES + room.drafts, room.max_model_len)
+        used = -(-longest // room.block_size)
+        blocks = tuple((slot * used + place) % room.blocks for place in range(used))
+        return Admitted(slot, request, tokens, self._context, blocks, resumed=False)
+
+    @staticmethod
+    def _rows(rows: int, drafts: int) -> Rows:
+        return Rows(
+            slot=np.arange(rows),
+            epoch=np.zeros(rows, np.int32),
+            serial=np.zeros(rows, np.int64),
+            request_id=np.full(rows, "step times", object),
+            child=np.arange(rows, dtype=np.int32),
+            count=np.full(rows, 1 + drafts, np.int32),
+            drafts=np.full(rows, drafts, np.int32),
+            samples=np.ones(rows, np.bool_),
+        )
