@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.golden.support import SIZES, saved
+from tests.conformance.architectures import SIZES, Case
+from tests.golden.support import saved
 
 CHAT = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %}"
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
@@ -13,7 +14,7 @@ TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
 
 def small_model(folder: Path) -> Path:
     """A llama with random weights, and a tokenizer trained on one sentence."""
-    saved("llama", folder)
+    saved(Case("llama"), folder)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

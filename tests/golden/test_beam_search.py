@@ -9,7 +9,8 @@ import torch
 from paceline import Request
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
-from tests.golden.support import saved, tokens_of
+from tests.conformance.architectures import Case, tokens_of
+from tests.golden.support import saved
 from tests.runner.test_runner import outputs
 
 STOP = 7
@@ -18,7 +19,7 @@ STOP = 7
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Model]:
     folder = Path(tmp_path_factory.mktemp("llama"))
-    return saved("llama", folder), Model.load(open_checkpoint(folder))
+    return saved(Case("llama"), folder), Model.load(open_checkpoint(folder))
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])

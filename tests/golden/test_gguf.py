@@ -13,7 +13,9 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.model import Model
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.files import open_checkpoint
-from tests.golden.support import LLAMA3, SIZES, Run, made, same, their_logits, tokens_of
+from tests.conformance.architectures import LLAMA3, SIZES, Case, tokens_of
+from tests.golden.support import made, same, their_logits
+from tests.runner.sequences import OnCPU, logits_of
 
 # Names of llama.cpp, written down once more: the test shall not believe the code.
 NAMES = {
@@ -98,14 +100,12 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
 
 
 def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
-    run = Run(Model.load(open_checkpoint(path)), "paged")
-    run.add("a", tokens)
-    return run.step(a=len(tokens))["a"]
+    return logits_of(OnCPU(Model.load(open_checkpoint(path)), "paged"), tokens)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_the_same_model_from_a_gguf_file(architecture: str, tmp_path: Path) -> None:
-    theirs = made(architecture)
+    theirs = made(Case(architecture))
     if architecture == "gemma3":  # the format says nothing of it, and every small one has this
         for layer in theirs.model.layers:
             layer.self_attn.scaling = theirs.config.head_dim**-0.5
@@ -116,7 +116,7 @@ def test_the_same_model_from_a_gguf_file(architecture: str, tmp_path: Path) -> N
 
 
 def test_rope_scaling_is_a_tensor(tmp_path: Path) -> None:
-    theirs = made("llama-llama3")
+    theirs = made(Case("llama", "llama3 rope"))
     plain = LLAMA3["rope_theta"] ** (-np.arange(0, 16, 2, dtype=np.float32) / 16)
     factors = plain / theirs.model.rotary_emb.inv_freq.numpy()
     assert factors.max() == 8, "the case has no frequency that is scaled"
@@ -133,7 +133,7 @@ def test_rope_scaling_is_a_tensor(tmp_path: Path) -> None:
 )
 def test_every_type_that_can_be_written(kind: Kind, tmp_path: Path) -> None:
     """All tensors, q and k among them, are those that the quantiser made of the model's."""
-    theirs = made("llama")
+    theirs = made(Case("llama"))
     theirs.config.intermediate_size = 64
     theirs = type(theirs)(theirs.config).requires_grad_(False)
     path = tmp_path / "model.gguf"
@@ -149,12 +149,12 @@ def test_every_type_that_can_be_written(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_the_header(tmp_path: Path) -> None:
-    theirs = made("gemma3")
+    theirs = made(Case("gemma3"))
     path = tmp_path / "model.gguf"
     write(path, "gemma3", theirs.config, tensors_of(theirs, "gemma3"))
     config = open_checkpoint(path).config
     assert (config.vocab, config.width) == (SIZES["vocab_size"], SIZES["hidden_size"])
-    assert config.windows == (7, 7, 7, 7, 7, None, 7, 7)
+    assert config.windows == (7, 7, 7, 7, 7, None, 7)
     assert (config.bos, config.eos) == (1, (2, 7))
     assert config.tied_embedding
 
@@ -164,7 +164,7 @@ def without(tensors: Tensors, name: str) -> Tensors:
 
 
 def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
-    theirs = made("llama")
+    theirs = made(Case("llama"))
     tensors, path = tensors_of(theirs, "llama"), tmp_path / "model.gguf"
     wrong = {
         "missing: model.layers.1.mlp.up_proj.weight": without(tensors, "blk.1.ffn_up.weight"),

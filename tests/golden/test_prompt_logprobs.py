@@ -9,8 +9,8 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.engine.api import RequestOutput
+from tests.conformance.architectures import tokens_of
 from tests.golden.small_model import small_model
-from tests.golden.support import tokens_of
 from tests.server.real import ENGINE
 
 LENGTHS = [37, 5, 1, 24, 52]

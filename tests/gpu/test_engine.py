@@ -10,7 +10,7 @@ import torch
 from paceline.engine.api import SamplingParams
 from paceline.engine.llm import LLM
 from paceline.wiring.assembly import build
-from tests.golden.support import SIZES
+from tests.conformance.architectures import SIZES
 from tests.gpu.support import ON_A_CARD
 
 pytestmark = ON_A_CARD

@@ -10,8 +10,9 @@ from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan, PromptScores
 from paceline.core.sampling import Sampling
 from tests.gpu.support import ON_A_CARD
-from tests.gpu.test_runner import both, card_runner, cpu_runner, on_card
+from tests.gpu.test_runner import both, gpu_runner, on_card
 from tests.runner.driving import SETTINGS, TIGHT, drive
+from tests.runner.test_runner import runner_for as cpu_runner
 
 pytestmark = ON_A_CARD
 
@@ -114,7 +115,7 @@ def test_they_are_those_of_the_cpu_on_every_schedule(way: str, how: Sampling, n:
     truth, _, _ = heard(cpu_runner, cpu, asked)
     places = {(name, at) for name, prompt in PROMPTS.items() for at in range(1, len(prompt))}
     assert by_place(truth).keys() == places
-    found, tokens, scheduler = heard(card_runner, card, asked, **WAYS[way])
+    found, tokens, scheduler = heard(gpu_runner, card, asked, **WAYS[way])
     assert not differences(found, truth)
     unasked = [request(name, None, how, n=n) for name in PROMPTS]
     assert tokens == on_card(card, unasked)[0], "who asks gets other tokens"
@@ -126,7 +127,7 @@ def test_they_are_those_of_the_cpu_on_every_schedule(way: str, how: Sampling, n:
 def test_other_architectures(family: str) -> None:
     card, cpu = both(family)
     asked = [request(name, 2, PLAIN) for name in PROMPTS]
-    found, _, _ = heard(card_runner, card, asked, max_num_batched_tokens=16, depth=2)
+    found, _, _ = heard(gpu_runner, card, asked, max_num_batched_tokens=16, depth=2)
     assert not differences(found, heard(cpu_runner, cpu, asked)[0])
 
 
@@ -134,7 +135,7 @@ def test_only_those_are_told_that_are_asked_for() -> None:
     card, cpu = both("Llama")
     wanted = {"a": None, "b": 0, "c": 5, "d": None}
     asked = [request(name, number, PLAIN) for name, number in wanted.items()]
-    found, _, _ = heard(card_runner, card, asked, max_num_batched_tokens=16, depth=2)
+    found, _, _ = heard(gpu_runner, card, asked, max_num_batched_tokens=16, depth=2)
     assert {piece.request_id for piece in found} == {"b", "c"}
     assert {piece.ids.shape[1] for piece in found} == {0, 5}
     assert not differences(found, heard(cpu_runner, cpu, asked)[0])
@@ -153,6 +154,6 @@ def test_logits_are_held_of_as_many_positions_as_there_are_slots(
         return logits(hidden)
 
     monkeypatch.setattr(card, "logits", counted)
-    found, _, _ = heard(card_runner, card, asked)
+    found, _, _ = heard(gpu_runner, card, asked)
     assert max(widest) == SETTINGS["max_num_seqs"], "slices are not as long as there are slots"
     assert not differences(found, heard(cpu_runner, cpu, asked)[0])

@@ -9,25 +9,23 @@ from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
-from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
-from paceline.runner.proposers.ngram import Ngram
-from paceline.runner.runner import Runner
 from paceline.runner.weights.dummy import Dummy
+from tests.conformance.architectures import architectures
 from tests.gpu.support import ON_A_CARD
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
+from tests.runner.test_runner import runner_for
 
 try:
     from paceline.runner.cuda.model import CudaModel
-    from paceline.runner.cuda.runner import CudaRunner
+    from tests.gpu.runners import gpu_runner
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_A_CARD
 
-FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
 ALL_WAYS: dict[str, dict[str, Any]] = WAYS | {
     "drafted": {"num_speculative_tokens": 3},
     "drafted, ahead": {"num_speculative_tokens": 2, "depth": 3},
@@ -38,37 +36,16 @@ def config_of(family: str) -> ModelConfig:
     return tiny(architectures=[f"{family}ForCausalLM"], num_hidden_layers=3, sliding_window=9)
 
 
-def card_runner(model: CudaModel, scheduler: Scheduler, name: str = "triton") -> CudaRunner:
-    config = scheduler.config
-    blocks, size = config.cache.num_blocks + 1, config.cache.block_size
-    kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
-    step = config.step
-    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    runner = CudaRunner(model, kv, load(name), Ngram(config.speculation), *sizes)
-    runner.reserve_host(config.preemption.swap_space)
-    return runner
-
-
-def cpu_runner(model: Model, scheduler: Scheduler) -> Runner:
-    config = scheduler.config
-    kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
-    step = config.step
-    sizes = step.max_num_seqs, step.max_model_len
-    runner = Runner(model, kv, load("sdpa"), Ngram(config.speculation), *sizes)
-    runner.reserve_host(config.preemption.swap_space)
-    return runner
-
-
 def on_card(
     model: CudaModel, asked: list[Request], depth: int = 1, name: str = "triton", **changes: Any
 ) -> tuple[dict[str, Any], Scheduler]:
     scheduler = Scheduler.create(**{**SETTINGS, **changes})
-    return drive(scheduler, card_runner(model, scheduler, name), asked, depth), scheduler
+    return drive(scheduler, gpu_runner(model, scheduler, name), asked, depth), scheduler
 
 
 def on_cpu(model: Model, asked: list[Request], **changes: Any) -> dict[str, Any]:
     scheduler = Scheduler.create(**{**SETTINGS, **changes})
-    return drive(scheduler, cpu_runner(model, scheduler), asked)
+    return drive(scheduler, runner_for(model, scheduler, "sdpa"), asked)
 
 
 def both(family: str) -> tuple[CudaModel, Model]:
@@ -83,7 +60,7 @@ def test_who_comes_may_read_what_another_writes_in_the_same_step() -> None:
     token = on_cpu(truth, [first])["first"][0]
     second = Request(id="second", prompt=[5, 9, 2, token, 7], max_tokens=8)
     scheduler = Scheduler.create(**SETTINGS)
-    runner = card_runner(model, scheduler)
+    runner = gpu_runner(model, scheduler)
     scheduler.submit(first, now=0.0)
     plan = scheduler.plan(now=0.0)
     runner.launch(plan)
@@ -107,12 +84,12 @@ def model() -> CudaModel:
     return both("Qwen3")[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", architectures())
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
 def test_tokens_are_those_of_the_cpu(family: str, sampling: Sampling) -> None:
-    card, cpu = both(family)
+    on_gpu, on_host = both(family)
     asked = requests(sampling=sampling, seed=11)
-    assert on_card(card, asked)[0] == on_cpu(cpu, asked)
+    assert on_card(on_gpu, asked)[0] == on_cpu(on_host, asked)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +160,7 @@ def test_the_backends_agree_under_the_scheduler() -> None:
 
 def test_logits_that_are_no_numbers_fail_one_row(model: CudaModel) -> None:
     scheduler = Scheduler.create(**SETTINGS, enable_prefix_caching=False)
-    runner = card_runner(model, scheduler)
+    runner = gpu_runner(model, scheduler)
     for name in "ab":
         scheduler.submit(Request(id=name, prompt=[1, 2, 3, 4, 5], max_tokens=4), now=0.0)  # pyright: ignore[reportArgumentType]
     plan = scheduler.plan(now=0.0)

@@ -14,7 +14,7 @@ from paceline.core.sampling import Sampling
 from paceline.runner.cuda.block_copies import Moves
 from paceline.runner.kv_store import KVStore
 from tests.gpu.support import ON_A_CARD
-from tests.gpu.test_runner import both, card_runner, on_card
+from tests.gpu.test_runner import both, gpu_runner, on_card
 from tests.runner.driving import SETTINGS, TIGHT, drive
 from tests.runner.support import tiny
 
@@ -197,7 +197,7 @@ def test_sequences_come_back_as_they_went(seed: int, late: str) -> None:
     asked = random_requests(random)
     settings = {**SETTINGS, **TIGHT, "preemption_mode": "swap", "swap_space": 40}
     scheduler = Scheduler.create(**settings)
-    runner: Any = card_runner(model, scheduler)
+    runner: Any = gpu_runner(model, scheduler)
     moves = runner._moves = Watched(runner._kv, 40)
     got = drive(scheduler, Late(runner, late, random), asked, depth=1 + seed)
     assert scheduler.stats.swapped_in_blocks, "nothing was swapped"
@@ -210,7 +210,7 @@ def test_sequences_come_back_as_they_went(seed: int, late: str) -> None:
 def test_measuring_leaves_the_store_as_it_was() -> None:
     model, _ = both("Llama")
     scheduler = Scheduler.create(**SETTINGS, preemption_mode="swap", swap_space=12)
-    runner: Any = card_runner(model, scheduler)
+    runner: Any = gpu_runner(model, scheduler)
     content = runner._kv.content
     content.normal_()
     before = content[:-1].clone()  # the last block is nobody's

@@ -13,7 +13,7 @@ from paceline.core.sampling import Sampling
 from paceline.runner import prompt_scores
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
-from tests.golden.support import Run
+from tests.runner.sequences import OnCPU, logits_of
 from tests.runner.support import tiny
 from tests.runner.test_runner import SETTINGS, TIGHT, runner_for
 
@@ -64,9 +64,7 @@ def request(name: str, prompt: list[int], wanted: int | None, **fields: Any) -> 
 
 def check(model: Model, prompt: list[int], pieces: list[PromptScores], wanted: int) -> None:
     """Every place is told, and each time the same, which is what the logits say."""
-    run = Run(model, "paged")
-    run.add("a", prompt)
-    expected = run.step(a=len(prompt))["a"].log_softmax(-1)
+    expected = logits_of(OnCPU(model, "paged"), prompt).log_softmax(-1)
     seen: set[int] = set()
     for piece in pieces:
         assert piece.ids.shape == piece.values.shape == (len(piece.rank), wanted)

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.engine.api import Ask, TokenizedPrompt
 from paceline.server.settings import ServerSettings
-from tests.golden.support import SIZES
+from tests.conformance.architectures import SIZES
 from tests.server.real import running
 from tests.server.support import Site, on_its_own_server, paced
 

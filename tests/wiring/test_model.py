@@ -18,7 +18,7 @@ from paceline.wiring.assembly import build, device_of
 from paceline.wiring.cuda import capturable
 from paceline.wiring.model import find_model
 from paceline.wiring.tokenizer import bytes_as_tokens
-from tests.golden.support import SIZES
+from tests.conformance.architectures import SIZES
 
 
 @pytest.fixture

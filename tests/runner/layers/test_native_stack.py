@@ -1,4 +1,4 @@
-"""All layers in one call against the same layers in torch, and a row against its neighbours."""
+"""All layers in one call: the same bits, whatever else a step computes."""
 
 import pytest
 import torch
@@ -7,24 +7,15 @@ from torch import Tensor
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native import NativeLinear
-from paceline.runner.layers.native_stack import NativeStack
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
-from tests.runner.support import Piece, batch_of, stepped, tiny
+from tests.conformance.architectures import architectures
+from tests.conformance.native_backend import FourBits
+from tests.runner.support import Piece, batch_of, tiny
 
 if not is_available():
     pytest.skip("needs a C compiler", allow_module_level=True)
-
-FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
-
-
-class Stepped(Dummy):
-    """Weights that 4 bits hold."""
-
-    def read(self, name: str) -> Tensor:
-        tensor = super().read(name)
-        return stepped(tensor) if tensor.dim() == 2 else tensor
 
 
 def model_of(family: str, kind: type[Dummy]) -> Model:
@@ -50,26 +41,8 @@ def run(model: Model, attention: str, pieces: list[Piece], kv: KVStore) -> Tenso
     return model.logits(model.forward(batch, kv, load(attention))[batch.sample_at])
 
 
-@pytest.mark.parametrize("kind", [Dummy, Stepped])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_as_in_torch(family: str, kind: type[Dummy]) -> None:
-    """Rounding may fall to the other side here and there; nothing else may differ."""
-    model = model_of(family, kind)
-    assert isinstance(model._layers, NativeStack)
-    pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]
-    found, stores = [], []
-    for attention in ("native", "paged"):
-        kv = KVStore(model.config, 30, 4)
-        run(model, attention, pieces, kv)
-        again = [Piece([9], len(prompt), blocks(row)) for row, prompt in enumerate(PROMPTS)]
-        found.append(run(model, attention, again, kv))
-        stores.append(kv.content)
-    for ours, theirs in (found, stores):
-        assert (ours - theirs).norm() <= 0.02 * theirs.norm()
-
-
-@pytest.mark.parametrize("kind", [Dummy, Stepped])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [Dummy, FourBits])
+@pytest.mark.parametrize("family", architectures())
 def test_the_same_bits_alone_batched_and_in_chunks(family: str, kind: type[Dummy]) -> None:
     model = model_of(family, kind)
     kv = KVStore(model.config, 30, 4)
@@ -85,8 +58,8 @@ def test_the_same_bits_alone_batched_and_in_chunks(family: str, kind: type[Dummy
         assert torch.equal(chunked[-1], together[row])
 
 
-@pytest.mark.parametrize("kind", [Dummy, Stepped])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [Dummy, FourBits])
+@pytest.mark.parametrize("family", architectures())
 def test_the_same_bits_where_only_some_positions_are_wanted(family: str, kind: type[Dummy]) -> None:
     """In any order, several times, more of them than there are, and none."""
     model, attention = model_of(family, kind), load("native")
@@ -105,7 +78,7 @@ def test_the_same_bits_where_only_some_positions_are_wanted(family: str, kind: t
 
 def test_where_nothing_is_wanted_the_end_of_the_last_layer_is_left_out() -> None:
     """What comes before it is the same in place, whoever is wanted."""
-    model = model_of("Llama", Dummy)
+    model = model_of("llama", Dummy)
     batch = batch_of([Piece(PROMPTS[4], 0, blocks(4))], 4)
     left = []
     for wanted in (None, torch.tensor([0]), torch.tensor([], dtype=torch.int64)):
@@ -118,7 +91,7 @@ def test_where_nothing_is_wanted_the_end_of_the_last_layer_is_left_out() -> None
 
 
 def test_threads_change_nothing() -> None:
-    model = model_of("Llama", Stepped)
+    model = model_of("llama", FourBits)
     pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]
     before, results = torch.get_num_threads(), []
     try:

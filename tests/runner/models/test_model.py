@@ -1,4 +1,4 @@
-"""What holds for every architecture without a second opinion; the numbers are judged in golden."""
+"""A model in torch. `tests/conformance` compares the numbers of every architecture."""
 
 import pytest
 import torch
@@ -11,17 +11,17 @@ from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import Piece, batch_of, tiny
 
-FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma3", "Mistral"]
 
-
-def model_of(traits: str) -> Model:
-    config = tiny(architectures=[f"{traits}ForCausalLM"], num_hidden_layers=7, sliding_window=5)
+def model_of(architecture: str) -> Model:
+    config = tiny(
+        architectures=[f"{architecture}ForCausalLM"], num_hidden_layers=7, sliding_window=5
+    )
     return Model.load(Dummy(config))
 
 
-@pytest.mark.parametrize("traits", FAMILIES)
-def test_shapes_and_types(traits: str) -> None:
-    model = model_of(traits)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shapes_and_types(dtype: torch.dtype) -> None:
+    model = Model.load(Dummy(tiny()), dtype)
     kv = KVStore(model.config, 8, 4)
     batch = batch_of([Piece([3, 4, 5], 0, [2]), Piece([6], 0, [5])], 4)
     hidden = model.forward(batch, kv, load("paged"))
@@ -29,18 +29,6 @@ def test_shapes_and_types(traits: str) -> None:
     logits = model.logits(hidden[batch.sample_at])
     assert (logits.shape, logits.dtype) == ((2, model.config.vocab), torch.float32)
     assert logits.isfinite().all()
-
-
-@pytest.mark.parametrize("traits", FAMILIES)
-def test_only_the_cells_of_the_batch_are_written(traits: str) -> None:
-    model = model_of(traits)
-    kv = KVStore(model.config, 8, 4)
-    batch = batch_of([Piece([3, 4, 5, 6, 7], 0, [2, 6]), Piece([6], 0, [5])], 4)
-    model.forward(batch, kv, load("paged"))
-    written = kv.content.flatten(3).any(dim=3)  # [blocks, layers, block_size]
-    expected = torch.zeros(8, model.config.layers, 4, dtype=torch.bool)
-    expected[2], expected[6, :, 0], expected[5, :, 0] = True, True, True
-    assert torch.equal(written, expected)
 
 
 def test_a_forward_leaves_the_weights_alone() -> None:
@@ -51,19 +39,6 @@ def test_a_forward_leaves_the_weights_alone() -> None:
         model.forward(batch, KVStore(model.config, 2, 4), load("paged")) for _ in range(2)
     )
     assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize("traits", FAMILIES)
-def test_positions_that_nobody_wants_are_left_out_at_the_end(traits: str) -> None:
-    model, attention = model_of(traits), load("paged")
-    batch = batch_of([Piece(range(3, 20), 0, [7, 2, 1, 3, 5]), Piece([6, 8], 0, [6])], 4)
-    all_kv = KVStore(model.config, 8, 4)
-    every = model.forward(batch, all_kv, attention)
-    for wanted in ([16, 18], [18, 3, 3, 0], [5] * 25, []):
-        kv = KVStore(model.config, 8, 4)
-        found = model.forward(batch, kv, attention, torch.tensor(wanted, dtype=torch.int64))
-        torch.testing.assert_close(found, every[wanted], rtol=1e-5, atol=1e-5)
-        assert torch.equal(kv.content, all_kv.content)
 
 
 @pytest.mark.parametrize("attention", ["paged", "sdpa"])

@@ -1,0 +1,127 @@
+"""Every architecture in `paceline.runner.models`, and small models of each in several variants."""
+
+import pkgutil
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+import paceline.runner.models
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.traits import Traits
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "vocab_size": 101,
+    "max_position_embeddings": 256,
+    "sliding_window": 7,  # of architectures that have windows by nature
+}
+THETA = 10_000.0
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": THETA,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+
+# By name: entries of config.json, which all architectures get alike. Models of transformers get
+# those that it knows for their architecture.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied head": {"tie_word_embeddings": True},
+    "untied head": {"tie_word_embeddings": False},
+    "query scale": {"query_pre_attn_scalar": 20},
+    "windows": {"use_sliding_window": True, "max_window_layers": 1},
+    "keys of their own": {"num_key_value_heads": 4},
+    "keys shared by all": {"num_key_value_heads": 1},
+    "groups of three": {"hidden_size": 48, "num_attention_heads": 6},
+    "llama3 rope": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
+    "linear rope": {"rope_parameters": LINEAR},
+}
+# Traits of other architectures, which a file cannot choose: for backends alone.
+MIXED_TRAITS: dict[str, dict[str, Any]] = {
+    "biases": {"qkv_bias": True},
+    "norms of heads": {"qk_norm": True},
+    "norms behind": {"post_norms": True},
+    "gelu": {"activation": "gelu_pytorch_tanh"},
+}
+
+
+def architectures() -> list[str]:
+    """Names of the modules that have traits."""
+    package = paceline.runner.models
+    modules = [found.name for found in pkgutil.iter_modules(package.__path__)]
+    return [
+        name for name in modules if hasattr(import_module(f"{package.__name__}.{name}"), "TRAITS")
+    ]
+
+
+def traits_of(architecture: str) -> Traits:
+    return import_module(f"{paceline.runner.models.__name__}.{architecture}").TRAITS
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model of an architecture."""
+
+    architecture: str
+    variant: str = "plain"
+
+    def __str__(self) -> str:
+        return f"{self.architecture}, {self.variant}"
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What the variant says in config.json."""
+        found = dict(VARIANTS.get(self.variant, {}))
+        if "rope_parameters" in found and traits_of(self.architecture).local_theta is not None:
+            plain = {"rope_type": "default", "rope_theta": THETA / 10}
+            ropes = {"full_attention": found["rope_parameters"], "sliding_attention": plain}
+            found["rope_parameters"] = ropes
+        return found
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Layers enough that some see the whole context, where others have a window."""
+        layers = max(SIZES["num_hidden_layers"], traits_of(self.architecture).global_every + 1)
+        return {**SIZES, "num_hidden_layers": layers}
+
+    def config(self, **changes: Any) -> ModelConfig:
+        names = {"architectures": [f"{self.architecture}ForCausalLM"]}
+        config = ModelConfig.of_hf({**names, **self.sizes, **self.changes, **changes})
+        mixed = MIXED_TRAITS.get(self.variant, {})
+        return replace(config, traits=replace(config.traits, **mixed))
+
+
+def cases() -> list[Case]:
+    """Every architecture in every variant that is not the same model as one before it."""
+    found: dict[ModelConfig, Case] = {}
+    for name in architectures():
+        for variant in (*VARIANTS, *MIXED_TRAITS):
+            found.setdefault(Case(name, variant).config(), Case(name, variant))
+    return list(found.values())
+
+
+def few_cases() -> list[Case]:
+    """For slow backends: every architecture as it is, and every variant of one of them, in turn."""
+    every = cases()
+    found = [case for case in every if case.variant == "plain"]
+    for turn, variant in enumerate((*VARIANTS, *MIXED_TRAITS)):
+        same = [case for case in every if case.variant == variant]
+        found.append(same[turn % len(same)])
+    return list(dict.fromkeys(found))
+
+
+def tokens_of(length: int, seed: int) -> list[int]:
+    """Random tokens of these models."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, SIZES["vocab_size"], (length,), generator=generator).tolist()

@@ -1,0 +1,191 @@
+"""What holds for every architecture on every backend: the logits of a reference, however the
+sequences are cut into steps, and tokens that do not depend on the schedule.
+
+A new file in `paceline.runner.models` is found and judged without being named here. A backend may
+refuse a model, with a reason, and never computes it wrongly. `tests/interpreted` runs the same
+tests on kernels for a GPU in an interpreter.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import paceline.runner.models
+from paceline import Scheduler
+from paceline.core.errors import ConfigError
+from paceline.core.sampling import Sampling
+from paceline.runner.models.describe import describe
+from tests.conformance.architectures import Case, architectures, cases, few_cases, tokens_of
+from tests.conformance.model_backends import Comparison, ModelBackend, backends, every_case
+from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
+from tests.runner.models.test_backend_support import capped
+from tests.runner.sequences import LoadedModel, Sequences
+from tests.runner.support import Piece, batch_of
+
+BLOCK = 4
+Step = dict[str, int] | tuple[str, str]  # positions by sequence; or what happens to one of them
+
+
+@pytest.fixture(params=every_case(backends()))
+def compared(request: pytest.FixtureRequest) -> Comparison:
+    """A model on a backend, which is not refused."""
+    return loaded(*request.param)
+
+
+def loaded(backend: ModelBackend, case: Case) -> Comparison:
+    if reason := backend.support.supports(describe(case.config())):
+        with pytest.raises(ConfigError, match="cannot compute"):
+            backend.compared(case)
+        pytest.skip(f"{backend.name} refuses {case}: {reason}")
+    return backend.compared(case)
+
+
+def follow(compared: Comparison, lengths: dict[str, int], steps: Sequence[Step]) -> None:
+    """Compute sequences as the steps say, and compare all logits on the way."""
+    sequences = Sequences(compared.model, BLOCK)
+    truth: dict[str, Tensor] = {}
+    for name, length in lengths.items():
+        tokens = tokens_of(length, seed=length)
+        sequences.add(name, tokens)
+        truth[name] = compared.expected(tokens)
+    ours: list[Tensor] = []
+    expected: list[Tensor] = []
+    for step in steps:
+        if isinstance(step, tuple):
+            what, name = step
+            getattr(sequences, what)(name)
+            continue
+        first = dict(sequences.computed)
+        for name, logits in sequences.step(**step).items():
+            ours.append(logits)
+            expected.append(truth[name][first[name] : sequences.computed[name]])
+    compared.check(torch.cat(ours), torch.cat(expected))
+    assert sequences.computed == lengths, "something was left out"
+
+
+def test_prompts_in_chunks_beside_each_other(compared: Comparison) -> None:
+    """Contexts are longer than any window, and chunks of every kind meet in a step."""
+    steps: list[Step] = [
+        {"b": 10},
+        {"a": 15, "b": 1},
+        {"c": 8, "b": 1, "a": 1},
+        {"a": 5, "c": 1, "b": 3},
+        {"b": 2, "a": 1},
+    ]
+    follow(compared, {"a": 22, "b": 17, "c": 9}, steps)
+
+
+def test_decodes_that_are_preempted_and_swapped(compared: Comparison) -> None:
+    steps: list[Step] = [
+        {"a": 13, "b": 9, "c": 2},
+        {"a": 1, "b": 1, "c": 1},
+        ("preempt", "b"),
+        ("swap", "a"),
+        {"c": 1, "a": 1},
+        {"b": 11, "a": 1, "c": 1},
+        ("swap", "b"),
+        ("preempt", "c"),
+        {"b": 1},
+        {"c": 3, "b": 1},
+        {"c": 3},
+        {"b": 1, "c": 1, "a": 1},
+    ]
+    follow(compared, {"a": 17, "b": 14, "c": 7}, steps)
+
+
+def test_positions_that_are_not_wanted_are_left_out(compared: Comparison) -> None:
+    pieces = [Piece(tokens_of(14, seed=1), 0, [7, 2, 1, 3]), Piece(tokens_of(3, seed=2), 0, [6])]
+    compare_wanted(compared.model, pieces, [[16, 3, 3, 0], []])
+
+
+def compare_wanted(
+    model: LoadedModel, pieces: Sequence[Piece], choices: Sequence[list[int]]
+) -> None:
+    """Wanted positions come in any order and several times; all are in the store afterwards."""
+    batch = batch_of(pieces, BLOCK)
+    stored = model.store(8, BLOCK)
+    every = model.forward(batch, stored).cpu()
+    for wanted in choices:
+        kv = model.store(8, BLOCK)
+        some = model.forward(batch, kv, torch.tensor(wanted, dtype=torch.int64)).cpu()
+        torch.testing.assert_close(some, every[wanted], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(kv.content, stored.content, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_cells_of_the_batch_are_written(compared: Comparison) -> None:
+    model = compared.model
+    kv = model.store(8, BLOCK)
+    batch = batch_of([Piece([3, 4, 5, 6, 7], 0, [2, 6]), Piece([6], 0, [5])], BLOCK)
+    model.forward(batch, kv)
+    written = kv.content.flatten(3).any(dim=3).cpu()  # [blocks, layers, block_size]
+    expected = torch.zeros(8, model.config.layers, BLOCK, dtype=torch.bool)
+    expected[2], expected[6, :, 0], expected[5, :, 0] = True, True, True
+    assert torch.equal(written, expected)
+
+
+# -- under the scheduler ------------------------------------------------------
+
+CHOSEN_WAYS = ("in small pieces", "recomputed, ahead", "swapped, ahead")
+DRAWN = Sampling(temperature=0.9)
+
+
+def every_runner() -> list[Any]:
+    """Of the backends that differ in their attention or weights alone, the first."""
+    different = {backend.support.backend: backend for backend in reversed(backends())}
+    return [
+        pytest.param((backend, Case(name)), id=f"{backend.name}: {name}", marks=backend.marks)
+        for backend in different.values()
+        for name in architectures()
+    ]
+
+
+def tokens(backend: ModelBackend, case: Case, depth: int = 1, **changes: Any) -> dict[str, Any]:
+    """Of each request; and whether the schedule was as tight as it should be."""
+    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    runner = backend.runner(case, scheduler)
+    got = drive(scheduler, runner, requests(sampling=DRAWN, seed=11), depth)
+    if changes.get("num_blocks") == TIGHT["num_blocks"]:
+        assert scheduler.stats.preemptions, "the pool was not tight"
+    return got
+
+
+@pytest.mark.parametrize("pair", every_runner())
+def test_tokens_do_not_depend_on_the_schedule(pair: tuple[ModelBackend, Case]) -> None:
+    backend, case = pair
+    loaded(backend, case)
+    plainly = tokens(backend, case)
+    for way in CHOSEN_WAYS:
+        assert tokens(backend, case, **WAYS[way]) == plainly, way
+
+
+# -- the suite itself ---------------------------------------------------------
+
+
+def test_architectures_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert {"llama", "qwen2", "qwen3", "gemma3", "mistral"} <= set(architectures())
+    (tmp_path / "starling.py").write_text(
+        "from paceline.runner.models.traits import Traits\n\nTRAITS = Traits(qk_norm=True)\n"
+    )
+    package = paceline.runner.models
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    assert "starling" in architectures()
+    assert Case("starling") in cases()
+    assert Case("starling") in few_cases()
+    del sys.modules["paceline.runner.models.starling"]
+
+
+def test_backends_are_found() -> None:
+    names = {backend.name for backend in backends()}
+    assert {"torch, paged", "native int8", "native int4"} <= names
+
+
+@pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+def test_a_feature_that_no_backend_knows_is_refused(backend: ModelBackend) -> None:
+    spec = describe(Case("llama").config())
+    assert backend.support.supports(spec) is None
+    assert "score_cap" in str(backend.support.supports(capped(spec, 30.0)))

@@ -1,0 +1,59 @@
+"""Layers in torch with every attention for a CPU, compared with transformers."""
+
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import pytest
+
+from paceline import Scheduler
+from paceline.runner.layers.stack import TORCH
+from paceline.runner.models.backend_support import BackendSupport
+from paceline.runner.models.model import Model
+from paceline.runner.weights.files import open_checkpoint
+from tests.conformance.architectures import Case, cases
+from tests.conformance.model_backends import Comparison
+from tests.conformance.test_attention import found
+from tests.golden.support import is_known, saved, their_logits
+from tests.runner.sequences import OnCPU
+from tests.runner.test_runner import runner_for
+
+ATTENTIONS = found()
+
+
+@cache
+def both(case: Case) -> tuple[Any, Model]:
+    """Theirs, and ours as read from what they saved."""
+    with TemporaryDirectory() as folder:
+        theirs = saved(case, Path(folder))
+        return theirs, Model.load(open_checkpoint(Path(folder)))
+
+
+@dataclass(frozen=True)
+class TorchBackend:
+    attention: str
+    support: ClassVar[BackendSupport] = TORCH
+    marks: ClassVar[list[pytest.MarkDecorator]] = []
+
+    @property
+    def name(self) -> str:
+        return f"torch, {self.attention}"
+
+    def cases(self) -> list[Case]:
+        """Every variant with one attention; the others are compared by `test_attention` too."""
+        is_first = self.attention == ATTENTIONS[0]
+        return [
+            case for case in cases() if is_known(case) and (is_first or case.variant == "plain")
+        ]
+
+    def compared(self, case: Case) -> Comparison:
+        theirs, ours = both(case)
+        return Comparison(OnCPU(ours, self.attention), partial(their_logits, theirs))
+
+    def runner(self, case: Case, scheduler: Scheduler) -> Any:
+        return runner_for(both(case)[1], scheduler, self.attention)
+
+
+BACKENDS = [TorchBackend(attention) for attention in ATTENTIONS]

@@ -1,0 +1,105 @@
+"""The kernels for GPUs: on a GPU, or in Triton's interpreter, compared with torch in float32."""
+
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, ClassVar
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import Scheduler
+from paceline.runner.attention.triton import Triton
+from paceline.runner.batch import Batch
+from paceline.runner.cuda import model as module
+from paceline.runner.cuda.model import CUDA, CudaModel
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.models.backend_support import BackendSupport
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.model import Model
+from paceline.runner.weights.dummy import Dummy
+from tests.conformance.architectures import MIXED_TRAITS, Case, few_cases
+from tests.conformance.model_backends import Comparison
+from tests.gpu.runners import gpu_runner
+from tests.gpu.support import ON_A_CARD
+from tests.runner.sequences import OnCPU, logits_of
+from tests.runner.support import cells_of
+
+LENGTH = 64
+# The interpreter is slow. Of two layers, the last one differs from all others.
+SMALL = {"num_hidden_layers": 2, "head_dim": 8, "intermediate_size": 32}
+SHAPES = {
+    "plain",
+    "keys of their own",
+    "keys shared by all",
+    "groups of three",
+    *MIXED_TRAITS,
+}  # variants that kernels see; others differ in the numbers of tensors alone
+
+
+class LaidOutForGPU(DenseLinear):
+    """Weights as a GPU has them: those of one output lie together."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.weight = self.weight.t().contiguous().t()
+
+
+class OnCUDA:
+    """A model of kernels. As in a graph, steps of single positions write to the store while they
+    attend."""
+
+    def __init__(self, model: CudaModel, device: str) -> None:
+        self.config: ModelConfig = model.config
+        self._model, self._device = model, device
+
+    def store(self, blocks: int, block_size: int) -> KVStore:
+        return KVStore(self.config, blocks, block_size, device=self._device)
+
+    def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
+        columns = {
+            name: getattr(batch, name).to(self._device, torch.int32) for name in Batch.__slots__
+        }
+        there = replace(batch, **columns)
+        is_decode = batch.positions == batch.rows
+        hold = partial(Triton().hold, heads=self.config.heads)
+        attention = hold(there, kv) if is_decode else Triton().prepare(there, kv)
+        picked = None if wanted is None else wanted.to(self._device, torch.int32)
+        return self._model.forward(there, cells_of(there, kv), kv, attention, picked)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden).float().cpu()
+
+
+@cache
+def both(case: Case, device: str) -> tuple[CudaModel, Model]:
+    source = Dummy(case.config(**SMALL), seed=3)
+    with mock.patch.object(module, "DenseLinear", LaidOutForGPU):
+        ours = CudaModel.load(source, LENGTH, torch.float32, device)
+    return ours, Model.load(source)
+
+
+@dataclass(frozen=True)
+class CudaBackend:
+    name: str
+    device: str
+    marks: list[pytest.MarkDecorator]
+    support: ClassVar[BackendSupport] = CUDA
+
+    def cases(self) -> list[Case]:
+        is_interpreted = self.device == "cpu"
+        return [case for case in few_cases() if not is_interpreted or case.variant in SHAPES]
+
+    def compared(self, case: Case) -> Comparison:
+        ours, truth = both(case, self.device)
+        expected = partial(logits_of, OnCPU(truth, "paged"))
+        return Comparison(OnCUDA(ours, self.device), expected, tolerance=1e-3)
+
+    def runner(self, case: Case, scheduler: Scheduler) -> Any:
+        return gpu_runner(both(case, self.device)[0], scheduler)
+
+
+BACKENDS = [CudaBackend("CUDA", "cuda", ON_A_CARD)]
+INTERPRETED = CudaBackend("CUDA, interpreted", "cpu", [])

@@ -1,0 +1,19 @@
+"""Runners on a GPU, as the scheduler of a test needs them."""
+
+from paceline import Scheduler
+from paceline.runner.attention.backend import load
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.kv_store import KVStore
+from paceline.runner.proposers.ngram import Ngram
+
+
+def gpu_runner(model: CudaModel, scheduler: Scheduler, attention: str = "triton") -> CudaRunner:
+    config = scheduler.config
+    blocks, size = config.cache.num_blocks + 1, config.cache.block_size
+    kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
+    step = config.step
+    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
+    runner = CudaRunner(model, kv, load(attention), Ngram(config.speculation), *sizes)
+    runner.reserve_host(config.preemption.swap_space)
+    return runner

@@ -1,0 +1,102 @@
+"""Several sequences that one model computes, each as far as a step says."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.runner.attention.backend import load
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.model import Model
+from tests.runner.support import Blocks, Piece, batch_of
+
+BLOCKS = 96
+
+
+class LoadedModel(Protocol):
+    """A model on some backend. Batches come from the CPU."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def store(self, blocks: int, block_size: int) -> KVStore: ...
+
+    def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
+        """Hidden states of every position, or of the wanted ones."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, vocab] in float32 on the CPU."""
+        ...
+
+
+class OnCPU:
+    """A model in torch or C, with an attention by name."""
+
+    def __init__(self, model: Model, attention: str) -> None:
+        self.config, self._model, self._attention = model.config, model, load(attention)
+
+    def store(self, blocks: int, block_size: int) -> KVStore:
+        return KVStore(self.config, blocks, block_size)
+
+    def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
+        return self._model.forward(batch, kv, self._attention, wanted)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
+class Sequences:
+    """Tokens are known from the start, and computed step by step."""
+
+    def __init__(self, model: LoadedModel, block_size: int = 4) -> None:
+        self.model, self.block_size = model, block_size
+        self.kv = model.store(BLOCKS, block_size)
+        self.free = Blocks(BLOCKS, block_size)
+        self.blocks: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+
+    def add(self, name: str, tokens: Sequence[int]) -> None:
+        self.tokens[name], self.computed[name] = list(tokens), 0
+        self.blocks[name] = self.free.take(len(tokens))
+
+    def step(self, **counts: int) -> dict[str, Tensor]:
+        """Compute so many positions of each; the logits of all of them, by name."""
+        pieces: list[Piece] = []
+        for name, count in counts.items():
+            first = self.computed[name]
+            tokens = self.tokens[name][first : first + count]
+            assert len(tokens) == count, f"{name} has no {count} tokens left"
+            pieces.append(Piece(tokens, first, self.blocks[name]))
+            self.computed[name] += count
+        batch = batch_of(pieces, self.block_size)
+        batch.check(self.block_size, self.kv.blocks)
+        logits = self.model.logits(self.model.forward(batch, self.kv))
+        return dict(zip(counts, logits.split([len(p.tokens) for p in pieces]), strict=True))
+
+    def preempt(self, name: str) -> None:
+        """Lose everything that is computed; the sequence begins again in other blocks."""
+        self._leave(name)
+        self.computed[name] = 0
+
+    def swap(self, name: str) -> None:
+        """Move everything that is computed to other blocks, by way of the host."""
+        content = self.kv.read(self.blocks[name]).cpu()
+        self._leave(name)
+        self.kv.write(self.blocks[name], content)
+
+    def _leave(self, name: str) -> None:
+        """Take other blocks. The old ones hold something else from now on."""
+        old = self.blocks[name]
+        self.kv.write(old, self.kv.read(old).fill_(9.0))
+        self.blocks[name] = self.free.take(len(self.tokens[name]))
+
+
+def logits_of(model: LoadedModel, tokens: Sequence[int]) -> Tensor:
+    """Of every position of a sequence that is computed alone and at once, [positions, vocab]."""
+    alone = Sequences(model)
+    alone.add("a", tokens)
+    return alone.step(a=len(tokens))["a"]
