@@ -36,11 +36,11 @@ def test_a_request_that_nobody_knows(site: Site, capsys: pytest.CaptureFixture[s
 
 def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path / "run").close()
-    assert main(["explain", "b", "--recording", str(tmp_path / "run")]) == 0
+    assert main(["explain", str(tmp_path / "run"), "--request", "b"]) == 0
     assert "for a slot (max_num_seqs)" in capsys.readouterr().out
     (tmp_path / "other").write_text("hello")
     for name, file, status in (("zoe", "run", 1), ("b", "nowhere", 2), ("b", "other", 2)):
-        assert main(["explain", name, "--recording", str(tmp_path / file)]) == status
+        assert main(["explain", str(tmp_path / file), "--request", name]) == status
         assert capsys.readouterr().err.startswith("paceline explain: ")
 
 
@@ -49,7 +49,7 @@ def test_the_requests_of_a_recording_are_listed(
 ) -> None:
     with record(tmp_path / "run") as recorder:
         recorder.submit(Request(id="c", prompt=[1, 2], max_tokens=3), now=9.0)
-    assert main(["explain", "--recording", str(tmp_path / "run")]) == 0
+    assert main(["explain", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "'a': 3 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
         "'b': 3 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
@@ -62,9 +62,9 @@ def test_a_recording_has_requests_that_the_scheduler_has_forgotten(
 ) -> None:
     record(tmp_path / "run", journal_requests=1).close()
     for name in "ab":
-        assert main(["explain", name, "--recording", str(tmp_path / "run")]) == 0
+        assert main(["explain", str(tmp_path / "run"), "--request", name]) == 0
         assert "ended (length) with 5 tokens known." in capsys.readouterr().out
-    assert main(["explain", "--recording", str(tmp_path / "run")]) == 0
+    assert main(["explain", str(tmp_path / "run")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
@@ -77,17 +77,17 @@ def test_a_request_that_was_forgotten_at_once_is_listed_and_not_explained(
             recorder.submit(Request(id=name, prompt=[1, 2], max_tokens=1), now=0.0)
         plan = recorder.plan(now=0.0)
         recorder.commit(plan, StepResult.of(plan, {"a": [3], "b": [3]}), now=0.0)
-    assert main(["explain", "a", "--recording", path]) == 1
+    assert main(["explain", path, "--request", "a"]) == 1
     assert "raise journal_requests" in capsys.readouterr().err
-    assert main(["explain", "--recording", path]) == 0
+    assert main(["explain", path]) == 0
     assert capsys.readouterr().out.startswith("'a': finished, and not remembered.\n'b': 2 tokens")
 
 
-def test_a_server_needs_the_name_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_or_a_request_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["explain"])
     assert caught.value.code == 2
-    assert "name a request, or a --recording" in capsys.readouterr().err
+    assert "Missing argument 'FILE_OR_ID'" in capsys.readouterr().err
 
 
 def test_a_replay_that_diverged_is_no_life_to_rely_on(
@@ -95,7 +95,7 @@ def test_a_replay_that_diverged_is_no_life_to_rely_on(
 ) -> None:
     record(tmp_path / "run").close()
     monkeypatch.setattr(Fcfs, "rank", lambda _, sequence: (-sequence.serial,), raising=False)
-    assert main(["explain", "b", "--recording", str(tmp_path / "run")]) == 1
+    assert main(["explain", str(tmp_path / "run"), "--request", "b"]) == 1
     said = capsys.readouterr()
     assert "the replay diverged, step 1: the plans differ in who computes how much" in said.err
     assert said.out.startswith("'b': ")
@@ -118,13 +118,36 @@ def test_a_file_that_does_not_end_as_it_should_is_told(
     path = tmp_path / "run"
     record(path).close()
     path.write_bytes(change(path.read_bytes()))
-    assert main(["explain", "b", "--recording", str(path)]) == status
+    assert main(["explain", str(path), "--request", "b"]) == status
     said = capsys.readouterr()
     assert f"paceline explain: {path}: {told}" in said.err
     assert said.out.startswith("'b': ")
 
 
-def test_one_source_at_a_time() -> None:
+@pytest.mark.parametrize("other", [["--request", "b"], ["--alone"]])
+def test_one_source_at_a_time(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["explain", "b", "--recording", "x", "--url", "y"])
+        main(["explain", "x", "--url", "y", *other])
     assert caught.value.code == 2
+    assert "--request and --alone go with a file" in capsys.readouterr().err
+
+
+def test_a_name_that_is_neither_a_file_nor_known_to_a_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.cli.explain.DEFAULT_URL", "http://127.0.0.1:9")
+    assert main(["explain", "run.paceline"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "paceline explain: no file 'run.paceline' exists, and http://127.0.0.1:9 does not answer"
+    )
+
+
+def test_a_request_with_the_name_of_a_file_is_looked_up_at_a_server(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(Path("zoe")).close()
+    assert main(["explain", "zoe"]) == 0
+    assert main(["explain", "zoe", "--url", site.url]) == 1
+    assert "request 'zoe' is not remembered" in capsys.readouterr().err

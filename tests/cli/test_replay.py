@@ -151,7 +151,10 @@ def test_a_reader_that_went_away_is_left_to_the_caller(
 
 def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(path, "--explain", "zoe") == UNREADABLE
-    assert "paceline replay: the recording has no request 'zoe'" in capsys.readouterr().err
+    assert (
+        f"paceline replay: {path} has no request 'zoe'; `paceline explain {path}` lists"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_difference_is_told(
@@ -218,10 +221,8 @@ def test_a_damaged_length_is_damage_and_no_cut(
     assert "a record is damaged" in capsys.readouterr().out
 
 
-def test_a_file_that_continues_another_replays_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "run"
+def record_two_files(path: Path) -> None:
+    """Five steps in the older file, three in the newer one."""
     with record(path) as recorder:
         recorder.recording.next_file()
         recorder.submit(Request(id="c", prompt=np.arange(3), max_tokens=2), now=9.0)
@@ -229,7 +230,62 @@ def test_a_file_that_continues_another_replays_alone(
             plan = recorder.plan(now=9.0 + step)
             tokens = {str(name): [9] for name in plan.rows.request_id}
             recorder.commit(plan, StepResult.of(plan, tokens), now=9.5 + step)
-    assert run(path, "--explain", "b", "--until", 7) == IDENTICAL
+
+
+def test_the_files_of_a_run_replay_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    record_two_files(path)
+    assert run(path) == IDENTICAL
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines[:2]] == [
+        f"file      {path}.1",
+        f"file      {path}",
+    ]
+    assert lines[2:] == [
+        "replayed  8 steps, 3 requests, 6 tokens, 0 preemptions, 1 call refused",
+        "verified  all 8 plans identical",
+    ]
+
+
+def test_a_newest_file_that_ends_in_its_beginning_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    record_two_files(path)
+    path.write_bytes(path.read_bytes()[:5000])
+    assert run(path) == IDENTICAL
+    said = capsys.readouterr()
+    assert said.err == (
+        f"paceline replay: {path} ends inside its checkpoint: nothing in it can be replayed; "
+        "it is left out\n"
+    )
+    assert "verified  all 5 plans identical" in said.out
+    assert run(path, "--alone") == UNREADABLE
+    (tmp_path / "run.1").unlink()
+    assert run(path) == UNREADABLE
+
+
+def test_an_older_file_that_is_damaged_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, older = tmp_path / "run", tmp_path / "run.1"
+    record_two_files(path)
+    content = bytearray(older.read_bytes())
+    content[-100] ^= 1
+    older.write_bytes(content)
+    assert run(path) == UNREADABLE
+    assert f"ends      {older}: a record is damaged" in capsys.readouterr().out
+    assert run(path, "--alone") == IDENTICAL
+
+
+def test_a_file_that_continues_another_replays_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    record_two_files(path)
+    assert run(path, "--alone", "--explain", "b", "--until", 7) == IDENTICAL
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:4] == [
         "begins    after step 5, where an older file ends",

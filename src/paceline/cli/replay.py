@@ -1,4 +1,4 @@
-"""The command `paceline replay`: make a recorded run again and check that it plans the same."""
+"""`paceline replay`: run a recording again and check that every plan is the same."""
 
 import json
 import sys
@@ -11,21 +11,22 @@ import typer
 from paceline.cli.request_lives import RequestLives
 from paceline.core.errors import RequestError
 from paceline.sched.explain.sentences import plural
-from paceline.sched.replay.reader import RecordingEnd
+from paceline.sched.replay.reader import CutBeginning, RecordingEnd
 from paceline.sched.replay.records import RecordingError
 from paceline.sched.replay.replayer import Replay, ReplaySummary
+from paceline.sched.replay.run_reader import files_of_run, older_files_of_run
 
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
-REGULAR = (
-    RecordingEnd.CLOSED,
-    RecordingEnd.CONTINUED,
-    RecordingEnd.UNREAD,
-)  # nothing is missing from the file
+COMPLETE = (RecordingEnd.CLOSED, RecordingEnd.CONTINUED, RecordingEnd.UNREAD)
+AloneFlag = Annotated[
+    bool,
+    typer.Option("--alone", help="Read FILE only, and not the older files of the same run."),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What to replay, and what to print."""
+    """The recording, and what to print."""
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that --record wrote.")]
     explain: Annotated[
@@ -34,38 +35,59 @@ class ReplayOptions:
     until: Annotated[
         int | None, typer.Option(metavar="STEP", min=1, help="Stop after planning this step.")
     ] = None
+    alone: AloneFlag = False
     json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print each plan as a line of JSON; all else goes to standard error."
+            "--json",
+            help="Print each plan as a line of JSON; everything else goes to standard error.",
         ),
     ] = False
 
 
 def run(options: ReplayOptions) -> int:
-    """Make the calls of a recording again and check that it plans the same.
+    """Run a recording again and check that every plan is the same.
 
-    Exit status: 0 if all plans are identical, 1 if one differs, 2 if the file cannot be read.
+    If FILE continues older files that lie beside it (FILE.1, FILE.2, ...), the replay begins with
+    the oldest of them. Exit status: 0 if all plans are identical, 1 if one differs, 2 if a file
+    cannot be read.
     """
     try:
-        replay = Replay(options.file)
+        replay = replay_of(options.file, options.alone, "replay")
         lives = RequestLives(replay, options.explain or "")
         for plan in replay.plans(options.until):
             lives.see(plan)
             if options.json:
                 print(json.dumps(plan.to_dict()))
-    except BrokenPipeError:  # the reader of the plans has gone
+    except BrokenPipeError:  # the program that reads the plans has ended
         raise
     except (RecordingError, OSError) as error:
-        return complain(error)
+        complain("replay", error)
+        return UNREADABLE
     out = sys.stderr if options.json else sys.stdout
     print(*report(replay, options.until), sep="\n", file=out)
     if options.explain is not None:
         try:
             print(lives.explanation(options.explain), file=out)
         except RequestError as error:
-            return complain(error)
+            complain("replay", error)
+            return UNREADABLE
     return status(replay)
+
+
+def replay_of(path: Path, alone: bool, command: str) -> Replay:
+    """A replay of a file, with the older files of the run unless it is to be read alone.
+
+    OSError or RecordingError if a file cannot be read.
+    """
+    try:
+        return Replay(*([path] if alone else files_of_run(path)))
+    except CutBeginning as error:
+        older = [] if alone else older_files_of_run(path)
+        if not older:
+            raise
+        complain(command, f"{error}; it is left out")
+    return Replay(*older)
 
 
 def status(replay: Replay) -> int:
@@ -74,31 +96,34 @@ def status(replay: Replay) -> int:
     return UNREADABLE if replay.reader.ending is RecordingEnd.DAMAGED else IDENTICAL
 
 
-def complain(error: Exception) -> int:
-    print(f"paceline replay: {error}", file=sys.stderr)
-    return UNREADABLE
+def complain(command: str, problem: object) -> None:
+    print(f"paceline {command}: {problem}", file=sys.stderr)
 
 
 def report(replay: Replay, until: int | None) -> list[str]:
-    """The file, what was replayed, and whether it was identical, a line each."""
+    """The files, what was replayed, and whether it was identical, a line each."""
     reader, summary = replay.reader, replay.summary
-    made_by = reader.preamble.made_by
-    lines = [f"file      {reader.path}, {reader.size_bytes:,} bytes, made by paceline {made_by}"]
+    lines = [
+        f"file      {file.path}, {file.size_bytes:,} bytes, made by paceline "
+        f"{file.preamble.made_by}"
+        for file in reader.files
+    ]
     if replay.steps_before:
         lines.append(f"begins    after step {replay.steps_before:,}, where an older file ends")
     lines.append(f"replayed  {counted(summary)}")
     if reader.ending not in (RecordingEnd.CLOSED, RecordingEnd.UNREAD):
-        lines.append(f"ends      {ending(replay)}")
+        where = f"{reader.current.path}: " if len(reader.files) > 1 else ""
+        lines.append(f"ends      {where}{ending(replay)}")
     if until is not None and replay.scheduler.stats.steps < until and replay.divergence is None:
         lines.append(f"ends      before step {until:,}")
     return [*lines, verdict(replay, summary)]
 
 
 def ending(replay: Replay) -> str:
-    """How the file ends, and how much of it was not read."""
-    reader = replay.reader
-    unread = reader.size_bytes - reader.read_bytes
-    return reader.ending.value + (f" ({unread:,} bytes were not read)" if unread else "")
+    """How the last file that was read ends, and how much of it was not read."""
+    file = replay.reader.current
+    unread = file.size_bytes - file.read_bytes
+    return file.ending.value + (f" ({unread:,} bytes were not read)" if unread else "")
 
 
 def counted(summary: ReplaySummary) -> str:

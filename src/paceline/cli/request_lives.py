@@ -18,7 +18,7 @@ class RequestLives:
         self._ended: dict[str, str] = {}
 
     def see(self, plan: Plan) -> None:
-        """Call it with each plan of the replay: a plan lists the requests that ended before it."""
+        """Read a plan of the replay: it lists the requests that ended before it."""
         for name in plan.finished:
             if self._request_id not in (None, name):
                 continue
@@ -35,7 +35,10 @@ class RequestLives:
                 return self._ended[request_id]
             if request_id in self._replay.request_ids:
                 raise
-            raise RequestError(f"the recording has no request {request_id!r}") from None
+            path = self._replay.reader.path
+            raise RequestError(
+                f"{path} has no request {request_id!r}; `paceline explain {path}` lists them"
+            ) from None
 
     def listing(self) -> list[str]:
         """A line for each request, in order of submission."""

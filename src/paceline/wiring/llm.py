@@ -6,6 +6,7 @@ from paceline.engine import async_llm, llm
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.thread import ThreadCore
 from paceline.hub.catalogue import DEFAULT
+from paceline.wiring.recording import check_record
 from paceline.wiring.settings import for_batches
 
 # By name: importing it takes seconds and memory that a front end does not need.
@@ -36,6 +37,7 @@ class LLM(llm.LLM):
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
+        check_record(settings)
         super().__init__(model, factory_named(FACTORY), **for_batches(settings))
 
 
@@ -54,6 +56,7 @@ class AsyncLLM(async_llm.AsyncLLM):
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
+        check_record(settings)
         parts = factory_named(FACTORY)(model, **settings)
         engine = parts.engine()
         super().__init__(ThreadCore(engine), parts.frontend(engine))

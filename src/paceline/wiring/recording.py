@@ -1,23 +1,43 @@
 """A scheduler that is recorded if the settings say so."""
 
 import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from paceline.core.config import Config, RecordConfig
-from paceline.sched.replay.recorded_scheduler import RecordedScheduler
+from paceline.core.errors import ConfigError
+from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS, RecordedScheduler
+from paceline.sched.replay.recording_files import check_writable
 from paceline.sched.replay.records import RecordingError
 from paceline.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 
+def check_record(settings: Mapping[str, Any]) -> None:
+    """ConfigError if the settings name a recording that cannot be written.
+
+    It is called once, before a model is loaded. A core that is restarted later runs unrecorded
+    rather than not at all if its file cannot be written any more.
+    """
+    given = {name: settings[name] for name in RECORD_SETTINGS if name in settings}
+    config = RecordConfig(**given)
+    if config.record:
+        try:
+            check_writable(Path(config.record))
+        except RecordingError as error:
+            raise ConfigError(f"record: {error}") from None
+
+
 def scheduler_of(config: Config, record: RecordConfig) -> Scheduler:
-    """A recording that cannot be begun is an error in the log, and does not stop the engine."""
+    """A scheduler. If its recording cannot be begun, a warning says so and it runs unrecorded."""
     if not record.record:
         return Scheduler(config)
     try:
         scheduler = RecordedScheduler(config, record)
     except (OSError, RecordingError) as error:
-        log.error("cannot record to %s: %s; the engine runs unrecorded", record.record, error)
+        log.warning("cannot record to %s: %s; the engine runs unrecorded", record.record, error)
         return Scheduler(config)
     log.info("recording to %s", scheduler.recording.path)
     return scheduler

@@ -30,6 +30,7 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.llm import FACTORY
+from paceline.wiring.recording import check_record
 from paceline.wiring.settings import taken
 from paceline.wiring.tokenizer import words_of
 
@@ -52,6 +53,7 @@ def serve(
     chosen: ServerSettings = taken(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     http.check_door(host, port)
+    check_record(settings)
     with ended_by_a_signal():  # until the server hears of it
         core, tokenizer = loaded(model, progress, settings)
 

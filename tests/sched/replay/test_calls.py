@@ -76,6 +76,12 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
     assert all(getattr(full, field.name) != field.default for field in fields(Request)[2:])
 
 
+def test_every_field_of_a_result_that_decides_something_is_recorded() -> None:
+    """A scheduler does not read `prompt`; a field that it reads gets a record in `calls.py`."""
+    recorded = {"ids", "count", "logprob", "candidates", "failed"}
+    assert {field.name for field in fields(StepResult)} == recorded | {"prompt"}
+
+
 @pytest.mark.parametrize(
     ("ids", "count"),
     [

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.sched.replay import reader as reading
-from paceline.sched.replay.reader import Reader, RecordingEnd
+from paceline.sched.replay.reader import CutBeginning, Reader, RecordingEnd
 from paceline.sched.replay.records import (
     FORMAT,
     FORMAT_NUMBER,
@@ -54,7 +54,7 @@ def test_every_cut_replays_what_came_before_it(tiny: Path, tmp_path: Path) -> No
         steps.append(replay.run().steps)
         assert replay.divergence is None
         assert replay.reader.ending is (RecordingEnd.OPEN if length in edges else RecordingEnd.CUT)
-        assert replay.reader.read_bytes == max(edge for edge in edges if edge <= length)
+        assert replay.reader.current.read_bytes == max(edge for edge in edges if edge <= length)
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (0, 3)
 
@@ -75,7 +75,7 @@ def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
         replay.run()
         assert replay.reader.ending in (RecordingEnd.DAMAGED, RecordingEnd.CUT)
         assert replay.divergence is None
-        assert first <= replay.reader.read_bytes <= place
+        assert first <= replay.reader.current.read_bytes <= place
 
 
 def test_a_length_that_is_damaged_is_no_cut(tiny: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_length_that_is_damaged_is_no_cut(tiny: Path, tmp_path: Path) -> None:
         replay = Replay(tmp_path / "changed")
         replay.run()
         assert replay.reader.ending is RecordingEnd.DAMAGED
-        assert replay.reader.read_bytes == place
+        assert replay.reader.current.read_bytes == place
         place += len(one)
     changed = bytearray(content)
     changed[place + 2] ^= 1
@@ -119,11 +119,30 @@ def test_a_record_of_unknown_kind_is_damage(small: Path) -> None:
     assert replay.reader.ending is RecordingEnd.DAMAGED
 
 
-@pytest.mark.parametrize("content", [b"", b"\x89pace", b"step,tokens\n1,2\n", b"\0" * 4096])
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(b"", "is empty"), (b"\x89pace", "ends inside its settings")]
+)
+def test_a_file_without_a_beginning_is_refused(
+    content: bytes, complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(CutBeginning, match=complaint):
+        Reader(tmp_path / "other")
+
+
+@pytest.mark.parametrize("content", [b"step,tokens\n1,2\n", b"\0" * 4096])
 def test_another_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(RecordingError, match="other is not a recording of a scheduler"):
         Replay(tmp_path / "other")
+
+
+def test_a_damaged_beginning_is_refused(small: Path) -> None:
+    content = bytearray(small.read_bytes())
+    content[len(MAGIC) + 40] ^= 1
+    small.write_bytes(content)
+    with pytest.raises(RecordingError, match="is damaged: its settings cannot be read"):
+        Replay(small)
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
@@ -134,7 +153,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [0, 1, 2, 5, 40, 400])
 def test_a_header_cut_short_is_refused(kept: int, small: Path) -> None:
     small.write_bytes(small.read_bytes()[: len(MAGIC) + kept])
-    with pytest.raises(RecordingError, match="its settings cannot be read"):
+    with pytest.raises(CutBeginning, match="ends inside its settings: nothing in it can be"):
         Replay(small)
 
 

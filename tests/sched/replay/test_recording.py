@@ -128,7 +128,7 @@ def test_a_full_disk_ends_the_recording_with_one_line(caplog: pytest.LogCaptureF
         made.outcome(b"outcome")
     made.close()
     assert "No space left" in made.ended
-    assert len(logged(caplog, logging.ERROR)) == 1
+    assert len(logged(caplog, logging.WARNING)) == 1
     assert "recording to /dev/full has stopped: it failed: [Errno 28]" in caplog.text
 
 
@@ -156,7 +156,7 @@ def test_a_short_write_ends_the_recording(
     made.call(CALL)
     made.close()
     assert (tmp_path / "run").read_bytes()[: len(BEGIN)] == BEGIN
-    assert len(logged(caplog, logging.ERROR)) == 1
+    assert len(logged(caplog, logging.WARNING)) == 1
 
 
 def test_a_file_that_cannot_be_begun_ends_the_recording(
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_begun_ends_the_recording(
         made.call(CALL)
     assert made.ended == "failed: read-only"
     assert contents(tmp_path / "run") == [4]
-    assert len(logged(caplog, logging.ERROR)) == 1
+    assert len(logged(caplog, logging.WARNING)) == 1
 
 
 def test_a_state_that_would_fill_a_file_ends_the_recording(

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.sched.replay.preamble import Preamble
 from paceline.sched.replay.records import (
     CHECKSUM,
+    CONTINUED,
     FORMAT_NUMBER,
     HEAD,
     MAGIC,
@@ -36,7 +37,15 @@ class RecordingEnd(Enum):
     DAMAGED = "a record is damaged, and what follows it cannot be read"
 
 
-ENDINGS = {b"full": RecordingEnd.FULL, b"continued": RecordingEnd.CONTINUED}
+def end_of(payload: bytes) -> RecordingEnd:
+    """The end that the last record of a file names."""
+    if payload.startswith(CONTINUED):
+        return RecordingEnd.CONTINUED
+    return RecordingEnd.FULL if payload == b"full" else RecordingEnd.CLOSED
+
+
+class CutBeginning(RecordingError):
+    """A file ends before its first call: its writer was killed, or the disk was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +105,14 @@ class Reader:
             self.preamble = self._preamble(file)
             self.read_bytes = file.tell()
             self.state = self._state(file)
+        self.beginning_bytes = self.read_bytes  # all that precedes the first call
 
     def _preamble(self, file: BufferedReader) -> Preamble:
         """The settings. RecordingError if they cannot be read."""
-        if file.read(len(MAGIC)) != MAGIC:
+        magic = file.read(len(MAGIC))
+        if not magic:
+            raise CutBeginning(f"{self.path} is empty")
+        if not MAGIC.startswith(magic):
             raise RecordingError(f"{self.path} is not a recording of a scheduler")
         number = file.read(FORMAT_NUMBER.size)
         if len(number) == FORMAT_NUMBER.size and FORMAT_NUMBER.unpack(number)[0] not in READABLE:
@@ -108,9 +121,9 @@ class Reader:
                 f"this paceline reads formats {READABLE[0]} to {READABLE[-1]}"
             )
         self.size_bytes = os.fstat(file.fileno()).st_size
-        first = next_record(file, self.size_bytes - file.tell())
-        if isinstance(first, RecordingEnd) or first.kind is not RecordKind.SETTINGS:
-            raise RecordingError(f"{self.path} is damaged: its settings cannot be read")
+        first = self._beginning(file, "settings")
+        if first.kind is not RecordKind.SETTINGS:
+            raise RecordingError(f"{self.path} is damaged: it does not begin with settings")
         try:
             return Preamble.decoded(first.payload)
         except (KeyError, TypeError, ValueError) as error:
@@ -121,11 +134,18 @@ class Reader:
         head = file.peek(HEAD.size)[: HEAD.size]
         if len(head) < HEAD.size or HEAD.unpack(head)[1] != RecordKind.STATE:
             return None
-        found = next_record(file, self.size_bytes - self.read_bytes)
-        if isinstance(found, RecordingEnd):
-            raise RecordingError(f"{self.path} is damaged: its first state cannot be read")
+        found = self._beginning(file, "checkpoint")
         self.read_bytes = file.tell()
         return found.payload
+
+    def _beginning(self, file: BufferedReader, what: str) -> Record:
+        """A record that precedes the first call."""
+        found = next_record(file, self.size_bytes - file.tell())
+        if found is RecordingEnd.DAMAGED:
+            raise RecordingError(f"{self.path} is damaged: its {what} cannot be read")
+        if isinstance(found, RecordingEnd):
+            raise CutBeginning(f"{self.path} ends inside its {what}: nothing in it can be replayed")
+        return found
 
     def __iter__(self) -> Iterator[Record]:
         with self.path.open("rb") as file:
@@ -138,6 +158,6 @@ class Reader:
                     return
                 self.read_bytes = file.tell()
                 if found.kind is RecordKind.ENDED:
-                    self.ending = ENDINGS.get(found.payload, RecordingEnd.CLOSED)
+                    self.ending = end_of(found.payload)
                     return
                 yield found

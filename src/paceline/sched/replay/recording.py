@@ -7,12 +7,12 @@ from pathlib import Path
 
 from paceline.core.config import RecordConfig
 from paceline.sched.replay.recording_files import numbered, opened
-from paceline.sched.replay.records import RecordingError, RecordKind, record
+from paceline.sched.replay.records import RecordingError, RecordKind, continued_by, record
 
 log = logging.getLogger(__name__)
 
 OUTCOME_BYTES = 1024  # most that the outcome of a call takes: digests, or the text of an error
-ENDED_BYTES = len(record(RecordKind.ENDED, b"continued"))
+ENDED_BYTES = len(continued_by(b""))
 
 
 class Recording:
@@ -79,7 +79,7 @@ class Recording:
         except RecordingError as error:
             self._end("full", str(error))
             return
-        self._flush(record(RecordKind.ENDED, b"continued"))
+        self._flush(continued_by(begin))
         if self.ended:
             return
         self._file.close()
@@ -118,4 +118,4 @@ class Recording:
             why = why or f"record_max_bytes is {self._config.record_max_bytes:,}"
             log.warning("recording to %s has stopped: the file is full; %s", self.path, why)
         elif reason.startswith("failed"):
-            log.error("recording to %s has stopped: it %s", self.path, reason)
+            log.warning("recording to %s has stopped: it %s; serving goes on", self.path, reason)

@@ -19,6 +19,23 @@ def opened(path: Path, files: int) -> FileIO:
     return path.open("wb", buffering=0)
 
 
+def check_writable(path: Path) -> None:
+    """RecordingError if a recording cannot be written here. It leaves no file behind."""
+    if path.is_dir():
+        raise RecordingError(f"{path} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe: opening it may wait for a reader
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+        elif path.stat().st_size:
+            check_is_recording(path)
+    except OSError as error:
+        raise RecordingError(f"cannot write to {path}: {error.strerror}") from None
+
+
 def check_is_recording(path: Path) -> None:
     with path.open("rb") as there:
         if there.read(len(MAGIC)) != MAGIC:

@@ -71,6 +71,14 @@ class RecordingError(PacelineError, ValueError):
     """A recording cannot be written or read."""
 
 
+CONTINUED = b"continued"
+
+
+def continued_by(beginning: bytes) -> bytes:
+    """The last record of a file whose recording goes on in a file with this beginning."""
+    return record(RecordKind.ENDED, CONTINUED + CHECKSUM.pack(crc32(beginning)))
+
+
 def record(kind: RecordKind, payload: bytes) -> bytes:
     head = HEAD.pack(len(payload), kind)
     return b"".join((head, CHECKSUM.pack(checksum(head, payload)), payload))

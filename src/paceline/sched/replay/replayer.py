@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from json import loads
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from paceline.core.config import Config
@@ -22,8 +23,9 @@ from paceline.sched.replay.checkpoint import SchedulerCheckpoint
 from paceline.sched.replay.divergence import Divergence, brief, differences
 from paceline.sched.replay.fingerprint import Fingerprint
 from paceline.sched.replay.plans_in_flight import PlansInFlight
-from paceline.sched.replay.reader import Reader, Record, RecordingEnd
+from paceline.sched.replay.reader import Record, RecordingEnd
 from paceline.sched.replay.records import STEP, TIME, RecordingError, RecordKind
+from paceline.sched.replay.run_reader import RunReader
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 
@@ -48,20 +50,20 @@ MOST_BLOCKS = 1 << 24  # on the device and the host; these take a gigabyte to nu
 MOST_CELLS = 1 << 32  # of the table of tokens, max_num_seqs times max_model_len
 
 
-def begun(reader: Reader) -> tuple[Scheduler, PlansInFlight]:
+def begun(reader: RunReader) -> tuple[Scheduler, PlansInFlight]:
     """A scheduler as the recorded one was before the first call, and the plans in flight then."""
-    config = reader.preamble.config
+    config, path = reader.preamble.config, reader.files[0].path
     try:
         check_size(config)
         if reader.state is None:
             return Scheduler(config), PlansInFlight()
     except (PacelineError, MemoryError) as error:
-        raise RecordingError(f"{reader.path}: its settings do not fit here: {error}") from None
+        raise RecordingError(f"{path}: its settings do not fit here: {error}") from None
     try:
         found = SchedulerCheckpoint.decoded(reader.state, config)
     except (RecordingError, MemoryError) as error:
         raise RecordingError(
-            f"{reader.path} continues another file, and this version cannot read the state in "
+            f"{path} continues another file, and this version cannot read the state in "
             f"it: {error}; replay it with paceline {reader.preamble.made_by}"
         ) from None
     return found.scheduler(), found.flight
@@ -90,8 +92,12 @@ class Replay:
     after the last replayed call.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.reader = Reader(path)
+    def __init__(self, *paths: str | PathLike[str]) -> None:
+        """One file, or several that continue each other, oldest first: see `files_of_run`.
+
+        OSError or RecordingError if one of them cannot be read.
+        """
+        self.reader = RunReader([Path(path) for path in paths])
         self.scheduler, self._flight = begun(self.reader)
         self._before = replace(self.scheduler.stats)  # what was counted before the file begins
         self.request_ids = dict.fromkeys(self.scheduler.view.live_ids())  # and those submitted
