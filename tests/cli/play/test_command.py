@@ -337,7 +337,7 @@ def test_plain_output_has_everything_once(name: str, capsys: pytest.CaptureFixtu
     out = play(capsys, "--workload", name, "--width", "120")
     assert out.startswith(f"paceline play: {name}\n")
     assert "\x1b" not in out
-    assert out.count("what happened, and why nobody else was admitted") == 1
+    assert out.count("what happened, and what blocked admission") == 1
     assert out.count("cells   ") == 1
     assert "tokens computed" in out
     assert "not ended" not in out
@@ -372,11 +372,11 @@ def test_a_request_that_is_not_here_takes_nothing_from_the_picture(
 ) -> None:
     whole = play(capsys, "--max-steps", "1")
     assert play(capsys, "--max-steps", "1", "--explain", "hal") == (
-        f"{whole}\n'hal': not here yet.\n"
+        f"{whole}\n'hal': not submitted yet.\n"
     )
     forgetful = ["--set", "journal_requests=1", "--json", "--explain", "ada"]
     last = json.loads(play(capsys, *forgetful).splitlines()[-1])
-    told = "'ada': ended (length in step 17), and not remembered any more."
+    told = "'ada': ended (length in step 17), and not remembered."
     assert last == {"explain": {"ada": told}}
 
 
@@ -475,7 +475,9 @@ def test_yaml_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--set", "nonsense=1"], "unknown setting 'nonsense'"),
         (["--policy", "best"], "no policy 'best'"),
         (["--explain", "nobody"], "--explain: no request 'nobody' in basics: ada, bob"),
-        (["nowhere.json"], "nowhere.json: cannot be read"),
+        (["nowhere.json"], "nowhere.json: no such file; built-in workloads, with --workload "),
+        (["nowhere.json"], ", pressure, "),
+        (["pressur"], "pressur: no such file; did you mean --workload pressure?"),
     ],
 )
 def test_mistakes_are_told_on_one_line(

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cli.palette import MARKS, Palette
 from paceline.cli.play.fields import ScriptError
-from paceline.cli.play.history import Asked, Blocked, History, Kind, line_of
+from paceline.cli.play.history import Blocked, History, Kind, PlayedRequest, line_of
 from paceline.cli.play.picture import frame, picture
 from paceline.cli.play.plan_notes import CLOSED
 from paceline.cli.play.simulation import Stage
@@ -127,7 +127,7 @@ def test_the_best_are_told_at_the_end() -> None:
     stage = played(request("a", 10, best_of=2, stop_at=[9, 2]), **SMALL)
     assert looks(stage, "1_a") == "↳■"
     told = notes(stage)
-    assert "a/1 ends; the best are told when all have ended" in told
+    assert "a/1 ends; the best are returned when all have ended" in told
     assert told[-1].startswith("a ends (")
     assert "; the best: " in told[-1]
     assert stage.history.yielded["a"] in (2, 6)
@@ -309,7 +309,7 @@ def test_blocks_that_are_short_may_be_more_or_fewer_later() -> None:
     assert later.short == 5
     blocked = Blocked("c is next, but 4 blocks short", 19, varies=True)
     assert [stage.history.column(step).blocked for step in (19, 20)] == [blocked, blocked]
-    told = "nobody else: c is next, but 4 blocks short at first (until step 20)"
+    told = "blocked: c is next, but 4 blocks short at first (until step 20)"
     assert any(line.endswith(told) for line in story(stage.history, ASCII, 200))
 
 
@@ -427,7 +427,7 @@ def ran(content: dict[str, Any], depth: int, **overrides: Any) -> tuple[Stage, d
     return stage, told_to_clients(stage, turns)
 
 
-def check_ends(history: History, one: Asked) -> None:
+def check_ends(history: History, one: PlayedRequest) -> None:
     """Each line ends once, and if its request ended by itself, with its last result."""
     for line in one.lines:
         cells = history.cells(line.id)

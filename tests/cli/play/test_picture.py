@@ -7,15 +7,15 @@ import pytest
 
 from paceline.cli.palette import MARKS, Palette, fit, letters
 from paceline.cli.play.history import (
-    Asked,
     Blocked,
     Cell,
     Column,
+    CopiedBlocks,
     History,
     Kind,
     Levels,
-    Moves,
     Note,
+    PlayedRequest,
     Rules,
 )
 from paceline.cli.play.picture import frame, headline, legend, picture, pool_bar, pool_bars
@@ -43,7 +43,7 @@ def column(step: int, **cells: Cell) -> Column:
 
 
 def history(*columns: Column, names: str = "ab", rules: Rules = RULES) -> History:
-    made = History([Asked(name, 40, 8, "") for name in names], rules)
+    made = History([PlayedRequest(name, 40, 8, "") for name in names], rules)
     made.columns = list(columns)
     return made
 
@@ -107,7 +107,9 @@ def test_the_host_is_drawn_below_the_device() -> None:
 
 
 def test_further_sequences_stand_below_their_request() -> None:
-    made = History([Asked("chat", 40, 8, "n=3", width=3), Asked("b", 9, 4, "")], RULES)
+    made = History(
+        [PlayedRequest("chat", 40, 8, "n=3", width=3), PlayedRequest("b", 9, 4, "")], RULES
+    )
     cells = {"chat": Cell(Kind.PREFILL, 1), "1_chat": Cell(Kind.FORKED, 1), "b": Cell(Kind.WAITING)}
     made.columns = [column(1, **cells)]
     drawn = picture(made, PLAIN, width=80)
@@ -124,7 +126,7 @@ def test_the_headline_counts_what_a_step_moves() -> None:
     made = steps(1)
     assert "block" not in headline(made, PLAIN, 200)
     made.columns[0].kind = "decode"
-    made.columns[0].moves = Moves(copied=1, out=4, back=2)
+    made.columns[0].moves = CopiedBlocks(copied=1, out=4, back=2)
     told = headline(made, PLAIN, 200)
     assert told.startswith("step 1  ·  decode  ·  20 ms  ·  1 of 32 tokens")
     assert "1 block copied  ·  4 blocks to the host  ·  2 blocks from the host" in told
@@ -184,7 +186,9 @@ def test_ascii_is_ascii() -> None:
     cells = {kind: Cell(kind, 1) for kind in Kind}
     names = [f"request-{kind.name.lower()}" for kind in Kind]
     rules = replace(RULES, host_blocks=4)
-    made = History([Asked(name, 4, 4, "a long tag beyond the limit") for name in names], rules)
+    made = History(
+        [PlayedRequest(name, 4, 4, "a long tag beyond the limit") for name in names], rules
+    )
     made.columns = [column(1, **dict(zip(names, cells.values(), strict=True)))]
     made.columns[0].kind = "prefill"
     made.columns[0].levels = Levels(1, 4, 2, 3, host=3)
@@ -239,7 +243,7 @@ def test_a_frame_never_exceeds_the_screen(height: int) -> None:
 
 def test_a_low_screen_shows_those_who_are_still_there() -> None:
     names = [f"r{n}" for n in range(20)]
-    made = History([Asked(name, 4, 4, "") for name in names], RULES)
+    made = History([PlayedRequest(name, 4, 4, "") for name in names], RULES)
     made.columns = [column(1, r17=Cell(Kind.DECODE, 1), r3=Cell(Kind.WAITING))]
     drawn = "\n".join(frame(made, PLAIN, 100, 18))
     assert "r17 " in drawn
@@ -252,10 +256,10 @@ def test_a_reason_is_told_once_with_how_long_it_held() -> None:
         one.blocked = Blocked("a is next, but 3 blocks short", since=2)
     made = history(*columns)
     assert story(made, PLAIN, 80) == [
-        "step 2    · nobody else: a is next, but 3 blocks short (until step 4)"
+        "step 2    · blocked: a is next, but 3 blocks short (until step 4)"
     ]
     assert latest(made, PLAIN, 80) == [
-        "step 4    · nobody else: a is next, but 3 blocks short (since step 2)"
+        "step 4    · blocked: a is next, but 3 blocks short (since step 2)"
     ]
 
 
@@ -265,11 +269,11 @@ def test_a_number_that_can_change_was_so_at_first() -> None:
         one.blocked = Blocked("a is next, but 3 blocks short", since=1, varies=True)
     columns[3].blocked = Blocked("b is next, but 2 blocks short", since=4, varies=True)
     assert story(history(*columns), PLAIN, 80) == [
-        "step 1    · nobody else: a is next, but 3 blocks short at first (until step 3)",
-        "step 4    · nobody else: b is next, but 2 blocks short",
+        "step 1    · blocked: a is next, but 3 blocks short at first (until step 3)",
+        "step 4    · blocked: b is next, but 2 blocks short",
     ]
     assert latest(history(*columns[:2]), PLAIN, 80) == [
-        "step 2    · nobody else: a is next, but 3 blocks short at first (since step 1)"
+        "step 2    · blocked: a is next, but 3 blocks short at first (since step 1)"
     ]
 
 

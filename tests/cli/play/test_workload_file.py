@@ -33,7 +33,7 @@ def complaint_about(**request: Any) -> str:
 
 
 def test_a_request_needs_no_more_than_an_id_and_a_prompt() -> None:
-    (ask,) = script(ONE).asks
+    (ask,) = script(ONE).requests
     assert len(ask.request.prompt) == 5
     assert (ask.arrive_step, ask.arrive_s, ask.parked) == (1, 0.0, "")
     assert (ask.abort_step, ask.stop_at) == (NEVER, (NEVER,))
@@ -60,7 +60,7 @@ def test_every_field_arrives_at_the_request() -> None:
             "stop_at": 4,
             "park": {"for": "grammar", "until": 6},
         }
-    ).asks
+    ).requests
     request = ask.request
     assert request.prompt.tolist() == [5, 6, 7]
     assert (request.max_tokens, request.priority, request.tenant) == (9, -2, "t")
@@ -83,7 +83,7 @@ def test_a_family_arrives_at_the_request() -> None:
             "length_penalty": 0.5,
             "early_stopping": "never",
         },
-    ).asks
+    ).requests
     assert (sampled.request.n, sampled.request.width, sampled.request.silent) == (3, 3, False)
     assert (best.request.best_of, best.request.width, best.request.silent) == (4, 4, True)
     request = beams.request
@@ -102,7 +102,7 @@ def test_a_family_arrives_at_the_request() -> None:
     ],
 )
 def test_each_sequence_has_its_stop(fields: dict[str, Any], stops: tuple[int, ...]) -> None:
-    (ask,) = script({**ONE, **fields}).asks
+    (ask,) = script({**ONE, **fields}).requests
     assert ask.stop_at == stops
     assert ask.request.eos_token_ids == ((STOP_TOKEN,) if "stop_at" in fields else ())
 
@@ -120,7 +120,7 @@ def test_disciplines_and_swapping_are_settings() -> None:
 
 
 def test_arrival_is_a_step_or_a_time() -> None:
-    by_step, by_time = script({**ONE, "arrive": 4}, {**ONE, "id": "b", "arrive": "1.5 s"}).asks
+    by_step, by_time = script({**ONE, "arrive": 4}, {**ONE, "id": "b", "arrive": "1.5 s"}).requests
     assert (by_step.arrive_step, by_step.arrive_s, by_step.request.arrival) == (4, 0.0, None)
     assert (by_time.arrive_step, by_time.arrive_s, by_time.request.arrival) == (1, 1.5, 1.5)
 
@@ -132,7 +132,7 @@ def test_prompts_share_exactly_their_named_prefix() -> None:
             "prompt_tokens": tokens,
             "prefix": {"name": prefix, "tokens": shared},
         }
-        return script(one).asks[0].request.prompt.tolist()
+        return script(one).requests[0].request.prompt.tolist()
 
     a, b, other = prompt("a", 12, "sys", 8), prompt("b", 10, "sys", 6), prompt("c", 12, "x", 8)
     assert a[:6] == b[:6]
@@ -142,11 +142,11 @@ def test_prompts_share_exactly_their_named_prefix() -> None:
 
 
 def test_an_id_may_be_a_number() -> None:
-    assert script({"id": 7, "prompt_tokens": 2}).asks[0].request.id == "7"
+    assert script({"id": 7, "prompt_tokens": 2}).requests[0].request.id == "7"
 
 
 def test_nothing_means_the_default() -> None:
-    ask = script({**ONE, "tenant": None, "drafts": None, "max_tokens": None}).asks[0]
+    ask = script({**ONE, "tenant": None, "drafts": None, "max_tokens": None}).requests[0]
     assert (ask.request.tenant, ask.request.drafts) == ("", None)
 
 
@@ -156,7 +156,7 @@ def test_the_command_line_outranks_the_file_and_the_file_the_small_defaults() ->
 
 
 def test_the_seed_changes_the_prompt() -> None:
-    prompts = [script(ONE, seed=seed).asks[0].request.prompt.tolist() for seed in (0, 0, 1)]
+    prompts = [script(ONE, seed=seed).requests[0].request.prompt.tolist() for seed in (0, 0, 1)]
     assert prompts[0] == prompts[1] != prompts[2]
 
 
@@ -164,7 +164,7 @@ def test_the_seed_changes_the_prompt() -> None:
 def test_built_ins_are_in_order_and_say_what_they_show(name: str) -> None:
     made = build(json.loads(built_in(name)), name, {})
     assert made.about
-    steps = [ask.arrive_step for ask in made.asks if not made.about.startswith("Two tenants")]
+    steps = [ask.arrive_step for ask in made.requests if not made.about.startswith("Two tenants")]
     assert steps == sorted(steps)
 
 
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_parsed_names_the_place(
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ScriptError, match="nowhere: cannot be read: No such file"):
+    with pytest.raises(ScriptError, match="nowhere: no such file; built-in workloads, with"):
         load(str(tmp_path / "nowhere"))
     with pytest.raises(ScriptError, match="cannot be read: Is a directory"):
         load(str(tmp_path))
@@ -320,7 +320,7 @@ def test_sequences_have_names_that_nobody_else_may_have(name: str) -> None:
     )
     told = complaint({"requests": [other, family]})
     assert told == f"w.json: requests[1].id: {name!r} is already the id of requests[0]"
-    assert len(script(family, {**ONE, "id": "3_a"}).asks) == 2
+    assert len(script(family, {**ONE, "id": "3_a"}).requests) == 2
 
 
 def test_a_prefix_goes_with_a_count_of_tokens() -> None:

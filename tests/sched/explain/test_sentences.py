@@ -109,6 +109,27 @@ def test_an_ended_request() -> None:
     ]
 
 
+def test_a_wait_that_would_read_as_0_ms_is_left_out() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5), 0.0)
+    step(scheduler, 0.0004)
+    assert "waited" not in scheduler.explain("a")
+    assert "0 ms: admitted in step 1" in scheduler.explain("a")
+
+
+def test_a_cause_that_would_read_as_0_ms_is_left_out() -> None:
+    scheduler = small(max_num_seqs=1)
+    scheduler.submit(ask("a", 5), 0.0)
+    step(scheduler, 0.0)
+    scheduler.submit(ask("b", 5), 0.0)
+    scheduler.pause()
+    step(scheduler, 0.0)
+    scheduler.resume()
+    step(scheduler, 0.0004)
+    step(scheduler, 3.0)
+    assert line(scheduler, "b", "waited") == "waited 3.0 s: 3.0 s for a slot (max_num_seqs)."
+
+
 def test_a_waiting_request_has_waited_until_now() -> None:
     scheduler = small(max_num_seqs=1)
     scheduler.submit(ask("a", 5, max_tokens=20), 0.0)
@@ -318,7 +339,7 @@ def test_time_in_the_parking_place_is_not_a_wait() -> None:
     assert "waited" not in scheduler.explain("a")
     scheduler.wake("a", 3.0)
     step(scheduler, 3.5)
-    assert "3.0 s: woken: grammar is there." in scheduler.explain("a")
+    assert "3.0 s: woken: grammar is ready." in scheduler.explain("a")
     assert line(scheduler, "a", "waited") == "waited 500 ms."
 
 
@@ -465,7 +486,7 @@ def test_a_resident_is_told_that_the_budget_went_to_others() -> None:
     scheduler.submit(ask("new", 60, max_tokens=2), 0.0)
     assert step(scheduler)["tokens"] == {"old": 20, "new": 12}
     assert step(scheduler)["tokens"] == {"new": 32}
-    assert scheduler.why() == {"old": "token budget: others used it up"}
+    assert scheduler.why() == {"old": "token budget: other requests used it"}
 
 
 def test_a_resident_is_told_that_its_policy_left_it_out() -> None:

@@ -1,4 +1,4 @@
-"""The command `paceline play`: the real scheduler on a small workload, as a picture."""
+"""`paceline play`: the real scheduler on a small workload, as a picture."""
 
 import json
 import os
@@ -34,14 +34,14 @@ from paceline.sim.loop import SimulatedTurn
 DEFAULT_WORKLOAD = "basics"
 DEEPEST = 16
 LETTERS = "".join(mark.symbol for mark in MARKS.values()) + "▓█░▒┤…"
-NO_TERMINAL = (100, 40)  # letters and lines, where there is none to ask
+NO_TERMINAL = (100, 40)  # columns and lines, if the output is no terminal
 
 
 # -- arguments --------------------------------------------------------------
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON where the setting is not a text."""
+    """NAME=VALUE; the value is JSON unless the setting is a text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
@@ -50,7 +50,7 @@ def setting(text: str) -> tuple[str, Any]:
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):
-        return name, value  # of the wrong type, as the script will say
+        return name, value  # of the wrong type; checked with the workload
 
 
 def seconds(text: str) -> float:
@@ -85,11 +85,15 @@ class Display:
     ] = False
     fast: Annotated[
         bool,
-        typer.Option("--fast", help="Only the whole picture, at once.", rich_help_panel=SHOWN),
+        typer.Option("--fast", help="Print the whole picture at once.", rich_help_panel=SHOWN),
     ] = False
     no_color: Annotated[
         bool,
-        typer.Option("--no-color", help="Symbols only; so does NO_COLOR.", rich_help_panel=SHOWN),
+        typer.Option(
+            "--no-color",
+            help="Draw without colours; the variable NO_COLOR does the same.",
+            rich_help_panel=SHOWN,
+        ),
     ] = False
     ascii: Annotated[
         bool,
@@ -98,28 +102,30 @@ class Display:
     width: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=40, max=10_000, help="Letters in a line.", rich_help_panel=SHOWN
+            metavar="N", min=40, max=10_000, help="Columns of a line.", rich_help_panel=SHOWN
         ),
     ] = None
     explain: Annotated[
         list[str],
         typer.Option(
             metavar="ID",
-            help="Also tell the life of a request in sentences; may be repeated.",
+            help="Also explain this request; may be repeated.",
             rich_help_panel=SHOWN,
         ),
     ] = field(default_factory=list[str])
     json: Annotated[
         bool,
         typer.Option(
-            "--json", help="One line of JSON per step, no picture.", rich_help_panel=SHOWN
+            "--json",
+            help="Print one line of JSON per step instead of a picture.",
+            rich_help_panel=SHOWN,
         ),
     ] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to play and how; a file and a built-in workload exclude each other."""
+    """The workload and how to play it; a file and a built-in workload exclude each other."""
 
     file: Annotated[
         str | None,
@@ -129,7 +135,7 @@ class Options:
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"A built-in one instead of a file: {', '.join(built_in_names())}.",
+            help=f"A built-in workload: {', '.join(built_in_names())}.",
             show_default=DEFAULT_WORKLOAD,
             rich_help_panel=WHAT,
         ),
@@ -140,14 +146,14 @@ class Options:
             "--set",
             metavar="NAME=VALUE",
             parser=setting,
-            help="A setting that outranks the workload's, such as max_num_seqs=2; may repeat.",
+            help="Replace a setting of the workload, such as max_num_seqs=2; may be repeated.",
             rich_help_panel=HOW,
         ),
     ] = field(default_factory=list[Any])
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Who goes first: fcfs, priority, shortest, longest, deadline, fair.",
+            help="Order of admission: fcfs, priority, shortest, longest, deadline, fair.",
             rich_help_panel=HOW,
         ),
     ] = None
@@ -179,7 +185,7 @@ class Options:
 
 
 def closing() -> str:
-    """What every sign of the picture means."""
+    """The meaning of each sign in the picture."""
     palette = Palette(colour=False, unicode=can_encode(sys.stdout))
     named = {
         "signs of what a request does in a step, before the number of tokens it computes": MARKS,
@@ -223,7 +229,7 @@ def chosen(options: Options) -> tuple[str, Script]:
     title: str = options.file or options.workload or DEFAULT_WORKLOAD
     content = load(title) if options.file else parse_json(built_in(title), title)
     script = build(content, title, overrides)
-    names = [ask.request.id for ask in script.asks]
+    names = [one.request.id for one in script.requests]
     for name in options.display.explain:
         if name not in names:
             raise ScriptError("--explain", f"no request {name!r} in {title}: {', '.join(names)}")
@@ -245,22 +251,22 @@ def print_json(stage: Stage, turns: Iterator[SimulatedTurn], explain: list[str])
         }
         print(json.dumps(line), flush=True)
     for name in explain:
-        print(json.dumps({"explain": {name: told(stage, name)}}), flush=True)
+        print(json.dumps({"explain": {name: explanation(stage, name)}}), flush=True)
 
 
 def blocked_text(stage: Stage) -> str | None:
     column = stage.history.columns[-1]
     blocked = column.blocked
-    return blocked.told(later=blocked.since < column.step) if blocked else None
+    return blocked.sentence(later=blocked.since < column.step) if blocked else None
 
 
-def told(stage: Stage, name: str) -> str:
-    """The life of a request, or why there is none to tell."""
+def explanation(stage: Stage, name: str) -> str:
+    """The explanation of a request, or why there is none."""
     try:
         return stage.scheduler.explain(name)
     except RequestError:
         end = stage.history.ends.get(name)
-        gone = f"ended ({finish(end)}), and not remembered any more" if end else "not here yet"
+        gone = f"ended ({finish(end)}), and not remembered" if end else "not submitted yet"
         return f"{name!r}: {gone}."
 
 
@@ -285,13 +291,13 @@ def show(stage: Stage, turns: Iterator[SimulatedTurn], title: Heading, options: 
     width, _ = size(options)
     lines = heading(title, history, palette, width)
     lines += [*picture(history, palette, width), ""]
-    lines += [palette.paint("what happened, and why nobody else was admitted", STRONG)]
+    lines += [palette.paint("what happened, and what blocked admission", STRONG)]
     lines += [*story(history, palette, width), ""]
     lines += summary(history, stage.scheduler.stats, palette)
     if not stage.over:
         lines += ["", f"stopped after {len(history.columns)} steps; --max-steps plays more"]
     for name in options.display.explain:
-        lines += ["", *life(told(stage, name), width)]
+        lines += ["", *life(explanation(stage, name), width)]
     print(writable("\n".join(lines), out))
 
 
@@ -301,7 +307,7 @@ def size(options: Options) -> tuple[int, int]:
 
 
 def can_encode(out: TextIO) -> bool:
-    """Can the picture's letters be written at all?"""
+    """Can the symbols of the picture be written?"""
     return is_writable(LETTERS, out)
 
 
@@ -314,7 +320,7 @@ def is_writable(text: str, out: TextIO) -> bool:
 
 
 def writable(text: str, out: TextIO) -> str:
-    """The text with question marks, as wide as they were, for letters that cannot be written."""
+    """The text, with question marks for characters that cannot be written."""
     if is_writable(text, out):
         return text
     return "".join(one if is_writable(one, out) else "?" * letters(one) for one in text)
@@ -325,7 +331,7 @@ def writable(text: str, out: TextIO) -> str:
 
 @contextmanager
 def screen(out: TextIO) -> Generator[None]:
-    """A screen of its own without a cursor; whatever happens, the old one comes back."""
+    """The alternate screen without a cursor; the old screen is always restored."""
     out.write("\x1b[?1049h\x1b[?25l")
     try:
         yield
@@ -335,14 +341,14 @@ def screen(out: TextIO) -> Generator[None]:
 
 
 def draw(out: TextIO, lines: list[str]) -> None:
-    """Over the last frame, line by line, so that nothing flickers."""
+    """Draw over the last frame line by line, without flicker."""
     content = "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
     out.write(writable(content, out))
     out.flush()
 
 
 def pause(options: Options) -> None:
-    """Let people look: until Enter, or for a while."""
+    """Wait for Enter, or for the delay."""
     if options.display.step and sys.stdin.isatty():
         sys.stdin.readline()
     else:

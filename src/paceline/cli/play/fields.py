@@ -1,4 +1,4 @@
-"""Take values out of plain content by name, type and range; complain with the place."""
+"""Read values from plain content by name, type and range; errors name the place."""
 
 import re
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ ABSENT = object()
 
 
 class ScriptError(PacelineError, ValueError):
-    """The author's fault: a workload that cannot be played, and the place where it says so."""
+    """A workload that cannot be played, and the place of the error in it."""
 
     def __init__(self, place: str, complaint: str) -> None:
         super().__init__(f"{place}: {complaint}")
 
 
 def shown(value: Any) -> str:
-    """A value in a complaint; not even Python writes numbers of any length."""
+    """A value in an error message. Python refuses to print very long numbers."""
     try:
         return repr(value)
     except ValueError:
@@ -29,12 +29,12 @@ def shown(value: Any) -> str:
 
 
 def whole(value: Any) -> bool:
-    """Is it a whole number? For Python, True is one too."""
+    """Is it a whole number? (In Python, True is an int.)"""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Fields:
-    """One mapping of a workload. What nobody took when it is finished was not meant for us."""
+    """One mapping of a workload. `finish` refuses fields that were not read."""
 
     def __init__(self, content: Any, place: str, root: bool = False) -> None:
         self.place = place
@@ -48,7 +48,7 @@ class Fields:
         return f"{self.place}: {name}" if self._root else f"{self.place}.{name}"
 
     def _take(self, name: str, default: Any) -> Any:
-        """The value; None as a default means that there must be one."""
+        """The value; a field whose default is None is required."""
         self._known.append(name)
         value = self._content.get(name)
         if value is None:
@@ -61,7 +61,7 @@ class Fields:
         return ScriptError(self.place_of(name), f"must be {kind}, not {shown(value)}")
 
     def finish(self) -> None:
-        """Refuse what is not a field."""
+        """Refuse unknown fields."""
         for name in self._content:
             if name not in self._known:
                 close = get_close_matches(str(name), self._known, 1)
@@ -69,7 +69,7 @@ class Fields:
                 raise ScriptError(self.place, f"has an unknown field {name!r}{hint}")
 
     def refuse(self, names: tuple[str, ...], complaint: str) -> None:
-        """Refuse fields that mean nothing beside the others."""
+        """Refuse fields that have no meaning with the others."""
         for name in names:
             if self._content.get(name) is not None:
                 raise ScriptError(self.place_of(name), complaint)
@@ -92,7 +92,7 @@ class Fields:
         return text
 
     def whole(self, name: str, default: int | None, low: int, high: int) -> int:
-        """A whole number from `low` to `high`; the default need not lie there."""
+        """A whole number from `low` to `high`; the default may lie outside."""
         value = self._take(name, default)
         if self._content.get(name) is None:
             return value
@@ -110,7 +110,7 @@ class Fields:
         return float(value)
 
     def one_of(self, name: str, default: Any, choices: tuple[Any, ...], kind: str) -> Any:
-        """One of a few values, and of the same type as that one: 0 is not False."""
+        """One of a few values, of the same type: 0 is not False."""
         value = self._take(name, default)
         if not any(value is one or (value == one and isinstance(one, str)) for one in choices):
             raise self._complain(name, kind, value)
@@ -138,7 +138,7 @@ class Fields:
             raise self._complain(name, "a time that fits a float", value) from None
 
     def arrival(self, name: str, last: int) -> tuple[int, float]:
-        """The step, or the time in seconds; the other one lets it in at once."""
+        """The step and the time in seconds of an arrival; only one of them is given."""
         value = self._take(name, 1)
         if whole(value) and value >= 1:
             return self.whole(name, 1, 1, last), 0.0
@@ -148,17 +148,17 @@ class Fields:
         return 1, time
 
     def mapping(self, name: str) -> Mapping[str, Any]:
-        """A mapping whose names are not ours to know; empty if absent."""
+        """A mapping with any names; empty if absent."""
         value = self._take(name, {})
         if not isinstance(value, dict):
             raise self._complain(name, "a mapping", value)
         found = cast(dict[Any, Any], value)
-        if strangers := [key for key in found if not isinstance(key, str)]:
-            raise ScriptError(self.place_of(name), f"has an unknown field {strangers[0]!r}")
+        if unknown := [key for key in found if not isinstance(key, str)]:
+            raise ScriptError(self.place_of(name), f"has an unknown field {unknown[0]!r}")
         return found
 
     def nested(self, name: str) -> "Fields | None":
-        """The fields of a mapping inside this one, if it is there."""
+        """The fields of a nested mapping; None if absent."""
         value = self._take(name, ABSENT)
         return None if value is ABSENT else Fields(value, self.place_of(name))
 

@@ -14,18 +14,18 @@ class Kind(Enum):
     PARKED = auto()
     PREFILL = auto()
     HIT = auto()  # prefill whose beginning came from the prefix cache
-    AGAIN = auto()  # what is computed again after a preemption
-    FORKED = auto()  # one more sequence begins, where the first one of its request stands
-    REPLACED = auto()  # a beam that was given up, and goes on from another one
+    AGAIN = auto()  # computed again after a preemption
+    FORKED = auto()  # a further sequence of a request begins
+    REPLACED = auto()  # a beam that was replaced by a copy of another
     RETURNED = auto()  # back from the host
     DECODE = auto()
     DRAFTED = auto()  # decode that also verifies draft tokens
     LAST = auto()  # the step that brought the last token
-    DROPPED = auto()  # computed ahead, and the result not used
+    DROPPED = auto()  # computed ahead; the result is not used
     IDLE = auto()  # resident, and computes nothing
     PREEMPTED = auto()
-    SWAPPED = auto()  # preempted, and kept on the host
-    ON_HOST = auto()  # waiting there
+    SWAPPED = auto()  # preempted, with its blocks copied to the host
+    ON_HOST = auto()  # waiting, with its blocks on the host
     ABORTED = auto()
     REFUSED = auto()
 
@@ -59,7 +59,7 @@ class Levels:
     shared: int  # held by several sequences
     held: int  # held by one sequence
     cached: int  # free, and findable by content until they are reused
-    blank: int  # free, and worth nothing to anybody
+    blank: int  # free, with no content that can be found
     host: int = 0  # in use on the host
 
     @property
@@ -77,19 +77,19 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Why nobody else was admitted."""
+    """Why no further request was admitted."""
 
     text: str  # as it was in the first of these steps
     since: int  # the step in which admission first stopped for this reason at this request
-    varies: bool = False  # may its number be another one in each step?
+    varies: bool = False  # may its number differ from step to step?
 
-    def told(self, later: bool) -> str:
-        """The reason in the first of these steps, or in a later one too."""
+    def sentence(self, later: bool) -> str:
+        """The reason; `later`: it held beyond its first step."""
         return f"{self.text} at first" if later and self.varies else self.text
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class CopiedBlocks:
     """Blocks that a step copies before it computes anything."""
 
     copied: int = 0  # on the device, for sequences that write after a fork
@@ -109,27 +109,27 @@ class Column:
     notes: list[Note]
     blocked: Blocked | None
     kind: str = ""  # prefill or decode, where a step is all of one kind
-    moves: Moves = Moves()
+    moves: CopiedBlocks = CopiedBlocks()
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PictureLine:
     """One line of the picture: a request, or one more sequence of the request above it."""
 
     id: str  # the request's, or the label of a child
-    name: str  # what stands in front
+    name: str  # label at the left
     size: str
     tag: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as it was asked for."""
+class PlayedRequest:
+    """A request of the workload, as the picture labels it."""
 
     id: str
     prompt: int
     most: int  # new tokens at most
-    tag: str  # what else tells it from the others: priority, tenant, adapter, family
+    tag: str  # what distinguishes it: priority, tenant, adapter, family
     width: int = 1  # sequences that run for it at once
 
     @property
@@ -137,10 +137,12 @@ class Asked:
         return f"{self.prompt}+{self.most}"
 
     @property
-    def lines(self) -> list[Line]:
-        """Its own, which is also that of its first sequence, and one for each of the others."""
-        others = [Line(child_label(self.id, n), f"  /{n}", "", "") for n in range(1, self.width)]
-        return [Line(self.id, self.id, self.size, self.tag), *others]
+    def lines(self) -> list[PictureLine]:
+        """One line for its first sequence, and one for each further sequence."""
+        others = [
+            PictureLine(child_label(self.id, n), f"  /{n}", "", "") for n in range(1, self.width)
+        ]
+        return [PictureLine(self.id, self.id, self.size, self.tag), *others]
 
 
 def line_of(request_id: str, child: int) -> str:
@@ -149,7 +151,7 @@ def line_of(request_id: str, child: int) -> str:
 
 
 def spoken(request_id: str, child: int) -> str:
-    """What a sequence is called in words."""
+    """The name of a sequence in a sentence."""
     return request_id if child < 0 else f"{request_id}/{child}"
 
 
@@ -163,7 +165,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The limits that the picture is read against."""
+    """The limits that the picture shows."""
 
     discipline: str
     policy: str
@@ -176,12 +178,12 @@ class Rules:
 
 
 class History:
-    """All steps so far. Steps are numbered from 1, without gaps.
+    """All steps so far, numbered from 1 without gaps.
 
-    Cells go by line; ends, preemptions and yielded tokens by request.
+    Cells are kept by line; ends, preemptions and generated tokens by request.
     """
 
-    def __init__(self, asked: Sequence[Asked], rules: Rules) -> None:
+    def __init__(self, asked: Sequence[PlayedRequest], rules: Rules) -> None:
         self.asked = tuple(asked)
         self.rules = rules
         self.lines = [line for one in asked for line in one.lines]
@@ -204,7 +206,7 @@ class History:
         return past
 
     def amend(self, step: int, line: str, *, ended: bool = False, dropped: bool = False) -> None:
-        """The result of a cell is there."""
+        """Add the result of a step to one of its cells."""
         cells = self.column(step).cells
         cells[line] = replace(cells[line], ended=ended, dropped=dropped)
 
@@ -215,7 +217,7 @@ class History:
         return sum(cell.tokens for line in self._lines[request_id] for cell in self.cells(line))
 
     def computed_again(self) -> int:
-        """Positions that preemptions made necessary to compute once more."""
+        """Positions computed again because of preemptions."""
         return sum(cell.again for column in self.columns for cell in column.cells.values())
 
     def cached(self, request_id: str) -> int:
@@ -224,7 +226,7 @@ class History:
         return next(hits, 0)
 
     def waited_s(self, request_id: str) -> float:
-        """Time without a slot, from plan to plan; the latest step lasts until now."""
+        """Seconds without a slot, from plan to plan; the latest step lasts until now."""
         ends = [*(column.time for column in self.columns[1:]), self.time]
         return sum(
             end - column.time
@@ -236,7 +238,7 @@ class History:
         return sum(self._waits(column, request_id) for column in self.columns)
 
     def _waits(self, column: Column, request_id: str) -> bool:
-        """Is a request without a slot? Its sequences have theirs together."""
+        """Is the request without a slot? Its sequences get and lose their slots together."""
         cells = (column.cells.get(line) for line in self._lines[request_id])
         return any(cell is not None and cell.kind in WITHOUT_A_SLOT for cell in cells)
 

@@ -1,4 +1,4 @@
-"""Look at a running scheduler and write down what each step did and why, into a history."""
+"""Observe a running scheduler, and add what each step did and why to a history."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from paceline.cli.play.history import (
     Blocked,
     Cell,
     Column,
+    CopiedBlocks,
     End,
     History,
     Kind,
     Levels,
-    Moves,
     Note,
     line_of,
     spoken,
@@ -35,7 +35,7 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A sequence that is here."""
+    """A sequence in a snapshot."""
 
     request: str
     child: int  # -1: the only one of its request
@@ -47,17 +47,17 @@ class Member:
 
 
 def members_of(state: dict[str, Any]) -> dict[str, list[Member]]:
-    """The sequences of each request in a snapshot, the one that leads first."""
+    """The sequences of each request in a snapshot, the leader first."""
     found: dict[str, list[Member]] = {}
-    for name, told in state["requests"].items():
-        each: dict[str, Any] = told.get("children") or {"-1": told}
+    for name, request in state["requests"].items():
+        each: dict[str, Any] = request.get("children") or {"-1": request}
         pairs = [(int(child), tuple(one["blocks"][0])) for child, one in each.items()]
         found[name] = [Member(name, child, blocks) for child, blocks in pairs]
     return found
 
 
 class Observer:
-    """Looks on; changes nothing. Cached blocks are counted from the scheduler's cache events."""
+    """Changes nothing. It counts cached blocks from the scheduler's cache events."""
 
     def __init__(self, scheduler: Scheduler, history: History) -> None:
         self._scheduler = scheduler
@@ -67,11 +67,11 @@ class Observer:
         for one in history.asked:
             children = range(one.width) if one.width > 1 else [-1]
             self._owners |= {child_label(one.id, child): (one.id, child) for child in children}
-        self._given: dict[str, int] = {}  # tokens each resident was admitted with, by line
+        self._given: dict[str, int] = {}  # tokens that each resident was admitted with, by line
         self._resumed: dict[str, bool] = {}  # by line
         self._reached: dict[str, int] = {}  # positions that rows have computed, by line
         self._before: dict[str, int] = {}  # of these, those before the last preemption
-        self._yielded: Counter[str] = Counter()  # tokens told, by line
+        self._yielded: Counter[str] = Counter()  # tokens reported, by line
         self._shown: dict[str, list[str]] = {}  # lines of each request in the latest column
         self._findable: dict[bytes, None] = {}
         self._spell: Spell | None = None
@@ -99,7 +99,7 @@ class Observer:
             notes=[*notes, *self._notes.of(plan, arrivals, self._filling(plan, members))],
             blocked=self._blocked(plan),
             kind=plan.kind if len(plan.rows) and plan.kind != "mixed" else "",
-            moves=Moves(len(plan.copies), len(plan.swap_out), len(plan.swap_in)),
+            moves=CopiedBlocks(len(plan.copies), len(plan.swap_out), len(plan.swap_in)),
         )
         self._history.columns.append(column)
         for name in plan.preempted:
@@ -140,7 +140,7 @@ class Observer:
         return cells
 
     def _again(self, line: str, start: int, end: int) -> int:
-        """How many of the positions from `start` to `end` a preemption makes it compute again."""
+        """Positions from `start` to `end` that had been computed before a preemption."""
         self._reached[line] = max(self._reached.get(line, 0), end)
         return max(min(end, self._before.get(line, 0)) - start, 0)
 
@@ -149,13 +149,13 @@ class Observer:
         return [line_of(*self._owners[label]) for label in plan.rows.labels]
 
     def _kind(self, line: str, start: int, drafts: int) -> Kind:
-        """What a row of a sequence does that was here before."""
+        """What a row of a resident sequence does."""
         if start >= self._given[line]:
             return Kind.DRAFTED if drafts else Kind.DECODE
         return Kind.AGAIN if self._resumed[line] else Kind.PREFILL
 
     def _cells_of_the_gone(self, plan: Plan, ended: dict[str, Kind]) -> dict[str, Cell]:
-        """Those that ended between two steps, where they were seen last."""
+        """Cells of requests that ended between two steps, on the lines that they had."""
         ends, gone = self._history.ends, dict(ended)
         for name in plan.finished:
             if name not in ends:
@@ -170,7 +170,7 @@ class Observer:
     def _cells_without_rows(
         self, plan: Plan, state: dict[str, Any], members: dict[str, list[Member]]
     ) -> dict[str, Cell]:
-        """Where everybody is. A sequence has no line before it forked from the first one."""
+        """Cells of all live requests. A sequence has no line before it has forked."""
         cells: dict[str, Cell] = {}
         self._shown = {}
         for place, kind in PLACES.items():
@@ -202,7 +202,7 @@ class Observer:
         return Levels(shared, held, cached, free - cached, host)
 
     def _filling(self, plan: Plan, members: dict[str, list[Member]]) -> dict[int, str]:
-        """Who computes which blocks in this very step."""
+        """The request that computes each block in this step."""
         size = self._history.rules.block_size
         tables = {one.line: one.blocks for family in members.values() for one in family}
         filling: dict[int, str] = {}
@@ -227,10 +227,10 @@ class Observer:
             return previous
         return Blocked(text, plan.step, varies(gate, left))
 
-    # -- its result came ----------------------------------------------------
+    # -- a step was committed -----------------------------------------------
 
     def committed(self, plan: Plan, outputs: Outputs) -> None:
-        """Mark the cells of the step with what came of them."""
+        """Add the results to the cells of the step."""
         history, step = self._history, plan.step
         notes = history.column(step).notes
         columns = outputs.request_id.tolist(), outputs.child.tolist(), outputs.count.tolist()
@@ -255,14 +255,14 @@ class Observer:
         return view.is_live(name) if child < 0 else child in view.children(name)
 
     def _leave(self, name: str, child: int, notes: list[Note]) -> None:
-        """A sequence has ended, of which clients may not be told yet."""
+        """A sequence has ended; clients may get its tokens later."""
         self._shown[name] = [one for one in self._shown[name] if one != line_of(name, child)]
         if self._scheduler.view.is_silent(name):
-            text = f"{spoken(name, child)} ends; the best are told when all have ended"
+            text = f"{spoken(name, child)} ends; the best are returned when all have ended"
             notes.append(Note(Kind.LAST, text))
 
     def _end(self, end: Ended, step: int) -> None:
-        """A request has ended, or one of the sequences whose tokens were told as they came."""
+        """A request has ended, or a sequence whose tokens were reported as they came."""
         history, name = self._history, end.request_id
         notes = history.column(step).notes
         if end.child >= 0:
@@ -273,10 +273,10 @@ class Observer:
             history.column(history.ends[name].step).notes.append(refusal)
         else:
             history.ends[name] = End(end.finish.value, step)
-            for line in self._shown[name]:  # beams that had told theirs in an earlier step
+            for line in self._shown[name]:  # beams that ended in an earlier step
                 history.amend(step, line, ended=True)
             history.yielded[name] += sum(len(one.tokens) for one in end.choices)
-            if end.choices or name in self._owners:  # not if each of several was told
+            if end.choices or name in self._owners:  # not if each sequence was reported
                 notes.append(ending(end, history.yielded[name]))
 
     def _note_drafts(self, notes: list[Note]) -> None:

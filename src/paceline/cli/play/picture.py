@@ -21,7 +21,7 @@ from paceline.cli.palette import (
     fit,
     letters,
 )
-from paceline.cli.play.history import Column, History, Levels, Line
+from paceline.cli.play.history import Column, History, Levels, PictureLine
 from paceline.cli.play.plan_notes import blocks
 from paceline.cli.play.summary import latest, story
 
@@ -34,7 +34,7 @@ Stack = list[tuple[Mark, int]]  # which mark reaches up to which block, from the
 
 
 class Sheet:
-    """Measures of one picture, the same for all of its bands.
+    """Column widths of one picture, the same for all of its bands.
 
     step            1   2   3  ...        <- label, then cells of `cell` + 1 letters
     kind          pre pre dec             <- only where steps are of one kind
@@ -63,7 +63,7 @@ class Sheet:
         self.chart_lines = min(CHART_LINES, rules.blocks) + min(HOST_LINES, rules.host_blocks)
 
     def lines(
-        self, columns: Sequence[Column], shown: Iterable[Line], chart: bool = True
+        self, columns: Sequence[Column], shown: Iterable[PictureLine], chart: bool = True
     ) -> list[str]:
         """One band: some steps, some requests, and the pool."""
         steps = "".join(str(column.step).rjust(self.cell + 1) for column in columns)
@@ -83,7 +83,7 @@ class Sheet:
             text += self.palette.paint(word, mark.colour) if mark else ""
         return text
 
-    def _request(self, one: Line, columns: Sequence[Column]) -> str:
+    def _request(self, one: PictureLine, columns: Sequence[Column]) -> str:
         cells = "".join(self.palette.cell(c.cells.get(one.id), self.cell) for c in columns)
         ellipsis = self.palette.ruled("…")
         name = self.palette.paint(fit(one.name, self.name, ellipsis), STRONG)
@@ -91,7 +91,7 @@ class Sheet:
         return f"{name}  {self.palette.paint(one.size.rjust(self.size) + tag, DIM)}{cells}"
 
     def _totals(self, columns: Sequence[Column]) -> str:
-        """Tokens of each step; those that use the whole budget stand out."""
+        """Tokens of each step; a step that uses the whole budget is highlighted."""
         budget = self.history.rules.budget
         text = self.palette.paint(fit("tokens", self.label), DIM)
         for column in columns:
@@ -124,7 +124,7 @@ class Sheet:
         return lines
 
     def _bar_at(self, stack: Stack, height: float) -> str:
-        """What is at this height of a column, in blocks."""
+        """The mark at this height of a column, in blocks."""
         for mark, top in stack:
             if height <= top:
                 bar = self.palette.symbol(mark) * self.cell
@@ -133,7 +133,7 @@ class Sheet:
 
 
 def stacked(levels: Levels) -> Stack:
-    """The blocks of the device that are worth something; above that it is blank."""
+    """The blocks on the device that are in use or cached."""
     counts = (levels.shared, levels.held, levels.cached)
     return list(zip((SHARED, HELD, CACHED), accumulate(counts), strict=True))
 
@@ -142,7 +142,7 @@ def stacked(levels: Levels) -> Stack:
 
 
 def picture(history: History, palette: Palette, width: int) -> list[str]:
-    """All steps, in bands as wide as the terminal. A band leaves out who is not there."""
+    """All steps, in bands as wide as the terminal. A band omits requests that are absent."""
     sheet = Sheet(history, palette, width)
     lines: list[str] = []
     for first in range(0, len(history.columns), sheet.fitting):
@@ -151,7 +151,7 @@ def picture(history: History, palette: Palette, width: int) -> list[str]:
     return lines + legend(history, palette, width)
 
 
-def present(lines: Iterable[Line], columns: Iterable[Column]) -> list[Line]:
+def present(lines: Iterable[PictureLine], columns: Iterable[Column]) -> list[PictureLine]:
     there = {line for column in columns for line in column.cells}
     return [one for one in lines if one.id in there]
 
@@ -159,9 +159,9 @@ def present(lines: Iterable[Line], columns: Iterable[Column]) -> list[Line]:
 def frame(
     history: History, palette: Palette, width: int, height: int, above: Sequence[str] = ()
 ) -> list[str]:
-    """The latest steps, as many as fit, and what they did: one screen with the legend below.
+    """One screen: the latest steps that fit, what they did, and the legend.
 
-    The lines `above` are shown where the screen has more room than the rest needs.
+    The lines `above` are shown if the screen is tall enough.
     """
     sheet = Sheet(history, palette, width)
     now = latest(history, palette, width)
@@ -180,8 +180,8 @@ def frame(
     return [*head, *grid, *bars, *before, *now, *space, *keys][: max(height - 1, 1)]
 
 
-def most_interesting(history: History, most: int) -> list[Line]:
-    """Those to show where not all fit: the unfinished, then the latest to end."""
+def most_interesting(history: History, most: int) -> list[PictureLine]:
+    """The lines to show if not all fit: unfinished requests first, then the latest to end."""
     if len(history.lines) <= most:
         return history.lines
     here = history.columns[-1].cells
@@ -210,7 +210,7 @@ def headline(history: History, palette: Palette, width: int) -> str:
 
 
 def pool_bars(history: History, palette: Palette, width: int) -> list[str]:
-    """The pools now: the device's, and the host's where there is one."""
+    """The current pools, on the device and on the host."""
     levels, host = history.columns[-1].levels, history.rules.host_blocks
     bars = [pool_bar(levels, palette, width)]
     if host:
@@ -225,7 +225,7 @@ def pool_bar(levels: Levels, palette: Palette, width: int) -> str:
 
 
 def bar(name: str, parts: Sequence[tuple[Mark, int]], palette: Palette, width: int) -> str:
-    """A pool, one letter per block where there is room."""
+    """A pool, with one letter per block if there is room."""
     total = sum(count for _, count in parts)
     words = [f"{count} {mark.meaning.partition(',')[0]}" for mark, count in parts if count]
     text = palette.ruled(f"  {' · '.join(words)}  (of {total})")
@@ -266,7 +266,7 @@ def legend(history: History, palette: Palette, width: int) -> list[str]:
 
 
 def laid_out(entries: Sequence[tuple[str, int]], name: str, width: int) -> list[str]:
-    """Entries, each with the letters it takes, in as many lines as they need."""
+    """Entries with their widths, in as many lines as they need."""
     margin = len("blocks  ")
     lines, used = [fit(name, margin)], margin
     for text, size in entries:

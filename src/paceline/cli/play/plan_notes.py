@@ -1,4 +1,4 @@
-"""Say in words what a plan changes: who comes, goes, forks and returns, and who has to wait."""
+"""Describe what a plan changes: requests that join, leave, fork, return or have to wait."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ def blocks(count: int) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a sentence has them."""
+    """Names in a sentence: a, b and c."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A sequence that takes up a slot, and how it came to do so."""
+    """A sequence that takes a slot in this step, and how."""
 
     new: Admitted
     request: str
     child: int  # -1: the only one of its request
     kind: Kind
-    leads: bool  # is it the one that computes what all of its request share?
+    leads: bool  # does it compute what the sequences of its request share?
 
     @property
     def line(self) -> str:
         return line_of(self.request, self.child)
 
 
-Group = list[Arrival]  # of one request, which came about in the same way
-CLOSED = {  # what keeps everybody out, by the reason of a gate that is short of nothing
+Group = list[Arrival]  # of one request and one kind
+CLOSED = {  # why no request is admitted, by the reason of a gate that is short of nothing
     "room": "its policy lets it wait",
-    "preempted": "nobody is admitted in a step that preempts",
-    "decodes": "this step is for those who decode",
+    "preempted": "no request is admitted in a step that preempts",
+    "decodes": "this step is for requests that decode",
     "prefill": "this step is for prompts that have begun",
     "swapping": "it is still being copied to the host",
 }
@@ -49,7 +49,7 @@ FROM_ANOTHER = (Kind.FORKED, Kind.REPLACED)
 
 
 def grouped(arrivals: Iterable[Arrival]) -> list[Group]:
-    """Arrivals that one note tells of; those that begin from others come last."""
+    """Arrivals by note; sequences that begin as copies of others come last."""
     groups: dict[tuple[str, Kind, bool], Group] = {}
     for one in arrivals:
         alone = one.leads and one.kind is Kind.AGAIN  # the others fork from it later
@@ -58,7 +58,7 @@ def grouped(arrivals: Iterable[Arrival]) -> list[Group]:
 
 
 class Notes:
-    """Reads plans and the scheduler's own memory of what happened; remembers nothing itself."""
+    """Reads plans and the journal of the scheduler; keeps no state of its own."""
 
     def __init__(self, scheduler: Scheduler, rules: Rules) -> None:
         self._view = scheduler.view
@@ -67,7 +67,7 @@ class Notes:
     # -- what a plan changes ------------------------------------------------
 
     def of(self, plan: Plan, arrivals: Iterable[Arrival], filling: dict[int, str]) -> list[Note]:
-        """All of it. `filling` names those who compute a block in this very step."""
+        """Notes on a plan. `filling` names the request that computes a block in this step."""
         notes = [self._leaving(name) for name in plan.preempted if self._view.is_live(name)]
         for group in grouped(arrivals):
             first = group[0]
@@ -82,7 +82,7 @@ class Notes:
         return notes
 
     def moment(self, request_id: str, happened: Happened, step: int) -> Moment | None:
-        """The turn that the life of a request took in a step, if it did."""
+        """The moment of this kind in the life of a request, if it was in this step."""
         life = self._view.life(request_id)
         return next((m for m in reversed(life) if (m.happened, m.step) == (happened, step)), None)
 
@@ -131,18 +131,20 @@ class Notes:
         )
 
     def _replacing(self, group: Group, plan: Plan) -> Note:
-        """Which beams go on from which others."""
+        """Beams that are replaced by copies of others."""
         origins: dict[int, list[str]] = {}
         for one in group:
             origins.setdefault(self._origin(one, group), []).append(f"/{one.child}")
-        told = [
+        copies = [
             f"{listed(beams)} {'goes' if len(beams) == 1 else 'go'} on from /{origin}"
             for origin, beams in origins.items()
         ]
-        return Note(Kind.REPLACED, f"{group[0].request}: {', '.join(told)}; {copied(group, plan)}")
+        return Note(
+            Kind.REPLACED, f"{group[0].request}: {', '.join(copies)}; {copied(group, plan)}"
+        )
 
     def _origin(self, one: Arrival, group: Group) -> int:
-        """The beam that knows the same tokens; it stayed in its place."""
+        """The beam with the same tokens, which kept its slot."""
         view, known = self._view, one.new.tokens
         replaced = [other.child for other in group]
         return next(
@@ -152,10 +154,10 @@ class Notes:
             and np.array_equal(view.child_tokens(one.request, child)[: len(known)], known)
         )
 
-    # -- why nobody else was admitted ---------------------------------------
+    # -- why admission is blocked -------------------------------------------
 
     def blocked(self, gate: Gate, left: int) -> str:
-        """The reason, where a step has used all but `left` tokens of its budget."""
+        """The reason; `left` tokens of the step's budget are unused."""
         rules, name = self._rules, gate.request_id
         head = f"{name} is next (it waited longest)" if gate.aged else f"{name} is next"
         match gate.reason:
@@ -174,7 +176,7 @@ class Notes:
 
 
 def varies(gate: Gate, left: int) -> bool:
-    """May the number in that reason be another one in each step?"""
+    """May the number in the reason differ from step to step?"""
     return gate.reason == "blocks" or (gate.reason == "budget" and left > 0)
 
 
@@ -190,6 +192,6 @@ def ending(end: Ended, yielded: int) -> Note:
     name = spoken(end.request_id, end.child)
     if not end.choices:
         return Note(Kind.LAST, f"{name} ends ({end.finish.value}) after {tokens(yielded)}")
-    told = [f"{tokens(len(one.tokens))} (score {one.score:.2f})" for one in end.choices]
-    which = "the best" if len(told) == 1 else f"the {len(told)} best"
-    return Note(Kind.LAST, f"{name} ends ({end.finish.value}); {which}: {listed(told)}")
+    best = [f"{tokens(len(one.tokens))} (score {one.score:.2f})" for one in end.choices]
+    which = "the best" if len(best) == 1 else f"the {len(best)} best"
+    return Note(Kind.LAST, f"{name} ends ({end.finish.value}); {which}: {listed(best)}")

@@ -1,4 +1,4 @@
-"""Tell a history in words: what happened in each step, and how each request fared."""
+"""A history in words: what happened in each step, and a table of the requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ from paceline.sched.explain.sentences import plural, tokens
 from paceline.sched.stats import Stats
 
 INDENT = len("step 123  ")
-FIRM = "\u00a0"  # a space where no line ends
+FIRM = "\u00a0"  # a space at which a line does not break
 
 
 def story(history: History, palette: Palette, width: int) -> list[str]:
-    """Every step in which something happened. A reason is told once, with how long it held."""
+    """The steps in which something happened. A reason is given once, with how long it held."""
     lines: list[str] = []
     for column in history.columns:
         notes = list(column.notes)
         if column.blocked and column.blocked.since == column.step:
             how_long = until(history, column)
-            notes.append(nobody_else(column.blocked.told(later=bool(how_long)), how_long))
-        lines += told(column.step, notes, palette, width)
+            notes.append(blocked_note(column.blocked.sentence(later=bool(how_long)), how_long))
+        lines += step_lines(column.step, notes, palette, width)
     return lines
 
 
 def latest(history: History, palette: Palette, width: int) -> list[str]:
-    """The last step, also where its reason is old news."""
+    """The last step, with the reason why admission is blocked."""
     column = history.columns[-1]
     notes = list(column.notes)
     if column.blocked:
         since = column.blocked.since
         how_long = f"since step {since}" if since < column.step else ""
-        notes.append(nobody_else(column.blocked.told(later=bool(how_long)), how_long))
-    return told(column.step, notes or [Note(Kind.DECODE, "all go on")], palette, width)
+        notes.append(blocked_note(column.blocked.sentence(later=bool(how_long)), how_long))
+    return step_lines(column.step, notes or [Note(Kind.DECODE, "all continue")], palette, width)
 
 
-def nobody_else(why: str, how_long: str) -> Note:
-    return Note(Kind.WAITING, f"nobody else: {why}" + (f" ({how_long})" if how_long else ""))
+def blocked_note(why: str, how_long: str) -> Note:
+    return Note(Kind.WAITING, f"blocked: {why}" + (f" ({how_long})" if how_long else ""))
 
 
 def until(history: History, column: Column) -> str:
@@ -51,8 +51,8 @@ def until(history: History, column: Column) -> str:
     return f"until step {last}" if last > column.step else ""
 
 
-def told(step: int, notes: Sequence[Note], palette: Palette, width: int) -> list[str]:
-    """One note per line behind the number of their step, wrapped."""
+def step_lines(step: int, notes: Sequence[Note], palette: Palette, width: int) -> list[str]:
+    """The number of a step and its notes, one per line, wrapped."""
     lines: list[str] = []
     for note in notes:
         mark = MARKS[note.kind]
@@ -92,7 +92,7 @@ def waiting(steps: int, time: float) -> str:
 
 
 def life(text: str, width: int) -> list[str]:
-    """What the scheduler tells of a request, wrapped; what goes on is indented further."""
+    """The explanation of a request, wrapped; continued lines are indented further."""
     return [
         part
         for line in text.splitlines()
@@ -105,7 +105,7 @@ def finish(end: End | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], palette: Palette) -> list[str]:
-    """Columns as wide as they must be; names and ends to the left, numbers to the right."""
+    """Columns of minimal width; text is aligned to the left, numbers to the right."""
     widths = [max(letters(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines: list[str] = []
     for row in rows:
@@ -153,7 +153,7 @@ def rate(part: int, whole: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What stands above everything: the workload and its limits."""
+    """The title of the picture, and what the workload is about."""
 
     title: str
     about: str
@@ -180,6 +180,6 @@ def heading(title: Heading, history: History, palette: Palette, width: int) -> l
 
 
 def wrapped(parts: Sequence[str], width: int) -> list[str]:
-    """Parts with dots in between; a line ends behind one of these."""
+    """Parts separated by dots; lines break after a dot."""
     text = f"{FIRM}· ".join(part.replace(" ", FIRM) for part in parts)
     return [line.replace(FIRM, " ") for line in wrap(text, width)]

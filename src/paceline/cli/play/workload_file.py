@@ -1,9 +1,10 @@
-"""Read a workload file, and say exactly what is wrong with it if something is."""
+"""Read a workload file; errors say what is wrong and where."""
 
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,7 @@ from paceline.core.errors import PacelineError, RequestError
 from paceline.core.request import Request, child_label
 from paceline.sched.scheduler import Scheduler
 
-MOST_TOKENS = 100_000  # of a prompt or an output: more is no small workload
+MOST_TOKENS = 100_000  # of a prompt or an output
 MOST_SEQUENCES = 64  # of a request
 LARGEST = {
     "num_blocks": 100_000,
@@ -26,7 +27,7 @@ LARGEST = {
 }
 LARGEST_NUMBER = 1_000_000_000  # of any other setting
 
-# Small enough to watch: what a workload does not set, it gets from here and not from `Config`.
+# Defaults of a workload, small enough to watch; all others are those of `Config`.
 SMALL = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
@@ -38,27 +39,27 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request and when things happen to it. Steps are numbered from 1."""
+class ScriptedRequest:
+    """One request, and when it arrives, wakes and is aborted. Steps are numbered from 1."""
 
     request: Request
     arrive_step: int  # submitted before this step is planned,
     arrive_s: float  # and not before this time
     abort_step: int  # aborted before this step is planned; NEVER
     wake_step: int  # woken before this step is planned, where it is parked
-    parked: str  # what it waits for at first; "": nothing
-    stop_at: tuple[int, ...]  # which output token of each sequence is the stop token; NEVER
+    parked: str  # why it is parked on arrival; "": it is not
+    stop_at: tuple[int, ...]  # index of the stop token in each sequence, from 1; NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A workload that can be played: every setting and every request was checked."""
+    """A workload whose settings and requests have been checked."""
 
     about: str
     settings: Mapping[str, Any]
-    asks: tuple[Ask, ...]
+    requests: tuple[ScriptedRequest, ...]
     seed: int
-    acceptance: float  # chance that a draft is right
+    acceptance: float  # probability that a draft is right
 
 
 # -- where workloads come from ----------------------------------------------
@@ -78,6 +79,8 @@ def load(path: str) -> Any:
     """The content of a JSON or YAML file; `-` is the standard input."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ScriptError(path, f"no such file; {suggestion(path)}") from None
     except OSError as error:
         raise ScriptError(path, f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -85,6 +88,14 @@ def load(path: str) -> Any:
     is_yaml = path.endswith((".yaml", ".yml"))
     looks_like_json = path.endswith(".json") or text.lstrip().startswith("{")
     return parse_yaml(text, path) if is_yaml or not looks_like_json else parse_json(text, path)
+
+
+def suggestion(path: str) -> str:
+    """A hint at the built-in workloads."""
+    names = built_in_names()
+    if close := get_close_matches(path, names, 1):
+        return f"did you mean --workload {close[0]}?"
+    return f"built-in workloads, with --workload NAME: {', '.join(names)}"
 
 
 def parse_json(text: str, path: str) -> Any:
@@ -119,7 +130,7 @@ def parse_yaml(text: str, path: str) -> Any:
 
 
 def build(content: Any, path: str, overrides: Mapping[str, Any]) -> Script:
-    """Check everything; `overrides` are settings that outrank those of the file."""
+    """Check a workload; `overrides` are settings that replace those of the file."""
     top = Fields(content, path, root=True)
     about = top.text("about", "")
     seed = top.whole("seed", 0, 0, NEVER)
@@ -129,10 +140,10 @@ def build(content: Any, path: str, overrides: Mapping[str, Any]) -> Script:
     top.finish()
     if not entries:
         raise ScriptError(top.place_of("requests"), "is empty; a workload needs a request")
-    asks = [read_ask(Fields(one, place), seed) for place, one in entries]
-    refuse_twins(asks, [place for place, _ in entries])
-    refuse_impossible(asks, [place for place, _ in entries], settings, path)
-    return Script(about, settings, tuple(asks), seed, acceptance)
+    requests = [read_scripted(Fields(one, place), seed) for place, one in entries]
+    refuse_twins(requests, [place for place, _ in entries])
+    refuse_impossible(requests, [place for place, _ in entries], settings, path)
+    return Script(about, settings, tuple(requests), seed, acceptance)
 
 
 def read_settings(
@@ -146,7 +157,7 @@ def read_settings(
 
 
 def check_setting(name: str, value: Any, place: str) -> None:
-    """Refuse a value of the wrong type; what it means is checked by Config."""
+    """Refuse a value of the wrong type; Config checks its meaning."""
     default = Config().to_dict().get(name)
     where = f"{place}.{name}" if place != "--set" else f"--set {name}"
     if isinstance(default, bool):
@@ -167,7 +178,7 @@ def check_setting(name: str, value: Any, place: str) -> None:
         raise ScriptError(where, f"is {number}; at most {most:,} can be played")
 
 
-def read_ask(fields: Fields, seed: int) -> Ask:
+def read_scripted(fields: Fields, seed: int) -> ScriptedRequest:
     name = fields.identity("id")
     arrive_step, arrive_s = fields.arrival("arrive", NEVER)
     park = fields.nested("park")
@@ -180,11 +191,11 @@ def read_ask(fields: Fields, seed: int) -> Ask:
             raise ScriptError(fields.place_of(what), complaint)
     request = read_request(fields, name, seed, arrive_s or None, stops=bool(stop_at))
     stops = read_stops(fields.place_of("stop_at"), stop_at, request)
-    return Ask(request, arrive_step, arrive_s, abort_step, wake_step, parked, stops)
+    return ScriptedRequest(request, arrive_step, arrive_s, abort_step, wake_step, parked, stops)
 
 
 def read_stops(place: str, given: list[int], request: Request) -> tuple[int, ...]:
-    """One number for each sequence; what is said once holds for all."""
+    """One number for each sequence; a single number holds for all."""
     if request.beam_width and len(given) > 1:
         raise ScriptError(place, "is one number for all beams, not a list")
     if len(given) not in (0, 1, request.width):
@@ -223,7 +234,7 @@ def read_request(
 
 
 def read_family(fields: Fields) -> dict[str, Any]:
-    """How many sequences run for a request, and how the best of them are found."""
+    """How many sequences a request has, and how the best of them are found."""
     found: dict[str, Any] = {
         "n": fields.whole("n", 1, 1, MOST_SEQUENCES),
         "beam_width": fields.whole("beam_width", 0, 0, MOST_SEQUENCES),
@@ -242,7 +253,7 @@ def read_family(fields: Fields) -> dict[str, Any]:
 
 
 def read_prompt(fields: Fields, name: str, seed: int) -> Any:
-    """Given ids, or as many drawn ones as asked for, behind a shared prefix where one is named."""
+    """The given token ids; or `prompt_tokens` drawn ones, after a shared prefix if one is named."""
     ids = fields.sequence("prompt")
     total = fields.whole("prompt_tokens", 0, 1, MOST_TOKENS)
     prefix = fields.nested("prefix")
@@ -273,14 +284,14 @@ def read_park(fields: Fields) -> tuple[str, int]:
     return reason, until
 
 
-# -- what only the whole can tell -------------------------------------------
+# -- checks of the whole workload -------------------------------------------
 
 
-def refuse_twins(asks: Iterable[Ask], places: Iterable[str]) -> None:
-    """No two rows of a plan may have the same name; sequences have names of their own."""
+def refuse_twins(requests: Iterable[ScriptedRequest], places: Iterable[str]) -> None:
+    """Refuse two requests or sequences with the same name, since rows of a plan are named."""
     seen: dict[str, str] = {}
-    for ask, place in zip(asks, places, strict=True):
-        name, width = ask.request.id, ask.request.width
+    for scripted, place in zip(requests, places, strict=True):
+        name, width = scripted.request.id, scripted.request.width
         here = place.rpartition(": ")[2]
         owned = {name: f"the id of {here}"}
         if width > 1:
@@ -293,16 +304,19 @@ def refuse_twins(asks: Iterable[Ask], places: Iterable[str]) -> None:
 
 
 def refuse_impossible(
-    asks: Iterable[Ask], places: Iterable[str], settings: Mapping[str, Any], path: str
+    requests: Iterable[ScriptedRequest],
+    places: Iterable[str],
+    settings: Mapping[str, Any],
+    path: str,
 ) -> None:
-    """Let the scheduler itself say what can never run, before anything is played."""
+    """Submit each request to a scheduler, which refuses those that can never run."""
     try:
         scheduler = Scheduler.create(**settings)
     except (PacelineError, TypeError, ValueError) as error:
         raise ScriptError(f"{path}: settings", str(error)) from None
-    for ask, place in zip(asks, places, strict=True):
+    for one, place in zip(requests, places, strict=True):
         try:
-            scheduler.submit(ask.request, now=0.0)
+            scheduler.submit(one.request, now=0.0)
         except RequestError as error:
             raise ScriptError(place, str(error)) from None
-        scheduler.abort(ask.request.id, now=0.0)
+        scheduler.abort(one.request.id, now=0.0)

@@ -1,1 +1,1 @@
-"""What was decided and why: the journal, and how it is read."""
+"""The journal of decisions, and its sentences."""

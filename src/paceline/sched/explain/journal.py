@@ -1,4 +1,4 @@
-"""What was decided and why, kept so that it can be asked later."""
+"""The journal: what was decided and why, for `explain` and `why`."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Spell:
 
 
 class Passage(NamedTuple):
-    """An admission, as those who were still waiting saw it."""
+    """An admission, kept to explain the wait of later requests."""
 
     step: int
     serial: int
@@ -56,11 +56,11 @@ class Passage(NamedTuple):
 
 
 class Journal:
-    """Bounded memory of the past.
+    """A bounded memory of the past.
 
-    A step writes one fact about admission, merged with the previous one if it is the
-    same, so the cost does not depend on how many wait. The life of a request is kept
-    on its Sequence; ended ones are remembered here until too many came after them.
+    A step writes one fact about admission, merged with the previous one if it is the same, so
+    the cost does not depend on the number of waiting requests. The life of a request is kept on
+    its Sequence. The last `journal_requests` finished ones are kept here.
     """
 
     def __init__(self, config: JournalConfig) -> None:
@@ -143,5 +143,5 @@ def note(
     amount: int = 0,
     cause: str = "",
 ) -> None:
-    """Write a turn into the life of a sequence."""
+    """Add a moment to the life of a sequence."""
     sequence.life.append(Moment(happened, now, step, amount, cause))

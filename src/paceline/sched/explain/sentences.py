@@ -10,6 +10,8 @@ from paceline.sched.explain.journal import Passage, Spell
 from paceline.sched.residency import Residency
 from paceline.sched.slots import Idle
 
+SHOWN_S = 0.0005  # a shorter time would be printed as 0 ms
+
 
 def seconds(value: float) -> str:
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"
@@ -24,7 +26,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def forgotten(request_id: str, config: JournalConfig) -> str:
-    """Why there is nothing to tell about a request."""
+    """The error for a request that is neither open nor remembered."""
     remembered = plural(config.journal_requests, "finished request")
     return (
         f"request {request_id!r} is not remembered; paceline remembers the last {remembered}: "
@@ -33,7 +35,7 @@ def forgotten(request_id: str, config: JournalConfig) -> str:
 
 
 def tell(sequence: Sequence, at: Residency) -> str:
-    """One sentence per turn of its life, and one per wait."""
+    """One sentence for each moment in the life of a request, and one for each wait."""
     request = sequence.request
     new = sequence.limit - len(request.prompt)
     lines = [
@@ -71,7 +73,7 @@ ENDS_WAIT = (
 SENTENCES = {
     Happened.SUBMITTED: "submitted, with {requests} waiting.",
     Happened.PARKED: "parked for {cause}.",
-    Happened.WOKEN: "woken: {cause} is there.",
+    Happened.WOKEN: "woken: {cause} is ready.",
     Happened.ADMITTED: "admitted in step {step}; {tokens} came from the prefix cache.",
     Happened.RESUMED: "resumed in step {step}; {tokens} were still in the cache.",
     Happened.FORKED: "forked into {amount} sequences that share the prompt.",
@@ -116,14 +118,14 @@ def drafting(sequence: Sequence, at: Residency) -> str:
 
 
 IDLING = {
-    Idle.BUDGET: "token budget: others used it up",
+    Idle.BUDGET: "token budget: other requests used it",
     Idle.BLOCKS: "blocks: some are still being copied",
     Idle.ROOM: "room: its policy lets it wait",
 }
 
 
 def why(at: Residency) -> dict[str, str]:
-    """For each request that is here and got nothing in the latest step: the reason."""
+    """For each live request that got nothing in the latest step, the reason."""
     reasons = {one.id: f"parked for {one.parked}" for one in at.queue.parked.values()}
     spell = at.journal.open_spell
     for sequence in (*at.swapped, *at.queue):
@@ -141,10 +143,11 @@ def why(at: Residency) -> dict[str, str]:
 
 
 def wait_lines(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> list[str]:
-    """What the wait from `begin` to `end` was for; nothing if there was none."""
-    if end.time <= begin.time:
+    """What the wait from `begin` to `end` was for; nothing if it took less than SHOWN_S."""
+    if end.time - begin.time < SHOWN_S:
         return []
-    parts = [f"{seconds(time)} {cause}" for cause, time in causes(sequence, at, begin, end)]
+    found = [pair for pair in causes(sequence, at, begin, end) if pair[1] >= SHOWN_S]
+    parts = [f"{seconds(time)} {cause}" for cause, time in found]
     line = f"  waited {seconds(end.time - begin.time)}"
     return [f"{line}: {', '.join(parts)}." if parts else f"{line}."]
 
@@ -164,7 +167,7 @@ def causes(
         if spell.gate.request_id == sequence.id:
             own[own_cause(spell)] += until - since
         elif not spell.gate.passed_over:
-            # While it was passed over it did not stand behind the one that stopped the queue.
+            # While it was passed over, it did not wait behind the request that stopped the queue.
             time = until - since - sum(overlap(one, since, until) for one in passed)
             if time > 0:
                 aged = ", by one that goes first because of its age" if spell.gate.aged else ""
@@ -229,7 +232,7 @@ def head_cause(spell: Spell) -> str:
 
 
 def overtakers(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> str:
-    """Those admitted meanwhile, with the work they brought."""
+    """Requests that were admitted during the wait, with their tokens."""
     others: list[Passage] = []
     for passage in at.journal.passages:
         if begin.step < passage.step <= end.step:

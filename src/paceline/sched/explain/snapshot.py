@@ -7,7 +7,7 @@ from paceline.sched.residency import Residency
 
 
 def take(at: Residency) -> dict[str, Any]:
-    """Queues, counters and blocks by request id; ended requests until the next plan."""
+    """Queues, counters and blocks by request id; finished requests until the next plan."""
     stats, pool = at.stats, at.cache.pool
     requests = {**at.news.finished, **at.live}
     residents = [at.table.sequence(slot).id for slot in at.table.order.tolist()]
@@ -27,11 +27,11 @@ def take(at: Residency) -> dict[str, Any]:
 
 
 def describe(at: Residency, sequence: Sequence) -> dict[str, Any]:
-    """One request; a family as its leader, with all that have not ended under `children`."""
-    told = describe_one(at, sequence)
+    """One request; a family as its leader, with its unfinished sequences under `children`."""
+    found = describe_one(at, sequence)
     if sequence.child >= 0 and sequence.finish is None:
-        told["children"] = {str(one.child): describe_one(at, one) for one in at.group(sequence)}
-    return told
+        found["children"] = {str(one.child): describe_one(at, one) for one in at.group(sequence)}
+    return found
 
 
 def describe_one(at: Residency, sequence: Sequence) -> dict[str, Any]:
