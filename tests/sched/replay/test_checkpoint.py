@@ -51,6 +51,31 @@ def test_a_scheduler_goes_on_from_its_state(policy: str) -> None:
     assert other.explain("r5") == scheduler.explain("r5")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"queue_timeout_s": 0.5},
+        {"policy": "deadline", "refuse_late": True},
+        {"speculation": "adaptive", "num_speculative_tokens": 3},
+        {"discipline": "prefill_first", "max_wait": 1.0},
+        {"preemption_mode": "auto", "swap_space": 8},
+    ],
+)
+def test_every_optional_part_of_a_scheduler_goes_on_from_its_state(
+    settings: dict[str, Any],
+) -> None:
+    sizes: dict[str, Any] = {"max_num_seqs": 1, "max_model_len": 64, "num_blocks": 24}
+    config = Config.of(**sizes, **settings)
+    scheduler = Scheduler(config)
+    for name in "abc":
+        request = Request(id=name, prompt=np.arange(5), max_tokens=3, deadline=0.5)
+        scheduler.submit(request, now=0.0)
+    other = SchedulerCheckpoint.decoded(content(scheduler), config).scheduler()
+    while not scheduler.idle:
+        assert turn(other) == turn(scheduler)
+    assert other.idle
+
+
 def test_a_state_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler.create(num_blocks=8)
     before = content(scheduler)
