@@ -75,7 +75,7 @@ def sampling_of(kept: dict[str, Any]) -> Sampling:
 # -- results ----------------------------------------------------------------
 #
 # Everything that a scheduler reads from a result is recorded. Parts that most results lack have
-# records of their own in front of the COMMIT: SCORES and FAILED. A new part of a result that a
+# records of their own in front of the COMMIT: SCORES, FAILED and DRAFTS. A new part that a
 # decision depends on gets another one.
 
 
