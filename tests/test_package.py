@@ -18,15 +18,15 @@ import pytest
 import paceline
 
 ROOT = Path(__file__).parent.parent
-LAZY = ("LLM", "AsyncLLM", "Ask", "SamplingParams")
+LAZY = ("LLM", "AsyncLLM", "GenerationRequest", "SamplingParams")
 
 WELL_TYPED = """
 from typing import assert_type
 
 import numpy as np
 from paceline import (
-    LLM, Ask, AsyncLLM, Outputs, Plan, QueueFull, Request, RequestError, SamplingParams,
-    Scheduler, StepResult,
+    LLM, AsyncLLM, GenerationRequest, Outputs, Plan, QueueFull, Request, RequestError,
+    SamplingParams, Scheduler, StepResult,
 )
 
 scheduler = Scheduler.create(max_num_seqs=8, num_blocks=128, block_size=16)
@@ -45,8 +45,8 @@ def text_of(llm: LLM) -> list[str]:
 
 
 async def stream(llm: AsyncLLM) -> None:
-    async for piece in llm.generate(Ask(prompt="a")):
-        assert_type(piece.text, str)
+    async for delta in llm.generate(GenerationRequest(prompt="a")):
+        assert_type(delta.text, str)
 
 
 def refused(error: QueueFull | RequestError) -> str:

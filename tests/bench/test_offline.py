@@ -4,30 +4,30 @@ import pytest
 
 from paceline.bench.offline import RunFailed, latency, throughput
 from paceline.bench.runs import Repeats, Run
-from paceline.engine.llm import LLM
+from paceline.engine.offline import OfflineEngine
 from tests.bench.support import call
 from tests.engine.support import build
 
 
 @pytest.fixture
-def llm() -> LLM:
-    return LLM("oracle", build)
+def llm() -> OfflineEngine:
+    return OfflineEngine("oracle", build)
 
 
-def test_throughput_counts_what_was_asked_for(llm: LLM) -> None:
+def test_throughput_counts_what_was_asked_for(llm: OfflineEngine) -> None:
     done = throughput(llm, [call(number, 5 + number, 4) for number in range(6)], 300, 0)
     assert (done.requests, done.prompt_tokens, done.output_tokens) == (6, 45, 24)
     assert done.seconds > 0
 
 
-def test_latency_measures_a_batch_again_and_again_without_prefix_hits(llm: LLM) -> None:
+def test_latency_measures_a_batch_again_and_again_without_prefix_hits(llm: OfflineEngine) -> None:
     repeats = latency(llm, [call(0, 40, 2), call(1, 40, 2)], 300, repeats=3, warmup=2)
     assert len(repeats.runs) == 3
     assert [run.output_tokens for run in repeats.runs] == [4, 4, 4]
     assert llm.get_metrics().counters["prefix_cache_hits"] == 0
 
 
-def test_a_prompt_that_fails_fails_the_run(llm: LLM) -> None:
+def test_a_prompt_that_fails_fails_the_run(llm: OfflineEngine) -> None:
     with pytest.raises(RunFailed, match="1 of 2 prompts failed"):
         throughput(llm, [call(0), call(1, tokens=900)], 300, 0)
 

@@ -31,7 +31,7 @@ def test_so_many_at_once_and_no_more() -> None:
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, len(site.desk.open_requests))
+                most = max(most, len(site.context.open_requests))
                 await asyncio.sleep(0.001)
 
         watching = asyncio.create_task(watch())

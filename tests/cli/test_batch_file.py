@@ -47,7 +47,7 @@ def run(lines: list[str], folder: Path, width: int = 4, **settings: Any) -> Coun
 
 async def watch(site: Site, width: int) -> None:
     while True:
-        assert len(site.desk.open_requests) <= width
+        assert len(site.context.open_requests) <= width
         await asyncio.sleep(0.001)
 
 
@@ -137,7 +137,7 @@ def test_an_engine_that_is_gone_ends_the_batch_and_what_is_there_stays(tmp_path:
             with Results(tmp_path / "out") as results:
                 batch = Batch(site.http, results, 1)
                 await batch.run(iter([*entries(tmp_path / "in")][:1]))
-                site.desk.draining = True
+                site.context.draining = True
                 with pytest.raises(BatchStopped, match="takes no requests"):
                     await batch.run(entries(tmp_path / "in"))
 

@@ -15,8 +15,8 @@ from tokenizers.trainers import BpeTrainer
 from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Candidates, Plan, PromptScores, StepResult
 from paceline.core.request import Request
-from paceline.engine.api import Ask, Piece, RequestOutput, SamplingParams
-from paceline.engine.core.components import Parts
+from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams, TextDelta
+from paceline.engine.core.components import EngineComponents
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import OracleRunner
@@ -170,7 +170,7 @@ def never(_plan: Plan, _where: str) -> bool:
     return False
 
 
-def parts(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> Parts:
+def components(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> EngineComponents:
     """An engine's parts; settings of the scheduler and of the parts by name."""
     depth = settings.pop("depth", 1)
     own = {one.name for one in fields(EngineSettings)} & settings.keys()
@@ -189,21 +189,21 @@ def parts(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> Parts
         blocks, settings["block_size"], text.vocab_size, host_blocks=settings.get("swap_space", 0)
     )
     port, template = OraclePort(oracle, breaks), ChatTemplate.of(text)
-    return Parts("oracle", scheduler, port, text, template, depth, chosen)
+    return EngineComponents("oracle", scheduler, port, text, template, depth, chosen)
 
 
-def build(_model: str, **settings: Any) -> Parts:
-    return parts(**settings)
+def build(_model: str, **settings: Any) -> EngineComponents:
+    return components(**settings)
 
 
-def build_breaking(_model: str, step: int, **settings: Any) -> Parts:
+def build_breaking(_model: str, step: int, **settings: Any) -> EngineComponents:
     """A device that fails in one step."""
-    return parts(lambda plan, where: plan.step == step and where == "wait", **settings)
+    return components(lambda plan, where: plan.step == step and where == "wait", **settings)
 
 
-def build_mistaken(_model: str, tokens: int, crowd: int = 1, **settings: Any) -> Parts:
+def build_mistaken(_model: str, tokens: int, crowd: int = 1, **settings: Any) -> EngineComponents:
     """A scheduler that makes a mistake after so many tokens, once as many requests are here."""
-    made = parts(**settings)
+    made = components(**settings)
     plan = made.scheduler.plan
 
     def planned(now: float) -> Plan:
@@ -215,9 +215,9 @@ def build_mistaken(_model: str, tokens: int, crowd: int = 1, **settings: Any) ->
     return made
 
 
-def build_stuck(_model: str, step: int, **settings: Any) -> Parts:
+def build_stuck(_model: str, step: int, **settings: Any) -> EngineComponents:
     """A device that never comes back from one step."""
-    made = parts(**settings)
+    made = components(**settings)
     port = made.runner
     assert isinstance(port, OraclePort)
     wait = port.wait
@@ -231,7 +231,7 @@ def build_stuck(_model: str, step: int, **settings: Any) -> Parts:
     return made
 
 
-def build_for_ever(_model: str, **_settings: Any) -> Parts:
+def build_for_ever(_model: str, **_settings: Any) -> EngineComponents:
     """One that is never ready."""
     Event().wait()
     raise AssertionError
@@ -269,24 +269,24 @@ def expected_text(ids: Sequence[int], reason: str) -> str:
     return tokenizer().decode(ids[:-1] if reason == "stop" else ids)
 
 
-def ask(prompt: str, request_id: str = "", **params: Any) -> Ask:
-    return Ask(prompt=prompt, request_id=request_id, params=SamplingParams(**params))
+def ask(prompt: str, request_id: str = "", **params: Any) -> GenerationRequest:
+    return GenerationRequest(prompt=prompt, request_id=request_id, params=SamplingParams(**params))
 
 
 class Ear:
     """A sink that remembers everything, and that nothing may be told after the end."""
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
+        self.deltas: list[TextDelta] = []
         self.output: RequestOutput | None = None
         self.error: Exception | None = None
 
-    def put(self, piece: Piece) -> None:
+    def put(self, delta: TextDelta) -> None:
         assert self.output is None
         assert self.error is None
-        earlier = [one for one in self.pieces if one.index == piece.index]
+        earlier = [one for one in self.deltas if one.index == delta.index]
         assert not earlier or earlier[-1].finish_reason is None
-        self.pieces.append(piece)
+        self.deltas.append(delta)
 
     def close(self, output: RequestOutput) -> None:
         assert self.output is None
@@ -297,13 +297,13 @@ class Ear:
 
     def refuse(self, error: Exception) -> None:
         assert self.output is None
-        assert not self.pieces
+        assert not self.deltas
         self.error = error
 
-    def joined(self, index: int) -> Piece:
-        first, *rest = [piece for piece in self.pieces if piece.index == index]
-        for piece in rest:
-            first = first.followed_by(piece)
+    def joined(self, index: int) -> TextDelta:
+        first, *rest = [delta for delta in self.deltas if delta.index == index]
+        for delta in rest:
+            first = first.followed_by(delta)
         return first
 
 

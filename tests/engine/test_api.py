@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.engine.api import Ask, TokenizedPrompt
+from paceline.engine.api import GenerationRequest, TokenizedPrompt
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -16,7 +16,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 )
 def test_exactly_one_form_of_the_prompt_is_given(given: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="give one of"):
-        Ask(**given)
+        GenerationRequest(**given)
 
 
 @pytest.mark.parametrize(
@@ -25,27 +25,31 @@ def test_exactly_one_form_of_the_prompt_is_given(given: dict[str, Any]) -> None:
 )
 def test_what_only_a_chat_template_reads_needs_messages(given: dict[str, Any]) -> None:
     (name,) = given
-    Ask(messages=MESSAGES, **given)
+    GenerationRequest(messages=MESSAGES, **given)
     with pytest.raises(RequestError, match=f"{name} is for the chat template"):
-        Ask(prompt="hello", **given)
+        GenerationRequest(prompt="hello", **given)
 
 
 def test_no_tools_and_no_variables_are_nothing() -> None:
-    Ask(prompt="hello", tools=[], variables={})
+    GenerationRequest(prompt="hello", tools=[], variables={})
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
 def test_a_timeout_is_positive(timeout: float) -> None:
     with pytest.raises(RequestError, match="timeout"):
-        Ask(prompt="hello", timeout=timeout)
+        GenerationRequest(prompt="hello", timeout=timeout)
 
 
 def test_a_request_that_is_ready_has_token_ids_and_nothing_for_a_template() -> None:
-    given = Ask(messages=MESSAGES, tools=[{}], variables={"a": 1}, add_generation_prompt=False)
+    given = GenerationRequest(
+        messages=MESSAGES, tools=[{}], variables={"a": 1}, add_generation_prompt=False
+    )
     ready = given.ready(TokenizedPrompt([5, 6], "hello"), "mine", 3.0)
-    assert ready == Ask(prompt_token_ids=[5, 6], text="hello", request_id="mine", timeout=3.0)
+    assert ready == GenerationRequest(
+        prompt_token_ids=[5, 6], text="hello", request_id="mine", timeout=3.0
+    )
 
 
 def test_its_own_timeout_goes_before_the_servers() -> None:
-    given = Ask(prompt="hello", timeout=2.0)
+    given = GenerationRequest(prompt="hello", timeout=2.0)
     assert given.ready(TokenizedPrompt([5]), "mine", 3.0).timeout == 2.0

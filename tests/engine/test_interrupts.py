@@ -5,14 +5,14 @@ from threading import Thread
 
 import pytest
 
-from paceline.engine.interrupts import held_back
+from paceline.engine.interrupts import interrupts_deferred
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 def test_an_interrupt_waits_for_the_end() -> None:
     done: list[str] = []
-    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), interrupts_deferred():  # noqa: PT012
         raise_signal(SIGINT)
         done.append("the rest")
     assert done == ["the rest"]
@@ -21,7 +21,7 @@ def test_an_interrupt_waits_for_the_end() -> None:
 
 def test_a_second_one_does_not_wait() -> None:
     done: list[str] = []
-    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), interrupts_deferred():  # noqa: PT012
         raise_signal(SIGINT)
         done.append("some")
         raise_signal(SIGINT)
@@ -31,9 +31,9 @@ def test_a_second_one_does_not_wait() -> None:
 
 
 def test_without_an_interrupt_nothing_happens() -> None:
-    with held_back():
+    with interrupts_deferred():
         pass
-    with pytest.raises(ValueError, match="mine"), held_back():
+    with pytest.raises(ValueError, match="mine"), interrupts_deferred():
         raise ValueError("mine")
     assert getsignal(SIGINT) is default_int_handler
 
@@ -41,7 +41,7 @@ def test_without_an_interrupt_nothing_happens() -> None:
 def test_who_handles_interrupts_hears_of_it_afterwards() -> None:
     heard: list[int] = []
     signal(SIGINT, lambda number, _: heard.append(number))
-    with held_back():
+    with interrupts_deferred():
         raise_signal(SIGINT)
         assert heard == []
     assert heard == [SIGINT]
@@ -51,7 +51,7 @@ def test_other_threads_have_nothing_to_hold_back() -> None:
     done: list[bool] = []
 
     def run() -> None:
-        with held_back():
+        with interrupts_deferred():
             done.append(getsignal(SIGINT) is default_int_handler)
 
     thread = Thread(target=run)

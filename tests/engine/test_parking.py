@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.ports import Core
 from paceline.engine.core.process import ProcessCore
@@ -18,16 +17,17 @@ from paceline.engine.core.restart import RestartingCore
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.settings import CoreSettings, EngineSettings
+from paceline.engine.streaming import StreamingEngine
 from paceline.text.chat_template import ChatTemplate
-from tests.engine.support import ask, parts, tokenizer
+from tests.engine.support import ask, components, tokenizer
 
-Use = Callable[[AsyncLLM], Awaitable[None]]
+Use = Callable[[StreamingEngine], Awaitable[None]]
 CORES = pytest.mark.parametrize("kind", ["thread", "process", "restarting"])
 
 
 def core(kind: str, limits: EngineSettings, **settings: Any) -> Core:
     if kind == "thread":
-        return ThreadCore(replace(parts(**settings), settings=limits).engine())
+        return ThreadCore(replace(components(**settings), settings=limits).engine())
 
     def make() -> ProcessCore:
         return ProcessCore("tests.engine.support:build", "oracle", settings, limits)
@@ -40,7 +40,7 @@ def on(kind: str, use: Use, limits: EngineSettings | None = None, **settings: An
     frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
 
     async def run() -> None:
-        engine = AsyncLLM(running, frontend)
+        engine = StreamingEngine(running, frontend)
         try:
             await use(engine)
         finally:
@@ -49,13 +49,13 @@ def on(kind: str, use: Use, limits: EngineSettings | None = None, **settings: An
     asyncio.run(asyncio.wait_for(run(), 50))
 
 
-async def state(engine: AsyncLLM, request_id: str) -> str:
+async def state(engine: StreamingEngine, request_id: str) -> str:
     return (await engine.snapshot())["requests"][request_id]["state"]
 
 
 @CORES
 def test_it_runs_once_it_is_woken_and_others_pass_it_meanwhile(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         parked = engine.generate(ask("hello", "a", max_tokens=4), parked="grammar")
         other = await engine.generate(ask("there", "b", max_tokens=4)).whole()
         assert other.finished
@@ -75,7 +75,7 @@ def test_it_runs_once_it_is_woken_and_others_pass_it_meanwhile(kind: str) -> Non
 
 @CORES
 def test_a_waiting_request_is_parked_and_keeps_its_place(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.pause("all")
         streams = [engine.generate(ask("hello", name, max_tokens=2)) for name in "abc"]
         engine.park("a", "remote_kv")
@@ -92,7 +92,7 @@ def test_a_waiting_request_is_parked_and_keeps_its_place(kind: str) -> None:
 
 @CORES
 def test_a_request_that_runs_or_is_unknown_is_left_alone(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", "a", max_tokens=100, ignore_eos=True))
         await stream.__anext__()
         engine.park("a", "grammar")
@@ -106,7 +106,7 @@ def test_a_request_that_runs_or_is_unknown_is_left_alone(kind: str) -> None:
 
 @CORES
 def test_it_ends_by_its_own_timeout(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         asked = replace(ask("hello", "a"), timeout=0.05)
         output = await engine.generate(asked, parked="grammar").whole()
         assert output.outputs[0].finish_reason == "timeout"
@@ -117,7 +117,7 @@ def test_it_ends_by_its_own_timeout(kind: str) -> None:
 
 @CORES
 def test_it_ends_by_the_timeout_of_the_queue(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         output = await engine.generate(ask("hello", "a"), parked="grammar").whole()
         assert output.outputs[0].finish_reason == "timeout"
 
@@ -126,7 +126,7 @@ def test_it_ends_by_the_timeout_of_the_queue(kind: str) -> None:
 
 @CORES
 def test_it_can_be_aborted(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", "a"), parked="grammar")
         assert await engine.abort("a")
         assert (await stream.whole()).outputs[0].finish_reason == "abort"
@@ -138,7 +138,7 @@ def test_it_can_be_aborted(kind: str) -> None:
 
 @CORES
 def test_parked_requests_are_no_stall(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", "a", max_tokens=1), parked="grammar")
         await asyncio.sleep(0.3)
         assert engine.healthy() is None
@@ -150,7 +150,7 @@ def test_parked_requests_are_no_stall(kind: str) -> None:
 
 @CORES
 def test_a_reason_is_needed(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         with pytest.raises(RequestError, match="without a reason"):
             engine.park("a", "")
 
@@ -159,7 +159,7 @@ def test_a_reason_is_needed(kind: str) -> None:
 
 @CORES
 def test_parking_in_a_core_that_is_gone_is_quiet(kind: str) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", "a"), parked="grammar")
         await engine.shutdown()
         engine.park("a", "grammar")

@@ -9,17 +9,17 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.errors import RequestError
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Request
-from paceline.engine.api import Alternative, Ask, PromptLogprob, SamplingParams
-from paceline.engine.core.components import Parts
-from paceline.engine.frontend.open_request import Conversation
+from paceline.engine.api import Alternative, GenerationRequest, PromptLogprob, SamplingParams
+from paceline.engine.core.components import EngineComponents
+from paceline.engine.frontend.open_request import OpenRequest
 from tests.engine.frontend.test_frontend import Desk
 from tests.engine.support import (
     Ear,
     OraclePort,
     as_request,
     ask,
+    components,
     expected_prompt,
-    parts,
     tokenizer,
 )
 
@@ -41,11 +41,11 @@ WAYS: dict[str, dict[str, Any]] = {
 class Open(Desk):
     """A desk that remembers its requests, whose salts are their own."""
 
-    def __init__(self, made: Parts) -> None:
+    def __init__(self, made: EngineComponents) -> None:
         super().__init__(made)
         self.requests: list[Request] = []
 
-    def begin(self, one: Ask) -> Ear:
+    def begin(self, one: GenerationRequest) -> Ear:
         ear = Ear()
         self.requests.append(self.frontend.begin(one, ear))
         self.engine.submit(self.requests[-1])
@@ -71,15 +71,15 @@ def check(ear: Ear, request: Request, wanted: int) -> None:
         assert top == [(id, pytest.approx(value)) for id, value in score.best[:wanted]]
     for answer in ear.output.outputs:
         assert answer.prompt_logprobs == told
-        own = [piece for piece in ear.pieces if piece.index == answer.index]
-        assert [piece.prompt_logprobs is not None for piece in own] == [True, *[False] * len(own)][
+        own = [delta for delta in ear.deltas if delta.index == answer.index]
+        assert [delta.prompt_logprobs is not None for delta in own] == [True, *[False] * len(own)][
             : len(own)
         ]
 
 
-def run(asks: Sequence[Ask], wanted: int, **settings: Any) -> Open:
-    desk = Open(parts(**settings))
-    ears = [desk.begin(one) for one in asks]
+def run(generations: Sequence[GenerationRequest], wanted: int, **settings: Any) -> Open:
+    desk = Open(components(**settings))
+    ears = [desk.begin(one) for one in generations]
     desk.run()
     for ear, request in zip(ears, desk.requests, strict=True):
         check(ear, request, wanted)
@@ -90,8 +90,8 @@ def run(asks: Sequence[Ask], wanted: int, **settings: Any) -> Open:
 @pytest.mark.parametrize("family", [{}, {"n": 2}, {"best_of": 2}])
 def test_they_are_those_of_the_reference(way: str, family: dict[str, int]) -> None:
     params: dict[str, Any] = {"max_tokens": 20, "seed": 3, "ignore_eos": True, **family}
-    asks = [ask(prompt, prompt_logprobs=2, **params) for prompt in PROMPTS]
-    desk = run(asks, 2, **WAYS[way])
+    generations = [ask(prompt, prompt_logprobs=2, **params) for prompt in PROMPTS]
+    desk = run(generations, 2, **WAYS[way])
     if "num_blocks" in WAYS[way] and way != "whole":
         assert desk.engine.scheduler.stats.preemptions, "the pool was not tight"
 
@@ -105,7 +105,7 @@ def test_beams_and_a_single_token_too() -> None:
 def test_a_prompt_alone(family: dict[str, int]) -> None:
     every = range(tokenizer().vocab_size)  # whatever is drawn could be the end
     params: dict[str, Any] = {"max_tokens": 0, "stop_token_ids": every, **family}
-    desk = Open(parts(depth=3, max_num_batched_tokens=16))
+    desk = Open(components(depth=3, max_num_batched_tokens=16))
     ear = desk.begin(ask(LONG, prompt_logprobs=2, **params))
     desk.run()
     check(ear, desk.requests[0], 2)
@@ -133,7 +133,7 @@ def test_nothing_is_found_in_the_cache_and_the_others_find_as_before() -> None:
 
 
 def test_a_name_that_is_used_again_gets_nothing_of_the_one_before() -> None:
-    desk = Open(parts(depth=3, max_num_batched_tokens=8))
+    desk = Open(components(depth=3, max_num_batched_tokens=8))
     first = desk.begin(ask(LONG * 3, "a", prompt_logprobs=1, max_tokens=2))
     desk.turn()
     desk.engine.abort("a")
@@ -147,7 +147,7 @@ def test_a_name_that_is_used_again_gets_nothing_of_the_one_before() -> None:
 
 def test_what_was_computed_is_told_with_a_failure() -> None:
     desk = Open(
-        parts(lambda plan, where: plan.step == 3 and where == "wait", max_num_batched_tokens=8)
+        components(lambda plan, where: plan.step == 3 and where == "wait", max_num_batched_tokens=8)
     )
     ear = desk.begin(ask(LONG * 2, prompt_logprobs=1, max_tokens=2))
     desk.run()
@@ -162,7 +162,7 @@ def test_what_was_computed_is_told_with_a_failure() -> None:
 
 
 def test_a_device_that_cannot_tell_them_refuses() -> None:
-    made = parts()
+    made = components()
     assert isinstance(made.runner, OraclePort)
     made.runner.capabilities = Capabilities(logprobs=True)
     desk = Desk(made)
@@ -182,20 +182,20 @@ def test_a_number_that_makes_no_sense(number: Any) -> None:
 def test_what_is_told_again_changes_nothing() -> None:
     params, ear = SamplingParams(prompt_logprobs=0, n=2), Ear()
     request = as_request([5, 6, 7, 8], params)
-    one = Conversation(request, params, None, ear, tokenizer(), 0.0)
+    one = OpenRequest(request, params, None, ear, tokenizer(), 0.0)
 
     def entries(logprob: float, count: int) -> list[PromptLogprob]:
         found = Alternative(5, logprob, "", b"")
         return [PromptLogprob(found, (), 1)] * count
 
-    one.learn(1, entries(-1.0, 2))
-    one.learn(1, entries(-2.0, 3))
+    one.add_prompt_logprobs(1, entries(-1.0, 2))
+    one.add_prompt_logprobs(1, entries(-2.0, 3))
     one.push(0, [9])
-    one.learn(1, entries(-3.0, 3))
+    one.add_prompt_logprobs(1, entries(-3.0, 3))
     one.push(1, [9], ended=Ended("reference", Finish.LENGTH, child=1))
     one.push(0, [9])
     values = [
-        [entry and entry.chosen.logprob for entry in piece.prompt_logprobs or ()]
-        for piece in ear.pieces
+        [entry and entry.chosen.logprob for entry in delta.prompt_logprobs or ()]
+        for delta in ear.deltas
     ]
     assert values == [[None, -1.0, -1.0, -2.0]] * 2 + [[]]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams, Scheduler
-from paceline.engine.core.components import Parts
-from paceline.engine.llm import LLM
+from paceline.engine.core.components import EngineComponents
+from paceline.engine.offline import OfflineEngine
 from paceline.hub.progress import silent
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
@@ -21,7 +21,7 @@ from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import Runner
 from paceline.sched.stats import Stats
 from paceline.text.chat_template import ChatTemplate
-from paceline.wiring.model import Source, find_model
+from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.settings import Hardware, resolve, sort_settings
 
 STORY = "Once upon a time, in a village by the sea, there lived an old fisherman who "
@@ -39,7 +39,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 class Real:
     """The weights, once, for all engines of this file."""
 
-    source: Source
+    source: ModelSource
     model: Model
 
     def run(self, prompts: list[str], **settings: Any) -> tuple[list[tuple[int, ...]], Stats]:
@@ -56,8 +56,10 @@ class Real:
             runner.reserve_host(config.preemption.swap_space)
         scheduler, tokenizer = Scheduler(config), self.source.tokenizer
         template = ChatTemplate.of(tokenizer)
-        parts = Parts("smollm2", scheduler, runner, tokenizer, template, depth=max(own.depth, 1))
-        llm = LLM("smollm2", lambda name, **settings: parts)
+        components = EngineComponents(
+            "smollm2", scheduler, runner, tokenizer, template, depth=max(own.depth, 1)
+        )
+        llm = OfflineEngine("smollm2", lambda name, **settings: components)
         outputs = llm.generate(prompts, GREEDY, progress=False)
         return [output.outputs[0].token_ids for output in outputs], scheduler.stats
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.engine.api import SamplingParams
-from paceline.engine.llm import LLM
+from paceline.engine.offline import OfflineEngine
 from paceline.wiring.assembly import build
 from tests.conformance.architectures import SIZES
 from tests.gpu.support import ON_A_CARD
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def tokens(llm: LLM, **sampling: Any) -> list[Any]:
+def tokens(llm: OfflineEngine, **sampling: Any) -> list[Any]:
     params = SamplingParams(max_tokens=40, ignore_eos=True, **sampling)
     told = llm.generate(PROMPTS, params, progress=False)
     assert not any(one.error for one in told)
@@ -63,7 +63,7 @@ def tokens(llm: LLM, **sampling: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plainly(folder: str) -> list[Any]:
-    llm = LLM(folder, build, **PLAIN)
+    llm = OfflineEngine(folder, build, **PLAIN)
     return [tokens(llm, **sampling) for sampling in SAMPLING]
 
 
@@ -71,7 +71,7 @@ def plainly(folder: str) -> list[Any]:
 def test_tokens_are_the_same_however_they_are_scheduled(
     folder: str, plainly: list[Any], way: str
 ) -> None:
-    llm = LLM(folder, build, **{**PLAIN, **WAYS[way]})
+    llm = OfflineEngine(folder, build, **{**PLAIN, **WAYS[way]})
     assert [tokens(llm, **sampling) for sampling in SAMPLING] == plainly
 
 
@@ -79,14 +79,14 @@ def test_choices_and_beams_come_again_however_they_are_scheduled(folder: str) ->
     found = []
     tight = {"num_gpu_blocks_override": 90}
     for settings in (PLAIN, {**PLAIN, **tight}, {**PLAIN, "async_scheduling": False}):
-        llm = LLM(folder, build, **settings)
+        llm = OfflineEngine(folder, build, **settings)
         several = tokens(llm, n=3, temperature=1.0, seed=3)
         assert all(len({*choices}) == 3 for choices in several)
         found.append((several, tokens(llm, n=2, use_beam_search=True, beam_width=3)))
     assert found[0] == found[1] == found[2]
 
 
-def prompt_logprobs(llm: LLM) -> list[list[float]]:
+def prompt_logprobs(llm: OfflineEngine) -> list[list[float]]:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
     told = llm.generate(PROMPTS, params, progress=False)
     assert not any(one.error for one in told)
@@ -96,7 +96,7 @@ def prompt_logprobs(llm: LLM) -> list[list[float]]:
 
 @pytest.fixture(scope="module")
 def scored_plainly(folder: str) -> list[list[float]]:
-    return prompt_logprobs(LLM(folder, build, **PLAIN))
+    return prompt_logprobs(OfflineEngine(folder, build, **PLAIN))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -104,13 +104,13 @@ def test_log_probabilities_of_prompts_however_they_are_scheduled(
     folder: str, scored_plainly: list[list[float]], way: str
 ) -> None:
     assert [len(own) for own in scored_plainly] == [len(prompt) - 1 for prompt in PROMPTS]
-    got = prompt_logprobs(LLM(folder, build, **{**PLAIN, **WAYS[way]}))
+    got = prompt_logprobs(OfflineEngine(folder, build, **{**PLAIN, **WAYS[way]}))
     for prompt, own, expected in zip(PROMPTS, got, scored_plainly, strict=True):
         assert own == pytest.approx(expected, abs=1e-4), f"of {prompt}"
 
 
 def test_without_memory_for_a_step_its_requests_fail_and_the_engine_goes_on(folder: str) -> None:
-    llm = LLM(folder, build, **PLAIN)
+    llm = OfflineEngine(folder, build, **PLAIN)
     before = tokens(llm, temperature=0.0)
     free, _ = torch.cuda.mem_get_info()
     torch.cuda.empty_cache()
@@ -139,7 +139,7 @@ def hungry(sample: Any) -> Any:
 
 
 def test_the_memory_that_is_left_is_for_kv() -> None:
-    llm = LLM(
+    llm = OfflineEngine(
         "qwen3-0.6b",
         build,
         load_format="dummy",

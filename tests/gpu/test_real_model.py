@@ -9,7 +9,7 @@ import os
 import pytest
 
 from paceline.engine.api import SamplingParams
-from paceline.engine.llm import LLM
+from paceline.engine.offline import OfflineEngine
 from paceline.wiring.assembly import build
 from tests.gpu.support import ON_A_CARD
 
@@ -37,7 +37,7 @@ def test_greedy_tokens_are_those_of_the_cpu() -> None:
         ("cuda", {"dtype": "float32"}),
         ("cuda", {"dtype": "bfloat16"}),
     ):
-        llm = LLM(MODEL, build, device=device, **how, **settings)
+        llm = OfflineEngine(MODEL, build, device=device, **how, **settings)
         told = llm.generate(PROMPTS, params, progress=False)
         got[device, *how.values()] = [one.outputs[0].token_ids for one in told]
     assert got["cuda", "float32"] == got["cpu", "float32"]

@@ -12,16 +12,16 @@ import httpx
 from openai import AsyncOpenAI
 
 from paceline.core.plan import Plan
-from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.streaming import StreamingEngine
 from paceline.sched.scheduler import Scheduler
 from paceline.server.app import create_app
-from paceline.server.context import Desk
+from paceline.server.context import ServerContext
 from paceline.server.serve import DrainingServer, draining_server
 from paceline.server.settings import ServerSettings
 from tests.engine.support import (
     assert_nothing_left,
+    components,
     never,
-    parts,
     tokenizer,
 )
 
@@ -52,8 +52,8 @@ class Site:
     http: httpx.AsyncClient
     openai: AsyncOpenAI
     server: DrainingServer
-    desk: Desk
-    engine: AsyncLLM
+    context: ServerContext
+    engine: StreamingEngine
     scheduler: Scheduler
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
@@ -86,7 +86,7 @@ class Site:
     @property
     def empty(self) -> bool:
         """Is no request open, neither at the desk nor in the engine?"""
-        return not self.desk.open_requests and not self.engine._frontend.open
+        return not self.context.open_requests and not self.engine._frontend.open
 
 
 @asynccontextmanager
@@ -96,8 +96,8 @@ async def served(
     **engine_settings: Any,
 ) -> AsyncGenerator[Site]:
     """At the end every request has to be gone and every block free."""
-    built = parts(breaks, **engine_settings)
-    engine = AsyncLLM.of(built)
+    built = components(breaks, **engine_settings)
+    engine = StreamingEngine.of(built)
     app = create_app(engine, MODEL, tokenizer(), settings)
     server = draining_server(app, "127.0.0.1", 0)
     running = asyncio.create_task(server.serve())
@@ -111,7 +111,7 @@ async def served(
             httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as http,
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
         ):
-            site = Site(url, http, openai, server, app.state.desk, engine, built.scheduler)
+            site = Site(url, http, openai, server, app.state.context, engine, built.scheduler)
             yield site
             if engine.healthy() is None:
                 await engine.resume()

@@ -29,13 +29,13 @@ def test_a_request_without_numbers_fails_alone(
     caplog.set_level(logging.INFO, "paceline.requests")
 
     async def scenario(site: Site) -> None:
-        asks = [
+        generations = [
             site.openai.completions.create(
                 model=MODEL, prompt="the quick", max_tokens=20, seed=1, extra_headers=headers
             )
             for headers in ({"X-Request-Id": "spoiled"}, {"X-Request-Id": "good"})
         ]
-        bad, good = await asyncio.gather(*asks, return_exceptions=True)
+        bad, good = await asyncio.gather(*generations, return_exceptions=True)
         assert isinstance(bad, InternalServerError)
         assert bad.code == "engine_failed"
         assert "has no numbers" in bad.message

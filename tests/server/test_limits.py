@@ -20,7 +20,7 @@ def test_a_queue_that_is_full_of_tokens_says_when_to_come_again() -> None:
     async def scenario(site: Site) -> None:
         await site.engine.pause("all")
         asking = asyncio.create_task(site.post(PATH, **{**LONG, "prompt": [7] * 30}))
-        await site.until(lambda: len(site.desk.open_requests) == 1)
+        await site.until(lambda: len(site.context.open_requests) == 1)
         with pytest.raises(RateLimitError) as refused:
             await site.openai.completions.create(model=MODEL, prompt=[7] * 30)
         assert refused.value.code == "queue_full"
@@ -91,7 +91,7 @@ def test_a_request_with_a_timeout_of_its_own_is_a_504_or_ends_where_it_is(
     async def scenario(site: Site) -> None:
         body = {**LONG, "max_tokens": 240, "timeout": 1.0}
         asking = asyncio.gather(site.post(PATH, **body), site.events(PATH, **body))
-        await site.until(lambda: len(site.desk.open_requests) == 2)
+        await site.until(lambda: len(site.context.open_requests) == 2)
         await site.until_told()
         await site.engine.pause("all")
         whole, events = await asking

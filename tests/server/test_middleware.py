@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.server.middleware import Border
+from paceline.server.middleware import RequestGuard
 from paceline.server.settings import ServerSettings
 from tests.server.conftest import Play
 from tests.server.support import Site, on_its_own_server, slow
@@ -93,7 +93,7 @@ def test_names_and_values_of_headers_count(size: int, refused: bool, path: str) 
 
     headers = [(b"name", b"x"), (b"other", b"x" * (size - 10))]
     scope = {"type": "http", "path": path, "headers": headers}
-    asyncio.run(Border(let_in, ServerSettings(header_bytes=20))(scope, receive, send))
+    asyncio.run(RequestGuard(let_in, ServerSettings(header_bytes=20))(scope, receive, send))
     assert seen[0] == (431 if refused else 200)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.api import Ask, SamplingParams
+from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.server.parse import chat_ask, completion_asks
 from paceline.server.routes.responses import response_ask
 from paceline.server.schemas.requests import ChatRequest, CompletionRequest, ResponseRequest
@@ -39,11 +39,15 @@ SAMPLING: list[dict[str, Any]] = [
 ELSEWHERE = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
 
 
-def asked(**given: Any) -> list[Ask]:
+def asked(**given: Any) -> list[GenerationRequest]:
     """The same at each of the routes; a response has one choice."""
-    asks = [*completion_asks(CompletionRequest(prompt="the", **given))]
-    asks.append(chat_ask(ChatRequest(messages=MESSAGES, **given)))
-    return asks if "n" in given else [*asks, response_ask(ResponseRequest(input="the", **given))]
+    generations = [*completion_asks(CompletionRequest(prompt="the", **given))]
+    generations.append(chat_ask(ChatRequest(messages=MESSAGES, **given)))
+    return (
+        generations
+        if "n" in given
+        else [*generations, response_ask(ResponseRequest(input="the", **given))]
+    )
 
 
 def test_all_of_sampling_is_tried() -> None:
@@ -53,8 +57,8 @@ def test_all_of_sampling_is_tried() -> None:
 
 @pytest.mark.parametrize("given", SAMPLING, ids=lambda given: next(iter(given)))
 def test_sampling_is_what_the_body_says(given: dict[str, Any]) -> None:
-    for ask in asked(**given, max_tokens=5):
-        assert ask.params == SamplingParams(**given, max_tokens=5)
+    for generation in asked(**given, max_tokens=5):
+        assert generation.params == SamplingParams(**given, max_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +75,15 @@ def test_sampling_is_what_the_body_says(given: dict[str, Any]) -> None:
 def test_who_asks_and_how_urgently_is_what_the_body_says(
     given: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    for ask in asked(**given):
-        assert {name: getattr(ask, name) for name in wanted} == wanted
+    for generation in asked(**given):
+        assert {name: getattr(generation, name) for name in wanted} == wanted
 
 
 def test_the_newer_name_of_a_limit_counts_first() -> None:
     chat = chat_ask(ChatRequest(messages=MESSAGES, max_tokens=3, max_completion_tokens=5))
     response = response_ask(ResponseRequest(input="the", max_tokens=3, max_output_tokens=5))
     assert chat.params.max_tokens == response.params.max_tokens == 5
-    assert [ask.params.max_tokens for ask in asked(max_tokens=3)] == [3, 3, 3]
+    assert [generation.params.max_tokens for generation in asked(max_tokens=3)] == [3, 3, 3]
 
 
 def test_tools_that_may_not_be_called_are_not_shown() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.plan import Plan
 from paceline.engine.api import SamplingParams
-from paceline.server.retry_after import Pace
+from paceline.server.retry_after import RequestRate
 from paceline.server.settings import ServerSettings
 from tests.engine.support import expected, expected_text
 from tests.server.support import DEFAULTS, Site, on_its_own_server, paced
@@ -40,10 +40,10 @@ def test_a_client_that_hangs_up_while_it_waits_leaves_the_queue() -> None:
     async def scenario(site: Site) -> None:
         await site.engine.pause("all")
         asking = [asyncio.create_task(site.http.post(PATH, json=LONG)) for _ in range(5)]
-        await site.until(lambda: len(site.desk.open_requests) == 5)
+        await site.until(lambda: len(site.context.open_requests) == 5)
         for one in asking[:3]:
             one.cancel()
-        await site.until(lambda: len(site.desk.open_requests) == 2)
+        await site.until(lambda: len(site.context.open_requests) == 2)
         await site.engine.resume()
         for one in asking[3:]:
             assert (await one).status_code == 200
@@ -71,8 +71,8 @@ def test_slow_readers_hold_nobody_back_and_are_dropped_in_the_end() -> None:
         response = await site.post(PATH, prompt="the quick", max_tokens=50, ignore_eos=True)
         assert response.json()["usage"]["completion_tokens"] == 50
         await site.until(lambda: not site.engine._frontend.open)
-        assert "slow" in site.desk.open_requests
-        await site.until(lambda: not site.desk.open_requests)
+        assert "slow" in site.context.open_requests
+        await site.until(lambda: not site.context.open_requests)
         writer.transport.abort()
 
     settings = ServerSettings(unread_s=5.0)  # others are answered meanwhile, on a busy machine too
@@ -103,7 +103,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
 def test_the_pace_of_late_says_when_to_come_again() -> None:
     async def scenario(site: Site) -> None:
         now = [100.0]
-        site.desk.pace = Pace(lambda: now[0])
+        site.context.rate = RequestRate(lambda: now[0])
         assert (await site.post(PATH, prompt="the", max_tokens=1)).status_code == 200
         now[0] += 20.0  # since the only end there was
         await site.engine.pause("all")
@@ -169,7 +169,7 @@ def test_an_engine_that_stopped_is_unhealthy() -> None:
 CLIENTS = 200
 
 
-async def visit(site: Site, number: int) -> str:
+async def opened(site: Site, number: int) -> str:
     """One of a crowd: reads all of a stream, or hangs up in the middle, or floods."""
     chance = random.Random(number)
     most = chance.randrange(1, 24)
@@ -203,7 +203,7 @@ async def visit(site: Site, number: int) -> str:
 
 def test_two_hundred_clients_at_once_lose_and_leak_nothing() -> None:
     async def scenario(site: Site) -> None:
-        ends = await asyncio.gather(*(visit(site, number) for number in range(CLIENTS)))
+        ends = await asyncio.gather(*(opened(site, number) for number in range(CLIENTS)))
         assert len(ends) == CLIENTS
         assert ends.count("finished") > 40
         assert ends.count("hung up") > 20

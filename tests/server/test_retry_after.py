@@ -1,6 +1,6 @@
 """How long a client is told to stay away."""
 
-from paceline.server.retry_after import LONGEST_WAIT_S, REMEMBERED_ENDS, Pace
+from paceline.server.retry_after import LONGEST_WAIT_S, REMEMBERED_ENDS, RequestRate
 
 
 class Clock:
@@ -15,24 +15,24 @@ class Clock:
 
 def test_the_wait_is_what_the_queue_takes_at_the_pace_of_late() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    assert pace.wait_s(1000) == 1
+    rate = RequestRate(clock)
+    assert rate.wait_s(1000) == 1
     for _ in range(10):
-        pace.ended()
+        rate.ended()
         clock.now += 0.5
-    assert pace.wait_s(20) == 10
-    assert pace.wait_s(0) == 1
-    assert pace.wait_s(100_000) == LONGEST_WAIT_S
+    assert rate.wait_s(20) == 10
+    assert rate.wait_s(0) == 1
+    assert rate.wait_s(100_000) == LONGEST_WAIT_S
     clock.now += 45.0  # nothing ends any more, so it takes ten times as long
-    assert pace.wait_s(10) == 50
+    assert rate.wait_s(10) == 50
 
 
 def test_only_the_latest_ends_count() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    pace.ended()
+    rate = RequestRate(clock)
+    rate.ended()
     clock.now += 1000.0
     for _ in range(REMEMBERED_ENDS):
-        pace.ended()
+        rate.ended()
         clock.now += 0.1
-    assert pace.wait_s(100) == 10
+    assert rate.wait_s(100) == 10

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from paceline.engine.api import Ask, TokenizedPrompt
+from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.server.settings import ServerSettings
 from tests.conformance.architectures import SIZES
 from tests.server.real import running
@@ -29,10 +29,10 @@ def test_what_runs_is_finished_and_nothing_new_is_taken() -> None:
         asking = [
             asyncio.create_task(site.post(PATH, **LONG, stream=stream)) for stream in (False, True)
         ]
-        await site.until(lambda: len(site.desk.open_requests) == 2)
+        await site.until(lambda: len(site.context.open_requests) == 2)
         await site.engine.pause("all")  # so that both still run when others are refused
         os.kill(os.getpid(), signal.SIGTERM)
-        await site.until(lambda: site.desk.draining)
+        await site.until(lambda: site.context.draining)
         refused, ready = await site.post(PATH, **LONG), await site.http.get("/ready")
         assert refused.status_code == ready.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
@@ -52,9 +52,9 @@ def test_what_has_not_begun_when_time_is_over_may_be_asked_for_elsewhere(stream:
     async def scenario(site: Site) -> None:
         await site.engine.pause("all")
         asking = asyncio.create_task(site.post(PATH, **LONG, stream=stream))
-        await site.until(lambda: len(site.desk.open_requests) == 1)
+        await site.until(lambda: len(site.context.open_requests) == 1)
         os.kill(os.getpid(), signal.SIGTERM)
-        await site.until(lambda: site.desk.draining)
+        await site.until(lambda: site.context.draining)
         answer = await asking
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "draining"
@@ -83,7 +83,7 @@ def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_
         begun, go_on = asyncio.Event(), asyncio.Event()
         tokenize = site.engine.tokenized
 
-        async def slowly(one: Ask) -> TokenizedPrompt:
+        async def slowly(one: GenerationRequest) -> TokenizedPrompt:
             begun.set()
             await go_on.wait()
             return await tokenize(one)
@@ -99,11 +99,11 @@ def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_
             begun.clear(), go_on.clear()
             asking = asyncio.create_task(site.post(PATH, **LONG))
             await begun.wait()
-            site.desk.draining = True
+            site.context.draining = True
             go_on.set()
             assert (await asking).json()["error"]["code"] == "draining"
-        assert not site.desk.unwanted
-        site.desk.draining = False
+        assert not site.context.aborted_early
+        site.context.draining = False
 
     on_its_own_server(scenario, breaks=paced)
 
@@ -114,7 +114,7 @@ def test_with_a_second_signal_time_is_up_and_a_third_one_ends_it_at_once() -> No
         await site.until_told()
         await site.engine.pause("all")
         site.server.begin_drain()
-        await site.until(lambda: site.desk.draining)
+        await site.until(lambda: site.context.draining)
         assert not site.server.should_exit
         site.server.begin_drain()
         choice = (await asking).json()["choices"][0]

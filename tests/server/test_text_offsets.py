@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from paceline.server.text_offsets import Offsets, echoed_offsets
+from paceline.server.text_offsets import TokenOffsets, echoed_offsets
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 from tests.engine.support import tokenizer
@@ -36,19 +36,19 @@ def single(text: bytes) -> list[int]:
     ],
 )
 def test_a_token_begins_where_its_first_character_does(ids: list[int], wanted: list[int]) -> None:
-    assert Offsets(tokenizer(), skip_special=True).of(ids) == wanted
-    one_by_one = Offsets(tokenizer(), skip_special=True)
+    assert TokenOffsets(tokenizer(), skip_special=True).of(ids) == wanted
+    one_by_one = TokenOffsets(tokenizer(), skip_special=True)
     assert [at for id in ids for at in one_by_one.of([id])] == wanted
 
 
 def test_special_tokens_count_where_they_are_told() -> None:
-    shown = Offsets(tokenizer(), skip_special=False)
+    shown = TokenOffsets(tokenizer(), skip_special=False)
     assert shown.of([BOS, *single(b"a"), EOS, *single(b"b")]) == [0, 3, 4, 8]
 
 
 def test_a_character_may_begin_in_the_prompt() -> None:
     tail = single("😀".encode())
-    assert Offsets(tokenizer(), True, tail[:2], 7).of([*tail[2:], *single(b"a")]) == [7, 7, 8]
+    assert TokenOffsets(tokenizer(), True, tail[:2], 7).of([*tail[2:], *single(b"a")]) == [7, 7, 8]
 
 
 def framed() -> Tokenizer:

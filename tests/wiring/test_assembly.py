@@ -7,12 +7,12 @@ import torch
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.cli.main import main
-from paceline.engine.api import Ask
+from paceline.engine.api import GenerationRequest
 from paceline.hub.progress import silent
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.assembly import build
 from paceline.wiring.model import find_model
-from paceline.wiring.tokenizer import words_of
+from paceline.wiring.tokenizer import load_tokenizer
 from tests.golden.small_model import small_model
 from tests.golden.support import their_greedy
 
@@ -91,7 +91,7 @@ def test_whoever_may_generate_most_goes_first(folder: Path) -> None:
         llm = LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=1, weights="float32", **given)
         for name, tokens in (("short", 2), ("long", 4)):
             params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-            llm.enqueue(Ask(prompt="fox", params=params, request_id=name))
+            llm.enqueue(GenerationRequest(prompt="fox", params=params, request_id=name))
         done: list[str] = []
         while len(done) < 2:
             done += [output.request_id for output in llm.step()]
@@ -100,12 +100,12 @@ def test_whoever_may_generate_most_goes_first(folder: Path) -> None:
 
 def test_random_weights_have_the_words_that_lie_beside_them(folder: Path) -> None:
     beside = Tokenizer.load(folder).encode("the quick fox")
-    assert words_of(str(folder), "dummy").encode("the quick fox") == beside
+    assert load_tokenizer(str(folder), "dummy").encode("the quick fox") == beside
 
 
 def test_words_are_found_from_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    ids = words_of(f"~/{folder.name}", "auto").encode("the quick fox")
+    ids = load_tokenizer(f"~/{folder.name}", "auto").encode("the quick fox")
     assert ids == Tokenizer.load(folder).encode("the quick fox")
 
 

@@ -12,12 +12,12 @@ from paceline import ConfigError
 from paceline.engine.api import EngineFailed
 from paceline.hub.progress import silent
 from paceline.wiring import serving
-from paceline.wiring.serving import ended_by_a_signal, loaded
+from paceline.wiring.serving import exit_on_sigterm, loaded
 
 
 def test_the_signal_means_afterwards_what_it_did() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as raised, ended_by_a_signal():
+    with pytest.raises(SystemExit) as raised, exit_on_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
     assert raised.value.code == 0
     assert signal.getsignal(signal.SIGTERM) is before
@@ -64,7 +64,7 @@ def test_a_thread_may_load_a_model_as_well() -> None:
     before, seen = signal.getsignal(signal.SIGTERM), list[object]()
 
     def load() -> None:
-        with ended_by_a_signal():
+        with exit_on_sigterm():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=load)

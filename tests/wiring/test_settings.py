@@ -12,13 +12,13 @@ from paceline.runner.models.shape import config_in
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
     CUDA_DEFAULTS,
-    SCHEDULERS,
+    SCHEDULER_ONLY,
     Hardware,
     block_bytes,
-    card_defaults,
     check,
     check_memory,
     for_batches,
+    gpu_defaults,
     resolve,
     sort_settings,
 )
@@ -111,7 +111,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, hint: str) ->
         sort_settings({name: 1})
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", SCHEDULER_ONLY)
 def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(name: str) -> None:
     assert name in Config.names()
     with pytest.raises(ConfigError, match=f"{name} is a setting of a scheduler alone: "):
@@ -176,15 +176,15 @@ def test_a_card_has_defaults_of_its_own_and_numbers_of_its_own_size() -> None:
 def test_prompts_fill_steps_where_weights_are_large() -> None:
     shapes = {"qwen3-0.6b": 0, "llama-3.1-8b": 256, "qwen3-14b": 256}
     for name, fill in shapes.items():
-        assert card_defaults(config_in(name), 2) == CUDA_DEFAULTS | {"fill_positions": fill}
-    card = Hardware(2**40, defaults=card_defaults(config_in("qwen3-14b"), 2))
+        assert gpu_defaults(config_in(name), 2) == CUDA_DEFAULTS | {"fill_positions": fill}
+    card = Hardware(2**40, defaults=gpu_defaults(config_in("qwen3-14b"), 2))
     assert resolve({}, LoadConfig(), MODEL, card).policy.fill_positions == 256
     assert resolve({"fill_positions": 64}, LoadConfig(), MODEL, card).policy.fill_positions == 64
 
 
 def test_what_cannot_be_filled_is_refused_only_where_it_was_asked_for() -> None:
     whole: dict[str, Any] = {"policy": "longest", "enable_chunked_prefill": False}
-    card = Hardware(2**40, defaults=card_defaults(config_in("qwen3-14b"), 2))
+    card = Hardware(2**40, defaults=gpu_defaults(config_in("qwen3-14b"), 2))
     assert resolve(whole, LoadConfig(), MODEL, card).policy.fill_positions == 0
     with pytest.raises(ConfigError, match="fill_positions cuts prompts"):
         resolve({**whole, "fill_positions": 64}, LoadConfig(), MODEL, card)

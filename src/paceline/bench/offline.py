@@ -16,7 +16,7 @@ class RunFailed(PacelineError):
 
 
 class Model(Protocol):
-    """What is measured; see `engine.llm.LLM`."""
+    """What is measured; see `engine.offline.OfflineEngine`."""
 
     def generate(
         self, prompts: Any, sampling_params: Any = None, *, progress: bool = True

@@ -47,10 +47,10 @@ class EngineBackend:
     async def answer(
         self, messages: Sequence[Mapping[str, str]], params: ChatParams
     ) -> AsyncGenerator[ChatPiece, None]:
-        from paceline.engine.api import Ask, SamplingParams
+        from paceline.engine.api import GenerationRequest, SamplingParams
 
         sampling = SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens)
-        stream = self._engine.generate(Ask(messages=messages, params=sampling))
+        stream = self._engine.generate(GenerationRequest(messages=messages, params=sampling))
         tokens = 0
         try:
             async for piece in stream:

@@ -64,7 +64,7 @@ async def answered(options: RunBatchOptions) -> int:
     import httpx
 
     from paceline.cli.batch_file import Batch, Results, entries
-    from paceline.engine.async_llm import AsyncLLM
+    from paceline.engine.streaming import StreamingEngine
     from paceline.hub.progress_bar import ProgressBar
     from paceline.server.app import create_app
     from paceline.server.settings import ServerSettings
@@ -74,11 +74,11 @@ async def answered(options: RunBatchOptions) -> int:
     model = options.engine.name()
     with Results(options.output) as results:
         with ProgressBar(model) as bar:
-            parts = build(model, progress=bar, **for_batches(options.engine.settings))
-        config = parts.scheduler.config
+            components = build(model, progress=bar, **for_batches(options.engine.settings))
+        config = components.scheduler.config
         choices = ServerSettings(aliases=tuple(options.served_model_name))
-        engine = AsyncLLM.of(parts)
-        app = create_app(engine, model, parts.tokenizer, choices)
+        engine = StreamingEngine.of(components)
+        app = create_app(engine, model, components.tokenizer, choices)
         # The server handles each body as it would over a network.
         within = httpx.ASGITransport(app, raise_app_exceptions=False)
         width = options.max_concurrency or BESIDE * config.step.max_num_seqs

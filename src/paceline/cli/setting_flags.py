@@ -19,9 +19,9 @@ from paceline.core.config import PARTS, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
-from paceline.wiring.settings import SCHEDULERS
+from paceline.wiring.settings import SCHEDULER_ONLY
 
-HIDDEN = (*SCHEDULERS, "swap_space")  # settings of a scheduler that an engine does not have
+HIDDEN = (*SCHEDULER_ONLY, "swap_space")  # settings of a scheduler that an engine does not have
 
 # Metavars of units that a number alone would not show.
 MEASURES = {"seconds": "SECONDS", "bytes": "BYTES", "GiB": "GIB", "fraction": "FRACTION"}

@@ -12,12 +12,12 @@ from paceline.engine.params import SamplingParams
 
 __all__ = [
     "Alternative",
-    "Answer",
-    "Ask",
+    "ChoiceOutput",
+    "GenerationRequest",
     "AsyncEngine",
     "EngineFailed",
     "FinishReason",
-    "Piece",
+    "TextDelta",
     "PromptLogprob",
     "PromptLogprobs",
     "PromptTooLong",
@@ -46,7 +46,7 @@ class TokenizedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerationRequest:
     """One request with settings of its own, for `LLM` and `AsyncLLM`.
 
     ```py
@@ -107,7 +107,9 @@ class Ask:
         for name in (name for name, is_given in given.items() if is_given):
             raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
 
-    def ready(self, prompt: TokenizedPrompt, request_id: str, timeout: float | None) -> "Ask":
+    def ready(
+        self, prompt: TokenizedPrompt, request_id: str, timeout: float | None
+    ) -> "GenerationRequest":
         """The same request with token ids, an id, and a timeout where it has none."""
         return replace(
             self,
@@ -154,7 +156,7 @@ PromptLogprobs = tuple[PromptLogprob | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """New text and tokens of one choice; the pieces of a choice add up to the whole.
 
     Attributes:
@@ -178,10 +180,10 @@ class Piece:
     stop_reason: str | int | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
-    def followed_by(self, later: "Piece") -> "Piece":
+    def followed_by(self, later: "TextDelta") -> "TextDelta":
         """This piece and the next one as one."""
         told = None if self.logprobs is None else (*self.logprobs, *(later.logprobs or ()))
-        return Piece(
+        return TextDelta(
             self.index,
             self.text + later.text,
             self.token_ids + later.token_ids,
@@ -192,7 +194,7 @@ class Piece:
         )
 
 
-Answer = Piece  # a whole choice, as one piece
+ChoiceOutput = TextDelta  # a whole choice, as one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
-    outputs: tuple[Answer, ...]
+    outputs: tuple[ChoiceOutput, ...]
     usage: Usage
     timings: Timings
     finished: bool = True
@@ -267,9 +269,9 @@ class Stream(Protocol):
         """The whole, with usage and timings, when the iteration has ended."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[Piece]: ...
+    def __aiter__(self) -> AsyncIterator[TextDelta]: ...
 
-    async def __anext__(self) -> Piece: ...
+    async def __anext__(self) -> TextDelta: ...
 
     async def whole(self) -> RequestOutput:
         """Wait for the end, without the pieces."""
@@ -286,14 +288,14 @@ class AsyncEngine(Protocol):
         """Most tokens of a sequence, prompt and output together."""
         ...
 
-    async def tokenized(self, ask: Ask) -> TokenizedPrompt:
+    async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
         """Tokenize a prompt without blocking the event loop for long.
 
         Raises RequestError if it is longer than any prompt can be.
         """
         ...
 
-    def generate(self, ask: Ask, /) -> Stream:
+    def generate(self, generation: GenerationRequest, /) -> Stream:
         """Begin a request. RequestError, QueueFull or EngineFailed if it is refused at once."""
         ...
 

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 @contextmanager
-def held_back() -> Generator[None]:
+def interrupts_deferred() -> Generator[None]:
     """An interrupt waits until this has ended; a second one does not."""
     usual = getsignal(SIGINT)
     if not callable(usual) or current_thread() is not main_thread():

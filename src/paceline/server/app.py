@@ -1,13 +1,13 @@
-"""Puts the application together from its routes and its border."""
+"""Creates the application from its routes and its middleware."""
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
 from paceline.engine.api import AsyncEngine
-from paceline.server.context import Desk
+from paceline.server.context import ServerContext
 from paceline.server.errors import answer_errors
-from paceline.server.middleware import Border
+from paceline.server.middleware import RequestGuard
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
 from paceline.server.routes.operations import control_routes, probe_routes
@@ -34,13 +34,16 @@ def create_app(
     tokenizer: Tokenizer,
     settings: ServerSettings = DEFAULTS,
 ) -> FastAPI:
-    """An application over an engine that stays the caller's; `app.state.desk` is its `Desk`."""
+    """Create an application over an engine, which the caller shuts down.
+
+    `app.state.context` is its `ServerContext`.
+    """
     app = FastAPI(title="paceline", version=__version__, docs_url=None, redoc_url=None)
-    desk = app.state.desk = Desk(engine, model_name, tokenizer, settings)
+    context = app.state.context = ServerContext(engine, model_name, tokenizer, settings)
     for routes in ROUTES:
-        app.include_router(routes(desk))
-    answer_errors(app, desk.retry_after)
-    app.add_middleware(Border, settings=settings)
+        app.include_router(routes(context))
+    answer_errors(app, context.retry_after)
+    app.add_middleware(RequestGuard, settings=settings)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -10,14 +10,14 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ClientHeaders:
     """`request_id` is the client's own where it sent one that can be sent back."""
 
     request_id: str
     traceparent: str = ""  # W3C's, as it was sent; empty without one that is well-formed
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], prefix: str) -> "Caller":
+    def of(cls, headers: Mapping[str, str], prefix: str) -> "ClientHeaders":
         trace = headers.get("traceparent", "")
         request_id = sent_id(headers) or f"{prefix}-{uuid4().hex}"
         return cls(request_id, trace if TRACEPARENT.match(trace) else "")

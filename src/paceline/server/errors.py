@@ -35,7 +35,7 @@ FIELDS = {
 }
 
 
-class Detail(msgspec.Struct, frozen=True):
+class ErrorDetail(msgspec.Struct, frozen=True):
     """The four fields that clients look at."""
 
     message: str
@@ -47,10 +47,10 @@ class Detail(msgspec.Struct, frozen=True):
 class ErrorBody(msgspec.Struct, frozen=True):
     """The whole body of an error."""
 
-    error: Detail
+    error: ErrorDetail
 
 
-class Refusal(HTTPException):
+class ApiError(HTTPException):
     """Ends the work on a request with a status; `param` is the field at fault, if one is."""
 
     def __init__(
@@ -79,55 +79,55 @@ def error_body(
 ) -> ErrorBody:
     otherwise = "invalid_request_error" if status < BROKEN else "server_error"
     kind = KINDS.get(status, otherwise)
-    return ErrorBody(Detail(readable(message), kind, param, status if code is None else code))
+    return ErrorBody(ErrorDetail(readable(message), kind, param, status if code is None else code))
 
 
-def refusal_of(error: Exception, path: str = "") -> Refusal:
+def api_error_of(error: Exception, path: str = "") -> ApiError:
     """Every error that reaches the border, by whose fault it is."""
     continued = next((name for route, name in FIELDS.items() if path.endswith(route)), None)
     match error:
-        case Refusal():
+        case ApiError():
             return error
         case HTTPException():
-            return Refusal(error.status_code, error.detail)
+            return ApiError(error.status_code, error.detail)
         case QueueFull():
-            return Refusal(TOO_MANY, str(error), code="queue_full")
+            return ApiError(TOO_MANY, str(error), code="queue_full")
         case PromptTooLong():
             code = "context_length_exceeded"
-            return Refusal(BAD_REQUEST, str(error), param=continued, code=code)
+            return ApiError(BAD_REQUEST, str(error), param=continued, code=code)
         case RequestError():
             words = WORD.findall(QUOTED.sub("", str(error)))
             named = next((one for one in words if one in NAMED_IN_ERRORS | CONTINUED), None)
             param = continued if named in CONTINUED else named
-            return Refusal(BAD_REQUEST, str(error), param=param)
+            return ApiError(BAD_REQUEST, str(error), param=param)
         case EngineFailed():
-            return Refusal(BROKEN, f"the engine failed: {error}", code="engine_failed")
+            return ApiError(BROKEN, f"the engine failed: {error}", code="engine_failed")
         case _:
-            return Refusal(BROKEN, "the server made a mistake; its log says which")
+            return ApiError(BROKEN, "the server made a mistake; its log says which")
 
 
-def malformed(request: Request, error: RequestValidationError) -> Refusal:
+def malformed(request: Request, error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, a path or a query, and where it is."""
     first = cast("dict[str, Any]", error.errors()[0])
     kind = request.headers.get("content-type", "")
     if first["loc"][0] == "body" and "json" not in kind:
         problem = f"the body must be JSON, sent as application/json; it is {kind or 'of no type'}"
-        return Refusal(BAD_REQUEST, problem, param="content-type")
+        return ApiError(BAD_REQUEST, problem, param="content-type")
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", first["msg"])
-        return Refusal(BAD_REQUEST, f"the body is not valid JSON: {why}", code="json_invalid")
+        return ApiError(BAD_REQUEST, f"the body is not valid JSON: {why}", code="json_invalid")
     place = [str(step) for step in first["loc"][1:]]
     if not place:
-        return Refusal(BAD_REQUEST, f"the body must be a JSON object: {first['msg']}")
-    return Refusal(BAD_REQUEST, f"{'.'.join(place)}: {first['msg']}", param=place[0])
+        return ApiError(BAD_REQUEST, f"the body must be a JSON object: {first['msg']}")
+    return ApiError(BAD_REQUEST, f"{'.'.join(place)}: {first['msg']}", param=place[0])
 
 
-def error_response(refusal: Refusal, request_id: str = "") -> Response:
+def error_response(api_error: ApiError, request_id: str = "") -> Response:
     own = {"X-Request-Id": request_id} if request_id else {}
     return Response(
-        msgspec.json.encode(refusal.body),
-        refusal.status_code,
-        headers={**(refusal.headers or {}), **own},
+        msgspec.json.encode(api_error.body),
+        api_error.status_code,
+        headers={**(api_error.headers or {}), **own},
         media_type="application/json",
     )
 
@@ -136,12 +136,12 @@ def answer_errors(app: FastAPI, retry_after: Callable[[], int]) -> None:
     """Give every error a response; those that pass with time say after how many seconds."""
 
     async def refuse(request: Request, error: Exception) -> Response:
-        refusal = refusal_of(error, request.url.path)
-        if refusal.status_code in (TOO_MANY, UNAVAILABLE) and refusal.headers is None:
-            refusal.headers = {"Retry-After": str(retry_after())}
-        if isinstance(error, HTTPException) and refusal is not error:
-            refusal.headers = error.headers
-        return error_response(refusal, sent_id(request.headers))
+        api_error = api_error_of(error, request.url.path)
+        if api_error.status_code in (TOO_MANY, UNAVAILABLE) and api_error.headers is None:
+            api_error.headers = {"Retry-After": str(retry_after())}
+        if isinstance(error, HTTPException) and api_error is not error:
+            api_error.headers = error.headers
+        return error_response(api_error, sent_id(request.headers))
 
     async def refuse_malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

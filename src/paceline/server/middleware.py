@@ -6,14 +6,14 @@ from hmac import compare_digest
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.errors import UNAUTHORIZED, Refusal, error_response
+from paceline.server.errors import UNAUTHORIZED, ApiError, error_response
 from paceline.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 TOO_LARGE, HEAD_TOO_LARGE, TOO_SLOW = 413, 431, 408
 
 
-class Border:
+class RequestGuard:
     """Nothing gets past it without a key where one is asked for, nor larger than it may be.
 
     Keys are compared by their digests, all of them, so that the time it takes tells nothing.
@@ -26,22 +26,22 @@ class Border:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif refusal := self._refusal(scope):
-            await error_response(refusal)(scope, receive, send)
+        elif api_error := self._check(scope):
+            await error_response(api_error)(scope, receive, send)
         else:
-            await self._app(scope, Intake(receive, self._settings), send)
+            await self._app(scope, BoundedBody(receive, self._settings), send)
 
-    def _refusal(self, scope: Scope) -> Refusal | None:
+    def _check(self, scope: Scope) -> ApiError | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._settings.header_bytes:
             limit = self._settings.header_bytes
-            return Refusal(HEAD_TOO_LARGE, f"the headers have more than {limit} bytes")
+            return ApiError(HEAD_TOO_LARGE, f"the headers have more than {limit} bytes")
         given = dict(headers)
         length = given.get(b"content-length", b"")
         if length.isdigit() and int(length[:20]) > self._settings.body_bytes:
             return too_large(self._settings.body_bytes)
         if self._keys and scope["path"] not in OPEN_PATHS and not self._known(given):
-            return Refusal(UNAUTHORIZED, "the API key is missing or wrong", code="invalid_api_key")
+            return ApiError(UNAUTHORIZED, "the API key is missing or wrong", code="invalid_api_key")
         return None
 
     def _known(self, headers: dict[bytes, bytes]) -> bool:
@@ -51,16 +51,16 @@ class Border:
         return scheme.lower() == b"bearer" and any(found)
 
 
-def too_large(limit: int) -> Refusal:
-    return Refusal(TOO_LARGE, f"the body has more than {limit} bytes")
+def too_large(limit: int) -> ApiError:
+    return ApiError(TOO_LARGE, f"the body has more than {limit} bytes")
 
 
-class Intake:
+class BoundedBody:
     """A body as it comes in, up to its limit; afterwards it waits for the hang-up."""
 
     def __init__(self, receive: Receive, settings: ServerSettings) -> None:
         self._receive, self._settings = receive, settings
-        self._left = settings.body_bytes
+        self._drained = settings.body_bytes
         self._complete = False
 
     async def __call__(self) -> Message:
@@ -70,9 +70,9 @@ class Intake:
             async with asyncio.timeout(self._settings.body_s):
                 message = await self._receive()
         except TimeoutError:
-            raise Refusal(TOO_SLOW, "the body did not come in time") from None
-        self._left -= len(message.get("body", b""))
+            raise ApiError(TOO_SLOW, "the body did not come in time") from None
+        self._drained -= len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
-        if self._left < 0:
+        if self._drained < 0:
             raise too_large(self._settings.body_bytes)
         return message

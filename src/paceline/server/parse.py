@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from paceline.core.sampling import LARGEST_ID
-from paceline.engine.api import Ask, SamplingParams
+from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS
-from paceline.server.errors import BAD_REQUEST, Refusal
-from paceline.server.schemas.requests import ChatRequest, CompletionRequest, Generation
+from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.schemas.requests import ChatRequest, CompletionRequest, GenerationBody
 
 SAME_NAMES = (
     "n",
@@ -35,12 +35,12 @@ SAME_NAMES = (
 )
 
 
-def unsupported(param: str, problem: str) -> Refusal:
-    return Refusal(BAD_REQUEST, f"{param}: {problem}", param=param)
+def unsupported(param: str, problem: str) -> ApiError:
+    return ApiError(BAD_REQUEST, f"{param}: {problem}", param=param)
 
 
 def sampling(
-    body: Generation,
+    body: GenerationBody,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
@@ -56,7 +56,7 @@ def sampling(
     )
 
 
-def check_most(body: Generation, max_tokens: int | None) -> None:
+def check_most(body: GenerationBody, max_tokens: int | None) -> None:
     """Nothing at all is asked for only where a prompt is echoed."""
     is_text = isinstance(body, CompletionRequest)
     least = 0 if is_text and body.echo else 1
@@ -73,7 +73,7 @@ def biases(given: dict[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-def check_common(body: Generation) -> None:
+def check_common(body: GenerationBody) -> None:
     """What no route can do."""
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type!r} is not supported")
@@ -93,7 +93,7 @@ def check_prompt(body: ChatRequest | CompletionRequest) -> None:
         raise unsupported("prompt_logprobs", "a stream does not tell them")
 
 
-def common(body: Generation) -> dict[str, Any]:
+def common(body: GenerationBody) -> dict[str, Any]:
     """What chats and completions tell the engine alike."""
     return {
         "priority": body.priority or 0,
@@ -104,7 +104,7 @@ def common(body: Generation) -> dict[str, Any]:
     }
 
 
-def chat_ask(body: ChatRequest) -> Ask:
+def chat_ask(body: ChatRequest) -> GenerationRequest:
     """The number of tokens is limited by the model alone where the client sets no limit."""
     check_common(body)
     check_prompt(body)
@@ -113,7 +113,7 @@ def chat_ask(body: ChatRequest) -> Ask:
         raise unsupported("tool_choice", "a call of a tool cannot be enforced")
     newer = body.max_completion_tokens
     most = body.max_tokens if newer is None else newer
-    return Ask(
+    return GenerationRequest(
         messages=body.messages,
         params=sampling(body, most, chat_logprobs(body), body.prompt_logprobs),
         tools=None if body.tool_choice == "none" else body.tools,
@@ -137,7 +137,7 @@ def chat_logprobs(body: ChatRequest) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def completion_asks(body: CompletionRequest) -> list[Ask]:
+def completion_asks(body: CompletionRequest) -> list[GenerationRequest]:
     """One for each prompt."""
     check_common(body)
     check_prompt(body)
@@ -149,9 +149,9 @@ def completion_asks(body: CompletionRequest) -> list[Ask]:
     if not body.prompt:
         raise unsupported("prompt", "it is empty")
     return [
-        Ask(prompt=prompt, params=params, **rest)
+        GenerationRequest(prompt=prompt, params=params, **rest)
         if isinstance(prompt, str)
-        else Ask(prompt_token_ids=prompt, params=params, **rest)
+        else GenerationRequest(prompt_token_ids=prompt, params=params, **rest)
         for prompt in prompts(body)
     ]
 

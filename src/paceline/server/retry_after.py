@@ -9,7 +9,7 @@ REMEMBERED_ENDS = 64
 LONGEST_WAIT_S = 60
 
 
-class Pace:
+class RequestRate:
     """The times of the latest ends, oldest first.
 
     The rate reaches from the oldest of them to now, not to the latest, so that it falls while

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from paceline.core.errors import ConfigError
 from paceline.engine.api import EngineFailed
-from paceline.server.context import Desk
-from paceline.server.telemetry.request_log import JsonLines
+from paceline.server.context import ServerContext
+from paceline.server.telemetry.request_log import JsonFormatter
 
 log = logging.getLogger("paceline.server")
 
@@ -27,11 +27,13 @@ class DrainingServer(uvicorn.Server):
     With a second signal time is up; a third does not even wait for what was said to be heard.
     """
 
-    def __init__(self, config: uvicorn.Config, desk: Desk, loop: AbstractEventLoop) -> None:
+    def __init__(
+        self, config: uvicorn.Config, context: ServerContext, loop: AbstractEventLoop
+    ) -> None:
         super().__init__(config)
-        self._desk, self._loop = desk, loop
+        self._context, self._loop = context, loop
         self._draining: asyncio.Task[None] | None = None
-        self._is_up = asyncio.Event()  # the time of those who are here
+        self._time_over = asyncio.Event()  # the time of those who are here
         self.failure = ""  # of the engine, if that is what ends the server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -41,45 +43,48 @@ class DrainingServer(uvicorn.Server):
         """To be called on the event loop."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
-        elif not self._is_up.is_set() and not self._draining.done():
-            self._is_up.set()
+        elif not self._time_over.is_set() and not self._draining.done():
+            self._time_over.set()
         else:
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
-        desk, limit_s, begin = self._desk, self._desk.settings.drain_s, self._loop.time()
-        desk.draining = True
-        log.info("draining: %d requests are open", len(desk.open_requests))
-        hurry = self._loop.call_later(limit_s, self._is_up.set)
-        leaving, up = asyncio.create_task(self._left()), asyncio.create_task(self._is_up.wait())
+        context, limit_s, begin = self._context, self._context.settings.drain_s, self._loop.time()
+        context.draining = True
+        log.info("draining: %d requests are open", len(context.open_requests))
+        hurry = self._loop.call_later(limit_s, self._time_over.set)
+        leaving, up = (
+            asyncio.create_task(self._drained()),
+            asyncio.create_task(self._time_over.wait()),
+        )
         await asyncio.wait((leaving, up), return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             taken_s = self._loop.time() - begin
-            log.warning("%d requests are cut after %.3g s", len(desk.open_requests), taken_s)
-            for parts in [*desk.open_requests.values()]:
+            log.warning("%d requests are cut after %.3g s", len(context.open_requests), taken_s)
+            for parts in [*context.open_requests.values()]:
                 for part in parts:
-                    await desk.engine.abort(part)
+                    await context.engine.abort(part)
         for waiting in (hurry, leaving, up):
             waiting.cancel()
         self.should_exit = True
 
-    async def _left(self) -> None:
+    async def _drained(self) -> None:
         """When nobody is here any more."""
         try:
-            await self._desk.engine.drain()
+            await self._context.engine.drain()
         except EngineFailed as error:
             log.warning("nobody is left: %s", error)
 
     async def end_with_engine(self) -> None:
         """When the engine is gone for good, there is nothing to serve."""
-        self.failure = await self._desk.engine.gone()
+        self.failure = await self._context.engine.gone()
         log.error("the server ends: %s", self.failure)
         self.should_exit = True
 
 
 def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
     """To be made on the event loop that serves; port 0 takes any that is free."""
-    desk: Desk = app.state.desk
+    context: ServerContext = app.state.context
     config = uvicorn.Config(
         app,
         host=host,
@@ -89,12 +94,12 @@ def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
         server_header=False,
         timeout_graceful_shutdown=FLUSH_S,
         timeout_keep_alive=IDLE_S,
-        h11_max_incomplete_event_size=desk.settings.header_bytes,
+        h11_max_incomplete_event_size=context.settings.header_bytes,
     )
-    return DrainingServer(config, desk, asyncio.get_running_loop())
+    return DrainingServer(config, context, asyncio.get_running_loop())
 
 
-def check_door(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
     """A place where others listen already is told before a model is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -122,5 +127,5 @@ def log_to_stderr(level: int = logging.INFO, as_json: bool = False) -> None:
     """What the server and its engine have to say, in lines of text or of JSON."""
     text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(JsonLines() if as_json else text)
+    lines.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=level, handlers=[lines])

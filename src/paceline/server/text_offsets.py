@@ -6,7 +6,7 @@ from paceline.text.detokenizer import Detokenizer, utf8_decoder
 from paceline.text.tokenizer import Tokenizer
 
 
-class Offsets:
+class TokenOffsets:
     """Where tokens begin in a text, which each of them makes longer by what it completes.
 
     So a token that ends a character begins where the character does, and one that is left out of
@@ -39,7 +39,7 @@ def echoed_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str, given: b
     A text that was given has all of its special tokens, and none of those that frame it.
     """
     before, after = framing(tokenizer) if given else (0, 0)
-    inner = Offsets(tokenizer, skip_special=not given).of(ids[before : len(ids) - after])
+    inner = TokenOffsets(tokenizer, skip_special=not given).of(ids[before : len(ids) - after])
     return [min(at, len(text)) for at in (*[0] * before, *inner, *[len(text)] * after)]
 
 

@@ -8,21 +8,23 @@ import torch
 
 from paceline.core.config import RecordConfig
 from paceline.core.errors import ConfigError
-from paceline.engine.core.components import Parts
+from paceline.engine.core.components import EngineComponents
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.text.chat_template import ChatTemplate
-from paceline.wiring.model import Source, find_model
+from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
-from paceline.wiring.settings import sort_settings, taken
+from paceline.wiring.settings import pop_settings, sort_settings
 
 
-def build(model: str = DEFAULT, *, progress: Progress = silent, **settings: Any) -> Parts:
+def build(
+    model: str = DEFAULT, *, progress: Progress = silent, **settings: Any
+) -> EngineComponents:
     """Fetch a model if need be, load it, and make everything that serves it."""
-    record: RecordConfig = taken(RecordConfig, settings)
+    record: RecordConfig = pop_settings(RecordConfig, settings)
     rest, own = sort_settings(settings)
     device = device_of(own.device)
-    source: Source = find_model(model, own.load_format, device, progress)
+    source: ModelSource = find_model(model, own.load_format, device, progress)
     # One module for each device: what a card needs is imported where there is one.
     on = import_module(f"paceline.wiring.{device}")
     scheduler, runner = on.assemble(
@@ -30,7 +32,7 @@ def build(model: str = DEFAULT, *, progress: Progress = silent, **settings: Any)
     )
     template = ChatTemplate.of(source.tokenizer)
     depth = own.steps_in_flight(on.DEPTH)
-    return Parts(model, scheduler, runner, source.tokenizer, template, depth=depth)
+    return EngineComponents(model, scheduler, runner, source.tokenizer, template, depth=depth)
 
 
 def device_of(asked: str) -> str:

@@ -21,7 +21,7 @@ from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
-from paceline.wiring.settings import GIB, Hardware, card_defaults, check, part_of, resolve
+from paceline.wiring.settings import GIB, Hardware, check, gpu_defaults, part_of, resolve
 
 DEPTH = 2
 ATTENTION = "triton"
@@ -53,7 +53,7 @@ def assemble(
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = checkpoint.config
-    defaults = card_defaults(model_config, dtype.itemsize)
+    defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
     step, proposer = part_of(StepConfig, chosen), load_proposer(part_of(SpeculationConfig, chosen))
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)

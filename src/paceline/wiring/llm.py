@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.engine import async_llm, llm
+from paceline.engine import offline, streaming
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.thread import ThreadCore
 from paceline.hub.catalogue import DEFAULT
@@ -13,7 +13,7 @@ from paceline.wiring.settings import for_batches
 FACTORY = "paceline.wiring.assembly:build"
 
 
-class LLM(llm.LLM):
+class LLM(offline.OfflineEngine):
     """A model to call from a script.
 
     `model` is a name that `paceline pull` knows, a `.gguf` file, a folder with safetensors, or a
@@ -41,7 +41,7 @@ class LLM(llm.LLM):
         super().__init__(model, factory_named(FACTORY), **for_batches(settings))
 
 
-class AsyncLLM(async_llm.AsyncLLM):
+class AsyncLLM(streaming.StreamingEngine):
     """A model for an event loop, with the step loop on a thread of its own.
 
     It takes the same model names and settings as `LLM`.
@@ -57,6 +57,6 @@ class AsyncLLM(async_llm.AsyncLLM):
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
         check_record(settings)
-        parts = factory_named(FACTORY)(model, **settings)
-        engine = parts.engine()
-        super().__init__(ThreadCore(engine), parts.frontend(engine))
+        components = factory_named(FACTORY)(model, **settings)
+        engine = components.engine()
+        super().__init__(ThreadCore(engine), components.frontend(engine))

@@ -36,8 +36,8 @@ def _of_container(group: Path) -> list[int]:
 
 def _within(folder: Path, limit: str, used: str, kept: str) -> int | None:
     try:
-        most, taken = (int((folder / name).read_text()) for name in (limit, used))
-        return max(most - taken + _numbers(folder / "memory.stat")[kept], 0)
+        most, in_use = (int((folder / name).read_text()) for name in (limit, used))
+        return max(most - in_use + _numbers(folder / "memory.stat")[kept], 0)
     except (OSError, KeyError, ValueError):  # `max` is no number
         return None
 

@@ -14,21 +14,21 @@ from paceline.runner.weights.gguf import GGUF
 from paceline.runner.weights.safetensors import SafetensorsFolder
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
-from paceline.wiring.tokenizer import words_of
+from paceline.wiring.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class ModelSource:
     """A model at rest, and its tokenizer."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
 
 
-def find_model(name: str, form: LoadFormat, device: str, progress: Progress) -> Source:
+def find_model(name: str, form: LoadFormat, device: str, progress: Progress) -> ModelSource:
     """By a name that can be pulled, by path, or by the name of a shape, with random weights."""
     if form == "dummy":
-        return Source(Dummy(config_in(name), device=device), words_of(name, form))
+        return ModelSource(Dummy(config_in(name), device=device), load_tokenizer(name, form))
     if name in named_shapes():
         raise ConfigError(f"{name} is a shape without weights; add load_format 'dummy' to run it")
     path = Path(download(name, progress))
@@ -36,4 +36,4 @@ def find_model(name: str, form: LoadFormat, device: str, progress: Progress) -> 
     kinds = {"gguf": GGUF, "safetensors": SafetensorsFolder}
     if form != "auto" and not isinstance(checkpoint, kinds[form]):
         raise ConfigError(f"load_format is {form!r}, and {path} is something else")
-    return Source(checkpoint, words_of(str(path), form))
+    return ModelSource(checkpoint, load_tokenizer(str(path), form))

@@ -13,7 +13,6 @@ from time import monotonic
 from typing import Any
 
 from paceline.core.config import LoadFormat
-from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.ports import Core
 from paceline.engine.core.process import ProcessCore
@@ -21,6 +20,7 @@ from paceline.engine.core.restart import RestartingCore
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.settings import CoreSettings, EngineSettings
+from paceline.engine.streaming import StreamingEngine
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.server import serve as http
@@ -31,8 +31,8 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import check_record
-from paceline.wiring.settings import taken
-from paceline.wiring.tokenizer import words_of
+from paceline.wiring.settings import pop_settings
+from paceline.wiring.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +50,16 @@ def serve(
     Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
     engine itself. EngineFailed if the engine has died and is not begun again.
     """
-    chosen: ServerSettings = taken(ServerSettings, settings)
+    chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
-    http.check_door(host, port)
+    http.check_port(host, port)
     check_record(settings)
-    with ended_by_a_signal():  # until the server hears of it
+    with exit_on_sigterm():  # until the server hears of it
         core, tokenizer = loaded(model, progress, settings)
 
     async def main() -> None:
         frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic)
-        engine = AsyncLLM(core, frontend)
+        engine = StreamingEngine(core, frontend)
         try:
             app = create_app(engine, model, tokenizer, chosen)
             await http.serve(app, host, port)
@@ -70,7 +70,7 @@ def serve(
 
 
 @contextmanager
-def ended_by_a_signal() -> Generator[None]:
+def exit_on_sigterm() -> Generator[None]:
     """Nobody is here yet whom it would cut off. Only the main thread hears of signals."""
     if current_thread() is not main_thread():
         yield
@@ -90,7 +90,7 @@ def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Co
     core = core_of(path, settings)
     try:
         core.ready()
-        tokenizer = words_of(path, form)
+        tokenizer = load_tokenizer(path, form)
     except BaseException:
         core.close()
         raise
@@ -99,9 +99,9 @@ def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Co
 
 def core_of(path: str, settings: dict[str, Any]) -> Core:
     """The step loop of a model, on a thread or in a process of its own."""
-    chosen: CoreSettings = taken(CoreSettings, settings)
-    engine: EngineSettings = taken(EngineSettings, settings)
+    chosen: CoreSettings = pop_settings(CoreSettings, settings)
+    engine: EngineSettings = pop_settings(EngineSettings, settings)
     if chosen.core == "thread":
-        parts = factory_named(FACTORY)(path, **settings)
-        return ThreadCore(replace(parts, settings=engine).engine())
+        components = factory_named(FACTORY)(path, **settings)
+        return ThreadCore(replace(components, settings=engine).engine())
     return RestartingCore(partial(ProcessCore, FACTORY, path, settings, engine), chosen)

@@ -32,10 +32,10 @@ FILL_POSITIONS, FILL_LEAST_BYTES = 256, 3 * GIB
 # All of a batch is wanted soon, and nobody waits for a single answer: whoever may generate most
 # goes first, and only after an hour whoever came first.
 BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
-OWN = [setting.name for setting in fields(LoadConfig)]
+LOAD_SETTINGS = [setting.name for setting in fields(LoadConfig)]
 RECORD = [setting.name for setting in fields(RecordConfig)]
 # What a scheduler by itself is told, and why an engine is not.
-SCHEDULERS = {
+SCHEDULER_ONLY = {
     "num_blocks": "an engine counts its blocks; see num_gpu_blocks_override",
     "recompute_tokens_per_s": "an engine measures it",
     "swap_blocks_per_s": "an engine measures it",
@@ -44,7 +44,7 @@ SCHEDULERS = {
     "lookahead_slots": "no drafter of an engine writes beyond its row",
 }
 C = TypeVar("C")
-SHARE_OF_MEMORY = 0.25  # of the free memory, for KV by default
+KV_SHARE = 0.25  # of the free memory, for KV by default
 USUAL_BYTES = 2 * GIB  # for KV on a CPU by default, or two sequences of max_model_len
 MEASURED_S = 2.0  # after so many seconds no further step time is measured
 
@@ -54,7 +54,7 @@ class Hardware:
     """What there is to run on, and what suits it where nobody says otherwise."""
 
     free_bytes: int
-    share: float = SHARE_OF_MEMORY  # of these, for KV
+    share: float = KV_SHARE  # of these, for KV
     value_bytes: int = 4  # of one number in KV
     defaults: Mapping[str, Any] = field(default_factory=lambda: CPU_DEFAULTS)
     kept_blocks: int = 0  # for prefixes, where sequences cannot use as many
@@ -76,7 +76,7 @@ def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**BATCH_DEFAULTS, **settings} if is_ours else dict(settings)
 
 
-def card_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
+def gpu_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
     """What suits a model on a card whose weights are so wide."""
     weights = value_bytes * sum(map(prod, manifest(model).values()))
     fill = FILL_POSITIONS if weights >= FILL_LEAST_BYTES else 0
@@ -179,12 +179,14 @@ def room_of(config: Config) -> Room:
 
 def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]:
     """The scheduler's settings and ours; an unknown name is an error with the nearest one."""
-    ours = {name: settings[name] for name in OWN if name in settings}
+    ours = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
-    known = [name for name in (*Config.names(), *OWN, *RECORD) if name not in SCHEDULERS]
+    known = [
+        name for name in (*Config.names(), *LOAD_SETTINGS, *RECORD) if name not in SCHEDULER_ONLY
+    ]
     for name in rest:
-        if name in SCHEDULERS:
-            raise ConfigError(f"{name} is a setting of a scheduler alone: {SCHEDULERS[name]}")
+        if name in SCHEDULER_ONLY:
+            raise ConfigError(f"{name} is a setting of a scheduler alone: {SCHEDULER_ONLY[name]}")
         if name not in Config.names():
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -192,7 +194,7 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
     return rest, LoadConfig(**ours)
 
 
-def taken(kind: Any, settings: dict[str, Any]) -> Any:
+def pop_settings(kind: Any, settings: dict[str, Any]) -> Any:
     """Remove the settings of one kind from those that were given."""
     names = {one.name for one in fields(kind)} & settings.keys()
     return kind(**{name: settings.pop(name) for name in names})

@@ -11,7 +11,7 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 
 
-def words_of(path: str, form: LoadFormat) -> Tokenizer:
+def load_tokenizer(path: str, form: LoadFormat) -> Tokenizer:
     """Those that lie beside the weights; for random weights without any, bytes."""
     folder = Path(path).expanduser()
     if form == "dummy" and not (folder / "tokenizer.json").is_file():

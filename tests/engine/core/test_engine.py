@@ -10,12 +10,18 @@ import pytest
 from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.plan import NO_TIMINGS, Candidates, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Item, Request
-from paceline.engine.core.components import Parts
+from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Asked, Delivery, EngineFailed, Question
+from paceline.engine.core.messages import Delivery, EngineFailed, PendingQuestion, Question
 from paceline.engine.settings import EngineSettings
 from paceline.sim.reference import reference
-from tests.engine.support import MAX_MODEL_LEN, OraclePort, assert_nothing_left, parts, tokenizer
+from tests.engine.support import (
+    MAX_MODEL_LEN,
+    OraclePort,
+    assert_nothing_left,
+    components,
+    tokenizer,
+)
 
 DEPTHS = [1, 2, 3]
 
@@ -28,7 +34,7 @@ def request(name: str, length: int = 9, most: int = 6, **fields: Any) -> Request
 class Teller:
     """Turns an engine and takes down what it tells."""
 
-    def __init__(self, made: Parts, **settings: Any) -> None:
+    def __init__(self, made: EngineComponents, **settings: Any) -> None:
         clock = {"clock": settings.pop("clock")} if "clock" in settings else {}
         self.engine = Engine(
             made.scheduler,
@@ -72,7 +78,7 @@ class Teller:
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("blocks", [96, 16])
 def test_outputs_are_those_of_the_reference(depth: int, blocks: int) -> None:
-    teller = Teller(parts(depth=depth, num_blocks=blocks))
+    teller = Teller(components(depth=depth, num_blocks=blocks))
     asked = [request(str(one), 3 + one, 1 + one % 7, eos_token_ids=(1,)) for one in range(30)]
     for one in asked:
         teller.engine.submit(one)
@@ -88,7 +94,7 @@ def test_outputs_are_those_of_the_reference(depth: int, blocks: int) -> None:
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("moment", range(12))
 def test_an_abort_at_any_point(depth: int, moment: int) -> None:
-    teller = Teller(parts(depth=depth))
+    teller = Teller(components(depth=depth))
     for name in "abc":
         teller.engine.submit(request(name, 9 + ord(name), 8))
     for _ in range(moment):
@@ -111,7 +117,7 @@ def test_an_abort_at_any_point(depth: int, moment: int) -> None:
 def test_a_failed_step_ends_those_in_flight_and_no_others(
     depth: int, where: str, step: int
 ) -> None:
-    teller = Teller(parts(lambda plan, at: plan.step == step and at == where, depth=depth))
+    teller = Teller(components(lambda plan, at: plan.step == step and at == where, depth=depth))
     for name in "abc":
         teller.engine.submit(request(name, 30, 10))
     teller.run()
@@ -130,7 +136,7 @@ def test_a_failed_step_ends_those_in_flight_and_no_others(
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_request_that_comes_between_two_turns_is_in_the_next_plan(depth: int) -> None:
     """Also while a deep pipeline fills up: the inbox is read before each plan."""
-    teller = Teller(parts(depth=depth))
+    teller = Teller(components(depth=depth))
     teller.engine.submit(request("a", most=20))
     teller.turn()
     for name in "bcd":
@@ -160,7 +166,7 @@ class SeesSteps:
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_an_observer_sees_each_step_planned_and_then_committed(depth: int) -> None:
-    made = parts(depth=depth)
+    made = components(depth=depth)
     assert isinstance(made.runner, OraclePort)
     seen = SeesSteps(made.runner)
     engine = Engine(made.scheduler, made.runner, depth=depth, observer=seen)
@@ -176,7 +182,7 @@ def expected_tokens(one: Request) -> list[int]:
 
 
 def test_those_who_only_wait_survive_a_failed_step() -> None:
-    teller = Teller(parts(lambda plan, at: plan.step == 3 and at == "wait", max_num_seqs=1))
+    teller = Teller(components(lambda plan, at: plan.step == 3 and at == "wait", max_num_seqs=1))
     for name in "ab":
         teller.engine.submit(request(name))
     teller.run()
@@ -186,7 +192,7 @@ def test_those_who_only_wait_survive_a_failed_step() -> None:
 
 
 def test_a_result_that_does_not_fit_its_plan_is_a_failed_step() -> None:
-    made = parts(depth=2)
+    made = components(depth=2)
     port = made.runner
     assert isinstance(port, OraclePort)
     wait: Callable[[], StepResult] = port.wait
@@ -209,7 +215,7 @@ def test_a_result_that_does_not_fit_its_plan_is_a_failed_step() -> None:
 
 
 def test_an_engine_may_stop_for_good() -> None:
-    broken = parts(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
+    broken = components(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
     teller = Teller(broken, on_failure="stop")
     for name in "ab":
         teller.engine.submit(request(name))
@@ -222,7 +228,7 @@ def test_an_engine_may_stop_for_good() -> None:
 
 
 def test_what_no_runner_applies_is_refused_and_not_ignored() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     teller.engine.submit(request("a", adapter="mine"))
     teller.engine.submit(request("b", items=(Item("cat", 0, 2),)))
     teller.engine.submit(request("c"))
@@ -238,7 +244,7 @@ def test_what_no_runner_applies_is_refused_and_not_ignored() -> None:
 def test_an_engine_stops_when_its_device_is_lost(
     is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = parts(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
+    broken = components(lambda plan, at: plan.step == 2 and at == "wait", max_num_seqs=1)
     monkeypatch.setattr(broken.runner, "is_lost", lambda: is_lost)
     teller = Teller(broken)
     for name in "ab":
@@ -251,7 +257,7 @@ def test_an_engine_stops_when_its_device_is_lost(
 
 
 def test_an_end_is_told_though_the_device_fails_on_an_empty_plan() -> None:
-    teller = Teller(parts(lambda plan, at: plan.empty and at == "launch"), on_failure="stop")
+    teller = Teller(components(lambda plan, at: plan.empty and at == "launch"), on_failure="stop")
     teller.engine.submit(request("a", n=2))
     teller.turn()
     for child in (0, 1):
@@ -262,7 +268,7 @@ def test_an_end_is_told_though_the_device_fails_on_an_empty_plan() -> None:
 
 
 def test_a_mistake_of_ours_is_not_taken_for_the_devices() -> None:
-    made = parts()
+    made = components()
 
     def plan(now: float) -> Plan:
         raise AssertionError("ours")
@@ -275,7 +281,7 @@ def test_a_mistake_of_ours_is_not_taken_for_the_devices() -> None:
 
 
 def test_a_refusal_is_for_one_alone() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     teller.engine.submit(request("long", MAX_MODEL_LEN))
     teller.engine.submit(request("a"))
     teller.engine.submit(request("a"))
@@ -286,7 +292,7 @@ def test_a_refusal_is_for_one_alone() -> None:
 
 
 def test_the_inbox_is_bounded_in_requests() -> None:
-    teller = Teller(parts(), inbox_requests=2)
+    teller = Teller(components(), inbox_requests=2)
     teller.engine.submit(request("a"))
     teller.engine.submit(request("b"))
     teller.engine.abort("a")
@@ -300,7 +306,7 @@ def test_the_inbox_is_bounded_in_requests() -> None:
 
 
 def test_a_paused_engine_rests() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     teller.engine.answer(Question("pause", "all"))
     teller.engine.submit(request("a", 9, 3))
     for _ in range(4):
@@ -317,7 +323,7 @@ def test_timings_are_those_of_its_life() -> None:
     def clock() -> float:
         return now[0]
 
-    teller = Teller(parts(max_num_seqs=1), clock=clock)
+    teller = Teller(components(max_num_seqs=1), clock=clock)
     teller.engine.submit(request("a", 5, 2, arrival=0.0))
     teller.engine.submit(request("b", 9, 3, arrival=0.0))
     while not teller.engine.idle or not teller.engine.resting:
@@ -332,14 +338,14 @@ def test_timings_are_those_of_its_life() -> None:
 
 
 def test_cached_tokens_and_preemptions_are_told() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     teller.engine.submit(request("a", 13, 2))
     teller.run()
     teller.engine.submit(request("again", 13, 2))
     teller.run()
     told = {one.request_id: one for each in teller.deliveries for one in each.ended}
     assert (told["a"].cached, told["again"].cached) == (0, 12)
-    tight = Teller(parts(num_blocks=12))
+    tight = Teller(components(num_blocks=12))
     for name in "abcd":
         tight.engine.submit(request(name, 9 + ord(name) % 5, 12))
     tight.run()
@@ -348,7 +354,7 @@ def test_cached_tokens_and_preemptions_are_told() -> None:
 
 
 def test_more_may_end_at_once_than_the_journal_remembers() -> None:
-    teller = Teller(parts(journal_requests=1))
+    teller = Teller(components(journal_requests=1))
     for name in "abcd":
         teller.engine.submit(request(name, 5, 3, arrival=-50.0))
     teller.run()
@@ -358,7 +364,7 @@ def test_more_may_end_at_once_than_the_journal_remembers() -> None:
 
 
 def test_log_probabilities_and_alternatives_stay_with_their_rows() -> None:
-    made = parts(depth=2)
+    made = components(depth=2)
     port = made.runner
     assert isinstance(port, OraclePort)
     wait: Callable[[], StepResult] = port.wait
@@ -389,12 +395,12 @@ def test_log_probabilities_and_alternatives_stay_with_their_rows() -> None:
 
 def ask(teller: Teller, verb: Any, argument: str = "") -> Future[Any]:
     answer: Future[Any] = Future()
-    teller.engine.ask(Asked(Question(verb, argument), answer))
+    teller.engine.ask(PendingQuestion(Question(verb, argument), answer))
     return answer
 
 
 def test_questions_are_answered_in_the_next_turn() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     teller.engine.submit(request("a"))
     gauges, unknown = ask(teller, "gauges"), ask(teller, "explain", "nobody")
     life, wrong = ask(teller, "explain", "a"), ask(teller, "pause", "half")
@@ -417,7 +423,7 @@ def test_questions_are_answered_in_the_next_turn() -> None:
 
 def test_a_deadline_that_passed_in_the_queue_is_told() -> None:
     now = [0.0]
-    made = parts(policy="deadline", refuse_late=True, max_num_seqs=1)
+    made = components(policy="deadline", refuse_late=True, max_num_seqs=1)
     teller = Teller(made, clock=lambda: now[0])
     teller.engine.submit(request("a", 9, 20, deadline=1.0))
     teller.engine.submit(request("b", 9, 20, deadline=3.0))
@@ -429,7 +435,7 @@ def test_a_deadline_that_passed_in_the_queue_is_told() -> None:
 
 
 def test_prompts_that_wait_are_bounded_in_tokens() -> None:
-    teller = Teller(parts(max_num_seqs=1, max_queued_tokens=20))
+    teller = Teller(components(max_num_seqs=1, max_queued_tokens=20))
     for name in "abcd":
         teller.engine.submit(request(name, 9))
     teller.turn()
@@ -445,7 +451,7 @@ def test_prompts_that_wait_are_bounded_in_tokens() -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> None:
     now = [0.0]
-    teller = Teller(parts(max_num_seqs=2, queue_timeout_s=5.0), clock=lambda: now[0])
+    teller = Teller(components(max_num_seqs=2, queue_timeout_s=5.0), clock=lambda: now[0])
     teller.engine.submit(request("a", 9, 30, n=2))
     teller.turn()
     teller.engine.submit(request("b", 9, 30, n=n))
@@ -474,12 +480,12 @@ def test_a_request_that_waits_too_long_ends_with_a_reason_of_its_own(n: int) -> 
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        parts(**wrong).engine()
+        components(**wrong).engine()
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_row_that_fails_ends_its_request_alone(depth: int) -> None:
-    teller = Teller(parts(depth=depth), on_failure="stop")
+    teller = Teller(components(depth=depth), on_failure="stop")
     asked = [request("a"), request("spoiled", 5), request("b", 12)]
     for one in asked:
         teller.engine.submit(one)
@@ -494,7 +500,7 @@ def test_a_row_that_fails_ends_its_request_alone(depth: int) -> None:
 
 
 def test_a_search_has_no_choices_to_let_go_of_one_by_one() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     teller.engine.submit(request("a", n=2, beam_width=2, most=4))
     teller.turn()
     teller.engine.abort("a", 0)
@@ -503,7 +509,7 @@ def test_a_search_has_no_choices_to_let_go_of_one_by_one() -> None:
 
 
 def test_closing_waits_for_the_steps_in_flight() -> None:
-    teller = Teller(parts(depth=3))
+    teller = Teller(components(depth=3))
     teller.engine.submit(request("a"))
     teller.turn()
     assert teller.port.results
@@ -513,7 +519,7 @@ def test_closing_waits_for_the_steps_in_flight() -> None:
 
 
 def test_a_family_runs_as_one_request_and_has_one_life() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     teller.engine.submit(request("a", n=3, ignore_eos=True))
     for _ in range(3):
         teller.turn()
@@ -526,7 +532,7 @@ def test_a_family_runs_as_one_request_and_has_one_life() -> None:
 
 
 def test_an_engine_is_patient_as_long_as_nothing_can_go_on() -> None:
-    teller = Teller(parts())
+    teller = Teller(components())
     assert teller.engine.patience_s is None
     teller.engine.submit(request("a"), parked="grammar")
     assert teller.engine.patience_s is not None

@@ -15,19 +15,19 @@ import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.request import Item
-from paceline.engine.api import Ask, AsyncEngine, SamplingParams
-from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.api import AsyncEngine, GenerationRequest, SamplingParams
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.frontend.stream import Mailbox
+from paceline.engine.frontend.stream import DeltaBuffer
 from paceline.engine.settings import EngineSettings, OnFailure
+from paceline.engine.streaming import StreamingEngine
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import ask, build, expected, expected_text, tokenizer
 
-Use = Callable[[AsyncLLM, ProcessCore], Awaitable[None]]
+Use = Callable[[StreamingEngine, ProcessCore], Awaitable[None]]
 
 
 def with_process(
@@ -43,7 +43,7 @@ def with_process(
     frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
 
     async def run() -> None:
-        engine = AsyncLLM(core, frontend)
+        engine = StreamingEngine(core, frontend)
         checked: AsyncEngine = engine
         try:
             await use(engine, core)
@@ -53,17 +53,17 @@ def with_process(
     asyncio.run(asyncio.wait_for(run(), 50))
 
 
-async def nothing_left(engine: AsyncLLM) -> None:
+async def nothing_left(engine: StreamingEngine) -> None:
     while (state := await engine.snapshot())["requests"]:
         await asyncio.sleep(0.001)
     assert state["free_blocks"] == state["total_blocks"]
 
 
 def test_answers_are_those_of_the_reference() -> None:
-    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         params = [SamplingParams(max_tokens=12, seed=seed, logprobs=2) for seed in range(12)]
-        asks = [Ask(prompt="hello", params=one) for one in params]
-        outputs = await asyncio.gather(*(engine.generate(one).whole() for one in asks))
+        generations = [GenerationRequest(prompt="hello", params=one) for one in params]
+        outputs = await asyncio.gather(*(engine.generate(one).whole() for one in generations))
         for one, output in zip(params, outputs, strict=True):
             ids, reason = expected("hello", one)
             (answer,) = output.outputs
@@ -81,7 +81,7 @@ def test_answers_are_those_of_the_reference() -> None:
     with_process(use, depth=2)
 
 
-async def questions(engine: AsyncLLM) -> None:
+async def questions(engine: StreamingEngine) -> None:
     with pytest.raises(RequestError, match="max_model_len"):
         await engine.generate(ask("hello " * 400)).whole()
     with pytest.raises(RequestError, match="nobody"):
@@ -103,7 +103,7 @@ async def questions(engine: AsyncLLM) -> None:
 
 
 def test_a_killed_process_fails_everybody_and_is_red() -> None:
-    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, core: ProcessCore) -> None:
         await engine.pause("all")
         streams = [engine.generate(ask("hello", max_tokens=200)) for _ in range(5)]
         await engine.snapshot()
@@ -127,7 +127,7 @@ def test_a_killed_process_fails_everybody_and_is_red() -> None:
 def test_a_mistake_of_ours_is_told_with_its_reason(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         output = await engine.generate(ask("hello", max_tokens=200)).whole()
         assert "AssertionError: ours" in output.error
         assert "ours" in (engine.healthy() or "")
@@ -140,8 +140,8 @@ def test_a_mistake_of_ours_is_told_with_its_reason(
 
 
 def test_a_request_that_cannot_be_written_down_is_not_waited_for() -> None:
-    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
-        request = engine._frontend.begin(Ask(prompt="hello"), Mailbox())
+    async def use(engine: StreamingEngine, core: ProcessCore) -> None:
+        request = engine._frontend.begin(GenerationRequest(prompt="hello"), DeltaBuffer())
         object.__setattr__(request, "priority", 10**30)
         with pytest.raises(OverflowError):
             core.submit(request)
@@ -156,9 +156,9 @@ def test_a_request_that_cannot_be_written_down_is_not_waited_for() -> None:
 def test_what_the_runner_cannot_do_is_refused_by_its_process(field: str) -> None:
     value = {"adapter": "mine", "items": (Item("cat", 0, 1),)}[field]
 
-    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         begin = engine._frontend.begin
-        changed = lambda ask, sink: replace(begin(ask, sink), **{field: value})
+        changed = lambda generation, sink: replace(begin(generation, sink), **{field: value})
         engine._frontend.begin = changed  # type: ignore[method-assign]
         with pytest.raises(RequestError, match=f"remove `{field}`"):
             await engine.generate(ask("hello")).whole()
@@ -167,7 +167,7 @@ def test_what_the_runner_cannot_do_is_refused_by_its_process(field: str) -> None
 
 
 def test_a_failed_step_or_a_full_queue_ends_requests_and_not_the_engine() -> None:
-    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         output = await engine.generate(ask("hello", max_tokens=200)).whole()
         assert "step 4 failed" in output.error
         assert engine.healthy() is None
@@ -184,7 +184,7 @@ def test_a_failed_step_or_a_full_queue_ends_requests_and_not_the_engine() -> Non
 
 
 def test_an_engine_that_stops_after_a_failed_step_takes_its_process_with_it() -> None:
-    async def use(engine: AsyncLLM, _core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         output = await engine.generate(ask("hello", max_tokens=200)).whole()
         assert "step 4 failed" in output.error
         assert "step 4 failed" in await engine.gone()
@@ -194,7 +194,7 @@ def test_an_engine_that_stops_after_a_failed_step_takes_its_process_with_it() ->
 
 
 def test_a_stuck_device_is_seen_from_outside() -> None:
-    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, core: ProcessCore) -> None:
         stream = engine.generate(ask("hello", max_tokens=200))
         while engine.healthy() is None:
             await asyncio.sleep(0.01)
@@ -215,8 +215,8 @@ def test_a_process_that_cannot_be_built_says_why() -> None:
 def test_one_choice_that_stops_leaves_the_others_alone() -> None:
     params, stop = one_of_three_stops()
 
-    async def use(engine: AsyncLLM, core: ProcessCore) -> None:
-        one = Ask(prompt="hello", params=replace(params, stop=stop))
+    async def use(engine: StreamingEngine, core: ProcessCore) -> None:
+        one = GenerationRequest(prompt="hello", params=replace(params, stop=stop))
         output = await engine.generate(one).whole()
         assert [one.finish_reason for one in output.outputs] == ["length", "stop", "length"]
         await engine.pause("all")

@@ -14,7 +14,7 @@ from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Abort, Park, Question, Wake
 from paceline.engine.core.process_main import CoreLoop, Outbox
 from paceline.engine.settings import EngineSettings
-from tests.engine.support import parts
+from tests.engine.support import components
 
 
 class Parent:
@@ -34,14 +34,14 @@ class Parent:
             found.append(wire.from_core.decode(self._inbox.recv()))
         return found
 
-    def run(self) -> tuple[list[Any], list[wire.Delivered]]:
+    def run(self) -> tuple[list[Any], list[wire.EncodedDelivery]]:
         """Close the core after the messages sent so far; returns its answers and its deliveries."""
         self.send(wire.Close())
         assert self.loop.run() == ""
         found = self.sent()
         return (
-            [one for one in found if isinstance(one, wire.Answered)],
-            [one for one in found if isinstance(one, wire.Delivered)],
+            [one for one in found if isinstance(one, wire.NumberedAnswer)],
+            [one for one in found if isinstance(one, wire.EncodedDelivery)],
         )
 
 
@@ -55,7 +55,7 @@ def parent(**settings: Any) -> Iterator[Parent]:
         push.connect(f"inproc://{name}")
         pairs.append((pull, push))
     (commands, to_core), (from_core, out) = pairs
-    made = parts()
+    made = components()
     engine = Engine(made.scheduler, made.runner, settings=EngineSettings(**settings))
     try:
         yield Parent(to_core, from_core, CoreLoop(engine, commands, Outbox(out)))
@@ -63,8 +63,8 @@ def parent(**settings: Any) -> Iterator[Parent]:
         context.destroy(linger=0)
 
 
-def submitted(name: str, parked: str = "") -> wire.Submitted:
-    return wire.submitted(Request(id=name, prompt=[5, 6], max_tokens=3), parked)  # pyright: ignore[reportArgumentType]
+def submitted(name: str, parked: str = "") -> wire.EncodedRequest:
+    return wire.encode_request(Request(id=name, prompt=[5, 6], max_tokens=3), parked)  # pyright: ignore[reportArgumentType]
 
 
 def test_all_messages_are_applied_in_order_before_a_turn() -> None:
@@ -72,12 +72,12 @@ def test_all_messages_are_applied_in_order_before_a_turn() -> None:
         one.send(
             submitted("a"),
             submitted("b", "grammar"),
-            wire.Questioned(1, Question("snapshot")),
+            wire.NumberedQuestion(1, Question("snapshot")),
             Abort("a"),
             Wake("b"),
-            wire.Questioned(2, Question("snapshot")),
+            wire.NumberedQuestion(2, Question("snapshot")),
             Park("b", "remote_kv"),
-            wire.Questioned(3, Question("snapshot")),
+            wire.NumberedQuestion(3, Question("snapshot")),
         )
         answers, deliveries = one.run()
     assert [one.number for one in answers] == [1, 2, 3]
@@ -88,7 +88,7 @@ def test_all_messages_are_applied_in_order_before_a_turn() -> None:
 
 def test_a_question_that_has_no_answer_is_answered_with_its_error() -> None:
     with parent() as one:
-        one.send(wire.Questioned(7, Question("explain", "unknown")))
+        one.send(wire.NumberedQuestion(7, Question("explain", "unknown")))
         (answer,), _ = one.run()
     assert answer.number == 7
     assert isinstance(answer.fault.error(), RequestError)
@@ -107,7 +107,7 @@ def test_more_requests_than_an_inbox_holds_are_refused() -> None:
 def test_a_request_that_can_never_run_is_refused_and_others_run() -> None:
     long = Request(id="long", prompt=range(5, 1000), max_tokens=3)  # pyright: ignore[reportArgumentType]
     with parent() as one:
-        one.send(wire.submitted(long), submitted("a"))
+        one.send(wire.encode_request(long), submitted("a"))
         _, deliveries = one.run()
     assert [each.request_id for delivery in deliveries for each in delivery.refused] == ["long"]
     assert {name for delivery in deliveries for name in delivery.request_id} == {"a"}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.core import restart as restarting
 from paceline.engine.core.messages import Capacity, Delivery, EngineFailed
 from paceline.engine.core.ports import Receiver
@@ -20,10 +19,11 @@ from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.settings import CoreSettings
+from paceline.engine.streaming import StreamingEngine
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.support import ask, tokenizer
 
-Use = Callable[[AsyncLLM, RestartingCore], Awaitable[None]]
+Use = Callable[[StreamingEngine, RestartingCore], Awaitable[None]]
 SOUND = "tests.engine.support:build"
 NO_MEMORY = "no memory for a process"
 
@@ -42,7 +42,7 @@ def with_core(use: Use, factories: list[str], **settings: Any) -> None:
     frontend = Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
 
     async def run() -> None:
-        engine = AsyncLLM(core, frontend)
+        engine = StreamingEngine(core, frontend)
         try:
             await use(engine, core)
         finally:
@@ -51,7 +51,7 @@ def with_core(use: Use, factories: list[str], **settings: Any) -> None:
     asyncio.run(asyncio.wait_for(run(), 50))
 
 
-async def killed(engine: AsyncLLM, core: RestartingCore) -> str:
+async def killed(engine: StreamingEngine, core: RestartingCore) -> str:
     """Kill the process under a request; what the request is told."""
     await engine.pause("all")
     stream = engine.generate(ask("hello", max_tokens=200))
@@ -62,13 +62,13 @@ async def killed(engine: AsyncLLM, core: RestartingCore) -> str:
     return output.error
 
 
-async def until_healthy(engine: AsyncLLM) -> None:
+async def until_healthy(engine: StreamingEngine) -> None:
     while engine.healthy() is not None:
         await asyncio.sleep(0.005)
 
 
 def test_another_takes_its_place_and_the_third_crash_is_the_end() -> None:
-    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+    async def use(engine: StreamingEngine, core: RestartingCore) -> None:
         for crash in (1, 2):
             assert "process has died with code -9" in await killed(engine, core)
             assert "is being restarted" in (engine.healthy() or "")
@@ -89,7 +89,7 @@ def test_another_takes_its_place_and_the_third_crash_is_the_end() -> None:
 
 
 def test_without_restarts_the_first_crash_is_the_end() -> None:
-    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+    async def use(engine: StreamingEngine, core: RestartingCore) -> None:
         assert "code -9" in await killed(engine, core)
         assert "code -9" in await engine.gone()
 
@@ -97,7 +97,7 @@ def test_without_restarts_the_first_crash_is_the_end() -> None:
 
 
 def test_one_that_cannot_be_built_again_counts_as_well() -> None:
-    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+    async def use(engine: StreamingEngine, core: RestartingCore) -> None:
         await killed(engine, core)
         assert "nothing" in await engine.gone()
         assert "nothing" in (engine.healthy() or "")
@@ -106,7 +106,7 @@ def test_one_that_cannot_be_built_again_counts_as_well() -> None:
 
 
 def test_one_for_which_there_is_no_memory_counts_as_well() -> None:
-    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+    async def use(engine: StreamingEngine, core: RestartingCore) -> None:
         await killed(engine, core)
         assert "Cannot allocate memory" in await engine.gone()
 
@@ -114,7 +114,7 @@ def test_one_for_which_there_is_no_memory_counts_as_well() -> None:
 
 
 def test_after_a_process_that_could_not_be_made_another_one_is() -> None:
-    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+    async def use(engine: StreamingEngine, core: RestartingCore) -> None:
         await killed(engine, core)
         await until_healthy(engine)
         output = await engine.generate(ask("hello", max_tokens=3)).whole()
@@ -140,7 +140,7 @@ class Unborn:
 
 
 def test_one_that_dies_before_it_is_started_counts_as_well() -> None:
-    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+    async def use(engine: StreamingEngine, core: RestartingCore) -> None:
         core._make = Unborn  # type: ignore[assignment]
         await killed(engine, core)
         assert await engine.gone() == "gone at once"
@@ -149,7 +149,7 @@ def test_one_that_dies_before_it_is_started_counts_as_well() -> None:
 
 
 def test_closing_does_not_wait_for_one_that_is_being_built() -> None:
-    async def use(engine: AsyncLLM, core: RestartingCore) -> None:
+    async def use(engine: StreamingEngine, core: RestartingCore) -> None:
         await killed(engine, core)
         assert "being" in (engine.healthy() or "")
 

@@ -9,10 +9,10 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.core.plan import Ended, StepResult
 from paceline.core.request import Finish
-from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.core.messages import Delivery, Question, Refused
 from paceline.engine.core.stall_detector import StallDetector
-from tests.engine.support import OraclePort, ask, parts
+from paceline.engine.streaming import StreamingEngine
+from tests.engine.support import OraclePort, ask, components
 
 
 class Watched:
@@ -108,7 +108,7 @@ def test_a_request_that_got_tokens_is_not_parked() -> None:
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_thread_that_is_stuck_in_a_step_is_seen_from_outside(step: int) -> None:
-    made, free = parts(stall_s=0.1), Event()
+    made, free = components(stall_s=0.1), Event()
     port = made.runner
     assert isinstance(port, OraclePort)
     wait = port.wait
@@ -121,7 +121,7 @@ def test_a_thread_that_is_stuck_in_a_step_is_seen_from_outside(step: int) -> Non
     port.wait = waiting  # type: ignore[method-assign]
 
     async def run() -> None:
-        async with AsyncLLM.of(made) as engine:
+        async with StreamingEngine.of(made) as engine:
             stream = engine.generate(ask("hello", max_tokens=5, ignore_eos=True))
             while engine.healthy() is None:
                 await asyncio.sleep(0.01)

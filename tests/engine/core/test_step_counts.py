@@ -8,11 +8,11 @@ import numpy as np
 from paceline.core.plan import StepResult
 from paceline.engine.core.step_counts import TOKENS_PER_STEP, StepCounts
 from tests.engine.core.test_engine import Teller, request
-from tests.engine.support import parts
+from tests.engine.support import components
 
 
 def test_tokens_of_each_step_are_counted() -> None:
-    teller = Teller(parts(max_num_batched_tokens=16))
+    teller = Teller(components(max_num_batched_tokens=16))
     teller.engine.submit(request("a", length=20, most=3, ignore_eos=True))
     teller.run()
     counts: dict[str, Any] = teller.engine._counts.to_dict()
@@ -24,7 +24,7 @@ def test_tokens_of_each_step_are_counted() -> None:
 
 
 def test_drafts_are_counted_by_place() -> None:
-    made = parts(num_speculative_tokens=3)
+    made = components(num_speculative_tokens=3)
     made.scheduler.submit(request("a", length=5, most=20, ignore_eos=True), 0.0)
     plan = made.scheduler.plan(0.0)
     made.scheduler.commit(plan, StepResult.of(plan, {"a": [7]}), 0.0)
@@ -40,7 +40,7 @@ def test_drafts_are_counted_by_place() -> None:
 
 
 def test_rows_without_drafts_are_not_counted_among_them() -> None:
-    made = parts(num_speculative_tokens=3)
+    made = components(num_speculative_tokens=3)
     for name, drafts in (("a", None), ("b", 0)):
         one = request(name, length=5, most=20, ignore_eos=True, drafts=drafts)
         made.scheduler.submit(one, 0.0)

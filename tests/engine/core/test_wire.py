@@ -65,7 +65,7 @@ def sent(message: Any) -> Any:
     ],
 )
 def test_a_request(request_: Request) -> None:
-    back = wire.request_of(sent(wire.submitted(request_)))
+    back = wire.decode_request(sent(wire.encode_request(request_)))
     assert back.prompt.tolist() == request_.prompt.tolist()
     for one in fields(Request):
         if one.name != "prompt":
@@ -75,7 +75,7 @@ def test_a_request(request_: Request) -> None:
 
 def test_what_was_restored_cannot_be_changed() -> None:
     request = Request(id="b", prompt=[7], sampling=Sampling(logit_bias={3: 1.0}))  # pyright: ignore[reportArgumentType]
-    back = wire.request_of(sent(wire.submitted(request)))
+    back = wire.decode_request(sent(wire.encode_request(request)))
     assert not back.prompt.flags.writeable
     with pytest.raises(TypeError):
         back.sampling.logit_bias[3] = 2.0  # type: ignore[index]
@@ -106,7 +106,7 @@ def test_a_delivery() -> None:
         (Refused("c", QueueFull("full")),),
         tuple(prompt_scores(alternatives) for alternatives in (0, 2)),
     )
-    back = wire.delivery_of(sent(wire.delivered(one)))
+    back = wire.decode_delivery(sent(wire.encode_delivery(one)))
     assert back.time == one.time
     assert back.ended == one.ended
     for name in ("request_id", "child", "ids", "count", "logprob"):
@@ -125,29 +125,29 @@ def test_a_delivery() -> None:
 def test_a_delivery_of_nothing() -> None:
     empty = np.empty(0, np.int32)
     one = Delivery(0.0, np.empty(0, object), empty, np.empty((0, 1), np.int32), empty)
-    back = wire.delivery_of(sent(wire.delivered(one)))
+    back = wire.decode_delivery(sent(wire.encode_delivery(one)))
     assert back.ids.shape == (0, 1)
     assert (len(back.count), back.logprob, back.candidates) == (0, None, None)
 
 
 @pytest.mark.parametrize("kind", [ConfigError, EngineFailed, QueueFull, RequestError])
 def test_an_error_keeps_its_kind(kind: type[PacelineError]) -> None:
-    error = wire.Fault.of(kind("why")).error()
+    error = wire.EncodedError.of(kind("why")).error()
     assert (type(error), str(error)) == (kind, "why")
 
 
 def test_an_unknown_error_is_the_engines_fault() -> None:
-    error = wire.Fault.of(ZeroDivisionError("by zero")).error()
+    error = wire.EncodedError.of(ZeroDivisionError("by zero")).error()
     assert isinstance(error, EngineFailed)
     assert "by zero" in str(error)
 
 
 def test_plain_answers_of_numpy_numbers() -> None:
-    answer = sent(wire.Answered(3, {"a": np.int64(5), "b": [np.float32(0.5)], "c": {1: "x"}}))
+    answer = sent(wire.NumberedAnswer(3, {"a": np.int64(5), "b": [np.float32(0.5)], "c": {1: "x"}}))
     assert answer.value == {"a": 5, "b": [0.5], "c": {1: "x"}}
 
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
-        wire.to_core.decode(wire.encoder.encode(["Questioned", 1, {"verb": "rm -rf"}]))
-    assert sent(wire.Questioned(1, Question("explain", "a"))).question.argument == "a"
+        wire.to_core.decode(wire.encoder.encode(["NumberedQuestion", 1, {"verb": "rm -rf"}]))
+    assert sent(wire.NumberedQuestion(1, Question("explain", "a"))).question.argument == "a"

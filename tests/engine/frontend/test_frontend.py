@@ -11,8 +11,8 @@ import pytest
 from paceline.core.errors import PromptTooLong, RequestError
 from paceline.core.plan import Candidates, Ended
 from paceline.core.request import Finish
-from paceline.engine.api import Ask, Report, SamplingParams
-from paceline.engine.core.components import Parts
+from paceline.engine.api import GenerationRequest, Report, SamplingParams
+from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import Abort, Capacity, Delivery, Question
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import first_figures
@@ -24,23 +24,23 @@ from tests.engine.support import (
     as_request,
     ask,
     assert_nothing_left,
+    components,
     expected,
     expected_text,
-    parts,
     tokenizer,
 )
 
 PROMPTS = ["the quick fox", "hello", "Straße 你好", "nothing everything thing", "a"]
 
 
-class Desk:
+class Harness:
     """An engine and its front end, turned by hand."""
 
-    def __init__(self, made: Parts) -> None:
+    def __init__(self, made: EngineComponents) -> None:
         self.engine = made.engine()
         self.frontend: Frontend = made.frontend(self.engine)
 
-    def begin(self, one: Ask) -> Ear:
+    def begin(self, one: GenerationRequest) -> Ear:
         ear = Ear()
         self.engine.submit(self.frontend.begin(one, ear))
         return ear
@@ -60,10 +60,10 @@ class Desk:
         raise AssertionError("it does not come to an end")
 
 
-def run(asks: Sequence[Ask], **settings: Any) -> list[Ear]:
-    desk = Desk(parts(**settings))
-    ears = [desk.begin(one) for one in asks]
-    desk.run()
+def run(generations: Sequence[GenerationRequest], **settings: Any) -> list[Ear]:
+    harness = Harness(components(**settings))
+    ears = [harness.begin(one) for one in generations]
+    harness.run()
     return ears
 
 
@@ -74,8 +74,8 @@ def text_of(ear: Ear, index: int = 0) -> str:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_texts_are_those_of_the_reference(depth: int) -> None:
-    asks = [ask(prompt, max_tokens=40, seed=seed) for prompt in PROMPTS for seed in range(3)]
-    for one, ear in zip(asks, run(asks, depth=depth, num_blocks=80), strict=True):
+    generations = [ask(prompt, max_tokens=40, seed=seed) for prompt in PROMPTS for seed in range(3)]
+    for one, ear in zip(generations, run(generations, depth=depth, num_blocks=80), strict=True):
         assert one.prompt is not None
         ids, reason = expected(one.prompt, one.params)
         assert ear.output is not None
@@ -91,10 +91,10 @@ def test_texts_are_those_of_the_reference(depth: int) -> None:
 
 def test_pieces_come_as_they_are_made_and_never_cut_a_character() -> None:
     (ear,) = run([ask("hello", max_tokens=60, seed=4)])
-    assert len(ear.pieces) == 60
-    assert [len(piece.token_ids) for piece in ear.pieces] == [1] * 60
+    assert len(ear.deltas) == 60
+    assert [len(delta.token_ids) for delta in ear.deltas] == [1] * 60
     whole = tokenizer().decode(ear.joined(0).token_ids)
-    assert "".join(piece.text for piece in ear.pieces) == whole
+    assert "".join(delta.text for delta in ear.deltas) == whole
 
 
 def stop_strings(text: str) -> list[str]:
@@ -111,14 +111,14 @@ def test_a_stop_string_ends_the_text_wherever_it_lies(depth: int, include: bool)
     text = tokenizer().decode(ids)
     stops = stop_strings(text)
     assert len(stops) > 5
-    asks = [
-        Ask(
+    generations = [
+        GenerationRequest(
             prompt="hello",
             params=replace(params, stop=stop, include_stop_str_in_output=include),
         )
         for stop in stops
     ]
-    for stop, ear in zip(stops, run(asks, depth=depth), strict=True):
+    for stop, ear in zip(stops, run(generations, depth=depth), strict=True):
         assert ear.output is not None
         (answer,) = ear.output.outputs
         end = text.index(stop) + len(stop)
@@ -134,16 +134,16 @@ def test_a_stop_string_ends_the_text_wherever_it_lies(depth: int, include: bool)
 def test_the_engine_lets_go_of_a_text_that_has_stopped() -> None:
     ids, _ = expected("hello", SamplingParams(max_tokens=200, seed=2, ignore_eos=True))
     stop = tokenizer().decode(ids[:3])
-    desk = Desk(parts())
+    harness = Harness(components())
     one = ask("hello", "a", max_tokens=200, seed=2, stop=stop, ignore_eos=True)
-    ear = desk.begin(one)
-    while not ear.pieces or ear.pieces[-1].finish_reason is None:
-        desk.turn()
-    assert "a" in desk.frontend.open  # until the engine confirms, the name is taken
+    ear = harness.begin(one)
+    while not ear.deltas or ear.deltas[-1].finish_reason is None:
+        harness.turn()
+    assert "a" in harness.frontend.open  # until the engine confirms, the name is taken
     with pytest.raises(RequestError, match="already here"):
-        desk.frontend.begin(one, Ear())
-    desk.run()
-    assert desk.engine.scheduler.stats.sampled < 6
+        harness.frontend.begin(one, Ear())
+    harness.run()
+    assert harness.engine.scheduler.stats.sampled < 6
     assert ear.output is not None
     assert ear.output.timings.total_s > 0
 
@@ -155,7 +155,9 @@ def test_a_stop_token_is_no_part_of_the_text_unless_asked_for() -> None:
     used = ids[: ids.index(stop) + 1]
     named = replace(params, stop_token_ids=[stop])
     shown = replace(named, include_stop_str_in_output=True)
-    without, with_it = run([Ask(prompt="hello", params=one) for one in (named, shown)])
+    without, with_it = run(
+        [GenerationRequest(prompt="hello", params=one) for one in (named, shown)]
+    )
     assert text_of(without) == tokenizer().decode(used[:-1])
     assert text_of(with_it) == tokenizer().decode(used)
     for ear in (without, with_it):
@@ -170,8 +172,8 @@ def test_min_tokens_hold_off_stop_strings() -> None:
     first = tokenizer().decode(ids)[0]
     early, late = run(
         [
-            Ask(prompt="hello", params=replace(params, stop=first)),
-            Ask(prompt="hello", params=replace(params, stop=first, min_tokens=20)),
+            GenerationRequest(prompt="hello", params=replace(params, stop=first)),
+            GenerationRequest(prompt="hello", params=replace(params, stop=first, min_tokens=20)),
         ]
     )
     assert len(early.joined(0).token_ids) < 20 <= len(late.joined(0).token_ids)
@@ -186,7 +188,10 @@ def test_special_tokens_are_left_out_or_shown() -> None:
             break
     ids, _ = expected("a", params)
     hidden, shown = run(
-        [Ask(prompt="a", params=replace(params, skip_special_tokens=one)) for one in (True, False)]
+        [
+            GenerationRequest(prompt="a", params=replace(params, skip_special_tokens=one))
+            for one in (True, False)
+        ]
     )
     assert text_of(hidden) == tokenizer().decode(ids)
     assert text_of(shown) == tokenizer().decode(ids, skip_special=False)
@@ -210,7 +215,7 @@ def test_samples_stop_at_strings_one_by_one() -> None:
     params = SamplingParams(max_tokens=40, n=3, seed=7, ignore_eos=True)
     wholes = [tokenizer().decode(expected("a", params, seed=7 + one)[0]) for one in range(3)]
     stop = wholes[1][3]
-    (ear,) = run([Ask(prompt="a", params=replace(params, stop=stop))])
+    (ear,) = run([GenerationRequest(prompt="a", params=replace(params, stop=stop))])
     assert ear.output is not None
     for answer, whole in zip(ear.output.outputs, wholes, strict=True):
         assert answer.text == whole.split(stop)[0]
@@ -220,17 +225,17 @@ def test_samples_stop_at_strings_one_by_one() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_best_of_several_samples(depth: int) -> None:
     params = SamplingParams(max_tokens=8, n=2, best_of=4, seed=3)
-    (ear,) = run([Ask(prompt="hello", params=params)], depth=depth)
+    (ear,) = run([GenerationRequest(prompt="hello", params=params)], depth=depth)
     request = as_request(tokenizer().encode("hello"), params)
     wanted = model.best_of(request, tokenizer().vocab_size, MAX_MODEL_LEN)
     assert ear.output is not None
     assert [list(answer.token_ids) for answer in ear.output.outputs] == wanted
-    assert len(ear.pieces) == 2  # nothing is told before it is known who is best
+    assert len(ear.deltas) == 2  # nothing is told before it is known who is best
 
 
 def test_beam_search() -> None:
     params = SamplingParams(max_tokens=6, n=2, use_beam_search=True, beam_width=3)
-    (ear,) = run([Ask(prompt="hello", params=params)])
+    (ear,) = run([GenerationRequest(prompt="hello", params=params)])
     request = as_request(tokenizer().encode("hello"), params)
     wanted = model.beam_search(request, tokenizer().vocab_size, MAX_MODEL_LEN)
     assert ear.output is not None
@@ -245,12 +250,12 @@ def test_beam_search() -> None:
     "family", [{"n": 1}, {"n": 3}, {"best_of": 3}, {"beam_width": 2}, {"n": 2, "stop": "e"}]
 )
 def test_an_abort_at_any_point_ends_every_choice(moment: int, family: dict[str, Any]) -> None:
-    desk = Desk(parts(depth=2))
-    ear = desk.begin(ask("the quick brown fox jumps over", "a", max_tokens=10, seed=1, **family))
+    harness = Harness(components(depth=2))
+    ear = harness.begin(ask("the quick brown fox jumps over", "a", max_tokens=10, seed=1, **family))
     for _ in range(moment):
-        desk.turn()
-    desk.engine.abort("a")
-    desk.run()
+        harness.turn()
+    harness.engine.abort("a")
+    harness.run()
     assert ear.output is not None
     assert len(ear.output.outputs) == family.get("n", 1)
     assert all(answer.finish_reason for answer in ear.output.outputs)
@@ -261,7 +266,7 @@ def test_an_abort_at_any_point_ends_every_choice(moment: int, family: dict[str, 
 def test_a_conversation_goes_through_the_template() -> None:
     messages = [{"role": "user", "content": "hello <|im_end|>"}]
     params = SamplingParams(max_tokens=5)
-    (ear,) = run([Ask(messages=messages, params=params)])
+    (ear,) = run([GenerationRequest(messages=messages, params=params)])
     text = "<|im_start|>user\nhello <|im_end|><|im_end|>\n<|im_start|>assistant\n"
     assert ear.output is not None
     assert ear.output.prompt == text
@@ -273,7 +278,7 @@ def test_a_conversation_goes_through_the_template() -> None:
 def test_log_probabilities_stand_beside_their_tokens() -> None:
     params = SamplingParams(max_tokens=6, seed=3, logprobs=4)
     plain = ask("hello", max_tokens=6, seed=3)
-    told, untold = run([Ask(prompt="hello", params=params), plain])
+    told, untold = run([GenerationRequest(prompt="hello", params=params), plain])
     answer, request = told.joined(0), as_request(tokenizer().encode("hello"), params)
     assert answer.logprobs is not None
     assert untold.joined(0).logprobs is None
@@ -299,9 +304,9 @@ def test_alternatives_are_told_for_every_token_also_where_others_have_drafts() -
 
 
 def test_a_failed_step_is_told_with_what_came_before() -> None:
-    desk = Desk(parts(lambda plan, where: plan.step == 4 and where == "wait"))
-    ear = desk.begin(ask("hello", max_tokens=10, seed=1, n=2))
-    desk.run()
+    harness = Harness(components(lambda plan, where: plan.step == 4 and where == "wait"))
+    ear = harness.begin(ask("hello", max_tokens=10, seed=1, n=2))
+    harness.run()
     assert ear.output is not None
     assert "step 4 failed" in ear.output.error
     assert {answer.finish_reason for answer in ear.output.outputs} == {"error"}
@@ -309,10 +314,10 @@ def test_a_failed_step_is_told_with_what_came_before() -> None:
 
 
 def test_a_refusal_reaches_its_client() -> None:
-    desk = Desk(parts())
-    refused = desk.begin(ask("hello " * 300))
-    fine = desk.begin(ask("hello"))
-    desk.run()
+    harness = Harness(components())
+    refused = harness.begin(ask("hello " * 300))
+    fine = harness.begin(ask("hello"))
+    harness.run()
     assert isinstance(refused.error, RequestError)
     assert fine.output is not None
 
@@ -320,38 +325,38 @@ def test_a_refusal_reaches_its_client() -> None:
 @pytest.mark.parametrize(
     ("one", "complaint"),
     [
-        (Ask(prompt=""), "the prompt is empty"),
-        (Ask(prompt_token_ids=[5, 100_000]), "token 100000"),
-        (Ask(prompt_token_ids=[tokenizer().vocab_size]), "the vocabulary has"),
-        (Ask(prompt_token_ids=[-1]), "negative"),
-        (Ask(prompt_token_ids=["a"]), "token ids"),  # type: ignore[list-item]
-        (Ask(messages=[]), "message"),
-        (Ask(messages=[{"content": "x"}]), "role"),
+        (GenerationRequest(prompt=""), "the prompt is empty"),
+        (GenerationRequest(prompt_token_ids=[5, 100_000]), "token 100000"),
+        (GenerationRequest(prompt_token_ids=[tokenizer().vocab_size]), "the vocabulary has"),
+        (GenerationRequest(prompt_token_ids=[-1]), "negative"),
+        (GenerationRequest(prompt_token_ids=["a"]), "token ids"),  # type: ignore[list-item]
+        (GenerationRequest(messages=[]), "message"),
+        (GenerationRequest(messages=[{"content": "x"}]), "role"),
         (ask("a", logit_bias={5000: 1.0}), "logit_bias"),
-        (Ask(prompt="a", deadline=-1.0), "deadline"),
-        (Ask(prompt="a", priority=10**30), "priority"),
-        (Ask(prompt="a", priority=-(2**63) - 1), "priority"),
-        (Ask(prompt="half \ud800"), "surrogate"),
+        (GenerationRequest(prompt="a", deadline=-1.0), "deadline"),
+        (GenerationRequest(prompt="a", priority=10**30), "priority"),
+        (GenerationRequest(prompt="a", priority=-(2**63) - 1), "priority"),
+        (GenerationRequest(prompt="half \ud800"), "surrogate"),
     ],
 )
-def test_malformed_asks_are_refused_at_once(one: Ask, complaint: str) -> None:
-    desk = Desk(parts())
+def test_malformed_asks_are_refused_at_once(one: GenerationRequest, complaint: str) -> None:
+    harness = Harness(components())
     with pytest.raises(RequestError, match=complaint):
-        desk.begin(one)
-    assert not desk.frontend.open
+        harness.begin(one)
+    assert not harness.frontend.open
 
 
 def test_a_prompt_without_room_for_one_more_token_is_too_long() -> None:
-    frontend = Desk(parts()).frontend
+    frontend = Harness(components()).frontend
     frontend.max_model_len = 5
     with pytest.raises(PromptTooLong, match="a prompt of 5 tokens leaves no room"):
-        frontend.begin(Ask(prompt_token_ids=[7] * 5), Ear())
-    assert len(frontend.begin(Ask(prompt_token_ids=[7] * 4), Ear()).prompt) == 4
+        frontend.begin(GenerationRequest(prompt_token_ids=[7] * 5), Ear())
+    assert len(frontend.begin(GenerationRequest(prompt_token_ids=[7] * 4), Ear()).prompt) == 4
 
 
 def test_what_is_asked_reaches_the_engine() -> None:
-    frontend = Desk(parts()).frontend
-    one = Ask(
+    frontend = Harness(components()).frontend
+    one = GenerationRequest(
         prompt_token_ids=[5, 6],
         text="as it was written",
         priority=3,
@@ -373,14 +378,16 @@ def test_what_is_asked_reaches_the_engine() -> None:
 
 def test_where_only_the_prompt_is_asked_about_no_token_ends_it() -> None:
     params = SamplingParams(max_tokens=0, prompt_logprobs=0, stop_token_ids=[7])
-    request = Desk(parts()).frontend.begin(Ask(prompt="hello", params=params), Ear())
+    request = Harness(components()).frontend.begin(
+        GenerationRequest(prompt="hello", params=params), Ear()
+    )
     assert (request.max_tokens, request.ignore_eos, request.stop_token_ids) == (1, True, ())
 
 
 def test_a_template_sees_what_it_is_asked_with() -> None:
     source = "{{ messages[0].content }} {{ tools[0].name }} {{ mood }} {{ add_generation_prompt }}"
     frontend = Frontend(tokenizer(), ChatTemplate(source), lambda: 0.0)
-    one = Ask(
+    one = GenerationRequest(
         messages=[{"role": "user", "content": "hello"}],
         tools=[{"name": "hammer"}],
         variables={"mood": "merry"},
@@ -390,15 +397,15 @@ def test_a_template_sees_what_it_is_asked_with() -> None:
 
 
 def test_texts_are_framed_and_conversations_are_not() -> None:
-    frontend, framed = Desk(parts()).frontend, list[bool]()
+    frontend, framed = Harness(components()).frontend, list[bool]()
 
     def noted(_text: str, special: bool = True) -> list[int]:
         framed.append(special)
         return [5]
 
     with patch.object(frontend.tokenizer, "encode", noted):
-        frontend.begin(Ask(prompt="hello"), Ear())
-        frontend.begin(Ask(messages=[{"role": "user", "content": "hello"}]), Ear())
+        frontend.begin(GenerationRequest(prompt="hello"), Ear())
+        frontend.begin(GenerationRequest(messages=[{"role": "user", "content": "hello"}]), Ear())
     assert framed == [True, False]
 
 
@@ -412,7 +419,7 @@ class Late:
 
     def begin(self, timeout: float | None, **params: Any) -> Ear:
         ear, chosen = Ear(), SamplingParams(**params)
-        one = Ask(prompt="hello", request_id="a", timeout=timeout, params=chosen)
+        one = GenerationRequest(prompt="hello", request_id="a", timeout=timeout, params=chosen)
         self.frontend.begin(one, ear)
         return ear
 
@@ -460,7 +467,7 @@ def test_a_name_is_taken_until_the_engine_lets_go_of_a_late_request() -> None:
 @pytest.mark.parametrize(
     "leave",
     [
-        lambda frontend: frontend.let_go("a"),
+        lambda frontend: frontend.release_id("a"),
         lambda frontend: frontend.drop("a"),
         lambda frontend: frontend.end_all(Finish.ERROR, "the power went out"),
     ],
@@ -506,22 +513,22 @@ def test_a_failure_is_remembered_by_when_it_was() -> None:
 
 def test_exactly_one_kind_of_prompt_is_given() -> None:
     with pytest.raises(RequestError, match="give one of"):
-        Ask()
+        GenerationRequest()
     with pytest.raises(RequestError, match="give one of"):
-        Ask(prompt="a", prompt_token_ids=[1])
+        GenerationRequest(prompt="a", prompt_token_ids=[1])
 
 
 def test_the_end_of_the_engine_ends_everything() -> None:
-    desk = Desk(parts())
-    ears = [desk.begin(ask("hello", max_tokens=20)) for _ in range(3)]
+    harness = Harness(components())
+    ears = [harness.begin(ask("hello", max_tokens=20)) for _ in range(3)]
     for _ in range(4):
-        desk.turn()
-    desk.frontend.end_all(Finish.ERROR, "the power went out")
+        harness.turn()
+    harness.frontend.end_all(Finish.ERROR, "the power went out")
     for ear in ears:
         assert ear.output is not None
         assert ear.output.error == "the power went out"
         assert ear.output.outputs[0].finish_reason == "error"
-    assert not desk.frontend.open
+    assert not harness.frontend.open
 
 
 def one_of_three_stops() -> tuple[SamplingParams, str]:
@@ -538,9 +545,9 @@ def test_the_engine_lets_go_of_one_choice_that_has_stopped(depth: int) -> None:
     each = [expected("hello", params, seed=2 + index)[0] for index in range(3)]
     texts = [tokenizer().decode(ids) for ids in each]
     stop = next(one for one in stop_strings(texts[1]) if one not in texts[0] + texts[2])
-    desk = Desk(parts(depth=depth))
-    ear = desk.begin(Ask(prompt="hello", params=replace(params, stop=stop)))
-    desk.run()
+    harness = Harness(components(depth=depth))
+    ear = harness.begin(GenerationRequest(prompt="hello", params=replace(params, stop=stop)))
+    harness.run()
     assert ear.output is not None
     answers = ear.output.outputs
     assert [one.finish_reason for one in answers] == ["length", "stop", "length"]
@@ -548,7 +555,7 @@ def test_the_engine_lets_go_of_one_choice_that_has_stopped(depth: int) -> None:
     used = [len(one.token_ids) for one in answers]
     assert used[0] == used[2] == 60 > used[1]
     assert ear.output.usage.completion_tokens == sum(used)
-    sampled = desk.engine.scheduler.stats.sampled
+    sampled = harness.engine.scheduler.stats.sampled
     assert sum(used) <= sampled <= sum(used) + depth + 1
 
 
@@ -583,8 +590,8 @@ def test_tokens_behind_a_stop_string_are_not_counted() -> None:
     assert report.counters["generation_tokens"] == len(ids)
 
 
-def counted(desk: Desk) -> Report:
-    return desk.frontend.metrics.report(desk.engine.answer(Question("gauges")))
+def counted(harness: Harness) -> Report:
+    return harness.frontend.metrics.report(harness.engine.answer(Question("gauges")))
 
 
 @pytest.mark.parametrize(
@@ -593,11 +600,11 @@ def counted(desk: Desk) -> Report:
     ids=str,
 )
 def test_tokens_are_counted_that_were_told(params: dict[str, Any]) -> None:
-    desk = Desk(parts(depth=3))
-    ear = desk.begin(ask("hello", **{"max_tokens": 30, "seed": 2} | params))
-    desk.run()
+    harness = Harness(components(depth=3))
+    ear = harness.begin(ask("hello", **{"max_tokens": 30, "seed": 2} | params))
+    harness.run()
     assert ear.output is not None
-    report = counted(desk)
+    report = counted(harness)
     assert report.counters["generation_tokens"] == ear.output.usage.completion_tokens
     assert report.counters["prompt_tokens"] == ear.output.usage.prompt_tokens
     assert report.histograms["time_to_first_token_seconds"].count == 1

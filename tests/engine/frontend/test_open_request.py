@@ -5,14 +5,14 @@ from math import inf
 from paceline.core.plan import Choice, Ended, Timings
 from paceline.core.request import Finish
 from paceline.engine.api import Alternative, SamplingParams, TokenLogprob
-from paceline.engine.frontend.open_request import Conversation
+from paceline.engine.frontend.open_request import OpenRequest
 from tests.engine.support import Ear, as_request, tokenizer
 
 
-def conversation(**given: object) -> tuple[Conversation, Ear]:
+def conversation(**given: object) -> tuple[OpenRequest, Ear]:
     params, ear = SamplingParams(**given), Ear()  # type: ignore[arg-type]
     request = as_request(tokenizer().encode("hello"), params)
-    return Conversation(request, params, "hello", ear, tokenizer(), 0.0), ear
+    return OpenRequest(request, params, "hello", ear, tokenizer(), 0.0), ear
 
 
 def test_half_a_character_is_withheld_and_shown_as_such_at_the_end() -> None:
@@ -20,12 +20,12 @@ def test_half_a_character_is_withheld_and_shown_as_such_at_the_end() -> None:
     whole, ear = conversation()
     for id in ids:
         whole.push(-1, [id])
-    assert "".join(piece.text for piece in ear.pieces) == "😀"
-    assert all(piece.text in ("", "😀") for piece in ear.pieces)
+    assert "".join(delta.text for delta in ear.deltas) == "😀"
+    assert all(delta.text in ("", "😀") for delta in ear.deltas)
     half, ear = conversation()
     begun = [id for id in range(tokenizer().vocab_size) if tokenizer().token_bytes(id) == b"\xf0"]
     assert not half.push(-1, begun)
-    assert ear.pieces[0].text == ""
+    assert ear.deltas[0].text == ""
     assert half.push(-1, (), ended=Ended("reference", Finish.LENGTH))
     assert ear.joined(0).text == "\ufffd"
 
@@ -55,7 +55,7 @@ def test_a_character_that_the_prompt_begins_is_told_whole() -> None:
     letters = {tokenizer().token_bytes(id): id for id in range(tokenizer().vocab_size)}
     ids = [letters[bytes([one])] for one in "😀".encode()]
     params, ear = SamplingParams(), Ear()
-    one = Conversation(as_request(ids[:2], params), params, None, ear, tokenizer(), 0.0)
+    one = OpenRequest(as_request(ids[:2], params), params, None, ear, tokenizer(), 0.0)
     one.push(-1, ids[2:])
     assert ear.joined(0).text == "😀"
 
@@ -63,9 +63,9 @@ def test_a_character_that_the_prompt_begins_is_told_whole() -> None:
 def test_time_runs_from_the_arrival() -> None:
     params = SamplingParams()
     request = as_request([5], params)
-    one = Conversation(request, params, None, Ear(), tokenizer(), 5.0, timeout=2.0)
+    one = OpenRequest(request, params, None, Ear(), tokenizer(), 5.0, timeout=2.0)
     assert one.due == 7.0
-    assert Conversation(request, params, None, Ear(), tokenizer(), 5.0).due == inf
+    assert OpenRequest(request, params, None, Ear(), tokenizer(), 5.0).due == inf
 
 
 def test_nothing_is_told_after_the_end() -> None:
@@ -74,7 +74,7 @@ def test_nothing_is_told_after_the_end() -> None:
     assert one.told
     assert not one.push(-1, tokenizer().encode("hello"))
     assert not one.push(-1, (), ended=Ended("reference", Finish.ABORT))
-    assert len(ear.pieces) == 1
+    assert len(ear.deltas) == 1
     output = one.close(Ended("reference", Finish.ABORT, timings=Timings(total_s=3.0), cached=2))
     assert ear.output is output
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("he", "stop")
@@ -87,6 +87,6 @@ def test_the_best_are_told_with_the_end() -> None:
     ids = tokenizer().encode("hello thing")
     choices = (Choice((*ids, 1), Finish.STOP, -1.0, 1), Choice((ids[0],), Finish.LENGTH, -2.0))
     one.close(Ended("reference", Finish.STOP, choices=choices))
-    assert [piece.index for piece in ear.pieces] == [0, 1]
-    assert ear.pieces[0].text == "hello thing"
-    assert [piece.finish_reason for piece in ear.pieces] == ["stop", "length"]
+    assert [delta.index for delta in ear.deltas] == [0, 1]
+    assert ear.deltas[0].text == "hello thing"
+    assert [delta.finish_reason for delta in ear.deltas] == ["stop", "length"]

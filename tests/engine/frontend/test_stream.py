@@ -9,32 +9,32 @@ import pytest
 
 from paceline.core.errors import QueueFull
 from paceline.core.plan import NO_TIMINGS
-from paceline.engine.api import Piece, RequestOutput, Usage
-from paceline.engine.frontend.stream import Mailbox, PieceStream
+from paceline.engine.api import RequestOutput, TextDelta, Usage
+from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 
 OUTPUT = RequestOutput("a", None, (), (), Usage(0, 0, 0), NO_TIMINGS)
 
 
-def run(use: Callable[[Mailbox, PieceStream, list[str]], Awaitable[None]]) -> None:
+def run(use: Callable[[DeltaBuffer, DeltaStream, list[str]], Awaitable[None]]) -> None:
     async def main() -> None:
-        mailbox, aborts = Mailbox(), list[str]()
+        buffer, aborts = DeltaBuffer(), list[str]()
         await use(
-            mailbox, PieceStream("a", np.array([1, 2], np.int32), mailbox, aborts.append), aborts
+            buffer, DeltaStream("a", np.array([1, 2], np.int32), buffer, aborts.append), aborts
         )
 
     asyncio.run(main())
 
 
 def test_pieces_of_a_choice_become_one_while_nobody_reads() -> None:
-    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
         for token, letter in enumerate("abcd"):
-            mailbox.put(Piece(token % 2, letter, (token,)))
-        mailbox.put(Piece(1, "", (9,), finish_reason="stop", stop_reason="x"))
-        mailbox.close(OUTPUT)
-        heard = [piece async for piece in stream]
+            buffer.put(TextDelta(token % 2, letter, (token,)))
+        buffer.put(TextDelta(1, "", (9,), finish_reason="stop", stop_reason="x"))
+        buffer.close(OUTPUT)
+        heard = [delta async for delta in stream]
         assert heard == [
-            Piece(0, "ac", (0, 2)),
-            Piece(1, "bd", (1, 3, 9), finish_reason="stop", stop_reason="x"),
+            TextDelta(0, "ac", (0, 2)),
+            TextDelta(1, "bd", (1, 3, 9), finish_reason="stop", stop_reason="x"),
         ]
         assert stream.output is OUTPUT
         assert aborts == []
@@ -43,14 +43,14 @@ def test_pieces_of_a_choice_become_one_while_nobody_reads() -> None:
 
 
 def test_a_reader_waits_for_what_comes() -> None:
-    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
         reader = asyncio.ensure_future(anext(aiter(stream)))
         await asyncio.sleep(0)
-        mailbox.put(Piece(0, "a", (1,)))
+        buffer.put(TextDelta(0, "a", (1,)))
         assert (await reader).text == "a"
         last = asyncio.ensure_future(stream.whole())
         await asyncio.sleep(0)
-        mailbox.close(OUTPUT)
+        buffer.close(OUTPUT)
         assert await last is OUTPUT
         assert aborts == []
 
@@ -60,16 +60,16 @@ def test_a_reader_waits_for_what_comes() -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (lambda mailbox: mailbox.close(OUTPUT), StopAsyncIteration),
-        (lambda mailbox: mailbox.refuse(QueueFull("full")), QueueFull),
-        (Mailbox.shut, StopAsyncIteration),
+        (lambda buffer: buffer.close(OUTPUT), StopAsyncIteration),
+        (lambda buffer: buffer.refuse(QueueFull("full")), QueueFull),
+        (DeltaBuffer.shut, StopAsyncIteration),
     ],
     ids=["closed", "refused", "shut"],
 )
 def test_a_reader_who_waits_hears_of_the_end(
-    end: Callable[[Mailbox], None], told: type[Exception]
+    end: Callable[[DeltaBuffer], None], told: type[Exception]
 ) -> None:
-    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
         async def read() -> type[Exception] | None:
             try:
                 await anext(aiter(stream))
@@ -79,17 +79,17 @@ def test_a_reader_who_waits_hears_of_the_end(
 
         reader = asyncio.ensure_future(read())
         await asyncio.sleep(0)
-        end(mailbox)
+        end(buffer)
         assert await asyncio.wait_for(reader, 10) is told
 
     run(use)
 
 
-@pytest.mark.parametrize("read", [PieceStream.__anext__, PieceStream.whole])
+@pytest.mark.parametrize("read", [DeltaStream.__anext__, DeltaStream.whole])
 def test_a_reader_who_is_cancelled_aborts(
-    read: Callable[[PieceStream], Coroutine[Any, Any, object]],
+    read: Callable[[DeltaStream], Coroutine[Any, Any, object]],
 ) -> None:
-    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
         reader = asyncio.ensure_future(read(stream))
         await asyncio.sleep(0)
         reader.cancel()
@@ -101,8 +101,8 @@ def test_a_reader_who_is_cancelled_aborts(
 
 
 def test_a_refusal_is_raised_and_aborts_nobody() -> None:
-    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
-        mailbox.refuse(QueueFull("full"))
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        buffer.refuse(QueueFull("full"))
         with pytest.raises(QueueFull):
             await anext(aiter(stream))
         with pytest.raises(QueueFull):
@@ -114,21 +114,21 @@ def test_a_refusal_is_raised_and_aborts_nobody() -> None:
 
 
 def test_closing_aborts_once_and_ends_the_iteration() -> None:
-    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
-        mailbox.put(Piece(0, "a", (1,)))
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        buffer.put(TextDelta(0, "a", (1,)))
         await stream.aclose()
         await stream.aclose()
-        mailbox.put(Piece(0, "b", (2,)))
-        mailbox.close(OUTPUT)
-        assert [piece async for piece in stream] == []
+        buffer.put(TextDelta(0, "b", (2,)))
+        buffer.close(OUTPUT)
+        assert [delta async for delta in stream] == []
         assert aborts == ["a"]
 
     run(use)
 
 
 def test_a_stream_that_has_ended_aborts_nobody_who_took_its_name() -> None:
-    async def use(mailbox: Mailbox, stream: PieceStream, aborts: list[str]) -> None:
-        mailbox.close(OUTPUT)
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        buffer.close(OUTPUT)
         await stream.aclose()
         del stream
         assert aborts == []

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline import __version__
 from paceline.engine.api import PromptTooLong
-from paceline.server.client_headers import Caller
-from paceline.server.errors import refusal_of
+from paceline.server.client_headers import ClientHeaders
+from paceline.server.errors import api_error_of
 from tests.server.conftest import Play
 from tests.server.support import MODEL, Site, on_its_own_server, paced
 
@@ -88,10 +88,10 @@ def test_paused_requests_wait_are_aborted_by_their_id_and_explained() -> None:
         assert (await site.http.post("/pause?mode=all")).json() == {"status": "paused"}
         headers = {"X-Request-Id": "mine/1"}
         asked = asyncio.create_task(site.http.post(PATH, json=LONG, headers=headers))
-        await site.until(lambda: "mine/1" in site.desk.open_requests)
+        await site.until(lambda: "mine/1" in site.context.open_requests)
         assert (await site.http.get("/load")).json() == {"server_load": 1}
-        story = await site.http.get("/requests/mine/1/explain")
-        assert "mine/1" in story.text
+        explanation = await site.http.get("/requests/mine/1/explain")
+        assert "mine/1" in explanation.text
         ended = await site.post("/abort_requests", request_ids=["mine/1", "nobody's"])
         await site.http.post("/resume")
         assert ended.json() == {"aborted": ["mine/1"]}
@@ -109,7 +109,7 @@ def test_all_parts_of_a_request_are_aborted_together() -> None:
         body = {**LONG, "prompt": ["the", "quick"], "stream": True}
         headers = {"X-Request-Id": "two"}
         asked = asyncio.create_task(site.http.post(PATH, json=body, headers=headers))
-        await site.until(lambda: "two" in site.desk.open_requests)
+        await site.until(lambda: "two" in site.context.open_requests)
         assert (await site.post("/abort_requests", request_ids=["two"])).json() == {
             "aborted": ["two"]
         }
@@ -127,12 +127,12 @@ def test_parts_have_names_that_no_client_can_send() -> None:
         await site.http.post("/pause")
         body = {**LONG, "prompt": ["the", "quick"], "max_tokens": 3}
         two = asyncio.create_task(site.http.post(PATH, json=body, headers={"X-Request-Id": "two"}))
-        await site.until(lambda: "two" in site.desk.open_requests)
+        await site.until(lambda: "two" in site.context.open_requests)
         others = [
             asyncio.create_task(site.http.post(PATH, json=LONG, headers={"X-Request-Id": name}))
             for name in ("two-0", "two-1", "two%200")
         ]
-        await site.until(lambda: len(site.desk.open_requests) == 4)
+        await site.until(lambda: len(site.context.open_requests) == 4)
         await site.http.post("/resume")
         assert [(await one).status_code for one in (two, *others)] == [200] * 4
 
@@ -141,7 +141,7 @@ def test_parts_have_names_that_no_client_can_send() -> None:
 
 def test_all_parts_of_a_request_are_explained() -> None:
     async def scenario(site: Site) -> None:
-        async def story(name: str) -> httpx.Response:
+        async def explanation(name: str) -> httpx.Response:
             return await site.http.get(f"/requests/{quote(name)}/explain")
 
         await site.http.post("/pause")
@@ -151,21 +151,21 @@ def test_all_parts_of_a_request_are_explained() -> None:
         )
         await site.until(lambda: len(site.engine._frontend.open) == 3)
         heads = [f"'three {part}': " for part in range(3)]
-        waiting = (await story("three")).text
+        waiting = (await explanation("three")).text
         assert [line for line in waiting.splitlines() if "WAITING" in line]
         assert all(head in waiting for head in heads)
         await site.http.post("/resume")
         await asked
-        ended = await story("three")
+        ended = await explanation("three")
         assert [
             line[: len(heads[0])] for line in ended.text.splitlines() if line[0] == "'"
         ] == heads
-        assert (await story("three 1")).text in ended.text
-        assert (await story("three 3")).status_code == 404
+        assert (await explanation("three 1")).text in ended.text
+        assert (await explanation("three 3")).status_code == 404
         await site.post(PATH, **{**body, "prompt": ["the", "quick"]})
-        assert (await story("three")).text.startswith(heads[2])  # the journal is short
+        assert (await explanation("three")).text.startswith(heads[2])  # the journal is short
         await site.post(PATH, **body)
-        lost = await story("three")
+        lost = await explanation("three")
         assert (lost.status_code, lost.json()["error"]["param"]) == (404, "request_id")
         said = lost.json()["error"]["message"]
         assert "remembers the last 3 finished requests: raise journal_requests" in said
@@ -182,9 +182,9 @@ def test_an_id_that_is_in_use_is_not_given_again(monkeypatch: pytest.MonkeyPatch
 
         await site.http.post("/pause")
         asked = [asyncio.create_task(ask("same"))]
-        await site.until(lambda: "same" in site.desk.open_requests)
+        await site.until(lambda: "same" in site.context.open_requests)
         asked += [asyncio.create_task(ask(name)) for name in ("other", "same")]
-        await site.until(lambda: len(site.desk.open_requests) == 3)
+        await site.until(lambda: len(site.context.open_requests) == 3)
         await site.http.post("/resume")
         assert [(await one).status_code for one in asked] == [200] * 3
 
@@ -255,14 +255,14 @@ def test_another_method_is_answered_with_those_that_there_are(on: Play) -> None:
 
 
 def test_a_field_at_fault_is_named_below_a_prefix_of_the_path_too() -> None:
-    refusal = refusal_of(PromptTooLong("too long"), "/models/own/v1/completions")
-    assert (refusal.param, refusal.code) == ("prompt", "context_length_exceeded")
+    api_error = api_error_of(PromptTooLong("too long"), "/models/own/v1/completions")
+    assert (api_error.param, api_error.code) == ("prompt", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(("length", "kept"), [(1, True), (200, True), (201, False)])
 def test_an_id_of_a_client_is_kept_up_to_a_length(length: int, kept: bool) -> None:
-    caller = Caller.of({"x-request-id": "x" * length}, "cmpl")
-    assert caller.request_id.startswith("x" * length if kept else "cmpl-")
+    client = ClientHeaders.of({"x-request-id": "x" * length}, "cmpl")
+    assert client.request_id.startswith("x" * length if kept else "cmpl-")
 
 
 @pytest.mark.parametrize("kind", [None, "application/json"])

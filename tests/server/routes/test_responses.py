@@ -18,7 +18,7 @@ ALL = {"ignore_eos": True, "seed": 3}
 
 def told(site: Site, messages: list[dict[str, str]], most: int) -> str:
     """What any correct engine answers."""
-    prompt = tokenizer().encode(site.desk.template.render(messages), special=False)
+    prompt = tokenizer().encode(site.context.template.render(messages), special=False)
     params = SamplingParams(max_tokens=most, ignore_eos=True, seed=3)
     return expected_text(*expected(prompt, params))
 

@@ -41,7 +41,7 @@ def test_a_text_is_framed_unless_it_is_asked_not_to_be(monkeypatch: pytest.Monke
         return [5]
 
     async def scenario(site: Site) -> None:
-        monkeypatch.setattr(site.desk.tokenizer, "encode", noted)
+        monkeypatch.setattr(site.context.tokenizer, "encode", noted)
         for extra in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
             await site.post("/tokenize", prompt="the", **extra)
         await site.post("/tokenize", messages=[{"role": "user", "content": "the"}])
@@ -65,7 +65,7 @@ def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
 def test_a_conversation_with_tools_is_as_long_as_in_a_chat() -> None:
     async def scenario(site: Site) -> None:
         template = ChatTemplate("{{ tools | tojson }}{{ messages[0].content }}")
-        site.desk.template = site.engine._frontend.template = template
+        site.context.template = site.engine._frontend.template = template
         body = {"messages": [{"role": "user", "content": TEXT}], "tools": [{"name": "weather"}]}
         counted = (await site.post("/tokenize", **body)).json()["count"]
         chat = (await site.post("/v1/chat/completions", **body, max_tokens=1)).json()

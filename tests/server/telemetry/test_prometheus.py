@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.server.telemetry.metric_help import MEANINGS
+from paceline.server.telemetry.metric_help import METRIC_HELP
 from tests.server.support import MODEL, Site, on_its_own_server, paced
 
 BOARD = Path(__file__).parents[3] / "ops" / "grafana" / "paceline.json"
@@ -51,11 +51,11 @@ def test_every_metric_has_a_meaning_there_and_in_the_guide() -> None:
     async def scenario(site: Site) -> None:
         found = await families(site)
         meanings = {name.partition(":")[2]: one.documentation for name, one in found.items()}
-        assert meanings == MEANINGS
+        assert meanings == METRIC_HELP
 
     on_its_own_server(scenario)
     told = dict(re.findall(r"^\| `(\w+?)(?:_total)?` \| (.+) \|$", GUIDE.read_text(), re.MULTILINE))
-    assert told == {name.removesuffix("_total"): text for name, text in MEANINGS.items()}
+    assert told == {name.removesuffix("_total"): text for name, text in METRIC_HELP.items()}
 
 
 def test_every_metric_of_the_list_is_there_or_left_out_for_a_reason() -> None:

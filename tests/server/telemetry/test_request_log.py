@@ -11,9 +11,9 @@ import pytest
 
 from paceline.core.plan import Timings
 from paceline.engine.api import EngineFailed, RequestOutput, Usage
-from paceline.server.client_headers import Caller
+from paceline.server.client_headers import ClientHeaders
 from paceline.server.schemas.completions import spent_by
-from paceline.server.telemetry.request_log import JsonLines, Line
+from paceline.server.telemetry.request_log import JsonFormatter, RequestLogEntry
 from tests.server.support import Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
@@ -46,8 +46,8 @@ def test_every_request_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None
 
     on_its_own_server(scenario, breaks=paced)
     records = [record for record in caplog.records if record.name == "paceline.requests"]
-    lines: list[dict[str, Any]] = [json.loads(JsonLines().format(record)) for record in records]
-    by_id = {line["request_id"]: line for line in lines}
+    lines: list[dict[str, Any]] = [json.loads(JsonFormatter().format(record)) for record in records]
+    by_id = {entry["request_id"]: entry for entry in lines}
     assert len(by_id) == len(lines) == 5
     whole = by_id["whole"]
     assert whole["tenant"] == "ann"
@@ -71,8 +71,8 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in caplog.records:
         if record.name == "paceline.requests":
-            line = json.loads(JsonLines().format(record))
-            found[line["request_id"]] = {**line, "said": record.getMessage()}
+            entry = json.loads(JsonFormatter().format(record))
+            found[entry["request_id"]] = {**entry, "said": record.getMessage()}
     return found
 
 
@@ -89,7 +89,7 @@ def test_what_is_not_known_of_a_request_is_left_out(caplog: pytest.LogCaptureFix
             return asyncio.create_task(site.http.post(PATH, json=long | extra, headers=headers))
 
         hanging = [ask("whole"), ask("streamed", stream=True)]
-        await site.until(lambda: len(site.desk.open_requests) == 2)
+        await site.until(lambda: len(site.context.open_requests) == 2)
         await site.until_told()
         for one in hanging:
             one.cancel()
@@ -104,12 +104,12 @@ def test_what_is_not_known_of_a_request_is_left_out(caplog: pytest.LogCaptureFix
     on_its_own_server(scenario, breaks=paced)
     found = lines_of(caplog)
     for name in ("whole", "streamed", "cut", "refused"):
-        line = found[name]
-        assert [line[stage] for stage in STAGES] == [None] * 5
-        assert line["prompt_tokens"] == (1 if name == "refused" else 9)
-        assert line["total_s"] > 0
-        assert "in the queue" not in line["said"]
-        assert "cached" not in line["said"]
+        entry = found[name]
+        assert [entry[stage] for stage in STAGES] == [None] * 5
+        assert entry["prompt_tokens"] == (1 if name == "refused" else 9)
+        assert entry["total_s"] > 0
+        assert "in the queue" not in entry["said"]
+        assert "cached" not in entry["said"]
     assert found["whole"]["completion_tokens"] is None
     assert "(the client has hung up); 9 tokens in; " in found["whole"]["said"]
     assert found["streamed"]["completion_tokens"] is not None
@@ -130,11 +130,13 @@ def test_who_was_not_begun_in_time_has_waited(
         assert response.status_code == 504
 
     on_its_own_server(scenario, queue_timeout_s=0.05)
-    (line,) = lines_of(caplog).values()
-    assert line["outcome"] == "timeout"
-    assert (line["prompt_tokens"], line["completion_tokens"]) == (9, 0)
-    assert line["queue_s"] >= 0.05
-    assert re.search(r"9 tokens in, 0 of them cached, 0 out; \d+\.\d+ s in the queue", line["said"])
+    (entry,) = lines_of(caplog).values()
+    assert entry["outcome"] == "timeout"
+    assert (entry["prompt_tokens"], entry["completion_tokens"]) == (9, 0)
+    assert entry["queue_s"] >= 0.05
+    assert re.search(
+        r"9 tokens in, 0 of them cached, 0 out; \d+\.\d+ s in the queue", entry["said"]
+    )
 
 
 def test_of_several_parts_the_slowest_counts_and_tokens_add_up() -> None:
@@ -142,28 +144,28 @@ def test_of_several_parts_the_slowest_counts_and_tokens_add_up() -> None:
         RequestOutput("a", None, (1, 2), (), Usage(2, 3, 1), Timings(1.0, 5.0, 2.0, 8.0, 1)),
         RequestOutput("b", None, (1,), (), Usage(1, 4, 0), Timings(4.0, 1.0, 2.5, 7.5, 2)),
     ]
-    line, spent = Line("a", PATH), spent_by(parts)
-    line.account(parts)
-    assert (line.prompt_tokens, line.completion_tokens) == (3, 7)
-    for told in (line, spent):
+    entry, spent = RequestLogEntry("a", PATH), spent_by(parts)
+    entry.account(parts)
+    assert (entry.prompt_tokens, entry.completion_tokens) == (3, 7)
+    for told in (entry, spent):
         assert (told.queue_s, told.prefill_s, told.decode_s, told.total_s) == (4.0, 5.0, 2.5, 8.0)
         assert (told.cached_tokens, told.preemptions) == (1, 3)
 
 
 @pytest.mark.parametrize("given", ["", "nonsense", f"00-{TRACE}-short-01", f"00-{TRACE[1:]}-x"])
 def test_a_trace_that_is_not_well_formed_is_none(given: str) -> None:
-    caller = Caller.of({"traceparent": given}, "cmpl")
-    assert (caller.traceparent, caller.trace_id) == ("", "")
+    client = ClientHeaders.of({"traceparent": given}, "cmpl")
+    assert (client.traceparent, client.trace_id) == ("", "")
 
 
 def test_a_reason_that_cannot_be_sent_is_made_readable() -> None:
-    line = Line("a", PATH)
-    line.end_by(EngineFailed("half a pair: \ud800"), unread=False)
-    assert (line.outcome, line.reason) == ("failed", "half a pair: \\ud800")
+    entry = RequestLogEntry("a", PATH)
+    entry.end_by(EngineFailed("half a pair: \ud800"), unread=False)
+    assert (entry.outcome, entry.reason) == ("failed", "half a pair: \\ud800")
 
 
 def test_other_records_are_objects_too() -> None:
     record = logging.LogRecord("paceline.x", logging.WARNING, "", 0, "%d left", (3,), None)
-    told = json.loads(JsonLines().format(record))
+    told = json.loads(JsonFormatter().format(record))
     assert told.pop("time")
     assert told == {"level": "WARNING", "logger": "paceline.x", "message": "3 left"}

@@ -27,7 +27,7 @@ def test_each_request_is_a_span() -> None:
         return failing["now"] and where == "wait"
 
     async def scenario(site: Site) -> None:
-        site.desk.tracing = Spans(SimpleSpanProcessor(kept))
+        site.context.tracing = Spans(SimpleSpanProcessor(kept))
         headers = {"X-Request-Id": "mine", "traceparent": f"00-{TRACE}-{PARENT}-01"}
         await site.http.post(PATH, json={**BODY, "temperature": 0.5, "n": 2}, headers=headers)
         await site.post(PATH, **BODY)
@@ -35,7 +35,7 @@ def test_each_request_is_a_span() -> None:
         await site.post(PATH, **BODY)
         failing["now"] = False
         hanging = asyncio.create_task(site.post(PATH, **{**BODY, "max_tokens": 240}))
-        await site.until(lambda: len(site.desk.open_requests) == 1)
+        await site.until(lambda: len(site.context.open_requests) == 1)
         hanging.cancel()
         await site.until(lambda: site.empty)
 

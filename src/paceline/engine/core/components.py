@@ -15,7 +15,7 @@ from paceline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class EngineComponents:
     """A scheduler and a runner that agree in their blocks, and the text of the same model."""
 
     model: str
@@ -33,7 +33,7 @@ class Parts:
         return Frontend(self.tokenizer, self.template, engine.clock)
 
 
-Factory = Callable[..., Parts]  # of a model's name and settings by name
+Factory = Callable[..., EngineComponents]  # of a model's name and settings by name
 
 
 def factory_named(name: str) -> Factory:

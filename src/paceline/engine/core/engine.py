@@ -11,12 +11,12 @@ from paceline.core.request import Finish, Request
 from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import (
     Abort,
-    Asked,
     Capacity,
     Command,
     Delivery,
     EngineFailed,
     Park,
+    PendingQuestion,
     Question,
     Refused,
     Submit,
@@ -30,8 +30,8 @@ from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 
-REST_S = 0.002  # between two attempts to plan work that cannot go on yet
-PARKED_REST_S = 0.05  # the same while every request is parked: only deadlines can pass
+RETRY_S = 0.002  # between two attempts to plan work that cannot go on yet
+PARKED_RETRY_S = 0.05  # the same while every request is parked: only deadlines can pass
 DEFAULTS = EngineSettings()
 
 
@@ -87,7 +87,7 @@ class Engine:
         """Let a parked request wait again, in its old place."""
         self._inbox.put(Wake(request_id))
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: PendingQuestion) -> None:
         """Have a question answered in the next turn."""
         self._inbox.put(asked)
 
@@ -114,7 +114,7 @@ class Engine:
             return 0.0
         if self.idle:
             return None
-        return REST_S if self.scheduler.view.is_runnable else PARKED_REST_S
+        return RETRY_S if self.scheduler.view.is_runnable else PARKED_RETRY_S
 
     @property
     def capacity(self) -> Capacity:
@@ -161,7 +161,7 @@ class Engine:
                 self.scheduler.park(request_id, reason, self.clock())
             case Wake(request_id):
                 self.scheduler.wake(request_id, self.clock())
-            case Asked():
+            case PendingQuestion():
                 self._answer(command)
 
     def refuse(self, request_id: str, error: PacelineError) -> None:
@@ -183,7 +183,7 @@ class Engine:
         except (RequestError, EngineFailed) as error:
             self.refuse(request.id, error)
 
-    def _answer(self, asked: Asked) -> None:
+    def _answer(self, asked: PendingQuestion) -> None:
         if not asked.answer.set_running_or_notify_cancel():
             return
         try:
@@ -208,12 +208,12 @@ class Engine:
                 return NO_OUTPUTS, None  # the next turn plans another step before any result
             plan, result = self._pipeline.land()
             self._counts.landed(plan, result)
-            result = self._of_the_living(result)
+            result = self._of_live_requests(result)
             return self._commit(plan, result), result
         except StepError as error:
             return self._fail(error), None
 
-    def _of_the_living(self, result: StepResult) -> StepResult:
+    def _of_live_requests(self, result: StepResult) -> StepResult:
         """Without scores for requests that are gone, whose names may be others' by now.
 
         Those of a sequence that has lost its slot are told all the same: what it computed may be

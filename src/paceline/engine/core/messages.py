@@ -71,14 +71,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class PendingQuestion:
     """A question and where its answer goes."""
 
     question: Question
     answer: Future[Any]
 
 
-Command = Submit | Abort | Park | Wake | Asked  # what any thread sends to an engine
+Command = Submit | Abort | Park | Wake | PendingQuestion  # what any thread sends to an engine
 
 
 @dataclass(frozen=True, slots=True)

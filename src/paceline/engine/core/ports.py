@@ -8,7 +8,7 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.errors import PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
-from paceline.engine.api import Piece, RequestOutput
+from paceline.engine.api import RequestOutput, TextDelta
 from paceline.engine.core.messages import Capacity, Delivery, Question
 
 Clock = Callable[[], float]  # seconds, never backwards
@@ -51,7 +51,7 @@ class StepObserver(Protocol):
 class Sink(Protocol):
     """Where the words of one request go: pieces, then one `close`; or one `refuse` and nothing."""
 
-    def put(self, piece: Piece) -> None: ...
+    def put(self, delta: TextDelta) -> None: ...
 
     def close(self, output: RequestOutput) -> None: ...
 

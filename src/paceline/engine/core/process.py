@@ -88,7 +88,7 @@ class ProcessCore:
     def submit(self, request: Request, parked: str = "") -> None:
         self._stalls.submitted(request.id, parked)  # before the core can report its end
         try:
-            self._send(wire.submitted(request, parked))
+            self._send(wire.encode_request(request, parked))
         except BaseException:
             self._stalls.ended(request.id)
             raise
@@ -112,7 +112,7 @@ class ProcessCore:
         number, answer = next(self._numbers), Future[Any]()
         self._questions[number] = answer
         try:
-            self._send(wire.Questioned(number, question))
+            self._send(wire.NumberedQuestion(number, question))
         except EngineFailed:
             del self._questions[number]
             raise
@@ -157,20 +157,20 @@ class ProcessCore:
     def _read(self) -> None:
         while (message := self._next()) is not None:
             match message:
-                case wire.Delivered():
-                    delivery = wire.delivery_of(message)
+                case wire.EncodedDelivery():
+                    delivery = wire.decode_delivery(message)
                     self._stalls.delivered(delivery)
                     assert self._receiver is not None, "nobody submits before the start"
                     self._receiver.deliver(delivery)
-                case wire.Answered(number, value, fault):
+                case wire.NumberedAnswer(number, value, fault):
                     settle(self._questions.pop(number), value, fault and fault.error())
                 case wire.Died(reason):
                     self._die(reason)
-                case wire.Logged(name, level, text):
+                case wire.LogMessage(name, level, text):
                     logging.getLogger(name).log(level, "%s", text)
                 case wire.Ready(capacity, fault):
                     settle(self._capacity, capacity, fault and fault.error())
-        receiver = self._die(self._obituary())
+        receiver = self._die(self._exit_reason())
         if receiver is not None and self._process.returncode:
             receiver.died(self._death, for_good=True)
 
@@ -183,7 +183,7 @@ class ProcessCore:
             if not alive:
                 return None
 
-    def _obituary(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.returncode
         return (
             f"the engine's process has died with code {code}" if code else "the engine is shut down"

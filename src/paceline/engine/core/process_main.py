@@ -44,7 +44,7 @@ def main(address: str) -> None:
         else:
             status = 0
     except PacelineError as error:
-        outbox.send(wire.Ready(fault=wire.Fault.of(error)))
+        outbox.send(wire.Ready(fault=wire.EncodedError.of(error)))
     except Exception as error:
         log.exception("the engine has died")
         outbox.send(wire.Died(f"the engine has died: {type(error).__name__}: {error}"))
@@ -64,7 +64,7 @@ class Outbox(logging.Handler):
             self._socket.send(wire.encoder.encode(message))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.send(wire.Logged(record.name, record.levelno, self.format(record)))
+        self.send(wire.LogMessage(record.name, record.levelno, self.format(record)))
 
 
 def die_with_parent() -> None:
@@ -78,8 +78,8 @@ def die_with_parent() -> None:
 
 def built(message: wire.ToCore) -> Engine:
     assert isinstance(message, wire.Build)
-    parts = factory_named(message.factory)(message.model, **message.settings)
-    return replace(parts, settings=EngineSettings(**message.engine)).engine()
+    components = factory_named(message.factory)(message.model, **message.settings)
+    return replace(components, settings=EngineSettings(**message.engine)).engine()
 
 
 class CoreLoop:
@@ -95,7 +95,7 @@ class CoreLoop:
             self._receive()
             delivery = self._engine.turn()
             if delivery is not None:
-                self._send(wire.delivered(delivery))
+                self._send(wire.encode_delivery(delivery))
         return "" if self._closing else self._engine.broken
 
     def _receive(self) -> None:
@@ -109,7 +109,7 @@ class CoreLoop:
         room = self._engine.settings.inbox_requests
         while (frame := received(self._commands)) is not None:
             message: wire.ToCore = wire.to_core.decode(frame)
-            if isinstance(message, wire.Submitted):
+            if isinstance(message, wire.EncodedRequest):
                 room -= 1
                 self._submit(message, room)
             else:
@@ -119,16 +119,16 @@ class CoreLoop:
         match message:
             case Abort() | Park() | Wake():
                 self._engine.apply(message)
-            case wire.Questioned(number, question):
+            case wire.NumberedQuestion(number, question):
                 self._answer(number, question)
             case wire.Close():
                 self._closing = True
             case _:
                 raise AssertionError(f"{type(message).__name__} is no command to a running core")
 
-    def _submit(self, message: wire.Submitted, room: int) -> None:
+    def _submit(self, message: wire.EncodedRequest, room: int) -> None:
         """Submit a request, or report it as refused if it is one too many."""
-        request = wire.request_of(message)
+        request = wire.decode_request(message)
         if room < 0:
             error = QueueFull(too_many(self._engine.settings.inbox_requests))
             self._engine.refuse(request.id, error)
@@ -137,9 +137,9 @@ class CoreLoop:
 
     def _answer(self, number: int, question: Question) -> None:
         try:
-            self._send(wire.Answered(number, self._engine.answer(question)))
+            self._send(wire.NumberedAnswer(number, self._engine.answer(question)))
         except PacelineError as error:
-            self._send(wire.Answered(number, fault=wire.Fault.of(error)))
+            self._send(wire.NumberedAnswer(number, fault=wire.EncodedError.of(error)))
 
 
 def received(socket: zmq.Socket[bytes]) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.request import Request
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Asked, Capacity, EngineFailed, Question
+from paceline.engine.core.messages import Capacity, EngineFailed, PendingQuestion, Question
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.stall_detector import StallDetector
 
@@ -61,7 +61,7 @@ class ThreadCore:
                 raise EngineFailed(self._death)
             self._questions.add(answer)
         answer.add_done_callback(self._questions.discard)
-        self._engine.ask(Asked(question, answer))
+        self._engine.ask(PendingQuestion(question, answer))
         self._stalls.asked(question)
         return answer
 

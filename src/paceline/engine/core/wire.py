@@ -31,16 +31,20 @@ ERRORS: dict[str, type[PacelineError]] = {
 T = TypeVar("T")
 
 
-class Fault(msgspec.Struct, array_like=True, frozen=True):
+class EncodedError(msgspec.Struct, array_like=True, frozen=True):
     """An error, by the name of its class."""
 
     kind: str
     message: str
 
     @staticmethod
-    def of(error: Exception) -> "Fault":
+    def of(error: Exception) -> "EncodedError":
         kind = type(error).__name__
-        return Fault(kind, str(error)) if kind in ERRORS else Fault("EngineFailed", repr(error))
+        return (
+            EncodedError(kind, str(error))
+            if kind in ERRORS
+            else EncodedError("EngineFailed", repr(error))
+        )
 
     def error(self) -> PacelineError:
         return ERRORS[self.kind](self.message)
@@ -59,14 +63,14 @@ class Build(msgspec.Struct, tag=True, array_like=True, frozen=True):
         return Build(factory, model, settings, asdict(engine))
 
 
-class Submitted(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class EncodedRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A request as the values of its fields, and the reason if it is parked."""
 
     request: msgspec.Raw
     parked: str = ""
 
 
-class Questioned(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class NumberedQuestion(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     question: Question
 
@@ -79,13 +83,13 @@ class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The first message of a core: it is built and so large, or cannot be built."""
 
     capacity: Capacity | None = None
-    fault: Fault | None = None
+    fault: EncodedError | None = None
 
 
-class Answered(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class NumberedAnswer(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     value: Any = None
-    fault: Fault | None = None
+    fault: EncodedError | None = None
 
 
 class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -94,7 +98,7 @@ class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
     reason: str
 
 
-class Logged(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class LogMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A line for the log, which the parent keeps."""
 
     name: str
@@ -102,7 +106,7 @@ class Logged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     text: str
 
 
-class Table(msgspec.Struct, array_like=True, frozen=True):
+class EncodedMatrix(msgspec.Struct, array_like=True, frozen=True):
     """A matrix by rows."""
 
     rows: int
@@ -110,8 +114,8 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
     cells: bytes
 
     @staticmethod
-    def of(matrix: I32 | F32) -> "Table":
-        return Table(len(matrix), matrix.shape[1], matrix.tobytes())
+    def of(matrix: I32 | F32) -> "EncodedMatrix":
+        return EncodedMatrix(len(matrix), matrix.shape[1], matrix.tobytes())
 
     def ints(self) -> I32:
         return np.frombuffer(self.cells, np.int32).reshape(self.rows, self.width)
@@ -120,12 +124,12 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
         return np.frombuffer(self.cells, np.float32).reshape(self.rows, self.width)
 
 
-class Refusal(msgspec.Struct, array_like=True, frozen=True):
+class EncodedRefusal(msgspec.Struct, array_like=True, frozen=True):
     request_id: str
-    fault: Fault
+    fault: EncodedError
 
 
-class Scored(msgspec.Struct, array_like=True, frozen=True):
+class EncodedScores(msgspec.Struct, array_like=True, frozen=True):
     """Scores of a prompt, column by column."""
 
     request_id: str
@@ -133,19 +137,19 @@ class Scored(msgspec.Struct, array_like=True, frozen=True):
     first: int
     logprob: bytes
     rank: bytes
-    ids: Table
-    values: Table
+    ids: EncodedMatrix
+    values: EncodedMatrix
 
     @staticmethod
-    def of(scores: PromptScores) -> "Scored":
-        return Scored(
+    def of(scores: PromptScores) -> "EncodedScores":
+        return EncodedScores(
             scores.request_id,
             scores.serial,
             scores.first,
             scores.logprob.tobytes(),
             scores.rank.tobytes(),
-            Table.of(scores.ids),
-            Table.of(scores.values),
+            EncodedMatrix.of(scores.ids),
+            EncodedMatrix.of(scores.values),
         )
 
     def scores(self) -> PromptScores:
@@ -160,23 +164,23 @@ class Scored(msgspec.Struct, array_like=True, frozen=True):
         )
 
 
-class Delivered(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A delivery, column by column."""
 
     time: float
     request_id: list[str]
     child: bytes
-    ids: Table
+    ids: EncodedMatrix
     count: bytes
-    logprob: Table | None
-    candidates: tuple[Table, Table] | None
+    logprob: EncodedMatrix | None
+    candidates: tuple[EncodedMatrix, EncodedMatrix] | None
     ended: tuple[Ended, ...]
-    refused: tuple[Refusal, ...]
-    prompt: tuple[Scored, ...] = ()
+    refused: tuple[EncodedRefusal, ...]
+    prompt: tuple[EncodedScores, ...] = ()
 
 
-ToCore = Build | Submitted | Abort | Park | Wake | Questioned | Close
-FromCore = Ready | Answered | Delivered | Died | Logged
+ToCore = Build | EncodedRequest | Abort | Park | Wake | NumberedQuestion | Close
+FromCore = Ready | NumberedAnswer | EncodedDelivery | Died | LogMessage
 
 
 def plain(value: Any) -> Any:
@@ -210,12 +214,12 @@ requests = msgspec.msgpack.Decoder(
 )
 
 
-def submitted(request: Request, parked: str = "") -> Submitted:
+def encode_request(request: Request, parked: str = "") -> EncodedRequest:
     values = request_values(request), sampling_values(request.sampling)
-    return Submitted(msgspec.Raw(encoder.encode(values)), parked)
+    return EncodedRequest(msgspec.Raw(encoder.encode(values)), parked)
 
 
-def request_of(message: Submitted) -> Request:
+def decode_request(message: EncodedRequest) -> Request:
     of_request, of_sampling = requests.decode(message.request)
     sampling = dict(zip(SAMPLING_NAMES, of_sampling, strict=True))
     sampling["logit_bias"] = MappingProxyType(sampling["logit_bias"]) or NO_BIAS
@@ -232,23 +236,23 @@ def restored(kind: type[T], values: dict[str, Any]) -> T:
     return made
 
 
-def delivered(one: Delivery) -> Delivered:
+def encode_delivery(one: Delivery) -> EncodedDelivery:
     found = one.candidates
-    return Delivered(
+    return EncodedDelivery(
         one.time,
         one.request_id.tolist(),
         one.child.tobytes(),
-        Table.of(one.ids),
+        EncodedMatrix.of(one.ids),
         one.count.tobytes(),
-        None if one.logprob is None else Table.of(one.logprob),
-        None if found is None else (Table.of(found.ids), Table.of(found.logprob)),
+        None if one.logprob is None else EncodedMatrix.of(one.logprob),
+        None if found is None else (EncodedMatrix.of(found.ids), EncodedMatrix.of(found.logprob)),
         one.ended,
-        tuple(Refusal(each.request_id, Fault.of(each.error)) for each in one.refused),
-        tuple(Scored.of(each) for each in one.prompt),
+        tuple(EncodedRefusal(each.request_id, EncodedError.of(each.error)) for each in one.refused),
+        tuple(EncodedScores.of(each) for each in one.prompt),
     )
 
 
-def delivery_of(message: Delivered) -> Delivery:
+def decode_delivery(message: EncodedDelivery) -> Delivery:
     names = np.empty(len(message.request_id), object)
     names[:] = message.request_id
     found = message.candidates

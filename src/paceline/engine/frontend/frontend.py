@@ -8,11 +8,17 @@ from uuid import uuid4
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores, Timings
 from paceline.core.request import Finish, Request
-from paceline.engine.api import Alternative, Ask, PromptLogprob, RequestOutput, TokenLogprob
+from paceline.engine.api import (
+    Alternative,
+    GenerationRequest,
+    PromptLogprob,
+    RequestOutput,
+    TokenLogprob,
+)
 from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.core.ports import Clock, Sink
 from paceline.engine.frontend.metrics import Lengths, Metrics
-from paceline.engine.frontend.open_request import Conversation
+from paceline.engine.frontend.open_request import OpenRequest
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
@@ -29,7 +35,7 @@ class Frontend:
         self.tokenizer, self.template = tokenizer, template
         self.metrics = Metrics()
         self.max_model_len = 0  # of the engine; 0: it refuses by itself what is too long
-        self.open: dict[str, Conversation] = {}
+        self.open: dict[str, OpenRequest] = {}
         self._failed_at: float | None = None  # when a request ended with an error, the last one
         self._clock = clock
         self._due: list[tuple[float, str]] = []  # a heap; some of these have ended
@@ -37,40 +43,42 @@ class Frontend:
 
     # -- in -----------------------------------------------------------------
 
-    def begin(self, ask: Ask, sink: Sink) -> Request:
+    def begin(self, generation: GenerationRequest, sink: Sink) -> Request:
         """What the engine is to run; its words will go to the sink. RequestError if malformed."""
-        name = ask.request_id or uuid4().hex
+        name = generation.request_id or uuid4().hex
         if name in self.open or name in self._leaving:
             raise RequestError(f"request {name!r} is already here")
-        text, ids = self.encode(ask)
+        text, ids = self.encode(generation)
         self._check_length(len(ids), "tokens")
-        arrival = self._clock() if ask.arrival is None else ask.arrival
-        request = self._request(name, ids, ask, arrival)
+        arrival = self._clock() if generation.arrival is None else generation.arrival
+        request = self._request(name, ids, generation, arrival)
         largest, words = int(request.prompt.max()), self.tokenizer.vocab_size
         if largest >= words:
             raise RequestError(f"the prompt has token {largest}; the vocabulary has {words} words")
-        one = Conversation(request, ask.params, text, sink, self.tokenizer, arrival, ask.timeout)
+        one = OpenRequest(
+            request, generation.params, text, sink, self.tokenizer, arrival, generation.timeout
+        )
         self.open[name] = one
         if one.timeout is not None:
             heappush(self._due, (one.due, name))
         return request
 
-    def encode(self, ask: Ask) -> tuple[str | None, Sequence[int]]:
+    def encode(self, generation: GenerationRequest) -> tuple[str | None, Sequence[int]]:
         """The prompt as text, if there was one, and as token ids."""
-        text = self.text_of(ask)
+        text = self.text_of(generation)
         if text is None:
-            return ask.text, ask.prompt_token_ids or ()
-        return text, self.ids_of(text, framed=ask.messages is None)
+            return generation.text, generation.prompt_token_ids or ()
+        return text, self.ids_of(text, framed=generation.messages is None)
 
-    def text_of(self, ask: Ask) -> str | None:
+    def text_of(self, generation: GenerationRequest) -> str | None:
         """What is to be made token ids of."""
-        if ask.messages is None:
-            return ask.prompt
+        if generation.messages is None:
+            return generation.prompt
         return self.template.render(
-            ask.messages,
-            add_generation_prompt=ask.add_generation_prompt,
-            tools=ask.tools,
-            variables=ask.variables,
+            generation.messages,
+            add_generation_prompt=generation.add_generation_prompt,
+            tools=generation.tools,
+            variables=generation.variables,
         )
 
     def ids_of(self, text: str, framed: bool) -> list[int]:
@@ -89,8 +97,10 @@ class Frontend:
                 f"{self.max_model_len} tokens"
             )
 
-    def _request(self, name: str, ids: Sequence[int], ask: Ask, arrival: float) -> Request:
-        params = ask.params
+    def _request(
+        self, name: str, ids: Sequence[int], generation: GenerationRequest, arrival: float
+    ) -> Request:
+        params = generation.params
         if params.prompt_only:
             # A prompt is computed for the sake of a token, so one is drawn where none is wanted.
             # `OpenChoice` does not tell it, and whichever it is, the end is "length".
@@ -98,7 +108,7 @@ class Frontend:
         sampling = params.sampling
         sampling.check_vocab(self.tokenizer.vocab_size)
         # What is found in the cache has no logits. A salt of its own lets nothing be found.
-        salt = ask.cache_salt if params.prompt_logprobs is None else uuid4().hex
+        salt = generation.cache_salt if params.prompt_logprobs is None else uuid4().hex
         return Request(
             id=name,
             prompt=ids,
@@ -108,10 +118,10 @@ class Frontend:
             eos_token_ids=self.tokenizer.eos,
             stop_token_ids=tuple(params.stop_token_ids),
             seed=params.seed,
-            priority=ask.priority,
+            priority=generation.priority,
             arrival=arrival,
-            tenant=ask.tenant,
-            deadline=ask.deadline,
+            tenant=generation.tenant,
+            deadline=generation.deadline,
             cache_salt=salt,
             n=params.n,
             best_of=None if params.beams else params.best_of,
@@ -131,18 +141,18 @@ class Frontend:
         ends = {(one.request_id, one.child): one for one in delivery.ended}
         told: list[Abort] = []
         for scores in delivery.prompt:
-            self._learn(scores)
+            self._add_prompt_logprobs(scores)
         names: list[str] = delivery.request_id.tolist()
         columns = names, delivery.child.tolist(), delivery.ids.tolist(), delivery.count.tolist()
         for row, (name, child, ids, count) in enumerate(zip(*columns, strict=True)):
-            conversation = self.open.get(name) if count else None
-            if conversation is None:
+            open_request = self.open.get(name) if count else None
+            if open_request is None:
                 continue
-            self._measure(conversation, child, count, delivery.time)
-            logprobs = self._logprobs(delivery, row, conversation)
+            self._measure(open_request, child, count, delivery.time)
+            logprobs = self._logprobs(delivery, row, open_request)
             ended = ends.get((name, child))
-            if conversation.push(child, ids[:count], logprobs, ended) and ended is None:
-                told.append(Abort(name, None if conversation.told else child))
+            if open_request.push(child, ids[:count], logprobs, ended) and ended is None:
+                told.append(Abort(name, None if open_request.told else child))
         for ended in delivery.ended:
             self._end(ended)
         for refused in delivery.refused:
@@ -151,22 +161,22 @@ class Frontend:
 
     def forget(self, request_id: str, error: PacelineError) -> None:
         """It never began, and hears why."""
-        if conversation := self.drop(request_id):
-            conversation.sink.refuse(error)
+        if open_request := self.drop(request_id):
+            open_request.sink.refuse(error)
 
-    def drop(self, request_id: str) -> Conversation | None:
+    def drop(self, request_id: str) -> OpenRequest | None:
         """It never began, and whoever asked for it knows."""
         self._leaving.discard(request_id)
         return self.open.pop(request_id, None)
 
     def end(self, request_id: str, finish: Finish, message: str = "") -> None:
         """The engine does not have it, or is gone and cannot tell where the time went."""
-        conversation = self.open.pop(request_id)
-        took = Timings(total_s=self._clock() - conversation.arrival)
+        open_request = self.open.pop(request_id)
+        took = Timings(total_s=self._clock() - open_request.arrival)
         ended = Ended(request_id, finish, message=message, timings=took)
-        self._note_failure(ended)
-        output = conversation.close(ended)
-        self.metrics.cut(self._lengths(conversation, output), took.total_s)
+        self._record_failure(ended)
+        output = open_request.close(ended)
+        self.metrics.cut(self._lengths(open_request, output), took.total_s)
         self._count_ends(output)
 
     def end_all(self, finish: Finish, message: str = "") -> list[str]:
@@ -182,15 +192,15 @@ class Frontend:
         now, late = self._clock(), list[str]()
         while self._due and self._due[0][0] <= now:
             due, name = heappop(self._due)
-            conversation = self.open.get(name)
-            if conversation is None or conversation.due != due:
+            open_request = self.open.get(name)
+            if open_request is None or open_request.due != due:
                 continue  # it has ended, and the name may be another's
-            self.end(name, Finish.TIMEOUT, f"it did not end within {conversation.timeout:g} s")
+            self.end(name, Finish.TIMEOUT, f"it did not end within {open_request.timeout:g} s")
             self._leaving.add(name)
             late.append(name)
         return late
 
-    def let_go(self, request_id: str) -> None:
+    def release_id(self, request_id: str) -> None:
         """The engine never had it, so it will not tell of its end."""
         self._leaving.discard(request_id)
 
@@ -199,7 +209,7 @@ class Frontend:
         """How long ago a request ended with an error, if one has."""
         return None if self._failed_at is None else self._clock() - self._failed_at
 
-    def _note_failure(self, ended: Ended) -> None:
+    def _record_failure(self, ended: Ended) -> None:
         if ended.finish is Finish.ERROR:
             self._failed_at = self._clock()
 
@@ -210,49 +220,49 @@ class Frontend:
     def _end(self, ended: Ended) -> None:
         if ended.child < 0:
             self._leaving.discard(ended.request_id)
-        if (conversation := self.open.get(ended.request_id)) is None:
+        if (open_request := self.open.get(ended.request_id)) is None:
             return
         if ended.child >= 0:
-            conversation.push(ended.child, (), ended=ended)
+            open_request.push(ended.child, (), ended=ended)
             return
         del self.open[ended.request_id]
-        self._note_failure(ended)
-        output, took = conversation.close(ended), ended.timings
+        self._record_failure(ended)
+        output, took = open_request.close(ended), ended.timings
         if ended.choices:
             self.metrics.generated(output.usage.completion_tokens)
-            self._first(conversation, took.queue_s + took.prefill_s)
-        self.metrics.ended(self._lengths(conversation, output), ended.cached, took)
+            self._first(open_request, took.queue_s + took.prefill_s)
+        self.metrics.ended(self._lengths(open_request, output), ended.cached, took)
         self._count_ends(output)
 
-    def _lengths(self, conversation: Conversation, output: RequestOutput) -> Lengths:
-        asked = conversation.params
+    def _lengths(self, open_request: OpenRequest, output: RequestOutput) -> Lengths:
+        asked = open_request.params
         outputs = [len(one.token_ids) for one in output.outputs]
         return Lengths(output.usage.prompt_tokens, outputs, asked.n, asked.max_tokens)
 
-    def _measure(self, conversation: Conversation, child: int, count: int, time: float) -> None:
-        choice = conversation.choices[max(child, 0)]
+    def _measure(self, open_request: OpenRequest, child: int, count: int, time: float) -> None:
+        choice = open_request.choices[max(child, 0)]
         if choice.finish_reason is not None:
             return
-        self._first(conversation, time - conversation.arrival)
-        if conversation.params.prompt_only:
+        self._first(open_request, time - open_request.arrival)
+        if open_request.params.prompt_only:
             return  # nobody hears of the token
         self.metrics.generated(count)
         if choice.last_told is not None:
             self.metrics.next_tokens(time - choice.last_told)
         choice.last_told = time
 
-    def _first(self, conversation: Conversation, after_s: float) -> None:
-        if not conversation.begun:
-            conversation.begun = True
-            self.metrics.first_token(len(conversation.request.prompt), after_s)
+    def _first(self, open_request: OpenRequest, after_s: float) -> None:
+        if not open_request.begun:
+            open_request.begun = True
+            self.metrics.first_token(len(open_request.request.prompt), after_s)
 
     # -- log-probabilities ---------------------------------------------------
 
     def _logprobs(
-        self, delivery: Delivery, row: int, conversation: Conversation
+        self, delivery: Delivery, row: int, open_request: OpenRequest
     ) -> list[TokenLogprob]:
         """One entry for each new token; alternatives are known for the first of them."""
-        wanted = conversation.params.logprobs
+        wanted = open_request.params.logprobs
         if wanted is None or delivery.logprob is None:
             return []
         count = int(delivery.count[row])
@@ -266,11 +276,11 @@ class Frontend:
             told[0] = replace(told[0], top=tuple(top))
         return told
 
-    def _learn(self, scores: PromptScores) -> None:
-        if (conversation := self.open.get(scores.request_id)) is None:
+    def _add_prompt_logprobs(self, scores: PromptScores) -> None:
+        if (open_request := self.open.get(scores.request_id)) is None:
             return
         end = scores.first + len(scores.rank)
-        chosen = conversation.request.prompt[scores.first : end].tolist()
+        chosen = open_request.request.prompt[scores.first : end].tolist()
         columns = scores.logprob.tolist(), scores.rank.tolist()
         tops = scores.ids.tolist(), scores.values.tolist()
         entries = [
@@ -281,7 +291,7 @@ class Frontend:
             )
             for id, logprob, rank, ids, values in zip(chosen, *columns, *tops, strict=True)
         ]
-        conversation.learn(scores.first, entries)
+        open_request.add_prompt_logprobs(scores.first, entries)
 
     def _alternative(self, id: int, logprob: float) -> Alternative:
         spelled = self.tokenizer.token_bytes(id)

@@ -45,7 +45,7 @@ TOTALS = {
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",
 }
-NOBODY: dict[str, Any] = dict.fromkeys(
+NO_REQUESTS: dict[str, Any] = dict.fromkeys(
     ("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused"), 0
 )
 
@@ -54,7 +54,7 @@ def first_figures(capacity: Capacity) -> dict[str, Any]:
     """What an engine answers to "gauges" before it has done anything."""
     size = {"total_blocks": capacity.num_blocks, "block_size": capacity.block_size}
     totals = dict.fromkeys((*TOTALS.values(), "failed_rows"), 0)
-    return NOBODY | totals | StepCounts().to_dict() | size
+    return NO_REQUESTS | totals | StepCounts().to_dict() | size
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from math import inf
 from paceline.core.plan import Choice, Ended
 from paceline.core.request import Request
 from paceline.engine.api import (
-    Answer,
+    ChoiceOutput,
     FinishReason,
-    Piece,
     PromptLogprob,
     PromptLogprobs,
     RequestOutput,
     SamplingParams,
+    TextDelta,
     TokenLogprob,
     Usage,
 )
@@ -64,7 +64,7 @@ class OpenChoice:
         ids: Sequence[int],
         logprobs: Sequence[TokenLogprob] = (),
         ended: Ended | Choice | None = None,
-    ) -> Piece:
+    ) -> TextDelta:
         """Its next tokens; the last ones if it ended, or if a stop string is found."""
         detokenizer, before = self._detokenizer, self._detokenizer.tokens
         ids = () if self._prompt_only else ids
@@ -83,7 +83,9 @@ class OpenChoice:
     def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason, self._stop_reason = reason, stop_reason
 
-    def _piece(self, text: str, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> Piece:
+    def _piece(
+        self, text: str, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
+    ) -> TextDelta:
         begins = not self._texts
         if begins and self._scores is not None:
             self._prompt = tuple(self._scores)
@@ -92,7 +94,7 @@ class OpenChoice:
         if self._logprobs is not None:
             self._logprobs += logprobs
         told = None if self._logprobs is None else logprobs
-        return Piece(
+        return TextDelta(
             self.index,
             text,
             ids,
@@ -102,16 +104,16 @@ class OpenChoice:
             self._prompt if begins else None,
         )
 
-    def answer(self) -> Answer:
+    def answer(self) -> ChoiceOutput:
         """All of it so far."""
         told = None if self._logprobs is None else tuple(self._logprobs)
         text, ids = "".join(self._texts), tuple(self.token_ids)
         ending = self.finish_reason, self._stop_reason
-        return Answer(self.index, text, ids, told, *ending, self._prompt)
+        return ChoiceOutput(self.index, text, ids, told, *ending, self._prompt)
 
 
 @dataclass(slots=True, eq=False)
-class Conversation:
+class OpenRequest:
     """A request that its client has not seen the end of; choices are there from the beginning."""
 
     request: Request
@@ -142,7 +144,7 @@ class Conversation:
         """Have all choices ended?"""
         return all(choice.finish_reason is not None for choice in self.choices)
 
-    def learn(self, first: int, scores: Sequence[PromptLogprob]) -> None:
+    def add_prompt_logprobs(self, first: int, scores: Sequence[PromptLogprob]) -> None:
         """Of tokens of the prompt, from one on; what is known of them already stays."""
         assert self.scores is not None, "nobody asked for them"
         for place, one in enumerate(scores, first):

@@ -6,10 +6,10 @@ from weakref import finalize
 
 from paceline.core.arrays import I32
 from paceline.core.errors import PacelineError
-from paceline.engine.api import Piece, RequestOutput
+from paceline.engine.api import RequestOutput, TextDelta
 
 
-class Mailbox:
+class DeltaBuffer:
     """Holds at most one piece per choice: what comes before the last one was taken is added to it.
 
     So a slow reader costs no more than the text it has not read.
@@ -19,13 +19,13 @@ class Mailbox:
         self.output: RequestOutput | None = None
         self.error: PacelineError | None = None
         self.closed = False  # by the reader
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, TextDelta] = {}
         self._news = Event()
         self._end = Event()
 
-    def put(self, piece: Piece) -> None:
-        earlier = self._pieces.get(piece.index)
-        self._pieces[piece.index] = piece if earlier is None else earlier.followed_by(piece)
+    def put(self, delta: TextDelta) -> None:
+        earlier = self._pieces.get(delta.index)
+        self._pieces[delta.index] = delta if earlier is None else earlier.followed_by(delta)
         self._news.set()
 
     def close(self, output: RequestOutput) -> None:
@@ -49,7 +49,7 @@ class Mailbox:
         self._news.set()
         self._end.set()
 
-    async def take(self) -> Piece | None:
+    async def take(self) -> TextDelta | None:
         """The next piece, in the order in which choices had something to say; None: the end."""
         while not (self._pieces or self._end.is_set()):
             self._news.clear()
@@ -67,19 +67,19 @@ class Mailbox:
         return self.output
 
 
-class PieceStream:
+class DeltaStream:
     """See `api.Stream`. However it is left before its end, `abort` is called, once."""
 
     def __init__(
         self,
         request_id: str,
         prompt: I32,
-        mailbox: Mailbox,
+        buffer: DeltaBuffer,
         abort: Callable[[str], None],
     ) -> None:
         self.request_id = request_id
-        self._prompt, self._mailbox = prompt, mailbox
-        self._leave = finalize(self, leave, request_id, mailbox, abort)
+        self._prompt, self._mailbox = prompt, buffer
+        self._leave = finalize(self, leave, request_id, buffer, abort)
         self._leave.atexit = False
 
     @property
@@ -94,19 +94,19 @@ class PieceStream:
     def output(self) -> RequestOutput | None:
         return self._mailbox.output
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> TextDelta:
         try:
-            piece = await self._mailbox.take()
+            delta = await self._mailbox.take()
         except CancelledError:
             await self.aclose()
             raise
-        if piece is None:
+        if delta is None:
             await self.aclose()
             raise StopAsyncIteration
-        return piece
+        return delta
 
     async def whole(self) -> RequestOutput:
         try:
@@ -124,7 +124,7 @@ class PieceStream:
         self._mailbox.shut()
 
 
-def leave(request_id: str, mailbox: Mailbox, abort: Callable[[str], None]) -> None:
+def leave(request_id: str, buffer: DeltaBuffer, abort: Callable[[str], None]) -> None:
     """The reader is gone. After the end the name may be another's, so nothing is aborted."""
-    if not mailbox.ended:
+    if not buffer.ended:
         abort(request_id)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from paceline.engine.api import Piece, RequestOutput, SamplingParams, Stream
-from paceline.server.client_headers import Caller
-from paceline.server.context import Desk
+from paceline.engine.api import RequestOutput, SamplingParams, Stream, TextDelta
+from paceline.server.client_headers import ClientHeaders
+from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import chat_ask
-from paceline.server.respond import Answering, Work
+from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     AssistantMessage,
     ChatChoice,
@@ -28,23 +28,25 @@ from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.requests import ChatRequest
 
 
-def chat_routes(desk: Desk) -> APIRouter:
+def chat_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["generation"])
 
     @router.post("/v1/chat/completions", responses=GENERATED)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
-        caller = Caller.of(request.headers, "chatcmpl")
-        model, ask = desk.model(body.model), chat_ask(body)
-        name = desk.name(caller.request_id)
-        envelope = Envelope.of(body, name, model, desk.settings.timings)
-        form = ChatForm(envelope, ask.params)
-        return Answering(desk, Work(caller, name, [ask], form, body.stream is True))
+        client = ClientHeaders.of(request.headers, "chatcmpl")
+        model, generation = context.model(body.model), chat_ask(body)
+        name = context.name(client.request_id)
+        envelope = Envelope.of(body, name, model, context.settings.timings)
+        writer = ChatWriter(envelope, generation.params)
+        return GenerationResponse(
+            context, GenerationJob(client, name, [generation], writer, body.stream is True)
+        )
 
     return router
 
 
-class ChatForm:
+class ChatWriter:
     """Every choice begins with its role, and its last chunk has the finish reason."""
 
     def __init__(self, envelope: Envelope, params: SamplingParams) -> None:
@@ -58,18 +60,18 @@ class ChatForm:
             for at in range(self._params.n)
         )
 
-    def piece(self, part: int, piece: Piece) -> bytes:
-        self._envelope.count(piece)
-        if not (piece.text or piece.finish_reason or piece.logprobs):
+    def delta(self, part: int, delta: TextDelta) -> bytes:
+        self._envelope.count(delta)
+        if not (delta.text or delta.finish_reason or delta.logprobs):
             return b""
         return self._envelope.event(
             ChatChunk,
             ChatChunkChoice(
-                piece.index,
-                Delta(content=piece.text or None),
-                chat_logprobs(piece.logprobs),
-                piece.finish_reason,
-                piece.stop_reason if piece.finish_reason else UNSET,
+                delta.index,
+                Delta(content=delta.text or None),
+                chat_logprobs(delta.logprobs),
+                delta.finish_reason,
+                delta.stop_reason if delta.finish_reason else UNSET,
             ),
         )
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from paceline.engine.api import Ask, Piece, RequestOutput, Stream, TokenLogprob
-from paceline.server.client_headers import Caller
-from paceline.server.context import Desk
+from paceline.engine.api import GenerationRequest, RequestOutput, Stream, TextDelta, TokenLogprob
+from paceline.server.client_headers import ClientHeaders
+from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import completion_asks
-from paceline.server.respond import Answering, Work
+from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     Completion,
     TextChoice,
@@ -23,32 +23,36 @@ from paceline.server.schemas.completions import (
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.requests import CompletionRequest
-from paceline.server.text_offsets import Offsets, echoed_offsets
+from paceline.server.text_offsets import TokenOffsets, echoed_offsets
 from paceline.text.tokenizer import Tokenizer
 
 
-def completion_routes(desk: Desk) -> APIRouter:
+def completion_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["generation"])
 
     @router.post("/v1/completions", responses=GENERATED)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or each of several."""
-        caller = Caller.of(request.headers, "cmpl")
-        model, asks = desk.model(body.model), completion_asks(body)
-        name = desk.name(caller.request_id)
-        envelope = Envelope.of(body, name, model, desk.settings.timings)
-        echoed = [prompt_text(desk, ask) for ask in asks] if body.echo else []
-        form = CompletionForm(envelope, body, echoed, desk.tokenizer)
-        return Answering(desk, Work(caller, name, asks, form, body.stream is True))
+        client = ClientHeaders.of(request.headers, "cmpl")
+        model, generations = context.model(body.model), completion_asks(body)
+        name = context.name(client.request_id)
+        envelope = Envelope.of(body, name, model, context.settings.timings)
+        echoed = (
+            [prompt_text(context, generation) for generation in generations] if body.echo else []
+        )
+        writer = CompletionWriter(envelope, body, echoed, context.tokenizer)
+        return GenerationResponse(
+            context, GenerationJob(client, name, generations, writer, body.stream is True)
+        )
 
     return router
 
 
-def prompt_text(desk: Desk, ask: Ask) -> str:
-    return ask.prompt or desk.tokenizer.decode(ask.prompt_token_ids or ())
+def prompt_text(context: ServerContext, generation: GenerationRequest) -> str:
+    return generation.prompt or context.tokenizer.decode(generation.prompt_token_ids or ())
 
 
-class CompletionForm:
+class CompletionWriter:
     """The n choices of the first prompt come first, then those of the second, and so on.
 
     `_echoed` has the texts of the prompts, if they begin the texts of the choices; then their
@@ -66,7 +70,7 @@ class CompletionForm:
         self._tokenizer = tokenizer
         self._prompts: list[tuple[int, ...]] = []  # token ids, where logprobs are wanted
         self._begun: set[int] = set()  # choices of which something was told
-        self._offsets: dict[int, Offsets] = {}  # by choice, if their logprobs are told
+        self._offsets: dict[int, TokenOffsets] = {}  # by choice, if their logprobs are told
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
@@ -74,11 +78,11 @@ class CompletionForm:
             self._prompts = [stream.prompt_token_ids for stream in streams]
         return b""
 
-    def piece(self, part: int, piece: Piece) -> bytes:
-        self._envelope.count(piece)
-        if not (piece.text or piece.finish_reason or piece.logprobs):
+    def delta(self, part: int, delta: TextDelta) -> bytes:
+        self._envelope.count(delta)
+        if not (delta.text or delta.finish_reason or delta.logprobs):
             return b""
-        return self._envelope.event(Completion, self._choice(part, piece))
+        return self._envelope.event(Completion, self._choice(part, delta))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         return self._envelope.closing(Completion, outputs)
@@ -98,39 +102,41 @@ class CompletionForm:
         model, created = envelope.model, envelope.created
         return encode(Completion(envelope.id, created, model, choices, usage, timings))
 
-    def _choice(self, part: int, piece: Piece) -> TextChoice:
-        body, index = self._body, part * (self._body.n or 1) + piece.index
+    def _choice(self, part: int, delta: TextDelta) -> TextChoice:
+        body, index = self._body, part * (self._body.n or 1) + delta.index
         echoes = bool(self._echoed) and index not in self._begun
         self._begun.add(index)
         return TextChoice(
             index,
-            self._echoed[part] + piece.text if echoes else piece.text,
-            self._logprobs(part, index, piece, echoes),
-            piece.finish_reason,
-            piece.stop_reason if piece.finish_reason else UNSET,
-            prompt_column(piece.prompt_logprobs, body.prompt_logprobs),
+            self._echoed[part] + delta.text if echoes else delta.text,
+            self._logprobs(part, index, delta, echoes),
+            delta.finish_reason,
+            delta.stop_reason if delta.finish_reason else UNSET,
+            prompt_column(delta.prompt_logprobs, body.prompt_logprobs),
         )
 
-    def _logprobs(self, part: int, index: int, piece: Piece, echoes: bool) -> TextLogprobs | None:
+    def _logprobs(
+        self, part: int, index: int, delta: TextDelta, echoes: bool
+    ) -> TextLogprobs | None:
         """Of the tokens of a piece; with those of a prompt before them, if one is echoed."""
         most = self._body.logprobs
-        if most is None or piece.logprobs is None:
+        if most is None or delta.logprobs is None:
             return None
-        tokens = [one.chosen.text for one in piece.logprobs]
-        offsets = self._offsets_of(part, index).of(one.chosen.token_id for one in piece.logprobs)
-        told: list[TokenLogprob | None] = list(piece.logprobs)
+        tokens = [one.chosen.text for one in delta.logprobs]
+        offsets = self._offsets_of(part, index).of(one.chosen.token_id for one in delta.logprobs)
+        told: list[TokenLogprob | None] = list(delta.logprobs)
         if echoes:
             ids, text = self._prompts[part], self._echoed[part]
             tokens = [*map(self._tokenizer.token, ids), *tokens]
             offsets = echoed_offsets(self._tokenizer, ids, text, self._given) + offsets
-            told = [*(piece.prompt_logprobs or ()), *told]
+            told = [*(delta.prompt_logprobs or ()), *told]
         return text_logprobs(tokens, told, most, offsets)
 
-    def _offsets_of(self, part: int, index: int) -> Offsets:
+    def _offsets_of(self, part: int, index: int) -> TokenOffsets:
         if index not in self._offsets:
             skip = self._body.skip_special_tokens is not False
             begin = len(self._echoed[part]) if self._echoed else 0
-            self._offsets[index] = Offsets(self._tokenizer, skip, self._prompts[part], begin)
+            self._offsets[index] = TokenOffsets(self._tokenizer, skip, self._prompts[part], begin)
         return self._offsets[index]
 
     @property

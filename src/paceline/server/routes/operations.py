@@ -8,14 +8,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from paceline import __version__
 from paceline.engine.api import RequestError
-from paceline.server.context import Desk
-from paceline.server.errors import NOT_FOUND, UNAVAILABLE, Refusal
+from paceline.server.context import ServerContext
+from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest
 from paceline.server.telemetry.prometheus import exposition
 
 
-def probe_routes(desk: Desk) -> APIRouter:
+def probe_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"])
 
     @router.get("/health", responses=PROBED)
@@ -24,9 +24,9 @@ def probe_routes(desk: Desk) -> APIRouter:
 
         Why it did is for its client and the log, since anybody may look here.
         """
-        if reason := desk.engine.healthy():
-            raise Refusal(UNAVAILABLE, reason, code="unhealthy")
-        last = desk.engine.last_failure_s
+        if reason := context.engine.healthy():
+            raise ApiError(UNAVAILABLE, reason, code="unhealthy")
+        last = context.engine.last_failure_s
         return (
             {"status": "ok"} if last is None else {"status": "ok", "last_failure_s": round(last, 1)}
         )
@@ -34,15 +34,15 @@ def probe_routes(desk: Desk) -> APIRouter:
     @router.get("/ready", responses=PROBED)
     async def ready() -> dict[str, str]:
         """Are requests taken?"""
-        if reason := desk.closed:
-            raise Refusal(UNAVAILABLE, reason, code="not_ready")
+        if reason := context.closed:
+            raise ApiError(UNAVAILABLE, reason, code="not_ready")
         return {"status": "ok"}
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
     async def metrics() -> Response:
         """For Prometheus."""
-        report = await desk.engine.stats()
-        body = exposition(report, desk.models[0], desk.engine.healthy() is None)
+        report = await context.engine.stats()
+        body = exposition(report, context.models[0], context.engine.healthy() is None)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @router.get("/version")
@@ -52,62 +52,62 @@ def probe_routes(desk: Desk) -> APIRouter:
     @router.get("/load")
     async def load() -> dict[str, int]:
         """Requests that are open."""
-        return {"server_load": len(desk.open_requests)}
+        return {"server_load": len(context.open_requests)}
 
     return router
 
 
-def control_routes(desk: Desk) -> APIRouter:
+def control_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"], responses=ERRORS)
 
     @router.post("/pause")
     async def pause(mode: Literal["new", "all"] = "new") -> dict[str, str]:
         """Let new requests wait, or stop those that run as well."""
-        await desk.engine.pause(mode)
+        await context.engine.pause(mode)
         return {"status": "paused"}
 
     @router.post("/resume")
     async def resume() -> dict[str, str]:
-        await desk.engine.resume()
+        await context.engine.resume()
         return {"status": "running"}
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(reset_running_requests: bool = False) -> dict[str, bool]:
         """Forget cached prefixes; false if requests that run still hold some."""
-        return {"reset": await desk.engine.reset_prefix_cache(reset_running_requests)}
+        return {"reset": await context.engine.reset_prefix_cache(reset_running_requests)}
 
     @router.post("/abort_requests")
     async def abort_requests(body: AbortRequest) -> dict[str, Any]:
         """End requests, which their clients are told of by the finish reason."""
-        aborted = [name for name in body.request_ids if await abort(desk, name)]
+        aborted = [name for name in body.request_ids if await abort(context, name)]
         return {"aborted": aborted}
 
     @router.get("/requests/{request_id:path}/explain", response_class=PlainTextResponse)
     async def explain(request_id: str) -> Response:
         """The life of a request, in sentences; of several parts, one after the other."""
-        return PlainTextResponse(await story(desk, request_id))
+        return PlainTextResponse(await explanation(context, request_id))
 
     return router
 
 
-async def abort(desk: Desk, name: str) -> bool:
+async def abort(context: ServerContext, name: str) -> bool:
     """All parts of a request, or one part by its own id."""
-    ended = any([await desk.engine.abort(part) for part in desk.parts(name)])
-    if not ended and name in desk.open_requests:  # its text is being read
-        desk.unwanted.add(name)
+    ended = any([await context.engine.abort(part) for part in context.parts(name)])
+    if not ended and name in context.open_requests:  # its text is being read
+        context.aborted_early.add(name)
         return True
     return ended
 
 
-async def story(desk: Desk, name: str) -> str:
+async def explanation(context: ServerContext, name: str) -> str:
     """Of all parts that are remembered, or of one part by its own id."""
     told: list[str] = []
     problem = ""
-    for part in desk.parts(name):
+    for part in context.parts(name):
         try:
-            told.append(await desk.engine.explain(part))
+            told.append(await context.engine.explain(part))
         except RequestError as error:
             problem = str(error)
     if not told:
-        raise Refusal(NOT_FOUND, problem, param="request_id")
+        raise ApiError(NOT_FOUND, problem, param="request_id")
     return "\n".join(told)

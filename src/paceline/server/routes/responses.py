@@ -7,12 +7,12 @@ from typing import Any, cast
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
-from paceline.engine.api import Ask, Piece, RequestOutput, Stream
-from paceline.server.client_headers import Caller
-from paceline.server.context import Desk
+from paceline.engine.api import GenerationRequest, RequestOutput, Stream, TextDelta
+from paceline.server.client_headers import ClientHeaders
+from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import check_common, common, sampling, unsupported
-from paceline.server.respond import Answering, Work
+from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
@@ -30,28 +30,30 @@ TEXTS = ("input_text", "output_text", "text")
 NOT_KEPT = "responses are not kept here: send the whole conversation as the input"
 
 
-def response_routes(desk: Desk) -> APIRouter:
+def response_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["generation"])
 
     @router.post("/v1/responses", responses=GENERATED)
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation, given as a text or as a list of messages."""
-        caller = Caller.of(request.headers, "resp")
-        model, ask = desk.model(body.model), response_ask(body)
-        name = desk.name(caller.request_id)
-        envelope = Envelope.of(body, name, model, desk.settings.timings)
-        form = ResponseForm(envelope, begun(body, ask, name, model))
-        return Answering(desk, Work(caller, name, [ask], form, body.stream is True))
+        client = ClientHeaders.of(request.headers, "resp")
+        model, generation = context.model(body.model), response_ask(body)
+        name = context.name(client.request_id)
+        envelope = Envelope.of(body, name, model, context.settings.timings)
+        writer = ResponsesWriter(envelope, begun(body, generation, name, model))
+        return GenerationResponse(
+            context, GenerationJob(client, name, [generation], writer, body.stream is True)
+        )
 
     return router
 
 
-def response_ask(body: ResponseRequest) -> Ask:
+def response_ask(body: ResponseRequest) -> GenerationRequest:
     check_common(body)
     check_supported(body)
     most = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    return Ask(
+    return GenerationRequest(
         messages=[*system, *messages(body.input)],
         params=sampling(body, most, None),
         **common(body),
@@ -108,22 +110,24 @@ def part_text(part: Any) -> str:
     return text
 
 
-def begun(body: ResponseRequest, ask: Ask, name: str, model: str) -> ResponseBody:
+def begun(
+    body: ResponseRequest, generation: GenerationRequest, name: str, model: str
+) -> ResponseBody:
     """The response before there is anything of it."""
     return ResponseBody(
         name,
         int(time()),
         model,
         body.instructions,
-        ask.params.max_tokens,
-        ask.params.temperature,
-        ask.params.top_p,
+        generation.params.max_tokens,
+        generation.params.temperature,
+        generation.params.top_p,
         body.user,
         body.metadata or {},
     )
 
 
-class ResponseForm:
+class ResponsesWriter:
     """One message with one text; events are numbered from 0 without a gap."""
 
     def __init__(self, envelope: Envelope, begun: ResponseBody) -> None:
@@ -140,10 +144,10 @@ class ResponseForm:
             + self._in_text("response.content_part.added", part=OutputText(""))
         )
 
-    def piece(self, part: int, piece: Piece) -> bytes:
-        if not piece.text:
+    def delta(self, part: int, delta: TextDelta) -> bytes:
+        if not delta.text:
             return b""
-        return self._in_text("response.output_text.delta", delta=piece.text, logprobs=())
+        return self._in_text("response.output_text.delta", delta=delta.text, logprobs=())
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         whole = self._whole(outputs)

@@ -12,8 +12,8 @@ from paceline.engine.api import (
     PromptLogprob,
     RequestOutput,
     TokenLogprob,
+    Usage,
 )
-from paceline.engine.api import Usage as Counted
 
 IMPOSSIBLE = -9999.0  # JSON has no infinity
 DONE = b"data: [DONE]\n\n"
@@ -21,22 +21,22 @@ DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.encode
 
 
-class PromptDetails(Struct, frozen=True):
+class PromptTokensDetails(Struct, frozen=True):
     """Of the prompt, what came from the prefix cache."""
 
     cached_tokens: int
 
 
-class Usage(Struct, frozen=True):
+class CompletionUsage(Struct, frozen=True):
     """Tokens that a response took."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails
+    prompt_tokens_details: PromptTokensDetails
 
 
-class Spent(Struct, frozen=True):
+class StageTimings(Struct, frozen=True):
     """Where the time went, in seconds."""
 
     queue_s: float
@@ -105,7 +105,7 @@ class AssistantMessage(Struct, frozen=True):
 
     content: str
     role: str = "assistant"
-    refusal: None = None
+    api_error: None = None
 
 
 class ChatChunkChoice(Struct, frozen=True):
@@ -146,8 +146,8 @@ class ChatChunk(Struct, frozen=True):
     created: int
     model: str
     choices: Sequence[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    timings: Spent | UnsetType = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
+    timings: StageTimings | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -158,8 +158,8 @@ class ChatCompletion(Struct, frozen=True):
     created: int
     model: str
     choices: Sequence[ChatChoice]
-    usage: Usage
-    timings: Spent | UnsetType = UNSET
+    usage: CompletionUsage
+    timings: StageTimings | UnsetType = UNSET
     prompt_logprobs: PromptColumn | UnsetType = UNSET
     object: str = "chat.completion"
 
@@ -171,8 +171,8 @@ class Completion(Struct, frozen=True):
     created: int
     model: str
     choices: Sequence[TextChoice]
-    usage: Usage | UnsetType | None = UNSET
-    timings: Spent | UnsetType = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
+    timings: StageTimings | UnsetType = UNSET
     object: str = "text_completion"
 
 
@@ -181,17 +181,17 @@ def event(message: Struct) -> bytes:
     return b"data: " + encode(message) + b"\n\n"
 
 
-def usage_of(counted: Sequence[Counted]) -> Usage:
+def usage_of(counted: Sequence[Usage]) -> CompletionUsage:
     prompt = sum(each.prompt_tokens for each in counted)
     completion = sum(each.completion_tokens for each in counted)
     cached = sum(each.cached_tokens for each in counted)
-    return Usage(prompt, completion, prompt + completion, PromptDetails(cached))
+    return CompletionUsage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
 
-def spent_by(outputs: Sequence[RequestOutput]) -> Spent:
+def spent_by(outputs: Sequence[RequestOutput]) -> StageTimings:
     """Of several parts, the longest of each stage."""
     timings = [output.timings for output in outputs]
-    return Spent(
+    return StageTimings(
         queue_s=max(each.queue_s for each in timings),
         prefill_s=max(each.prefill_s for each in timings),
         decode_s=max(each.decode_s for each in timings),

@@ -6,21 +6,21 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from paceline.engine.api import Piece, RequestOutput, Stream
+from paceline.engine.api import RequestOutput, Stream, TextDelta
 from paceline.server.schemas.completions import (
     DONE,
     ChatChunk,
     ChatChunkChoice,
     Completion,
-    PromptDetails,
-    Spent,
+    CompletionUsage,
+    PromptTokensDetails,
+    StageTimings,
     TextChoice,
-    Usage,
     event,
     spent_by,
     usage_of,
 )
-from paceline.server.schemas.requests import Generation, StreamOptions
+from paceline.server.schemas.requests import GenerationBody, StreamOptions
 
 Chunk = type[ChatChunk] | type[Completion]
 
@@ -38,7 +38,7 @@ class Envelope:
         self._prompt = self._completion = 0
 
     @classmethod
-    def of(cls, body: Generation, name: str, model: str, timings: bool) -> "Envelope":
+    def of(cls, body: GenerationBody, name: str, model: str, timings: bool) -> "Envelope":
         """`timings` is what happens where the body does not say."""
         told = timings if body.timings is None else body.timings
         return cls(name, model, body.stream_options or NO_OPTIONS, told)
@@ -46,8 +46,8 @@ class Envelope:
     def count_prompts(self, streams: Sequence[Stream]) -> None:
         self._prompt = sum(stream.prompt_tokens for stream in streams)
 
-    def count(self, piece: Piece) -> None:
-        self._completion += len(piece.token_ids)
+    def count(self, delta: TextDelta) -> None:
+        self._completion += len(delta.token_ids)
 
     # -- streams ------------------------------------------------------------
 
@@ -64,19 +64,19 @@ class Envelope:
         last = kind(self.id, self.created, self.model, (), usage, self.spent(outputs))
         return event(last) + DONE
 
-    def _running_usage(self) -> Usage | UnsetType | None:
+    def _running_usage(self) -> CompletionUsage | UnsetType | None:
         """Of a chunk. How much of the prompt was cached is known at the end only."""
         if not self._include:
             return UNSET
         if not self._running:
             return None
         prompt, completion = self._prompt, self._completion
-        return Usage(prompt, completion, prompt + completion, PromptDetails(0))
+        return CompletionUsage(prompt, completion, prompt + completion, PromptTokensDetails(0))
 
     # -- whole answers ------------------------------------------------------
 
-    def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
+    def usage(self, outputs: Sequence[RequestOutput]) -> CompletionUsage:
         return usage_of([output.usage for output in outputs])
 
-    def spent(self, outputs: Sequence[RequestOutput]) -> Spent | UnsetType:
+    def spent(self, outputs: Sequence[RequestOutput]) -> StageTimings | UnsetType:
         return spent_by(outputs) if self._timings else UNSET

@@ -45,26 +45,26 @@ PROMPT_LOGPROBS: Any = Field(
 )
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A JSON object; its values are of the types they have, never converted."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     """What a stream tells besides the text."""
 
     include_usage: bool | None = Field(None, description="end with a chunk that has the usage")
     continuous_usage_stats: bool | None = Field(None, description="have it in every chunk")
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestBody):
     """Text is the only format there is."""
 
     type: str
 
 
-class Constraints(Body):
+class Constraints(RequestBody):
     """What others let a request say about its text or its prompt, and what is not done here.
 
     A client that sends one relies on it. So it is told, and not left with a text that breaks it.
@@ -109,7 +109,7 @@ class Constraints(Body):
     multi_modal_data: Unsupported = None
 
 
-class Generation(Constraints):
+class GenerationBody(Constraints):
     """What chats and completions have in common.
 
     The fields: model, max_tokens, stream, stream_options, n, best_of, use_beam_search, beam_width,
@@ -155,7 +155,7 @@ class Generation(Constraints):
     timings: bool | None = Field(None, description="tell where the time went")
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationBody):
     """A conversation to be continued.
 
     Own fields: messages, max_completion_tokens, logprobs, top_logprobs, prompt_logprobs, tools,
@@ -173,7 +173,7 @@ class ChatRequest(Generation):
     add_generation_prompt: bool | None = None
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationBody):
     """A text, or several, to be continued."""
 
     prompt: Prompt
@@ -183,7 +183,7 @@ class CompletionRequest(Generation):
     suffix: str | None = None
 
 
-class ResponseRequest(Generation):
+class ResponseRequest(GenerationBody):
     """A conversation to be continued, in the form of OpenAI's responses."""
 
     input: str | list[dict[str, Any]] = Field(description="a text, or messages")
@@ -200,7 +200,7 @@ class ResponseRequest(Generation):
     top_logprobs: int | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RequestBody):
     """A text or a conversation; exactly one of them."""
 
     model: str | None = None
@@ -213,14 +213,14 @@ class TokenizeRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestBody):
     """Token ids."""
 
     model: str | None = None
     tokens: list[TokenId]
 
 
-class AbortRequest(Body):
+class AbortRequest(RequestBody):
     """The requests to end, by the ids that were given back with them."""
 
     request_ids: list[str]

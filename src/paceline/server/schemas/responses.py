@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from paceline.engine.api import Answer, RequestOutput
-from paceline.server.schemas.completions import PromptDetails, Spent, encode
+from paceline.engine.api import ChoiceOutput, RequestOutput
+from paceline.server.schemas.completions import PromptTokensDetails, StageTimings, encode
 
 Status = Literal["in_progress", "completed", "incomplete", "cancelled"]
 
 
-class OutputDetails(Struct, frozen=True):
+class OutputTokensDetails(Struct, frozen=True):
     """No model here thinks apart from its text."""
 
     reasoning_tokens: int = 0
@@ -23,8 +23,8 @@ class ResponseUsage(Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    input_tokens_details: PromptDetails
-    output_tokens_details: OutputDetails = OutputDetails()
+    input_tokens_details: PromptTokensDetails
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
 
 
 class OutputText(Struct, frozen=True):
@@ -46,7 +46,7 @@ class OutputMessage(Struct, frozen=True):
     role: str = "assistant"
 
 
-class Incomplete(Struct, frozen=True):
+class IncompleteDetails(Struct, frozen=True):
     """Why the text is not whole."""
 
     reason: str
@@ -84,8 +84,8 @@ class ResponseBody(Struct, frozen=True):
     status: Status = "in_progress"
     output: Sequence[OutputMessage] = ()
     usage: ResponseUsage | None = None
-    incomplete_details: Incomplete | None = None
-    timings: Spent | UnsetType = UNSET
+    incomplete_details: IncompleteDetails | None = None
+    timings: StageTimings | UnsetType = UNSET
     object: str = "response"
     error: None = None
     parallel_tool_calls: bool = False
@@ -109,17 +109,17 @@ def usage_of(output: RequestOutput) -> ResponseUsage:
         counted.prompt_tokens,
         counted.completion_tokens,
         counted.total_tokens,
-        PromptDetails(counted.cached_tokens),
+        PromptTokensDetails(counted.cached_tokens),
     )
 
 
-def status_of(answer: Answer) -> tuple[Status, Incomplete | None]:
+def status_of(answer: ChoiceOutput) -> tuple[Status, IncompleteDetails | None]:
     match answer.finish_reason:
         case "stop":
             return "completed", None
         case "length":
-            return "incomplete", Incomplete("max_output_tokens")
+            return "incomplete", IncompleteDetails("max_output_tokens")
         case "abort":
-            return "cancelled", Incomplete("abort")
+            return "cancelled", IncompleteDetails("abort")
         case other:
-            return "incomplete", Incomplete(str(other))
+            return "incomplete", IncompleteDetails(str(other))

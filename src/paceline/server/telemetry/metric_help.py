@@ -1,6 +1,6 @@
 """The help text of each metric; names are without prefix and `_total`."""
 
-MEANINGS = {
+METRIC_HELP = {
     # gauges
     "num_requests_running": "Requests with a slot, which the next step may compute.",
     "num_requests_waiting": "Requests without a slot: in the queue, swapped or parked.",

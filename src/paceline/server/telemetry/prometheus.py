@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from paceline.core.request import Finish
 from paceline.engine.frontend.histogram import Histogram
 from paceline.engine.frontend.metrics import Report
-from paceline.server.telemetry.metric_help import MEANINGS
+from paceline.server.telemetry.metric_help import METRIC_HELP
 
 LABELS = ("model_name", "engine")
 WAITING = ("num_requests_waiting_by_reason", "reason")
@@ -37,15 +37,15 @@ class Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         report = self._report
         for name, value in with_old_names(report.gauges, OLD_GAUGES).items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
+            gauge = GaugeMetricFamily(f"vllm:{name}", METRIC_HELP[name], labels=LABELS)
             gauge.add_metric(self._values, value)
             yield gauge
         for name, value in with_old_names(report.counters, OLD_COUNTERS).items():
-            counter = CounterMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
+            counter = CounterMetricFamily(f"vllm:{name}", METRIC_HELP[name], labels=LABELS)
             counter.add_metric(self._values, value)
             yield counter
         for name, histogram in report.histograms.items():
-            family = HistogramMetricFamily(f"vllm:{name}", MEANINGS[name], labels=LABELS)
+            family = HistogramMetricFamily(f"vllm:{name}", METRIC_HELP[name], labels=LABELS)
             family.add_metric(self._values, buckets(histogram), histogram.total)
             yield family
         yield from self._labelled()
@@ -62,13 +62,13 @@ class Exposition(Collector):
             (CounterMetricFamily, "prompt_tokens_by_source", "source", report.prompt_by_source),
             (CounterMetricFamily, *ACCEPTED, places),
         ):
-            family = kind(f"vllm:{name}", MEANINGS[name], labels=(*LABELS, label))
+            family = kind(f"vllm:{name}", METRIC_HELP[name], labels=(*LABELS, label))
             for value, count in counts.items():
                 family.add_metric((*self._values, value), count)
             yield family
         config = {name: str(value) for name, value in report.cache_config.items()}
         cache = GaugeMetricFamily(
-            "vllm:cache_config_info", MEANINGS["cache_config_info"], labels=(*LABELS, *config)
+            "vllm:cache_config_info", METRIC_HELP["cache_config_info"], labels=(*LABELS, *config)
         )
         cache.add_metric((*self._values, *config.values()), 1)
         yield cache
@@ -82,7 +82,7 @@ class Exposition(Collector):
             (CounterMetricFamily, "engine_crashes", report.crashes),
             (CounterMetricFamily, "failed_rows", report.failed_rows),
         ):
-            family = kind(f"paceline:{name}", MEANINGS[name], labels=LABELS)
+            family = kind(f"paceline:{name}", METRIC_HELP[name], labels=LABELS)
             family.add_metric(self._values, value)
             yield family
 

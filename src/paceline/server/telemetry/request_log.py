@@ -19,7 +19,7 @@ UNREAD = "the client did not read its stream"
 Outcome = Literal["finished", "aborted", "timeout", "refused", "failed"]
 
 
-class Line(msgspec.Struct):
+class RequestLogEntry(msgspec.Struct):
     """What is known about a request when it has left; None for what is not, which are the stages
     of one that was cut, and the answer of one that was refused.
 
@@ -107,14 +107,14 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Every record is one line with one JSON object; that of a request has all its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         arguments: Any = record.args
         match arguments:
-            case (Line() as line,):
-                body: Any = line
+            case (RequestLogEntry() as entry,):
+                body: Any = entry
             case _:
                 message = super().format(record)
                 where = {"level": record.levelname, "logger": record.name}

@@ -10,8 +10,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from paceline.engine.api import SamplingParams
-from paceline.server.client_headers import Caller
-from paceline.server.telemetry.request_log import Line
+from paceline.server.client_headers import ClientHeaders
+from paceline.server.telemetry.request_log import RequestLogEntry
 
 NS = 1_000_000_000
 
@@ -29,45 +29,45 @@ class Spans:
         """In batches, by HTTP; what cannot be delivered is lost and logged."""
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
-    def ended(self, caller: Caller, params: SamplingParams, line: Line) -> None:
-        parent = {"traceparent": caller.traceparent} if caller.traceparent else {}
+    def ended(self, client: ClientHeaders, params: SamplingParams, entry: RequestLogEntry) -> None:
+        parent = {"traceparent": client.traceparent} if client.traceparent else {}
         now = time_ns()
         span = self._tracer.start_span(
             "llm_request",
             context=TraceContextTextMapPropagator().extract(parent),
             kind=SpanKind.SERVER,
-            attributes=attributes(caller, params, line),
-            start_time=now - int(line.total_s * NS),
+            attributes=attributes(client, params, entry),
+            start_time=now - int(entry.total_s * NS),
         )
-        if line.outcome == "failed":
-            span.set_status(StatusCode.ERROR, line.reason)
+        if entry.outcome == "failed":
+            span.set_status(StatusCode.ERROR, entry.reason)
         span.end(end_time=now)
 
 
 def attributes(
-    caller: Caller, params: SamplingParams, line: Line
+    client: ClientHeaders, params: SamplingParams, entry: RequestLogEntry
 ) -> dict[str, str | int | float | list[str]]:
     """Those that are known."""
     found = {
-        "gen_ai.request.id": caller.request_id,
+        "gen_ai.request.id": client.request_id,
         "gen_ai.request.n": params.n,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
-        "gen_ai.usage.prompt_tokens": line.prompt_tokens,
-        "gen_ai.usage.completion_tokens": line.completion_tokens,
-        "gen_ai.usage.cached_tokens": line.cached_tokens,
-        "gen_ai.response.finish_reasons": line.finish_reasons,
-        "gen_ai.latency.time_in_queue": line.queue_s,
-        "gen_ai.latency.time_to_first_token": added(line.queue_s, line.prefill_s),
-        "gen_ai.latency.time_in_model_prefill": line.prefill_s,
-        "gen_ai.latency.time_in_model_decode": line.decode_s,
-        "gen_ai.latency.time_in_model_inference": added(line.prefill_s, line.decode_s),
-        "gen_ai.latency.e2e": line.total_s,
-        "url.path": line.path,
-        "paceline.outcome": line.outcome,
-        "paceline.preemptions": line.preemptions,
-        "paceline.tenant": line.tenant,
+        "gen_ai.usage.prompt_tokens": entry.prompt_tokens,
+        "gen_ai.usage.completion_tokens": entry.completion_tokens,
+        "gen_ai.usage.cached_tokens": entry.cached_tokens,
+        "gen_ai.response.finish_reasons": entry.finish_reasons,
+        "gen_ai.latency.time_in_queue": entry.queue_s,
+        "gen_ai.latency.time_to_first_token": added(entry.queue_s, entry.prefill_s),
+        "gen_ai.latency.time_in_model_prefill": entry.prefill_s,
+        "gen_ai.latency.time_in_model_decode": entry.decode_s,
+        "gen_ai.latency.time_in_model_inference": added(entry.prefill_s, entry.decode_s),
+        "gen_ai.latency.e2e": entry.total_s,
+        "url.path": entry.path,
+        "paceline.outcome": entry.outcome,
+        "paceline.preemptions": entry.preemptions,
+        "paceline.tenant": entry.tenant,
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -5,14 +5,16 @@ from typing import Protocol
 
 from paceline.core.errors import ConfigError
 from paceline.engine.api import SamplingParams
-from paceline.server.client_headers import Caller
-from paceline.server.telemetry.request_log import Line
+from paceline.server.client_headers import ClientHeaders
+from paceline.server.telemetry.request_log import RequestLogEntry
 
 
 class Tracing(Protocol):
     """Hears of each request once, when it has left."""
 
-    def ended(self, caller: Caller, params: SamplingParams, line: Line) -> None: ...
+    def ended(
+        self, client: ClientHeaders, params: SamplingParams, entry: RequestLogEntry
+    ) -> None: ...
 
 
 def tracing_to(endpoint: str) -> Tracing:

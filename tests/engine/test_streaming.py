@@ -14,34 +14,40 @@ import pytest
 
 from paceline.core.errors import QueueFull, RequestError
 from paceline.core.plan import Plan
-from paceline.engine.api import Ask, AsyncEngine, Piece, SamplingParams, TokenizedPrompt
-from paceline.engine.async_llm import LONG_TEXT, AsyncLLM
-from paceline.engine.core.components import Parts
+from paceline.engine.api import (
+    AsyncEngine,
+    GenerationRequest,
+    SamplingParams,
+    TextDelta,
+    TokenizedPrompt,
+)
+from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.thread import ThreadCore
+from paceline.engine.streaming import LONG_TEXT, StreamingEngine
 from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import (
     OraclePort,
     ask,
     assert_nothing_left,
     build_mistaken,
+    components,
     expected,
     expected_text,
-    parts,
 )
 
 
 def with_engine(
-    use: Callable[[AsyncLLM], Awaitable[None]],
+    use: Callable[[StreamingEngine], Awaitable[None]],
     leaves_nothing: bool = True,
-    made: Parts | None = None,
+    made: EngineComponents | None = None,
     **settings: Any,
 ) -> None:
     """Run something on an engine, and see that nothing is left of it."""
-    made = made or parts(**settings)
+    made = made or components(**settings)
 
     async def run() -> None:
-        engine = AsyncLLM.of(made)
+        engine = StreamingEngine.of(made)
         checked: AsyncEngine = engine
         try:
             await use(engine)
@@ -57,22 +63,22 @@ def with_engine(
         assert_nothing_left(made.scheduler)
 
 
-async def pieces_of(stream: Any) -> list[Piece]:
-    return [piece async for piece in stream]
+async def pieces_of(stream: Any) -> list[TextDelta]:
+    return [delta async for delta in stream]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_streams_add_up_to_the_reference(depth: int) -> None:
     params = [SamplingParams(max_tokens=30, seed=seed) for seed in range(20)]
 
-    async def use(engine: AsyncLLM) -> None:
-        streams = [engine.generate(Ask(prompt="hello", params=one)) for one in params]
+    async def use(engine: StreamingEngine) -> None:
+        streams = [engine.generate(GenerationRequest(prompt="hello", params=one)) for one in params]
         heard = await asyncio.gather(*map(pieces_of, streams))
-        for one, stream, pieces in zip(params, streams, heard, strict=True):
+        for one, stream, deltas in zip(params, streams, heard, strict=True):
             ids, reason = expected("hello", one)
-            assert "".join(piece.text for piece in pieces) == expected_text(ids, reason)
-            assert [id for piece in pieces for id in piece.token_ids] == ids
-            assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [reason]
+            assert "".join(delta.text for delta in deltas) == expected_text(ids, reason)
+            assert [id for delta in deltas for id in delta.token_ids] == ids
+            assert [delta.finish_reason for delta in deltas if delta.finish_reason] == [reason]
             assert stream.output is not None
             assert stream.output.outputs[0].text == expected_text(ids, reason)
             assert stream.output.usage.prompt_tokens == len(stream.prompt_token_ids)
@@ -81,7 +87,7 @@ def test_streams_add_up_to_the_reference(depth: int) -> None:
 
 
 def test_the_whole_at_once() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         output = await engine.generate(ask("hello", max_tokens=10, n=2, seed=1)).whole()
         for index, answer in enumerate(output.outputs):
             ids, _ = expected("hello", SamplingParams(max_tokens=10), seed=1 + index)
@@ -91,7 +97,7 @@ def test_the_whole_at_once() -> None:
 
 
 def test_refusals_are_raised() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         with pytest.raises(RequestError, match="empty"):
             engine.generate(ask(""))
         for read in (pieces_of, lambda stream: stream.whole()):
@@ -102,7 +108,7 @@ def test_refusals_are_raised() -> None:
 
 
 def test_a_long_text_is_read_on_a_thread_and_one_that_cannot_fit_not_at_all() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         reader = engine._frontend.tokenizer
         read: list[tuple[int, bool]] = []
         encode, here = reader.encode, threading.get_ident()
@@ -121,27 +127,27 @@ def test_a_long_text_is_read_on_a_thread_and_one_that_cannot_fit_not_at_all() ->
             with pytest.raises(RequestError, match=r"tokens at least .* max_model_len"):
                 await engine.tokenized(ask("hello " * 100_000))
         assert read == [(5, True), (LONG_TEXT, False)]
-        ids = Ask(prompt_token_ids=[5, 6])
+        ids = GenerationRequest(prompt_token_ids=[5, 6])
         assert await engine.tokenized(ids) == TokenizedPrompt([5, 6])
 
     with_engine(use)
 
 
 def test_a_request_that_cannot_be_sent_leaves_nothing_behind() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         def unable(_request: Any, _parked: str) -> None:
             raise OverflowError("too large")
 
         with patch.object(engine._core, "submit", unable), pytest.raises(OverflowError):
-            engine.generate(Ask(prompt="hello", request_id="a"))
+            engine.generate(GenerationRequest(prompt="hello", request_id="a"))
         assert not engine._frontend.open
-        output = await engine.generate(Ask(prompt="hello", request_id="a")).whole()
+        output = await engine.generate(GenerationRequest(prompt="hello", request_id="a")).whole()
         assert output.request_id == "a"
 
     with_engine(use)
 
 
-async def cancelled(engine: AsyncLLM, stream: Any) -> None:
+async def cancelled(engine: StreamingEngine, stream: Any) -> None:
     task = asyncio.ensure_future(pieces_of(stream))
     await asyncio.sleep(0)
     task.cancel()
@@ -149,20 +155,20 @@ async def cancelled(engine: AsyncLLM, stream: Any) -> None:
         await task
 
 
-async def closed(engine: AsyncLLM, stream: Any) -> None:
+async def closed(engine: StreamingEngine, stream: Any) -> None:
     await stream.aclose()
     assert await pieces_of(stream) == []
 
 
-async def waited_for(engine: AsyncLLM, stream: Any) -> None:
+async def waited_for(engine: StreamingEngine, stream: Any) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(stream.whole(), 0.01)
 
 
-async def aborted(engine: AsyncLLM, stream: Any) -> None:
+async def aborted(engine: StreamingEngine, stream: Any) -> None:
     assert await engine.abort(stream.request_id)
-    pieces = await pieces_of(stream)
-    assert pieces[-1].finish_reason == "abort"
+    deltas = await pieces_of(stream)
+    assert deltas[-1].finish_reason == "abort"
     assert not await engine.abort(stream.request_id)
 
 
@@ -175,9 +181,9 @@ def paced(_plan: Plan, where: str) -> bool:
 
 @pytest.mark.parametrize("leave", [cancelled, closed, waited_for, aborted])
 def test_whoever_leaves_takes_the_request_along(
-    leave: Callable[[AsyncLLM, Any], Coroutine[Any, Any, None]],
+    leave: Callable[[StreamingEngine, Any], Coroutine[Any, Any, None]],
 ) -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", max_tokens=240, ignore_eos=True))
         await anext(aiter(stream))
         await engine.pause("all")  # so that nothing ends before somebody leaves
@@ -192,7 +198,7 @@ def test_whoever_leaves_takes_the_request_along(
 
 
 def test_a_stream_that_is_dropped_is_aborted() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.pause("all")
         name = engine.generate(ask("hello", max_tokens=200)).request_id
         gc.collect()
@@ -204,23 +210,23 @@ def test_a_stream_that_is_dropped_is_aborted() -> None:
 
 
 def test_a_slow_reader_gets_everything_and_holds_nobody_up() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         params = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
-        slow = engine.generate(Ask(prompt="hello", params=params))
+        slow = engine.generate(GenerationRequest(prompt="hello", params=params))
         first = await anext(aiter(slow))
-        await engine.generate(Ask(prompt="hello", params=params)).whole()
+        await engine.generate(GenerationRequest(prompt="hello", params=params)).whole()
         while slow.output is None:
             await asyncio.sleep(0.001)
         rest = await pieces_of(slow)
         assert len(rest) <= 1  # all that was not read waits as one piece
         ids, _ = expected("hello", params)
-        assert [id for piece in (first, *rest) for id in piece.token_ids] == ids
+        assert [id for delta in (first, *rest) for id in delta.token_ids] == ids
 
     with_engine(use)
 
 
 def test_a_failed_step_ends_streams_with_a_reason() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         output = await engine.generate(ask("hello", max_tokens=30)).whole()
         assert output.outputs[0].finish_reason == "error"
         assert "step 3 failed" in output.error
@@ -232,7 +238,7 @@ def test_a_failed_step_ends_streams_with_a_reason() -> None:
 
 
 def test_an_engine_that_stopped_refuses_and_is_red() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         output = await engine.generate(ask("hello", max_tokens=30)).whole()
         assert "step 3 failed" in output.error
         assert "step 3 failed" in (engine.healthy() or "")
@@ -246,9 +252,11 @@ def test_an_engine_that_stopped_refuses_and_is_red() -> None:
 
 
 def test_a_mistake_of_ours_fails_everybody_and_is_red() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True)
-        streams = [engine.generate(Ask(prompt="hello", params=params)) for _ in range(3)]
+        streams = [
+            engine.generate(GenerationRequest(prompt="hello", params=params)) for _ in range(3)
+        ]
         for stream in streams:
             output = await stream.whole()
             assert "AssertionError: ours" in output.error
@@ -265,7 +273,7 @@ def test_a_mistake_of_ours_fails_everybody_and_is_red() -> None:
 
 
 def test_questions() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.generate(ask("hello", "a", max_tokens=3)).whole()
         assert "a" in await engine.explain("a")
         with pytest.raises(RequestError, match="nobody"):
@@ -281,7 +289,7 @@ def test_questions() -> None:
 
 
 def test_a_pause_keeps_requests_waiting() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.pause()
         stream = engine.generate(ask("hello", max_tokens=3))
         for _ in range(3):
@@ -294,7 +302,7 @@ def test_a_pause_keeps_requests_waiting() -> None:
 
 
 def test_drain_waits_for_those_who_are_here() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", max_tokens=40))
         await engine.drain()
         assert stream.output is not None
@@ -305,7 +313,7 @@ def test_drain_waits_for_those_who_are_here() -> None:
 
 
 def test_a_shutdown_ends_what_is_open() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.pause("all")
         streams = [engine.generate(ask("hello", max_tokens=200)) for _ in range(3)]
         await engine.snapshot()
@@ -321,26 +329,26 @@ def test_a_shutdown_ends_what_is_open() -> None:
 
 
 def test_an_engine_that_nobody_used_is_closed_too() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         assert engine.healthy() is None
 
     with_engine(use, leaves_nothing=False)
 
 
 def test_two_hundred_clients_that_come_and_go() -> None:
-    async def client(engine: AsyncLLM, number: int) -> str:
+    async def client(engine: StreamingEngine, number: int) -> str:
         stream = engine.generate(ask(f"hello {number}", max_tokens=12, seed=number))
-        heard: list[Piece] = []
-        async for piece in stream:
-            heard.append(piece)
+        heard: list[TextDelta] = []
+        async for delta in stream:
+            heard.append(delta)
             if number % 3 == 0 and len(heard) == number % 5 + 1:
                 await stream.aclose()
         if number % 3:
             ids, reason = expected(f"hello {number}", SamplingParams(max_tokens=12, seed=number))
-            assert "".join(piece.text for piece in heard) == expected_text(ids, reason)
+            assert "".join(delta.text for delta in heard) == expected_text(ids, reason)
         return stream.request_id
 
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         names = await asyncio.gather(*(client(engine, number) for number in range(200)))
         assert len(set(names)) == 200
 
@@ -348,18 +356,20 @@ def test_two_hundred_clients_that_come_and_go() -> None:
 
 
 def test_a_request_whose_time_is_over_ends_at_once() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.pause("all")  # so that the engine says nothing by itself
         params = SamplingParams(max_tokens=100, ignore_eos=True)
-        late = engine.generate(Ask(prompt="hello", params=params, request_id="a", timeout=0.05))
-        kept = engine.generate(Ask(prompt="hello", params=params, timeout=60.0))
+        late = engine.generate(
+            GenerationRequest(prompt="hello", params=params, request_id="a", timeout=0.05)
+        )
+        kept = engine.generate(GenerationRequest(prompt="hello", params=params, timeout=60.0))
         output = await late.whole()
         assert output.outputs[0].finish_reason == "timeout"
         assert output.error == "it did not end within 0.05 s"
         assert output.timings.total_s >= 0.05
         await engine.resume()
         assert (await kept.whole()).outputs[0].finish_reason == "length"
-        again = engine.generate(Ask(prompt="hello", params=params, request_id="a"))
+        again = engine.generate(GenerationRequest(prompt="hello", params=params, request_id="a"))
         assert (await again.whole()).usage.completion_tokens == 100
         report = await engine.stats()
         assert report.request_success == {"timeout": 1, "length": 2}
@@ -373,15 +383,17 @@ def test_what_came_before_the_timeout_is_told_and_the_engine_learns_of_it() -> N
         sleep(0.01 if where == "launch" else 0)
         return False
 
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True, n=2)
-        stream = engine.generate(Ask(prompt="hello", params=params, request_id="a", timeout=1.0))
-        pieces = await pieces_of(stream)
+        stream = engine.generate(
+            GenerationRequest(prompt="hello", params=params, request_id="a", timeout=1.0)
+        )
+        deltas = await pieces_of(stream)
         assert stream.output is not None
         for answer in stream.output.outputs:
             assert answer.finish_reason == "timeout"
             assert 0 < len(answer.token_ids) < 200
-            told = [piece.text for piece in pieces if piece.index == answer.index]
+            told = [delta.text for delta in deltas if delta.index == answer.index]
             assert "".join(told) == answer.text
         while (await engine.snapshot())["requests"]:
             await asyncio.sleep(0.001)
@@ -392,11 +404,11 @@ def test_what_came_before_the_timeout_is_told_and_the_engine_learns_of_it() -> N
 
 def test_a_timeout_is_positive() -> None:
     with pytest.raises(RequestError, match="timeout is 0"):
-        Ask(prompt="hello", timeout=0)
+        GenerationRequest(prompt="hello", timeout=0)
 
 
 def test_an_engine_of_another_loop_says_so() -> None:
-    engine = AsyncLLM.of(parts())
+    engine = StreamingEngine.of(components())
 
     async def use() -> None:
         await engine.generate(ask("hello", max_tokens=2)).whole()
@@ -410,8 +422,8 @@ def test_an_engine_of_another_loop_says_so() -> None:
 def test_one_choice_that_stops_leaves_the_others_alone() -> None:
     params, stop = one_of_three_stops()
 
-    async def use(engine: AsyncLLM) -> None:
-        one = Ask(prompt="hello", params=replace(params, stop=stop))
+    async def use(engine: StreamingEngine) -> None:
+        one = GenerationRequest(prompt="hello", params=replace(params, stop=stop))
         output = await engine.generate(one).whole()
         assert [one.finish_reason for one in output.outputs] == ["length", "stop", "length"]
 
@@ -419,7 +431,7 @@ def test_one_choice_that_stops_leaves_the_others_alone() -> None:
 
 
 def test_drain_waits_for_those_who_came_after_others_had_left() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.generate(ask("hello", max_tokens=3)).whole()
         assert engine._quiet.is_set()
         stream = engine.generate(ask("hello", max_tokens=40))
@@ -433,22 +445,22 @@ def test_drain_waits_for_those_who_came_after_others_had_left() -> None:
 def test_a_reset_of_those_who_run_is_one_of_its_own() -> None:
     params = SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
 
-    async def use(engine: AsyncLLM) -> None:
-        stream = engine.generate(Ask(prompt="hello", params=params))
+    async def use(engine: StreamingEngine) -> None:
+        stream = engine.generate(GenerationRequest(prompt="hello", params=params))
         first = await anext(aiter(stream))
         await engine.pause("all")
         assert not await engine.reset_prefix_cache()
         assert await engine.reset_prefix_cache(reset_running_requests=True)
         await engine.resume()
         rest = await pieces_of(stream)
-        ids = [id for piece in (first, *rest) for id in piece.token_ids]
+        ids = [id for delta in (first, *rest) for id in delta.token_ids]
         assert ids == expected("hello", params)[0]
 
     with_engine(use, breaks=paced)
 
 
 def test_questions_that_were_answered_are_not_kept() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         core = engine._core
         assert isinstance(core, ThreadCore)
         for _ in range(3):
@@ -459,7 +471,7 @@ def test_questions_that_were_answered_are_not_kept() -> None:
 
 
 def test_nobody_is_in_an_engine_that_has_died() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         await engine.pause("all")
         stream = engine.generate(ask("hello", max_tokens=200, ignore_eos=True))
         assert (await engine.stats()).gauges["num_requests_waiting"] == 1
@@ -474,10 +486,10 @@ def test_nobody_is_in_an_engine_that_has_died() -> None:
 
 
 def test_the_end_of_an_async_with_block_shuts_the_engine_down() -> None:
-    made = parts()
+    made = components()
 
     async def use() -> None:
-        async with AsyncLLM.of(made) as engine:
+        async with StreamingEngine.of(made) as engine:
             params = SamplingParams(max_tokens=4, seed=1)
             output = await engine.generate("hello", params).whole()
             assert list(output.outputs[0].token_ids) == expected("hello", params)[0]
@@ -492,7 +504,7 @@ def test_the_end_of_an_async_with_block_shuts_the_engine_down() -> None:
 
 
 def test_a_prompt_may_be_token_ids() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         text = await engine.generate("hello").whole()
         ids = await engine.generate(engine.get_tokenizer().encode("hello")).whole()
         assert ids.outputs == text.outputs
@@ -503,7 +515,7 @@ def test_a_prompt_may_be_token_ids() -> None:
 
 
 def test_explaining_a_forgotten_request_names_the_setting() -> None:
-    async def use(engine: AsyncLLM) -> None:
+    async def use(engine: StreamingEngine) -> None:
         with pytest.raises(RequestError, match="last 3 finished requests: raise journal_requests"):
             await engine.explain("zoe")
 

@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from paceline.core.request import Finish
-from paceline.engine.api import Ask, Report, SamplingParams, TokenizedPrompt
-from paceline.engine.core.components import Parts
+from paceline.engine.api import GenerationRequest, Report, SamplingParams, TokenizedPrompt
+from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.core.ports import Core
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.frontend.metrics import NOBODY, first_figures
-from paceline.engine.frontend.stream import Mailbox, PieceStream
-from paceline.engine.llm import Prompt, asked
+from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
+from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
+from paceline.engine.offline import Prompt, as_generation
 from paceline.text.tokenizer import Tokenizer
 
 TICK_S = 0.001  # added to timeouts: the clock of an event loop may be coarser
@@ -27,7 +27,7 @@ LONG_TEXT = 4096  # characters; a longer text is tokenized on a thread
 STATS_S = 2.0  # then `stats` returns the latest figures it has
 
 
-class AsyncLLM:
+class StreamingEngine:
     """A model for an event loop; `async with` shuts it down at the end.
 
     The step loop starts with the first call from the event loop, and the engine belongs to that
@@ -39,7 +39,7 @@ class AsyncLLM:
         self._core, self._frontend = core, frontend
         self._loop: AbstractEventLoop | None = None
         self._outbox: deque[Delivery] = deque()
-        self._rung = False
+        self._pump_due = False
         self._lock = Lock()
         self._quiet = Event()  # set while no request is open
         self._gone = Event()
@@ -49,10 +49,10 @@ class AsyncLLM:
         self._figures = first_figures(capacity)  # the latest answer to "gauges"
 
     @classmethod
-    def of(cls, parts: Parts) -> "AsyncLLM":
+    def of(cls, components: EngineComponents) -> "StreamingEngine":
         """An engine whose step loop is a thread of this process."""
-        engine = parts.engine()
-        return cls(ThreadCore(engine), parts.frontend(engine))
+        engine = components.engine()
+        return cls(ThreadCore(engine), components.frontend(engine))
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,47 +72,47 @@ class AsyncLLM:
 
     # -- requests -----------------------------------------------------------
 
-    async def tokenized(self, ask: Ask) -> TokenizedPrompt:
+    async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
         """Tokenize a prompt; a long text is tokenized on a thread."""
-        text = self._frontend.text_of(ask)
+        text = self._frontend.text_of(generation)
         if text is None:
-            return TokenizedPrompt(ask.prompt_token_ids or (), ask.text)
-        read = partial(self._frontend.ids_of, text, framed=ask.messages is None)
+            return TokenizedPrompt(generation.prompt_token_ids or (), generation.text)
+        read = partial(self._frontend.ids_of, text, framed=generation.messages is None)
         short = min(LONG_TEXT, self._frontend.max_model_len)
         ids = read() if len(text) <= short else await to_thread(read)
         return TokenizedPrompt(ids, text)
 
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parked: str = ""
-    ) -> PieceStream:
-        """Start a request and return its stream of pieces.
+    ) -> DeltaStream:
+        """Start a request and return its stream of text deltas.
 
-        A prompt is a text, a list of token ids, or an `Ask` with settings of its own. With
-        `parked`, a reason, the request waits for `wake` before it can run.
+        A prompt is a text, a list of token ids, or a `GenerationRequest` with settings of its own.
+        With `parked`, a reason, the request waits for `wake` before it can run.
         Raises RequestError or QueueFull if the request is refused, and EngineFailed if the engine
         has stopped. A stream that is closed or dropped before its end aborts its request.
 
         ```py
         async with AsyncLLM("smollm2") as llm:
-            async for piece in llm.generate("Once upon a time"):
-                print(piece.text, end="")
+            async for delta in llm.generate("Once upon a time"):
+                print(delta.text, end="")
         ```
         """
         self._attach()
-        ask = asked(prompt)
+        generation = as_generation(prompt)
         if sampling_params is not None:
-            ask = replace(ask, params=sampling_params)
-        mailbox = Mailbox()
-        request = self._frontend.begin(ask, mailbox)
+            generation = replace(generation, params=sampling_params)
+        buffer = DeltaBuffer()
+        request = self._frontend.begin(generation, buffer)
         try:
             self._core.submit(request, parked)
         except BaseException:
             self._frontend.drop(request.id)
             raise
         self._quiet.clear()
-        if ask.timeout is not None:
-            get_running_loop().call_later(ask.timeout + TICK_S, self._expire)
-        return PieceStream(request.id, request.prompt, mailbox, self._core.abort)
+        if generation.timeout is not None:
+            get_running_loop().call_later(generation.timeout + TICK_S, self._expire)
+        return DeltaStream(request.id, request.prompt, buffer, self._core.abort)
 
     async def abort(self, request_id: str) -> bool:
         """End a request with the finish reason "abort". False if it is not open."""
@@ -158,7 +158,7 @@ class AsyncLLM:
         except TimeoutError:
             pass
         except EngineFailed:
-            self._figures = self._figures | NOBODY
+            self._figures = self._figures | NO_REQUESTS
         return self._frontend.metrics.report(self._figures)
 
     async def pause(self, mode: Literal["new", "all"] = "new") -> None:
@@ -214,12 +214,12 @@ class AsyncLLM:
     def deliver(self, delivery: Delivery) -> None:
         with self._lock:
             self._outbox.append(delivery)
-            rings, self._rung = not self._rung, True
+            rings, self._pump_due = not self._pump_due, True
         if rings:
             self._call(self._pump)
 
     def died(self, reason: str, for_good: bool) -> None:
-        self._call(self._mourn, reason, for_good)
+        self._call(self._core_died, reason, for_good)
 
     def _call(self, function: Callable[..., None], *arguments: str | bool) -> None:
         assert self._loop is not None
@@ -240,7 +240,7 @@ class AsyncLLM:
         """Pass every delivery on to its streams."""
         with self._lock:
             deliveries, self._outbox = self._outbox, deque()
-            self._rung = False
+            self._pump_due = False
         for delivery in deliveries:
             for one in self._frontend.deliver(delivery):
                 self._core.abort(one.request_id, one.child)
@@ -254,7 +254,7 @@ class AsyncLLM:
         if not self._frontend.open:
             self._quiet.set()
 
-    def _mourn(self, reason: str, for_good: bool) -> None:
+    def _core_died(self, reason: str, for_good: bool) -> None:
         """End every open request, also one that the next core has already received."""
         self._pump()
         self._frontend.metrics.crashed()

@@ -13,33 +13,33 @@ from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import NO_TIMINGS
 from paceline.core.request import Finish, Request
 from paceline.engine.api import (
-    Answer,
-    Ask,
+    ChoiceOutput,
+    GenerationRequest,
     Message,
-    Piece,
     Report,
     RequestOutput,
     SamplingParams,
+    TextDelta,
     Usage,
 )
 from paceline.engine.core.components import Factory
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.frontend.progress import Progress
-from paceline.engine.interrupts import held_back
+from paceline.engine.interrupts import interrupts_deferred
 from paceline.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Ask
+Prompt = str | Sequence[int] | GenerationRequest
 Params = SamplingParams | Sequence[SamplingParams]
 
 
-class Collector:
+class OutputCollector:
     """Keep the finished output of a request and ignore its pieces."""
 
     def __init__(self, request_id: str, done: dict[str, RequestOutput]) -> None:
         self._request_id, self._done = request_id, done
 
-    def put(self, piece: Piece) -> None:
+    def put(self, delta: TextDelta) -> None:
         pass
 
     def close(self, output: RequestOutput) -> None:
@@ -51,13 +51,13 @@ class Collector:
 
 def refusal(request_id: str, error: PacelineError) -> RequestOutput:
     """The output of a request that was refused."""
-    nothing = Answer(0, "", (), finish_reason="error")
+    nothing = ChoiceOutput(0, "", (), finish_reason="error")
     return RequestOutput(
         request_id, None, (), (nothing,), Usage(0, 0, 0), NO_TIMINGS, error=str(error)
     )
 
 
-class LLM:
+class OfflineEngine:
     """A model to call from a script, on the thread of the caller.
 
     Outputs have the order of the prompts. A prompt that cannot run does not stop the others: its
@@ -69,10 +69,10 @@ class LLM:
     """
 
     def __init__(self, model: str, build: Factory, **settings: Any) -> None:
-        parts = build(model, **settings)
+        components = build(model, **settings)
         self.model = model
-        self._open_engine: Engine | None = parts.engine()  # None after `close`
-        self._frontend = parts.frontend(self._open_engine)
+        self._open_engine: Engine | None = components.engine()  # None after `close`
+        self._frontend = components.frontend(self._open_engine)
         self._backlog: dict[str, Request] = {}  # not submitted yet: the engine's queue is full
         self._done: dict[str, RequestOutput] = {}  # finished, and not returned yet
         self._names = 0
@@ -124,16 +124,16 @@ class LLM:
         """Continue each prompt, and return when all of them have finished.
 
         A prompt is a text, a list of token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`,
-        or an `Ask` with settings of its own. `sampling_params` is one for all prompts, or a list
-        with one for each. `progress` draws a bar on stderr.
+        or a `GenerationRequest` with settings of its own. `sampling_params` is one for all
+        prompts, or a list with one for each. `progress` draws a bar on stderr.
 
         ```py
         outputs = llm.generate(["Once upon a time"], SamplingParams(max_tokens=20))
         print(outputs[0].outputs[0].text)
         ```
         """
-        asks = [asked(prompt) for prompt in several(prompts)]
-        return self._run(with_params(asks, sampling_params), progress)
+        generations = [as_generation(prompt) for prompt in several(prompts)]
+        return self._run(with_params(generations, sampling_params), progress)
 
     def chat(
         self,
@@ -152,18 +152,20 @@ class LLM:
         print(output.outputs[0].text)
         ```
         """
-        asks = [Ask(messages=one, variables=variables) for one in conversations(messages)]
-        return self._run(with_params(asks, sampling_params), progress)
+        generations = [
+            GenerationRequest(messages=one, variables=variables) for one in conversations(messages)
+        ]
+        return self._run(with_params(generations, sampling_params), progress)
 
-    def _run(self, asks: list[Ask], progress: bool) -> list[RequestOutput]:
+    def _run(self, generations: list[GenerationRequest], progress: bool) -> list[RequestOutput]:
         self._require_open()
         names: list[str] = []
         refused: dict[int, RequestOutput] = {}  # by index: the id may belong to another request
         try:
-            for place, ask in enumerate(asks):
-                name = ask.request_id or self._name()
+            for place, generation in enumerate(generations):
+                name = generation.request_id or self._name()
                 try:
-                    self.enqueue(replace(ask, request_id=name))
+                    self.enqueue(replace(generation, request_id=name))
                     names.append(name)
                 except RequestError as error:
                     refused[place] = refusal(name, error)
@@ -173,7 +175,7 @@ class LLM:
             self._drop(names)
             raise
         ended = (self._done.pop(name) for name in names)
-        return [refused.get(place) or next(ended) for place in range(len(asks))]
+        return [refused.get(place) or next(ended) for place in range(len(generations))]
 
     def _turn_until_done(self, names: list[str], progress: Progress | None) -> None:
         wanted = dict.fromkeys(names)
@@ -215,14 +217,16 @@ class LLM:
         ```
         """
         self._require_open()
-        ask = asked(prompt)
-        params = sampling_params or ask.params
-        ask = replace(ask, request_id=ask.request_id or self._name(), params=params)
-        if ask.request_id in self._done:
-            raise RequestError(f"the output of {ask.request_id!r} has not been taken yet")
-        sink = Collector(ask.request_id, self._done)
-        self._backlog[ask.request_id] = self._frontend.begin(ask, sink)
-        return ask.request_id
+        generation = as_generation(prompt)
+        params = sampling_params or generation.params
+        generation = replace(
+            generation, request_id=generation.request_id or self._name(), params=params
+        )
+        if generation.request_id in self._done:
+            raise RequestError(f"the output of {generation.request_id!r} has not been taken yet")
+        sink = OutputCollector(generation.request_id, self._done)
+        self._backlog[generation.request_id] = self._frontend.begin(generation, sink)
+        return generation.request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine, and return the requests that finished in it."""
@@ -273,7 +277,7 @@ class LLM:
         return self._engine.answer(Question("reset_prefix_cache", running))
 
     def _turn(self) -> None:
-        with held_back():  # an interrupt waits for the end of the step
+        with interrupts_deferred():  # an interrupt waits for the end of the step
             has_come = self._turn_once()
         if not has_come and self.unfinished:
             self._engine.rest()
@@ -284,7 +288,7 @@ class LLM:
             if self._backlog.pop(name, None) is None:
                 self._engine.abort(name)
             else:
-                self._frontend.let_go(name)
+                self._frontend.release_id(name)
         self._feed()
         delivery = self._engine.turn()
         if delivery is None:
@@ -310,31 +314,38 @@ class LLM:
 
 
 def several(prompts: Any) -> list[Any]:
-    """A text, an Ask, a dict or a list of numbers is one prompt; other iterables hold prompts."""
-    if isinstance(prompts, str | bytes | Ask | Mapping) or not isinstance(prompts, Iterable):
+    """A text, a GenerationRequest, a dict or a list of numbers is one prompt.
+
+    Other iterables hold prompts.
+    """
+    if isinstance(prompts, str | bytes | GenerationRequest | Mapping) or not isinstance(
+        prompts, Iterable
+    ):
         return [prompts]
     found = list(cast("Iterable[Any]", prompts))
     return [found] if found and isinstance(found[0], Integral) else found
 
 
-def asked(prompt: Any) -> Ask:
-    """Turn a prompt of any accepted form into an Ask; RequestError for anything else."""
+def as_generation(prompt: Any) -> GenerationRequest:
+    """Turn a prompt of any accepted form into a GenerationRequest, or raise RequestError."""
     match prompt:
-        case Ask():
+        case GenerationRequest():
             return prompt
         case str():
-            return Ask(prompt=prompt)
+            return GenerationRequest(prompt=prompt)
         case {"prompt": str(text)} if len(prompt) == 1:
-            return Ask(prompt=text)
+            return GenerationRequest(prompt=text)
         case {"prompt_token_ids": ids} if len(prompt) == 1:
-            return asked(ids)
+            return as_generation(ids)
         case _ if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             ids: list[Any] = [None]
         case _:
             ids = list(cast("Iterable[Any]", prompt))
     if not all(isinstance(one, Integral) for one in ids) or bool in map(type, ids):
-        raise RequestError(f"{prompt!r:.80} is no prompt: that is a text, token ids, or an Ask")
-    return Ask(prompt_token_ids=[int(one) for one in ids])
+        raise RequestError(
+            f"{prompt!r:.80} is no prompt; give a text, token ids, or a GenerationRequest"
+        )
+    return GenerationRequest(prompt_token_ids=[int(one) for one in ids])
 
 
 def conversations(messages: Any) -> list[Sequence[Message]]:
@@ -344,19 +355,28 @@ def conversations(messages: Any) -> list[Sequence[Message]]:
     found: list[Any] = [given] if is_one else given
     for one in found:
         if isinstance(one, str | Mapping) or not all(isinstance(each, Mapping) for each in one):
-            raise RequestError(f"{one!r:.80} is no conversation: that is a list of messages")
+            raise RequestError(f"{one!r:.80} is no conversation; give a list of messages")
     return found
 
 
-def with_params(asks: list[Ask], params: Params | None) -> list[Ask]:
+def with_params(
+    generations: list[GenerationRequest], params: Params | None
+) -> list[GenerationRequest]:
     """Give each request its own sampling params, or all of them the same."""
     if params is None:
-        return asks
+        return generations
     if isinstance(params, SamplingParams):
-        return [replace(ask, params=params) for ask in asks]
+        return [replace(generation, params=params) for generation in generations]
     given: Any = params
     if isinstance(given, Mapping) or not all(isinstance(one, SamplingParams) for one in given):
-        raise RequestError(f"params are {params!r:.80}; they are SamplingParams, or a list of them")
-    if len(params) != len(asks):
-        raise RequestError(f"there are {len(asks)} prompts and {len(params)} params")
-    return [replace(ask, params=one) for ask, one in zip(asks, params, strict=True)]
+        raise RequestError(
+            f"sampling_params is {params!r:.80}; give SamplingParams, or a list of them"
+        )
+    if len(params) != len(generations):
+        raise RequestError(
+            f"there are {len(generations)} prompts and {len(params)} sampling_params; "
+            "give one for all prompts, or one for each"
+        )
+    return [
+        replace(generation, params=one) for generation, one in zip(generations, params, strict=True)
+    ]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.engine import llm as module
-from paceline.engine.api import Ask, SamplingParams
+from paceline.engine import offline as module
+from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.frontend.progress import Progress
-from paceline.engine.llm import LLM
+from paceline.engine.offline import OfflineEngine
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import (
@@ -26,11 +26,11 @@ from tests.engine.support import (
 )
 
 
-def llm(**settings: Any) -> LLM:
-    return LLM("oracle", build, **settings)
+def llm(**settings: Any) -> OfflineEngine:
+    return OfflineEngine("oracle", build, **settings)
 
 
-def left_nothing(model: LLM) -> None:
+def left_nothing(model: OfflineEngine) -> None:
     assert model.unfinished == 0
     assert_nothing_left(model._engine.scheduler)
 
@@ -61,7 +61,7 @@ def test_each_prompt_may_have_its_own_params() -> None:
     params = [SamplingParams(max_tokens=one, ignore_eos=True) for one in (1, 5, 3)]
     outputs = llm().generate(["a", "b", "c"], params, progress=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5, 3]
-    with pytest.raises(RequestError, match="3 prompts and 1 params"):
+    with pytest.raises(RequestError, match="3 prompts and 1 sampling_params"):
         llm().generate(["a", "b", "c"], params[:1])
 
 
@@ -70,7 +70,7 @@ def test_one_prompt_is_a_list_of_one() -> None:
     ids = tokenizer().encode("hello")
     (text,) = model.generate("hello", progress=False)
     (numbers,) = model.generate(ids, progress=False)
-    (asked,) = model.generate(Ask(prompt="hello"), progress=False)
+    (asked,) = model.generate(GenerationRequest(prompt="hello"), progress=False)
     assert text.outputs == numbers.outputs == asked.outputs
     assert model.generate([], progress=False) == []
 
@@ -117,7 +117,7 @@ def test_what_is_no_conversation_is_refused(given: Any) -> None:
 
 @pytest.mark.parametrize("given", [{"temperature": 0}, [{"temperature": 0}]], ids=repr)
 def test_params_are_of_one_kind(given: Any) -> None:
-    with pytest.raises(RequestError, match="params are"):
+    with pytest.raises(RequestError, match="sampling_params is"):
         llm().generate(["a"], given, progress=False)
 
 
@@ -134,16 +134,21 @@ def test_a_prompt_that_cannot_run_does_not_hold_up_the_others() -> None:
 
 def test_a_name_that_is_here_already_is_refused_and_loses_nothing() -> None:
     model, params = llm(), SamplingParams(max_tokens=3)
-    twice = [Ask(prompt="a", request_id="d"), Ask(prompt="b", request_id="d")]
+    twice = [
+        GenerationRequest(prompt="a", request_id="d"),
+        GenerationRequest(prompt="b", request_id="d"),
+    ]
     first, second = model.generate(twice, params, progress=False)
     assert (first.error, second.error != "") == ("", True)
     left_nothing(model)
-    model.enqueue(Ask(prompt="a", request_id="q"), params)
+    model.enqueue(GenerationRequest(prompt="a", request_id="q"), params)
     model.generate(["b"] * 2, SamplingParams(max_tokens=20), progress=False)
-    (again,) = model.generate([Ask(prompt="c", request_id="q")], params, progress=False)
+    (again,) = model.generate(
+        [GenerationRequest(prompt="c", request_id="q")], params, progress=False
+    )
     assert "has not been taken yet" in again.error
     assert [output.request_id for output in model.step()] == ["q"]
-    model.enqueue(Ask(prompt="a", request_id=str(model._names)), params)
+    model.enqueue(GenerationRequest(prompt="a", request_id=str(model._names)), params)
     (plain,) = model.generate(["b"], params, progress=False)
     assert not plain.error
 
@@ -169,10 +174,13 @@ def test_chat_answers_one_conversation_or_several() -> None:
 def test_the_loop_can_be_driven_by_hand() -> None:
     model = llm()
     params = SamplingParams(max_tokens=5, ignore_eos=True)
-    names = [model.enqueue("hello", params), model.enqueue(Ask(prompt="b", request_id="mine"))]
+    names = [
+        model.enqueue("hello", params),
+        model.enqueue(GenerationRequest(prompt="b", request_id="mine")),
+    ]
     assert names[1] == "mine"
     with pytest.raises(RequestError, match="already here"):
-        model.enqueue(Ask(prompt="c", request_id="mine"))
+        model.enqueue(GenerationRequest(prompt="c", request_id="mine"))
     (beside,) = model.generate("thing", progress=False)
     assert beside.outputs[0].finish_reason
     ended = []
@@ -218,7 +226,7 @@ def test_an_interruption_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch)
     left_nothing(model)
 
 
-def interrupt_at(model: LLM, call: str, number: int, patch: pytest.MonkeyPatch) -> None:
+def interrupt_at(model: OfflineEngine, call: str, number: int, patch: pytest.MonkeyPatch) -> None:
     """Ctrl-C inside a call of the runner."""
     runner, calls = model._engine._runner, [0]
     real = getattr(runner, call)
@@ -304,11 +312,15 @@ def test_a_broken_engine_answers_everybody() -> None:
 def test_a_timeout_ends_a_prompt_and_not_the_others() -> None:
     model = llm(inbox_requests=1)
     params = SamplingParams(max_tokens=200, ignore_eos=True)
-    late = [Ask(prompt="a", params=params, timeout=1e-6, request_id=name) for name in "xy"]
-    *cut, whole = model.generate([*late, Ask(prompt="b", params=params)], progress=False)
+    late = [
+        GenerationRequest(prompt="a", params=params, timeout=1e-6, request_id=name) for name in "xy"
+    ]
+    *cut, whole = model.generate(
+        [*late, GenerationRequest(prompt="b", params=params)], progress=False
+    )
     assert [one.outputs[0].finish_reason for one in cut] == ["timeout", "timeout"]
     assert whole.usage.completion_tokens == 200
-    again = [Ask(prompt="a", request_id=name) for name in "xy"]
+    again = [GenerationRequest(prompt="a", request_id=name) for name in "xy"]
     assert not any(one.error for one in model.generate(again, progress=False))
     left_nothing(model)
 
@@ -321,7 +333,7 @@ def test_one_choice_that_stops_leaves_the_others_alone() -> None:
 
 def test_a_number_whose_output_was_not_taken_is_not_given_again() -> None:
     model, short = llm(), SamplingParams(max_tokens=1)
-    model.enqueue(Ask(prompt="a", request_id="1"), short)
+    model.enqueue(GenerationRequest(prompt="a", request_id="1"), short)
     for _ in range(2):
         (output,) = model.generate("b", SamplingParams(max_tokens=9), progress=False)
         assert output.error == ""

@@ -1,0 +1,53 @@
+"""One class name has one meaning in the whole package."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "paceline"
+# Names that two classes still share. Delete a name here when one of its classes is renamed.
+SHARED: set[str] = {
+    "Batch",
+    "Cut",
+    "Entries",
+    "Entry",
+    "Group",
+    "Held",
+    "Lane",
+    "Model",
+    "Moves",
+    "Rows",
+    "Run",
+    "Runner",
+    "Scored",
+    "Span",
+}
+
+
+def classes(source: Path) -> dict[str, list[str]]:
+    """The files that define each class, by its name."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(path.relative_to(source)))
+    return found
+
+
+def shared_names(source: Path) -> dict[str, list[str]]:
+    return {name: files for name, files in classes(source).items() if len(files) > 1}
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    found = shared_names(SOURCE)
+    assert {name: found[name] for name in sorted(found.keys() - SHARED)} == {}
+
+
+def test_the_list_of_shared_names_has_no_name_too_many() -> None:
+    assert sorted(SHARED - shared_names(SOURCE).keys()) == [], "delete them from SHARED"
+
+
+def test_two_classes_of_one_name_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class Lane: ...\nclass Other: ...\n")
+    (tmp_path / "b.py").write_text("def make():\n    class Lane: ...\n")
+    assert shared_names(tmp_path) == {"Lane": ["a.py", "b.py"]}
