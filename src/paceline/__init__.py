@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # At run time these names are imported on first use, since th
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
-    "GenerationRequest",
     "AsyncLLM",
     "ConfigError",
     "Finish",
+    "GenerationRequest",
     "Item",
     "Outputs",
     "PacelineError",

@@ -12,12 +12,11 @@ from paceline.engine.params import SamplingParams
 
 __all__ = [
     "Alternative",
-    "ChoiceOutput",
-    "GenerationRequest",
     "AsyncEngine",
+    "ChoiceOutput",
     "EngineFailed",
     "FinishReason",
-    "TextDelta",
+    "GenerationRequest",
     "PromptLogprob",
     "PromptLogprobs",
     "PromptTooLong",
@@ -27,6 +26,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Stream",
+    "TextDelta",
     "Timings",
     "TokenLogprob",
     "TokenizedPrompt",

@@ -73,10 +73,10 @@ def test_all_messages_are_applied_in_order_before_a_turn() -> None:
             submitted("a"),
             submitted("b", "grammar"),
             wire.NumberedQuestion(1, Question("snapshot")),
-            Abort("a"),
-            Wake("b"),
+            wire.AbortMessage(Abort("a")),
+            wire.WakeMessage(Wake("b")),
             wire.NumberedQuestion(2, Question("snapshot")),
-            Park("b", "remote_kv"),
+            wire.ParkMessage(Park("b", "remote_kv")),
             wire.NumberedQuestion(3, Question("snapshot")),
         )
         answers, deliveries = one.run()
@@ -116,6 +116,6 @@ def test_a_request_that_can_never_run_is_refused_and_others_run() -> None:
 def test_a_message_does_not_pass_through_the_inbox_of_other_threads() -> None:
     with parent() as one:
         one.loop._engine._inbox.put = lambda command: pytest.fail("put")  # type: ignore[method-assign]
-        one.send(*(submitted(str(number)) for number in range(50)), Abort("7"))
+        one.send(*(submitted(str(number)) for number in range(50)), wire.AbortMessage(Abort("7")))
         _, deliveries = one.run()
     assert "7" in [end.request_id for delivery in deliveries for end in delivery.ended]

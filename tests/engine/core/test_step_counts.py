@@ -55,7 +55,7 @@ def test_rows_without_drafts_are_not_counted_among_them() -> None:
 
 
 def test_drafts_that_were_not_computed_do_not_count() -> None:
-    made = parts(num_speculative_tokens=3)
+    made = components(num_speculative_tokens=3)
     made.scheduler.submit(request("a", length=5, most=20, ignore_eos=True), 0.0)
     plan = made.scheduler.plan(0.0)
     made.scheduler.commit(plan, StepResult.of(plan, {"a": [7]}), 0.0)

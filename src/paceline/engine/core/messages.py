@@ -1,13 +1,8 @@
-"""The messages between the step loop and the front end: ids and arrays, no text.
-
-Those that are Structs cross a process border as they are; `wire` has the form of the others.
-"""
+"""The messages between the step loop and the front end: ids and arrays, no text."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from msgspec import Struct
 
 from paceline.core.arrays import F32, I32, Names
 from paceline.core.errors import PacelineError, RequestError
@@ -38,14 +33,16 @@ class Submit:
     parked: str = ""
 
 
-class Abort(Struct, tag=True, array_like=True, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Abort:
     """End a request, or one of its choices."""
 
     request_id: str
     child: int | None = None  # None: the whole request
 
 
-class Park(Struct, tag=True, array_like=True, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Park:
     """Set a waiting request aside until a `Wake`; ignored if the request is not waiting."""
 
     request_id: str
@@ -56,7 +53,8 @@ class Park(Struct, tag=True, array_like=True, frozen=True):
             raise RequestError(f"request {self.request_id!r} cannot be parked without a reason")
 
 
-class Wake(Struct, tag=True, array_like=True, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Wake:
     """Let a parked request wait in its old place; ignored if the request is not parked."""
 
     request_id: str

@@ -95,10 +95,10 @@ class ProcessCore:
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         with suppress(EngineFailed):  # with the process its requests have ended too
-            self._send(Abort(request_id, child))
+            self._send(wire.AbortMessage(Abort(request_id, child)))
 
     def park(self, request_id: str, reason: str) -> None:
-        message = Park(request_id, reason)
+        message = wire.ParkMessage(Park(request_id, reason))
         with suppress(EngineFailed):
             self._send(message)
             self._stalls.parked(request_id)
@@ -106,7 +106,7 @@ class ProcessCore:
     def wake(self, request_id: str) -> None:
         with suppress(EngineFailed):
             self._stalls.woken(request_id)
-            self._send(Wake(request_id))
+            self._send(wire.WakeMessage(Wake(request_id)))
 
     def ask(self, question: Question) -> Future[Any]:
         number, answer = next(self._numbers), Future[Any]()

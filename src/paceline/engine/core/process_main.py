@@ -15,7 +15,7 @@ from paceline.engine.core import wire
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.inbox import too_many
-from paceline.engine.core.messages import Abort, Park, Question, Submit, Wake
+from paceline.engine.core.messages import Question, Submit
 from paceline.engine.settings import EngineSettings
 
 log = logging.getLogger("paceline.engine.core.process_main")  # its name is __main__ here
@@ -117,8 +117,8 @@ class CoreLoop:
 
     def _apply(self, message: wire.ToCore) -> None:
         match message:
-            case Abort() | Park() | Wake():
-                self._engine.apply(message)
+            case wire.AbortMessage(command) | wire.ParkMessage(command) | wire.WakeMessage(command):
+                self._engine.apply(command)
             case wire.NumberedQuestion(number, question):
                 self._answer(number, question)
             case wire.Close():

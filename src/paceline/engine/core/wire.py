@@ -70,6 +70,18 @@ class EncodedRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     parked: str = ""
 
 
+class AbortMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    command: Abort
+
+
+class ParkMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    command: Park
+
+
+class WakeMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    command: Wake
+
+
 class NumberedQuestion(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     question: Question
@@ -179,7 +191,9 @@ class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
     prompt: tuple[EncodedScores, ...] = ()
 
 
-ToCore = Build | EncodedRequest | Abort | Park | Wake | NumberedQuestion | Close
+ToCore = (
+    Build | EncodedRequest | AbortMessage | ParkMessage | WakeMessage | NumberedQuestion | Close
+)
 FromCore = Ready | NumberedAnswer | EncodedDelivery | Died | LogMessage
 
 
