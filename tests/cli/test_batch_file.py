@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.cli.batch_file import Batch, BatchStopped, Counts, Results, entries
+from paceline.cli.batch_file import BatchRun, BatchStopped, Counts, Results, entries
 from paceline.cli.main import main
 from tests.cli.support import SMALL
 from tests.server.support import Site, paced, served
@@ -36,7 +36,7 @@ def run(lines: list[str], folder: Path, width: int = 4, **settings: Any) -> Coun
     async def work() -> Counts:
         async with served(breaks=paced, **settings) as site:
             with Results(folder / "out") as results:
-                batch = Batch(site.http, results, width)
+                batch = BatchRun(site.http, results, width)
                 widest = asyncio.create_task(watch(site, width))
                 counts = await batch.run(entries(folder / "in"))
                 widest.cancel()
@@ -85,7 +85,7 @@ def test_an_invalid_line_gets_an_error_and_the_others_an_answer(bad: str, tmp_pa
     (entry,) = entries(tmp_path / "in")
     assert entry.complaint.startswith(BAD[bad])
     with Results(tmp_path / "out") as results:
-        asyncio.run(Batch(httpx.AsyncClient(), results, 1).run(iter([entry])))
+        asyncio.run(BatchRun(httpx.AsyncClient(), results, 1).run(iter([entry])))
     (found,) = read(tmp_path / "out").values()
     assert found["response"] is None
     assert found["error"] == {"code": "invalid_line", "message": entry.complaint}
@@ -135,7 +135,7 @@ def test_an_engine_that_is_gone_ends_the_batch_and_what_is_there_stays(tmp_path:
     async def work() -> None:
         async with served() as site:
             with Results(tmp_path / "out") as results:
-                batch = Batch(site.http, results, 1)
+                batch = BatchRun(site.http, results, 1)
                 await batch.run(iter([*entries(tmp_path / "in")][:1]))
                 site.context.draining = True
                 with pytest.raises(BatchStopped, match="takes no requests"):

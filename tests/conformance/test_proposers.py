@@ -20,7 +20,7 @@ from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import Proposer, load
-from paceline.runner.runner import Runner
+from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
 from tests.runner.support import tiny
@@ -131,7 +131,7 @@ def outputs(
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     sizes = config.step.max_num_seqs, config.step.max_model_len
-    runner = Runner(model, kv, load_attention("paged"), load(config.speculation), *sizes)
+    runner = TorchRunner(model, kv, load_attention("paged"), load(config.speculation), *sizes)
     runner.reserve_host(config.preemption.swap_space)
     return drive(scheduler, runner, asked, depth), scheduler
 

@@ -18,7 +18,7 @@ from paceline.runner.layers.linear_choice import KINDS
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.proposers.ngram import Ngram
-from paceline.runner.runner import Runner
+from paceline.runner.runner import TorchRunner
 from paceline.sched.stats import Stats
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.model import ModelSource, find_model
@@ -51,7 +51,7 @@ class Real:
         )
         step = config.step
         sizes = step.max_num_seqs, step.max_model_len
-        runner = Runner(self.model, kv, load("native"), Ngram(config.speculation), *sizes)
+        runner = TorchRunner(self.model, kv, load("native"), Ngram(config.speculation), *sizes)
         if config.preemption.swap_space:
             runner.reserve_host(config.preemption.swap_space)
         scheduler, tokenizer = Scheduler(config), self.source.tokenizer

@@ -23,7 +23,7 @@ from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import MIXED_TRAITS, Case, few_cases
 from tests.conformance.model_backends import Comparison
 from tests.gpu.runners import gpu_runner
-from tests.gpu.support import ON_A_CARD
+from tests.gpu.support import ON_GPU
 from tests.runner.sequences import OnCPU, logits_of
 from tests.runner.support import cells_of
 
@@ -64,8 +64,8 @@ class OnCUDA:
         }
         there = replace(batch, **columns)
         is_decode = batch.positions == batch.rows
-        hold = partial(Triton().hold, heads=self.config.heads)
-        attention = hold(there, kv) if is_decode else Triton().prepare(there, kv)
+        prepare_graph = partial(Triton().prepare_graph, heads=self.config.heads)
+        attention = prepare_graph(there, kv) if is_decode else Triton().prepare(there, kv)
         picked = None if wanted is None else wanted.to(self._device, torch.int32)
         return self._model.forward(there, cells_of(there, kv), kv, attention, picked)
 
@@ -101,5 +101,5 @@ class CudaBackend:
         return gpu_runner(both(case, self.device)[0], scheduler)
 
 
-BACKENDS = [CudaBackend("CUDA", "cuda", ON_A_CARD)]
+BACKENDS = [CudaBackend("CUDA", "cuda", ON_GPU)]
 INTERPRETED = CudaBackend("CUDA, interpreted", "cpu", [])

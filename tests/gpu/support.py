@@ -1,4 +1,4 @@
-"""What the tests on a card have in common."""
+"""What the tests on a GPU have in common."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ from paceline.runner.cuda.kernels.nvrtc import can_compile
 from tests.runner import support
 from tests.runner.support import Rows
 
-ON_A_CARD = [
+ON_GPU = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not can_compile(torch.device("cuda", 0)),

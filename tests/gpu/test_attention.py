@@ -1,4 +1,4 @@
-"""Attention on a card against the slow truth in float32, at the head shapes of real models."""
+"""Attention on a GPU against the slow truth in float32, at the head shapes of real models."""
 
 from dataclasses import dataclass
 from random import Random
@@ -8,22 +8,22 @@ import torch
 
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load
-from tests.gpu.support import ON_A_CARD, rows_of
+from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import filled_store, tiny
 
 try:
-    from paceline.runner.attention.triton import CUTS, Triton
+    from paceline.runner.attention.triton import CONTEXT_SPLITS, Triton
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 DECODES = [(1, 1), (1, 40), (1, 3), (1, 17), (1, 16), (1, 700), (1, 33)]
 CHUNKS = [(40, 40), (9, 30), (133, 370)]
 DRAFTS = [(4, 20), (2, 20), (4, 21), (4, 4), (8, 290)]
 MIXED = [(1, 9), (20, 20), (1, 600), (3, 12), (170, 265), (1, 1), (4, 50)]
 HEADS = [(16, 8), (40, 8), (32, 8)]
-ROWS_OF_EVERY_CUT = [1, *(least // 8 for least, _ in CUTS)]  # with eight heads of keys
+ROWS_OF_EVERY_CUT = [1, *(least // 8 for least, _ in CONTEXT_SPLITS)]  # with eight heads of keys
 
 
 def known(name: str) -> bool:
@@ -118,7 +118,7 @@ def test_triton_holds_decodes_whose_contexts_change(rows: int, window: int | Non
     batch, blocks = rows_of([(1, context) for context in contexts], shape.block_size)
     config = tiny(num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
     kv = filled_store(config, blocks, shape.block_size, dtype=torch.bfloat16, device="cuda")
-    held = Triton().hold(batch, kv, shape.heads)
+    held = Triton().prepare_graph(batch, kv, shape.heads)
     for longest in (1800, 300, 1):
         batch.context.copy_(torch.tensor([min(one, longest) for one in contexts]))
         batch.position.copy_(batch.context - 1)

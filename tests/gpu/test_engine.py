@@ -1,4 +1,4 @@
-"""Whole engines on a card, built by name with random weights: every way to the same tokens."""
+"""Whole engines on a GPU, built by name with random weights: every way to the same tokens."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,9 @@ from paceline.engine.api import SamplingParams
 from paceline.engine.offline import OfflineEngine
 from paceline.wiring.assembly import build
 from tests.conformance.architectures import SIZES
-from tests.gpu.support import ON_A_CARD
+from tests.gpu.support import ON_GPU
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 SHARED = list(range(3, 40))
 PROMPTS = [[*SHARED, 7], [*SHARED, 9, 9], [5] * 50, [1, 2, 3], [*SHARED, 7, 8, 8], [60, 61] * 12]

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from paceline.runner.layers.linear import DenseLinear
-from tests.gpu.support import ON_A_CARD, rows_of
+from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
 
 try:
     from paceline.runner.attention.triton import Triton
-    from paceline.runner.cuda.kernels.layers import Late, Turn, turn_and_put
-    from paceline.runner.cuda.kernels.split_k import Split
-    from paceline.runner.cuda.model import turns_of
+    from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
+    from paceline.runner.cuda.kernels.split_k import SplitKLinear
+    from paceline.runner.cuda.model import rotary_table
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -35,18 +35,18 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     kv = filled_store(config, blocks, 16, dtype=dtype, device="cuda")
     at = cells_of(batch, kv)
     frequencies = tuple(10000.0 ** (-place / (dim // 2)) for place in range(dim // 2))
-    turns = turns_of(frequencies, 2048, "cuda")
+    turns = rotary_table(frequencies, 2048, "cuda")
     factor = torch.rand(heads + kv_heads, dim, device="cuda", dtype=dtype) if is_normed else None
-    turn = Turn(turns, factor, 0.01)
+    turn = HeadRotation(turns, factor, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim, device="cuda", dtype=dtype)
-    held, before = Triton().hold(batch, kv, heads), kv.content.clone()
+    held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
     for layer in (1, 0):
         kv.content.copy_(before)
         got = held.attend_new(qkv, turn, layer, window, 0.09)
         stored = kv.content.clone()
         kv.content.copy_(before)
         apart = qkv.clone()
-        turn_and_put(apart, turn, Late(apart, 0.0, 0), batch.position, at, kv, layer)
+        rotate_and_store(apart, turn, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, layer)
         expected = held.attend(apart[:, :heads], layer, window, 0.09)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
@@ -61,7 +61,7 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
     outputs = 1024
     weight = torch.randn(outputs, inputs, device="cuda") / inputs**0.5
     bias = torch.randn(outputs, device="cuda") if is_biased else None
-    split = Split(DenseLinear(weight, bias, torch.bfloat16))
+    split = SplitKLinear(DenseLinear(weight, bias, torch.bfloat16))
     x = torch.randn(rows, inputs, device="cuda").bfloat16()
     total = torch.randn(rows, outputs, device="cuda").bfloat16()
     expected = total.float() + x.float() @ weight.bfloat16().float().t()
@@ -76,8 +76,10 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
 
 
 def test_what_the_library_does_better_is_left_to_it() -> None:
-    def split(outputs: int, inputs: int) -> Split:
-        return Split(DenseLinear(torch.zeros(outputs, inputs, device="cuda"), None, torch.bfloat16))
+    def split(outputs: int, inputs: int) -> SplitKLinear:
+        return SplitKLinear(
+            DenseLinear(torch.zeros(outputs, inputs, device="cuda"), None, torch.bfloat16)
+        )
 
     assert split(1024, 2048).takes(64)
     assert split(1024, 3072).takes(128)

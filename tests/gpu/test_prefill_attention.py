@@ -7,18 +7,18 @@ from torch import Tensor
 from paceline.runner.attention.backend import Queries, load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.support import ON_A_CARD, on_hopper, replayed, rows_of
+from tests.gpu.support import ON_GPU, on_hopper, replayed, rows_of
 from tests.runner import support
 from tests.runner.support import Rows, cells_of, filled_store, tiny
 
 try:
-    from paceline.runner.attention.triton import Tiles, Triton
-    from paceline.runner.cuda.kernels.prefill_attention import Tiled
+    from paceline.runner.attention.triton import TiledAttention, Triton
+    from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
     from paceline.runner.cuda.model import CudaModel
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 SINGLES: Rows = [(1, 700), (1, 3), (1, 1)]
 ROWS: list[Rows] = [
@@ -49,8 +49,8 @@ def compare(
 ) -> None:
     batch, blocks = rows_of(counts, block_size)
     kv = store_for(heads, kv_heads, blocks, block_size)
-    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(heads))
-    assert isinstance(held.others, Tiled)
+    held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asking(heads))
+    assert isinstance(held.others, PrefillAttention)
     held.lay_out()
     lines = torch.randn(batch.positions, heads + 2 * kv_heads, 128, device="cuda").bfloat16()
     query = lines[:, :heads]  # a view into more, as a model has it
@@ -91,7 +91,7 @@ def test_a_graph_sees_other_rows_in_the_same_memory() -> None:
     batch, blocks = rows_of([*SINGLES, (300, 500), (80, 80), (2, 3)], 16)
     kv = store_for(16, 8, 2 * blocks, 16)
     bounds = torch.zeros(2, dtype=torch.int32, device="cuda")
-    held = Triton().hold_rows(batch, kv, bounds, 8, asking(16))
+    held = Triton().prepare_mixed_graph(batch, kv, bounds, 8, asking(16))
     query = torch.randn(batch.positions, 16, 128, device="cuda").bfloat16()
     held.lay_out()
     held.attend(query, 0, None, 0.09)
@@ -121,7 +121,7 @@ def test_what_others_left_behind_the_last_cell_is_not_read() -> None:
     for row, (_, context) in enumerate(counts):
         last = batch.block_table[row, (context - 1) // 16]
         kv.content[last, :, (context - 1) % 16 + 1 :] = float("nan")
-    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(16))
+    held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asking(16))
     held.lay_out()
     query = torch.randn(batch.positions, 16, 128, device="cuda").bfloat16()
     assert torch.isfinite(held.attend(query, 1, None, 0.09)).all()
@@ -141,8 +141,8 @@ def test_layers_in_a_graph_are_the_same_every_time() -> None:
     cells = cells_of(batch, kv)
     expected = model.forward(batch, cells, kv, load("sdpa").prepare(batch, kv)).float()
     other = model.forward(batch, cells, kv, load("triton").prepare(batch, kv))
-    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asking(8))
-    assert isinstance(held.others, Tiled)
+    held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asking(8))
+    assert isinstance(held.others, PrefillAttention)
 
     def run(wanted: Tensor | None = None) -> Tensor:
         held.lay_out()
@@ -168,5 +168,5 @@ def test_what_it_is_not_made_for_is_left_to_triton() -> None:
         kv = KVStore(config, 4, block_size, dtype, "cuda")
         counts: Rows = [(1, 3), (5, 9)]
         batch, _ = rows_of(counts, block_size)
-        held = Triton().hold_rows(batch, kv, bounds_of(counts), 2, Queries(9, asked))
-        assert isinstance(held.others, Tiles)
+        held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), 2, Queries(9, asked))
+        assert isinstance(held.others, TiledAttention)

@@ -1,4 +1,4 @@
-"""Scores of prompts on a card: those of the CPU, however they are scheduled."""
+"""Scores of prompts on a GPU: those of the CPU, however they are scheduled."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ import torch
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan, PromptScores
 from paceline.core.sampling import Sampling
-from tests.gpu.support import ON_A_CARD
-from tests.gpu.test_runner import both, gpu_runner, on_card
+from tests.gpu.support import ON_GPU
+from tests.gpu.test_runner import both, gpu_runner, on_gpu
 from tests.runner.driving import SETTINGS, TIGHT, drive
 from tests.runner.test_runner import runner_for as cpu_runner
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 PROMPT = [5, 9, 2, 7, 1, 1, 3, 44, 60, 0, 12, 30, 30, 8]
 PROMPTS = {"a": PROMPT, "b": [*PROMPT[:9], 4, 4], "c": [7, 8] * 5, "d": PROMPT[::-1]}
@@ -87,9 +87,9 @@ def by_place(pieces: list[PromptScores]) -> dict[tuple[str, int], list[tuple[Any
     return found
 
 
-def differences(card: list[PromptScores], cpu: list[PromptScores]) -> list[str]:
-    """Where the card tells something else than the CPU, in words."""
-    got, expected = by_place(card), by_place(cpu)
+def differences(gpu: list[PromptScores], cpu: list[PromptScores]) -> list[str]:
+    """Where the GPU tells something else than the CPU, in words."""
+    got, expected = by_place(gpu), by_place(cpu)
     told = [f"{key} is not told" for key in expected if key not in got]
     told += [f"{key} is told though it ought not" for key in got if key not in expected]
     for key in expected.keys() & got.keys():
@@ -110,32 +110,32 @@ def differences(card: list[PromptScores], cpu: list[PromptScores]) -> list[str]:
 @pytest.mark.parametrize("how", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_they_are_those_of_the_cpu_on_every_schedule(way: str, how: Sampling, n: int) -> None:
-    card, cpu = both("Llama")
+    gpu, cpu = both("Llama")
     asked = [request(name, 3, how, n=n) for name in PROMPTS]
     truth, _, _ = heard(cpu_runner, cpu, asked)
     places = {(name, at) for name, prompt in PROMPTS.items() for at in range(1, len(prompt))}
     assert by_place(truth).keys() == places
-    found, tokens, scheduler = heard(gpu_runner, card, asked, **WAYS[way])
+    found, tokens, scheduler = heard(gpu_runner, gpu, asked, **WAYS[way])
     assert not differences(found, truth)
     unasked = [request(name, None, how, n=n) for name in PROMPTS]
-    assert tokens == on_card(card, unasked)[0], "who asks gets other tokens"
+    assert tokens == on_gpu(gpu, unasked)[0], "who asks gets other tokens"
     if "num_blocks" in WAYS[way]:
         assert scheduler.stats.preemptions, "the pool was not tight"
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Gemma3"])
 def test_other_architectures(family: str) -> None:
-    card, cpu = both(family)
+    gpu, cpu = both(family)
     asked = [request(name, 2, PLAIN) for name in PROMPTS]
-    found, _, _ = heard(gpu_runner, card, asked, max_num_batched_tokens=16, depth=2)
+    found, _, _ = heard(gpu_runner, gpu, asked, max_num_batched_tokens=16, depth=2)
     assert not differences(found, heard(cpu_runner, cpu, asked)[0])
 
 
 def test_only_those_are_told_that_are_asked_for() -> None:
-    card, cpu = both("Llama")
+    gpu, cpu = both("Llama")
     wanted = {"a": None, "b": 0, "c": 5, "d": None}
     asked = [request(name, number, PLAIN) for name, number in wanted.items()]
-    found, _, _ = heard(gpu_runner, card, asked, max_num_batched_tokens=16, depth=2)
+    found, _, _ = heard(gpu_runner, gpu, asked, max_num_batched_tokens=16, depth=2)
     assert {piece.request_id for piece in found} == {"b", "c"}
     assert {piece.ids.shape[1] for piece in found} == {0, 5}
     assert not differences(found, heard(cpu_runner, cpu, asked)[0])
@@ -144,16 +144,16 @@ def test_only_those_are_told_that_are_asked_for() -> None:
 def test_logits_are_held_of_as_many_positions_as_there_are_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    card, cpu = both("Llama")
+    gpu, cpu = both("Llama")
     asked = [request(name, 2, PLAIN) for name in PROMPTS]
     widest: list[int] = []
-    logits = card.logits
+    logits = gpu.logits
 
     def counted(hidden: torch.Tensor) -> torch.Tensor:
         widest.append(len(hidden))
         return logits(hidden)
 
-    monkeypatch.setattr(card, "logits", counted)
-    found, _, _ = heard(gpu_runner, card, asked)
+    monkeypatch.setattr(gpu, "logits", counted)
+    found, _, _ = heard(gpu_runner, gpu, asked)
     assert max(widest) == SETTINGS["max_num_seqs"], "slices are not as long as there are slots"
     assert not differences(found, heard(cpu_runner, cpu, asked)[0])

@@ -1,4 +1,4 @@
-"""A real model's greedy tokens, on a card as on the CPU.
+"""A real model's greedy tokens, on a GPU as on the CPU.
 
 `PACELINE_GPU_MODEL` is the path of a .gguf file: the embedded one, or its first layers where the
 whole does not travel.
@@ -11,12 +11,12 @@ import pytest
 from paceline.engine.api import SamplingParams
 from paceline.engine.offline import OfflineEngine
 from paceline.wiring.assembly import build
-from tests.gpu.support import ON_A_CARD
+from tests.gpu.support import ON_GPU
 
 MODEL = os.environ.get("PACELINE_GPU_MODEL", "")
 
 pytestmark = [
-    *ON_A_CARD,
+    *ON_GPU,
     pytest.mark.skipif(not MODEL, reason="PACELINE_GPU_MODEL names no model"),
 ]
 

@@ -1,4 +1,4 @@
-"""Who is in which slot, also when the card has no memory left to take somebody in."""
+"""Who is in which slot, also when the GPU has no memory left to take somebody in."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from paceline.core.arrays import NO_I32
 from paceline.core.plan import NO_ROWS, Admitted, Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.sampler import Sampler
-from tests.gpu.support import ON_A_CARD
+from tests.gpu.support import ON_GPU
 
 try:
     from paceline.runner.cuda.residents import Residents
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 PROMPT = [3, 1, 4]
 

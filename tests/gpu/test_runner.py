@@ -1,4 +1,4 @@
-"""The runner on a card under the real scheduler: the CPU's tokens, however they are scheduled."""
+"""The runner on a GPU under the real scheduler: the CPU's tokens, however they are scheduled."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import architectures
-from tests.gpu.support import ON_A_CARD
+from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
@@ -24,7 +24,7 @@ try:
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 ALL_WAYS: dict[str, dict[str, Any]] = WAYS | {
     "drafted": {"num_speculative_tokens": 3},
@@ -36,7 +36,7 @@ def config_of(family: str) -> ModelConfig:
     return tiny(architectures=[f"{family}ForCausalLM"], num_hidden_layers=3, sliding_window=9)
 
 
-def on_card(
+def on_gpu(
     model: CudaModel, asked: list[Request], depth: int = 1, name: str = "triton", **changes: Any
 ) -> tuple[dict[str, Any], Scheduler]:
     scheduler = Scheduler.create(**{**SETTINGS, **changes})
@@ -72,9 +72,9 @@ def test_who_comes_may_read_what_another_writes_in_the_same_step() -> None:
 
 def test_drafts_of_one_do_not_reach_beyond_the_end_of_another() -> None:
     """One is about to end at the model's length, and the other still drafts."""
-    card, cpu = both("Qwen3")
+    gpu, cpu = both("Qwen3")
     asked = [Request(id="ends", prompt=[7] * 25), Request(id="drafts", prompt=[5, 6] * 3)]
-    got, scheduler = on_card(card, asked, max_model_len=32, num_speculative_tokens=8)
+    got, scheduler = on_gpu(gpu, asked, max_model_len=32, num_speculative_tokens=8)
     assert got == on_cpu(cpu, asked, max_model_len=32)
     assert scheduler.stats.drafted
 
@@ -87,9 +87,9 @@ def model() -> CudaModel:
 @pytest.mark.parametrize("family", architectures())
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
 def test_tokens_are_those_of_the_cpu(family: str, sampling: Sampling) -> None:
-    on_gpu, on_host = both(family)
+    gpu, cpu = both(family)
     asked = requests(sampling=sampling, seed=11)
-    assert on_card(on_gpu, asked)[0] == on_cpu(on_host, asked)
+    assert on_gpu(gpu, asked)[0] == on_cpu(cpu, asked)
 
 
 @pytest.mark.parametrize(
@@ -102,18 +102,18 @@ def test_tokens_are_those_of_the_cpu(family: str, sampling: Sampling) -> None:
     ],
 )
 def test_every_way_of_sampling_is_that_of_the_cpu(sampling: Sampling) -> None:
-    card, cpu = both("Llama")
+    gpu, cpu = both("Llama")
     asked = requests(sampling=sampling, seed=11)
-    assert on_card(card, asked, depth=2)[0] == on_cpu(cpu, asked)
+    assert on_gpu(gpu, asked, depth=2)[0] == on_cpu(cpu, asked)
 
 
 def test_families_and_beams_are_those_of_the_cpu() -> None:
-    card, cpu = both("Llama")
+    gpu, cpu = both("Llama")
     fields: dict[str, Any] = {"prompt": [3, 1, 4, 1, 5, 9], "max_tokens": 9, "seed": 20}
     drawn = {"sampling": Sampling(temperature=1.0)}
     for kind in ({"n": 3, **drawn}, {"n": 2, "best_of": 4, **drawn}, {"n": 2, "beam_width": 3}):
         asked = [Request(id="a", **fields, **kind)]
-        assert on_card(card, asked)[0] == on_cpu(cpu, asked)
+        assert on_gpu(gpu, asked)[0] == on_cpu(cpu, asked)
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
@@ -122,8 +122,8 @@ def test_tokens_do_not_depend_on_the_schedule(
     model: CudaModel, way: str, sampling: Sampling
 ) -> None:
     asked = requests(sampling=sampling, seed=11)
-    plainly, _ = on_card(model, asked)
-    got, scheduler = on_card(model, asked, **ALL_WAYS[way])
+    plainly, _ = on_gpu(model, asked)
+    got, scheduler = on_gpu(model, asked, **ALL_WAYS[way])
     assert got == plainly
     if "num_blocks" in ALL_WAYS[way] and ALL_WAYS[way]["num_blocks"] == TIGHT["num_blocks"]:
         assert scheduler.stats.preemptions, "the pool was not tight"
@@ -133,9 +133,9 @@ def test_tokens_do_not_depend_on_the_schedule(
 
 def test_a_request_does_not_depend_on_its_neighbours(model: CudaModel) -> None:
     asked = requests(sampling=Sampling(temperature=0.7), seed=3)
-    together, _ = on_card(model, asked)
+    together, _ = on_gpu(model, asked)
     for request in asked:
-        assert on_card(model, [request])[0][request.id] == together[request.id]
+        assert on_gpu(model, [request])[0][request.id] == together[request.id]
 
 
 def test_the_backends_agree_under_the_scheduler() -> None:
@@ -151,9 +151,9 @@ def test_the_backends_agree_under_the_scheduler() -> None:
         head_dim=128,
         hidden_size=256,
     )
-    card = CudaModel.load(Dummy(config, seed=3), 64)
+    gpu = CudaModel.load(Dummy(config, seed=3), 64)
     changes = {"block_size": 16, "num_blocks": 32, "depth": 2}
-    got = [on_card(card, requests(), name=name, **changes)[0] for name in ("triton", "flashinfer")]
+    got = [on_gpu(gpu, requests(), name=name, **changes)[0] for name in ("triton", "flashinfer")]
     pairs = [pair for key in got[0] for pair in zip(got[0][key], got[1][key], strict=True)]
     assert sum(one == other for one, other in pairs) > 0.7 * len(pairs)
 

@@ -1,17 +1,17 @@
-"""Memory through which columns go to a card."""
+"""Memory through which columns go to a GPU."""
 
 import numpy as np
 import pytest
 import torch
 
-from tests.gpu.support import ON_A_CARD
+from tests.gpu.support import ON_GPU
 
 try:
     from paceline.runner.cuda.staging import LEAST, Staging
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 
 def test_columns_of_any_size_arrive_and_leave_little_behind() -> None:

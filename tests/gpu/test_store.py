@@ -1,4 +1,4 @@
-"""The oracle's digests in a store on a card, on random schedules: no cell is ever another's."""
+"""The oracle's digests in a store on a GPU, on random schedules: no cell is ever another's."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ import torch
 from paceline.core.plan import Plan, StepResult
 from paceline.runner.kv_store import KVStore
 from paceline.sim.oracle import OracleRunner
-from tests.gpu.support import ON_A_CARD
+from tests.gpu.support import ON_GPU
 from tests.property.schedules import Drive
 from tests.runner.support import tiny
 
 try:
-    from paceline.runner.cuda.block_copies import Moves
-    from paceline.runner.cuda.state import CardState
+    from paceline.runner.cuda.block_copies import BlockCopies
+    from paceline.runner.cuda.state import CudaState
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 LONGEST = 4096
 
 
-class CardStore(OracleRunner):
-    """Digests lie where the block tables on the card say, and move as the card moves them."""
+class GpuStore(OracleRunner):
+    """Digests lie where the block tables on the GPU say, and move as the GPU moves them."""
 
     def __init__(self, slots: int, old: OracleRunner, seed: int) -> None:
         super().__init__(
@@ -38,8 +38,8 @@ class CardStore(OracleRunner):
         config = tiny(num_hidden_layers=2, num_key_value_heads=1, head_dim=2)
         blocks = len(old.cells) + 1
         self.kv = KVStore(config, blocks, self.block_size, torch.float64, "cuda")
-        self.moves = Moves(self.kv, len(self.host), piece_bytes=self.kv.block_bytes)
-        self.state = CardState(slots, LONGEST, self.kv)
+        self.moves = BlockCopies(self.kv, len(self.host), piece_bytes=self.kv.block_bytes)
+        self.state = CudaState(slots, LONGEST, self.kv)
 
     def lose(self, plan: Plan) -> None:
         self.state.apply(plan)
@@ -76,5 +76,5 @@ class CardStore(OracleRunner):
 def test_the_store_keeps_every_cell_on_random_schedules(seed: int) -> None:
     drive: Any = Drive(seed)
     slots = drive.scheduler.config.step.max_num_seqs
-    drive.runner = CardStore(slots, drive.runner, seed)
+    drive.runner = GpuStore(slots, drive.runner, seed)
     drive.run()

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.attention.backend import load
-from paceline.runner.cuda.kernels.streamed_gemm import Streamed
+from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.support import ON_A_CARD, on_hopper, replayed, rows_of
+from tests.gpu.support import ON_GPU, on_hopper, replayed, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
 
 try:
@@ -20,7 +20,7 @@ try:
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 # Inputs and outputs: one round, two who share inputs, and a last processor with less to do.
 SHAPES = [(5120, 34816), (17408, 5120), (4096, 4096 + 16 * 5)]
@@ -29,11 +29,11 @@ FLOOR = 3.0  # a length between those of the rows
 
 def product_of(
     inputs: int, outputs: int, seed: int, is_gated: bool = False
-) -> tuple[DenseLinear, Streamed]:
+) -> tuple[DenseLinear, StreamedLinear]:
     random = torch.Generator("cuda").manual_seed(seed)
     weight = torch.randn(outputs, inputs, device="cuda", generator=random) * inputs**-0.5
     dense = DenseLinear(weight, None, torch.bfloat16)
-    return dense, Streamed(dense, is_gated)
+    return dense, StreamedLinear(dense, is_gated)
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -136,13 +136,13 @@ def test_a_chain_of_them_in_a_graph() -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What becomes of products that are streamed from now on."""
     ran: list[str] = []
-    kept = Streamed._run
+    kept = StreamedLinear._run
 
-    def run(self: Streamed, outcome: Any, *given: Any) -> None:
+    def run(self: StreamedLinear, outcome: Any, *given: Any) -> None:
         ran.append(outcome)
         kept(self, outcome, *given)
 
-    monkeypatch.setattr(Streamed, "_run", run)
+    monkeypatch.setattr(StreamedLinear, "_run", run)
     return ran
 
 
@@ -189,7 +189,7 @@ def test_layers_with_a_norm_inside_in_a_graph(rows: int, monkeypatch: pytest.Mon
     batch.tokens.copy_(torch.arange(rows) * 7 % config.vocab)
     kv = filled_store(config, blocks, 16, dtype=torch.bfloat16, device="cuda")
     cells = cells_of(batch, kv)
-    held = Triton().hold(batch, kv, 16)
+    held = Triton().prepare_graph(batch, kv, 16)
     expected = library.forward(batch, cells, kv, held).float()
     assert not ran
     model.forward(batch, cells, kv, held)
@@ -204,4 +204,4 @@ def test_what_is_small_or_of_another_type_is_left_to_the_library() -> None:
     biased = DenseLinear(
         torch.randn(5120, 5120, device="cuda"), torch.ones(5120, device="cuda"), torch.bfloat16
     )
-    assert not any(Streamed(product).takes(8, 64) for product in (small, exact, biased))
+    assert not any(StreamedLinear(product).takes(8, 64) for product in (small, exact, biased))

@@ -11,14 +11,14 @@ from paceline import Request, Scheduler
 from paceline.core.arrays import NO_I32
 from paceline.core.plan import NO_ROWS, Pairs, Plan, StepResult
 from paceline.core.sampling import Sampling
-from paceline.runner.cuda.block_copies import Moves
+from paceline.runner.cuda.block_copies import BlockCopies
 from paceline.runner.kv_store import KVStore
-from tests.gpu.support import ON_A_CARD
-from tests.gpu.test_runner import both, gpu_runner, on_card
+from tests.gpu.support import ON_GPU
+from tests.gpu.test_runner import both, gpu_runner, on_gpu
 from tests.runner.driving import SETTINGS, TIGHT, drive
 from tests.runner.support import tiny
 
-pytestmark = ON_A_CARD
+pytestmark = ON_GPU
 
 BLOCKS, HOST_BLOCKS, ROUNDS = 20, 16, 60
 A_WHILE, LONG = 2_000_000, 400_000_000  # cycles: 1 ms, longer than a launch takes, and 0.2 s
@@ -26,7 +26,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
 late = pytest.mark.parametrize("late", ["nobody", "steps", "copies", "steps and copies"])
 
 
-def hold_up(late: str, moves: Moves, random: Random) -> None:
+def hold_up(late: str, moves: BlockCopies, random: Random) -> None:
     """Let one of the streams sleep for a while, or both, or none."""
     for name, stream in (("steps", torch.cuda.current_stream()), ("copies", moves.stream)):
         if name in late and random.random() < 0.5:
@@ -45,16 +45,16 @@ class Mirror:
     """What ought to lie where: the number of a content for each block, moved one by one."""
 
     def __init__(self) -> None:
-        self.card, self.host = [0] * BLOCKS, [0] * HOST_BLOCKS
+        self.gpu, self.host = [0] * BLOCKS, [0] * HOST_BLOCKS
 
     def carry_out(self, plan: Plan) -> None:
-        before = self.card.copy()
+        before = self.gpu.copy()
         for source, target in plan.copies:
-            self.card[target] = before[source]
+            self.gpu[target] = before[source]
         for source, target in plan.swap_out:
-            self.host[target] = self.card[source]
+            self.host[target] = self.gpu[source]
         for source, target in plan.swap_in:
-            self.card[target] = self.host[source]
+            self.gpu[target] = self.host[source]
 
 
 def wrong(found: Tensor, expected: list[int], contents: Tensor) -> list[str]:
@@ -74,7 +74,7 @@ def test_random_moves_keep_every_byte(dtype: torch.dtype, late: str) -> None:
     moves go the same way for a while, so that pieces are needed again before they are free."""
     random = Random(f"{dtype} {late}")
     kv = KVStore(tiny(), BLOCKS, 4, dtype, "cuda")
-    moves = Moves(kv, HOST_BLOCKS, piece_bytes=2 * kv.block_bytes)
+    moves = BlockCopies(kv, HOST_BLOCKS, piece_bytes=2 * kv.block_bytes)
     moves.host.zero_()
     contents = torch.randint(0, 256, (64, kv.block_bytes), dtype=torch.uint8)
     contents[0] = 0  # what a store begins with
@@ -96,21 +96,21 @@ def test_random_moves_keep_every_byte(dtype: torch.dtype, late: str) -> None:
         for block in random.sample(range(BLOCKS), 6):  # as a step does
             number = random.randrange(64)
             store[block].copy_(written[number])
-            mirror.card[block] = number
+            mirror.gpu[block] = number
     torch.cuda.synchronize()
-    assert not wrong(store.cpu(), mirror.card, contents), "on the card"
+    assert not wrong(store.cpu(), mirror.gpu, contents), "on the GPU"
     assert not wrong(moves.host.view(torch.uint8), mirror.host, contents), "on the host"
 
 
-def moving(blocks: int = 8) -> tuple[Moves, Pairs]:
+def moving(blocks: int = 8) -> tuple[BlockCopies, Pairs]:
     kv = KVStore(tiny(), blocks, 4, torch.float32, "cuda")
-    return Moves(kv, blocks), tuple((block, block) for block in range(blocks))
+    return BlockCopies(kv, blocks), tuple((block, block) for block in range(blocks))
 
 
 def test_a_step_does_not_wait_for_what_goes_to_the_host() -> None:
     moves, pairs = moving()
     is_gone = False
-    for _ in range(2):  # memory is set up the first time, for which the card may come to rest
+    for _ in range(2):  # memory is set up the first time, for which the GPU may come to rest
         torch.cuda.synchronize()
         with torch.cuda.stream(moves.stream):
             torch.cuda._sleep(LONG)
@@ -142,7 +142,7 @@ def test_a_step_waits_for_what_it_reads() -> None:
     assert bool((read == 7).all()), "it read blocks before they had come"
 
 
-class Watched(Moves):
+class Watched(BlockCopies):
     """Remembers what each block was when it left, and what it is when it has come back."""
 
     def __init__(self, kv: KVStore, host_blocks: int) -> None:
@@ -202,8 +202,8 @@ def test_sequences_come_back_as_they_went(seed: int, late: str) -> None:
     got = drive(scheduler, Late(runner, late, random), asked, depth=1 + seed)
     assert scheduler.stats.swapped_in_blocks, "nothing was swapped"
     changed = [(host, at) for host, at, left, here in moves.came if not torch.equal(left, here)]
-    assert not changed, f"{len(changed)} of {len(moves.came)} blocks (host, card) came back changed"
-    plainly, _ = on_card(model, asked)
+    assert not changed, f"{len(changed)} of {len(moves.came)} blocks (host, GPU) came back changed"
+    plainly, _ = on_gpu(model, asked)
     assert got == plainly
 
 

@@ -28,7 +28,7 @@ else:
 
 
 @pytest.fixture(autouse=True)
-def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that few programs fill, because they take their time."""
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 16)
 

@@ -1,4 +1,4 @@
-"""Attention for a card against the slow truth, on stores that an interpreter can read."""
+"""Attention for a GPU against the slow truth, on stores that an interpreter can read."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ import torch
 
 from paceline.runner.attention import triton
 from paceline.runner.attention.backend import Queries, load
-from paceline.runner.attention.triton import Cut, Tiles, Triton, cut
+from paceline.runner.attention.triton import ContextSplit, TiledAttention, Triton, context_split
 from paceline.runner.kv_store import KVStore
 from tests.runner.support import Rows, bounds_of, filled_store, rows_of, tiny
 
@@ -36,8 +36,8 @@ def test_rows_of_every_kind(
     got = Triton().prepare(batch, kv).attend(query, 1, window, 0.3)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     asked = Queries(heads, torch.float32)
-    held = Triton().hold_rows(batch, kv, bounds_of(counts), len(counts), asked)
-    assert isinstance(held.others, Tiles)
+    held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asked)
+    assert isinstance(held.others, TiledAttention)
     held.lay_out()
     got = held.attend(query, 1, window, 0.3)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -48,7 +48,7 @@ def test_whoever_ends_last_joins_the_pieces_of_a_context(rows: int) -> None:
     random = Random(rows)
     batch, blocks = rows_of([(1, random.randint(60, 300)) for _ in range(rows)], 16)
     kv = store_for(4, 2, 16, blocks, 16)
-    held, truth = Triton().hold(batch, kv, 4), load("sdpa").prepare(batch, kv)
+    held, truth = Triton().prepare_graph(batch, kv, 4), load("sdpa").prepare(batch, kv)
     for _ in range(2):  # and leaves no trace
         query = torch.randn(rows, 4, 16)
         expected = truth.attend(query, 0, None, 0.3)
@@ -60,7 +60,7 @@ def test_rows_behind_the_bounds_are_nobodys() -> None:
     kv = store_for(4, 2, 16, blocks, 8)
     query = torch.randn(batch.positions, 4, 16)
     bounds = torch.tensor([2, 3], dtype=torch.int32)
-    held = Triton().hold_rows(batch, kv, bounds, 4, Queries(4, torch.float32))
+    held = Triton().prepare_mixed_graph(batch, kv, bounds, 4, Queries(4, torch.float32))
     expected = load("sdpa").prepare(batch, kv).attend(query, 0, None, 0.3)
     got = held.attend(query, 0, None, 0.3)
     torch.testing.assert_close(got[:8], expected[:8], rtol=1e-4, atol=1e-4)
@@ -75,14 +75,14 @@ def test_single_rows_beside_others_are_split_however_many_there_are(
     """Contexts of which some are shorter than a piece; pieces are joined, and leave no trace. Of
     eight contexts, which are four rows, none is split if it is said so."""
     monkeypatch.setattr(triton, "BESIDE_LEAST", 1)
-    monkeypatch.setattr(triton, "BESIDE", Cut(2, portion=2, whole=whole))
+    monkeypatch.setattr(triton, "BESIDE", ContextSplit(2, portion=2, whole=whole))
     counts: Rows = [(1, 300), (1, 64), (1, 130), (1, 1), (1, 257), (6, 6), (4, 20)]
     batch, blocks = rows_of(counts, 8)
     kv = store_for(4, 2, head_dim, blocks, 8)
     query = torch.randn(batch.positions, 4, head_dim)
     expected = load("sdpa").prepare(batch, kv).attend(query, 0, window, 0.3)
     bounds = bounds_of(counts)
-    held = Triton().hold_rows(batch, kv, bounds, 7, Queries(4, torch.float32))
+    held = Triton().prepare_mixed_graph(batch, kv, bounds, 7, Queries(4, torch.float32))
     for singles, all_ in ((5, 7), (3, 3), (0, 0), (5, 7)):
         bounds.copy_(torch.tensor([singles, all_]))
         got = held.attend(query, 0, window, 0.3)
@@ -91,9 +91,11 @@ def test_single_rows_beside_others_are_split_however_many_there_are(
 
 
 def test_how_contexts_are_shared_out() -> None:
-    """Programs enough for a card, and no more for a context than its joiner takes."""
+    """Programs enough for a GPU, and no more for a context than its joiner takes."""
     for contexts in range(1, 3000, 7):
-        found = cut(contexts)
+        found = context_split(contexts)
         assert 1 <= found.splits <= triton.MOST_SPLITS
         assert contexts * found.splits >= min(triton.BUSY, contexts * triton.MOST_SPLITS)
-    assert [least for least, _ in triton.CUTS] == sorted((n for n, _ in triton.CUTS), reverse=True)
+    assert [least for least, _ in triton.CONTEXT_SPLITS] == sorted(
+        (n for n, _ in triton.CONTEXT_SPLITS), reverse=True
+    )

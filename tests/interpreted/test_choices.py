@@ -1,10 +1,10 @@
-"""The choice of tokens for a card, against the one for a CPU."""
+"""The choice of tokens for a GPU, against the one for a CPU."""
 
 import pytest
 import torch
 
 from paceline.runner.cuda.kernels.sampling import choose
-from paceline.runner.token_choice import Drawn, Greedy, key_of
+from paceline.runner.token_choice import Greedy, RandomDraw, key_of
 
 ALL = slice(None)
 
@@ -12,7 +12,9 @@ ALL = slice(None)
 def expected(
     logits: torch.Tensor, heat: torch.Tensor, keys: torch.Tensor, at: torch.Tensor
 ) -> list[int]:
-    drawn, _ = Drawn(ALL, keys, heat[:, None].clamp(min=1e-9), ()).choose(logits.clone(), at.long())
+    drawn, _ = RandomDraw(ALL, keys, heat[:, None].clamp(min=1e-9), ()).choose(
+        logits.clone(), at.long()
+    )
     likeliest, _ = Greedy(ALL).choose(logits, at.long())
     chosen = torch.where(heat > 0, drawn, likeliest)
     return torch.where(logits.isnan().any(1), -1, chosen).tolist()

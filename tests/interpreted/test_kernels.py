@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paceline.runner.attention.triton import Triton
-from paceline.runner.cuda.kernels.layers import Late, Turn, turn_and_put
-from paceline.runner.cuda.kernels.split_k import Split
-from paceline.runner.cuda.model import turns_of
+from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
+from paceline.runner.cuda.kernels.split_k import SplitKLinear
+from paceline.runner.cuda.model import rotary_table
 from paceline.runner.layers.linear import DenseLinear
 from tests.interpreted.test_attention import store_for
 from tests.runner.support import cells_of, rows_of
@@ -21,15 +21,15 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     batch, blocks = rows_of([(1, context) for context in contexts], 16)
     kv = store_for(heads, kv_heads, dim, blocks, 16)
     at = cells_of(batch, kv)
-    turns = turns_of(tuple(100.0 ** (-place / 8) for place in range(8)), 256, "cpu")
-    turn = Turn(turns, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
+    turns = rotary_table(tuple(100.0 ** (-place / 8) for place in range(8)), 256, "cpu")
+    turn = HeadRotation(turns, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim)
-    held, before = Triton().hold(batch, kv, heads), kv.content.clone()
+    held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
     got = held.attend_new(qkv, turn, 1, window, 0.3)
     stored = kv.content.clone()
     kv.content.copy_(before)
     apart = qkv.clone()
-    turn_and_put(apart, turn, Late(apart, 0.0, 0), batch.position, at, kv, 1)
+    rotate_and_store(apart, turn, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, 1)
     expected = held.attend(apart[:, :heads], 1, window, 0.3)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stored, kv.content, rtol=1e-5, atol=1e-6)
@@ -42,8 +42,8 @@ def test_programs_that_share_inputs_add_up(rows: int, is_biased: bool) -> None:
     weight = torch.randn(outputs, inputs) / inputs**0.5
     bias = torch.randn(outputs).half() if is_biased else None
     product = DenseLinear(weight, bias, torch.float16)
-    product.weight = product.weight.t().contiguous().t()  # as on a card
-    split = Split(product)
+    product.weight = product.weight.t().contiguous().t()  # as on a GPU
+    split = SplitKLinear(product)
     assert split.takes(rows)
     x = torch.randn(rows, inputs).half()
     total = torch.randn(rows, outputs).half()

@@ -24,8 +24,8 @@ class Massive(Dummy):
 def test_an_embedding_is_scaled_as_roughly_as_in_training() -> None:
     config = tiny(architectures=["Gemma3ForCausalLM"])
     source, dtype = Dummy(config, seed=3), torch.bfloat16
-    truth, card = Model.load(source, dtype), CudaModel.load(source, 64, dtype, device="cpu")
-    assert torch.equal(card._embedding, truth._embedding * truth._embedding_scale)
+    truth, gpu = Model.load(source, dtype), CudaModel.load(source, 64, dtype, device="cpu")
+    assert torch.equal(gpu._embedding, truth._embedding * truth._embedding_scale)
 
 
 def test_rows_too_long_for_float16_are_divided_before_their_products(
@@ -36,6 +36,6 @@ def test_rows_too_long_for_float16_are_divided_before_their_products(
     batch, blocks = rows_of([(1, 1 + 5 * row) for row in range(6)], 8)
     batch.tokens.copy_(torch.tensor([7, 1, 2, 3, 4, 5]))
     kv = filled_store(config, blocks, 8, dtype=torch.float16)
-    card = CudaModel.load(Massive(config, seed=3), 64, torch.float16, device="cpu")
-    hidden = card.forward(batch, cells_of(batch, kv), kv, load("triton").prepare(batch, kv))
-    assert card.logits(hidden).isfinite().all()
+    gpu = CudaModel.load(Massive(config, seed=3), 64, torch.float16, device="cpu")
+    hidden = gpu.forward(batch, cells_of(batch, kv), kv, load("triton").prepare(batch, kv))
+    assert gpu.logits(hidden).isfinite().all()

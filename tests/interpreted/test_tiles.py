@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.prefill_attention import KEYS, PAIRS, Listed
+from paceline.runner.cuda.kernels.prefill_attention import KEYS, PAIRS, TileList
 
 Tile = tuple[int, int, int, int]  # its first position, the place of that, how many, and the row
 
@@ -47,7 +47,7 @@ def test_every_tile_once_and_those_with_the_most_keys_first(seed: int) -> None:
     nothing = torch.zeros(positions, dtype=torch.int32)
     batch = Batch(nothing, nothing, starts, contexts, nothing, nothing, nothing)
     bounds = torch.tensor([len(rows) - longer, len(rows)], dtype=torch.int32)
-    found = Listed(batch, bounds, longer + random.choice([1, 8]), PAIRS // group)
+    found = TileList(batch, bounds, longer + random.choice([1, 8]), PAIRS // group)
     found.lay_out()
     listed = [tuple(item) for item in found.items[: int(found.count)].tolist()]
     assert sorted(listed) == sorted(tiles_of(rows, PAIRS // group))

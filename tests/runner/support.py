@@ -93,7 +93,7 @@ Rows = list[tuple[int, int]]  # positions and contexts, those of one position fi
 
 
 def rows_of(counts: Rows, block_size: int, device: str = "cpu") -> tuple[Batch, int]:
-    """A batch of such rows as a card has it, and the blocks that it needs."""
+    """A batch of such rows as a GPU has it, and the blocks that it needs."""
     total = sum(-(-context // block_size) for _, context in counts) + 3
     blocks = Blocks(total, block_size)
     pieces = [
@@ -111,7 +111,7 @@ def bounds_of(counts: Rows, device: str = "cpu") -> Tensor:
 
 
 def cells_of(batch: Batch, kv: KVStore) -> Tensor:
-    """Where in the first layer of the store each position goes, as kernels for a card count."""
+    """Where in the first layer of the store each position goes, as kernels for a GPU count."""
     at = batch.write_cell.long()
     return at // kv.block_size * kv.content.stride(0) + at % kv.block_size * kv.content.stride(2)
 

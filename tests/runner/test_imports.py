@@ -1,4 +1,4 @@
-"""The runner needs numpy and torch alone, but for foreign formats and kernels for a card."""
+"""The runner needs numpy and torch alone, but for foreign formats and kernels for a GPU."""
 
 import ast
 import sys

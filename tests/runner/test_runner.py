@@ -12,9 +12,9 @@ from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
-from paceline.runner.penalties import Tally
+from paceline.runner.penalties import TokenCounts
 from paceline.runner.proposers.ngram import Ngram
-from paceline.runner.runner import Runner
+from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from paceline.sim.oracle import OracleRunner
 from tests.property.schedules import Drive
@@ -27,11 +27,11 @@ def model() -> Model:
     return Model.load(Dummy(tiny(), seed=3))
 
 
-def runner_for(model: Model, scheduler: Scheduler, backend: str = "paged") -> Runner:
+def runner_for(model: Model, scheduler: Scheduler, backend: str = "paged") -> TorchRunner:
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     sizes = config.step.max_num_seqs, config.step.max_model_len
-    runner = Runner(model, kv, load(backend), Ngram(config.speculation), *sizes)
+    runner = TorchRunner(model, kv, load(backend), Ngram(config.speculation), *sizes)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 
@@ -279,7 +279,7 @@ def test_one_that_could_not_be_taken_in_leaves_its_slot_to_others(
     scheduler = Scheduler.create(**SETTINGS)
     runner = runner_for(model, scheduler)
 
-    def full(_: Tally) -> None:
+    def full(_: TokenCounts) -> None:
         raise RuntimeError("no memory is left")
 
     def begun(request: Request) -> Plan:
@@ -288,7 +288,7 @@ def test_one_that_could_not_be_taken_in_leaves_its_slot_to_others(
 
     costly = Sampling(temperature=0.0, repetition_penalty=1.2)
     with monkeypatch.context() as patch:
-        patch.setattr(Tally, "_grow", full)
+        patch.setattr(TokenCounts, "_grow", full)
         plan = begun(Request(id="a", prompt=np.array([1, 2, 3]), sampling=costly))
         with pytest.raises(RuntimeError, match="no memory"):
             runner.launch(plan)

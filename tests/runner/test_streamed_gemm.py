@@ -1,4 +1,4 @@
-"""How products are shared out among the processors of a card; the card itself is not needed."""
+"""How products are shared out among the processors of a GPU; the GPU itself is not needed."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from paceline.runner.cuda.kernels.streamed_gemm import (
     GROUPS,
     MOST_STAGES,
     TILE,
-    Round,
+    Wave,
     source_for,
 )
 
@@ -28,7 +28,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_a_round_has_every_output_once_and_leaves_few_processors_idle(product: str) -> None:
     inputs, outputs = PRODUCTS[product]
-    found = Round.of(inputs, outputs, PROCESSORS)
+    found = Wave.of(inputs, outputs, PROCESSORS)
     assert found is not None
     each = GROUPS * found.lines
     tiles = found.programs // found.split
@@ -38,7 +38,7 @@ def test_a_round_has_every_output_once_and_leaves_few_processors_idle(product: s
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_its_stages_and_its_sums_fit_into_a_processor(product: str) -> None:
-    found = Round.of(*PRODUCTS[product], PROCESSORS)
+    found = Wave.of(*PRODUCTS[product], PROCESSORS)
     assert found is not None
     for tiles in (1, 2, 3):
         assert found.fits(tiles)
@@ -57,17 +57,17 @@ def test_its_stages_and_its_sums_fit_into_a_processor(product: str) -> None:
     ],
 )
 def test_what_is_no_round_is_left_to_the_library(inputs: int, outputs: int) -> None:
-    assert Round.of(inputs, outputs, PROCESSORS) is None
+    assert Wave.of(inputs, outputs, PROCESSORS) is None
 
 
 def test_rows_that_a_processor_cannot_hold_do_not_fit() -> None:
-    found = Round.of(5120, 34816, PROCESSORS)
+    found = Wave.of(5120, 34816, PROCESSORS)
     assert found is not None
     assert not found.fits(4)
 
 
 def test_the_source_names_as_many_registers_as_a_thread_has_sums() -> None:
-    source = source_for(Round(40, 2, 128), 2, "ADD")
+    source = source_for(Wave(40, 2, 128), 2, "ADD")
     assert "m64n40k16" in source
     assert "%19}, %20, %21, p" in source
     assert "#define OUTCOME ADD\n" in source
@@ -75,9 +75,9 @@ def test_the_source_names_as_many_registers_as_a_thread_has_sums() -> None:
 
 
 def test_a_small_product_with_gates_has_a_round_of_few_lines() -> None:
-    assert Round.of(1024, 6144, PROCESSORS, GATED_LINES, 1) == Round(24, 1, 128)
-    assert Round.of(1024, 6144, PROCESSORS) != Round(24, 1, 128)
-    assert Round.of(1024, 4096, PROCESSORS, GATED_LINES, 1) is None  # would have to be split
+    assert Wave.of(1024, 6144, PROCESSORS, GATED_LINES, 1) == Wave(24, 1, 128)
+    assert Wave.of(1024, 6144, PROCESSORS) != Wave(24, 1, 128)
+    assert Wave.of(1024, 4096, PROCESSORS, GATED_LINES, 1) is None  # would have to be split
 
 
 def test_there_is_room_for_barriers_and_lengths_beside_stages() -> None:

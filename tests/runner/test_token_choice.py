@@ -15,9 +15,9 @@ from paceline.runner.token_choice import (
     GAMMA,
     HALF,
     UNIT,
-    Drawn,
     Greedy,
     MinP,
+    RandomDraw,
     TopK,
     TopP,
     by_cells,
@@ -303,7 +303,7 @@ def test_filters_work_on_what_those_before_have_left() -> None:
         ((share,), {0, 1, 2, 3, 4}),
         ((floor, share), {0, 1, 2}),
     ]:
-        group = Drawn(slice(0, 4096), keys, ones, filters)
+        group = RandomDraw(slice(0, 4096), keys, ones, filters)
         assert set(group.choose(logits, positions)[0].tolist()) == left
 
 
@@ -315,7 +315,7 @@ def test_no_temperature_is_too_small(temperature: float) -> None:
     logits = torch.full((100, 128), -torch.inf)
     logits[:, 70], logits[:, 71] = 3.0, 2.0
     keys, positions = torch.full((100,), key_of(1)), torch.arange(100)
-    group = Drawn(slice(0, 100), keys, torch.full((100, 1), temperature), ())
+    group = RandomDraw(slice(0, 100), keys, torch.full((100, 1), temperature), ())
     assert set(group.choose(logits, positions)[0].tolist()) == (
         {70} if temperature < 1 else {70, 71}
     )

@@ -2,13 +2,13 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from paceline.core.errors import ConfigError
-from paceline.text.pre_tokenizers import cut_named
+from paceline.text.pre_tokenizers import split_rules
 
 
 def cut(name: str, text: str) -> list[str]:
     steps = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        for pattern in cut_named(name).patterns
+        for pattern in split_rules(name).patterns
     ]
     return [piece for piece, _ in pre_tokenizers.Sequence(steps).pre_tokenize_str(text)]
 
@@ -38,9 +38,9 @@ def test_where_text_is_cut(name: str, text: str, pieces: list[str]) -> None:
     ],
 )
 def test_names_that_mean_the_same(name: str, same: str) -> None:
-    assert cut_named(name) == cut_named(same)
+    assert split_rules(name) == split_rules(same)
 
 
 def test_an_unknown_name_is_refused_with_those_known() -> None:
     with pytest.raises(ConfigError, match=r"no pre-tokenizer 'smolm'; known are .*smollm"):
-        cut_named("smolm")
+        split_rules("smolm")

@@ -15,7 +15,7 @@ class RunFailed(PacelineError):
     """A prompt of the load failed, so its time means nothing."""
 
 
-class Model(Protocol):
+class MeasuredEngine(Protocol):
     """What is measured; see `engine.offline.OfflineEngine`."""
 
     def generate(
@@ -24,7 +24,7 @@ class Model(Protocol):
 
 
 def throughput(
-    llm: Model, calls: Sequence[Call], vocab_size: int, seed: int, progress: bool = False
+    llm: MeasuredEngine, calls: Sequence[Call], vocab_size: int, seed: int, progress: bool = False
 ) -> Run:
     """Run all calls at once, each to its full output length."""
     prompts = [token_ids(call, vocab_size, seed) for call in calls]
@@ -46,7 +46,7 @@ def throughput(
 
 
 def latency(
-    llm: Model, calls: Sequence[Call], vocab_size: int, repeats: int, warmup: int
+    llm: MeasuredEngine, calls: Sequence[Call], vocab_size: int, repeats: int, warmup: int
 ) -> Repeats:
     """Run one batch several times, with other prompts each time."""
     runs = [throughput(llm, calls, vocab_size, seed) for seed in range(warmup + repeats)]

@@ -24,7 +24,7 @@ class BatchStopped(PacelineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BatchLine:
     """One line of the input; `complaint` says what is wrong with it, if something is."""
 
     number: int  # of the line, from 1
@@ -52,7 +52,7 @@ class Counts:
 # -- input ------------------------------------------------------------------
 
 
-def entries(path: Path) -> Iterator[Entry]:
+def entries(path: Path) -> Iterator[BatchLine]:
     """The lines of a file, one at a time, without empty ones."""
     seen: set[str] = set()
     with path.open("rb") as lines:
@@ -70,7 +70,7 @@ def entries(path: Path) -> Iterator[Entry]:
             yield entry
 
 
-def parsed(number: int, line: bytes) -> Entry:
+def parsed(number: int, line: bytes) -> BatchLine:
     try:
         found: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -90,11 +90,11 @@ def parsed(number: int, line: bytes) -> Entry:
         return complaining(number, name, "body is missing or not a JSON object")
     if cast("dict[str, Any]", body).get("stream"):
         return complaining(number, name, "stream is set; a batch cannot stream")
-    return Entry(number, name, url, body)
+    return BatchLine(number, name, url, body)
 
 
-def complaining(number: int, custom_id: str | None, complaint: str) -> Entry:
-    return Entry(number, custom_id, complaint=f"line {number}: {complaint}")
+def complaining(number: int, custom_id: str | None, complaint: str) -> BatchLine:
+    return BatchLine(number, custom_id, complaint=f"line {number}: {complaint}")
 
 
 # -- output ----------------------------------------------------------------
@@ -130,10 +130,10 @@ class Results:
     ) -> None:
         self._out.close()
 
-    def __contains__(self, entry: Entry) -> bool:
+    def __contains__(self, entry: BatchLine) -> bool:
         return name_of(entry.custom_id, entry.id) in self._known
 
-    def write(self, entry: Entry, response: dict[str, Any] | None) -> None:
+    def write(self, entry: BatchLine, response: dict[str, Any] | None) -> None:
         error = {"code": "invalid_line", "message": entry.complaint} if entry.complaint else None
         line = {
             "id": entry.id,
@@ -164,7 +164,7 @@ class Results:
 # -- the work ---------------------------------------------------------------
 
 
-class Batch:
+class BatchRun:
     """At most `width` requests are open at once, and no more lines are in memory."""
 
     def __init__(self, http: httpx.AsyncClient, results: Results, width: int) -> None:
@@ -172,7 +172,7 @@ class Batch:
         self._open = 0
         self.counts = Counts()
 
-    async def run(self, lines: Iterator[Entry]) -> Counts:
+    async def run(self, lines: Iterator[BatchLine]) -> Counts:
         """Each worker takes the next line when it is free."""
         try:
             async with asyncio.TaskGroup() as workers:
@@ -182,7 +182,7 @@ class Batch:
             raise stopped.exceptions[0] from None
         return self.counts
 
-    async def _work(self, lines: Iterator[Entry]) -> None:
+    async def _work(self, lines: Iterator[BatchLine]) -> None:
         for entry in lines:
             if entry in self._results:
                 self.counts.skipped += 1
@@ -196,7 +196,7 @@ class Batch:
                 self.counts.answered += fine
                 self.counts.refused += not fine
 
-    async def _answer(self, entry: Entry) -> dict[str, Any]:
+    async def _answer(self, entry: BatchLine) -> dict[str, Any]:
         while True:
             self._open += 1
             try:

@@ -63,7 +63,7 @@ def run(options: RunBatchOptions) -> int:
 async def answered(options: RunBatchOptions) -> int:
     import httpx
 
-    from paceline.cli.batch_file import Batch, Results, entries
+    from paceline.cli.batch_file import BatchRun, Results, entries
     from paceline.engine.streaming import StreamingEngine
     from paceline.hub.progress_bar import ProgressBar
     from paceline.server.app import create_app
@@ -87,7 +87,7 @@ async def answered(options: RunBatchOptions) -> int:
             async with httpx.AsyncClient(
                 transport=within, base_url="http://batch", timeout=None
             ) as http:
-                counts = await Batch(http, results, width).run(entries(options.input))
+                counts = await BatchRun(http, results, width).run(entries(options.input))
         finally:
             await engine.shutdown()
     print(

@@ -12,7 +12,7 @@ from paceline.core.sampling import Sampling
 SHORTEST = 64  # columns of tokens that are looked at in any case
 
 
-class Tally:
+class TokenCounts:
     """What sequences have used: a line for each sequence that pays for it.
 
     uses[line, id]           how often the output has the token, and a half if the prompt has it
@@ -66,7 +66,11 @@ class Penalties:
     """Makes used tokens less likely, or more. Row `rows[i]` of a batch has line `lines[i]`."""
 
     def __init__(
-        self, tally: Tally, rows: Sequence[int], lines: Sequence[int], asked: Sequence[Sampling]
+        self,
+        tally: TokenCounts,
+        rows: Sequence[int],
+        lines: Sequence[int],
+        asked: Sequence[Sampling],
     ) -> None:
         settings = [
             [each.repetition_penalty, each.presence_penalty, each.frequency_penalty]

@@ -11,13 +11,13 @@ from paceline.core.arrays import I32
 from paceline.core.plan import Plan, PromptScores
 from paceline.core.request import Request
 from paceline.runner.models.model import Model
-from paceline.runner.sampler import Scores, score
+from paceline.runner.sampler import TokenScores, score
 
 MOST_LOGITS = 1 << 22  # held at once; a long prompt is scored in slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Span:
+class PromptSpan:
     """Positions of a row that tell of tokens of a prompt, each of the one behind it.
 
     The last position of a prompt tells of the output, and is never among them.
@@ -31,18 +31,18 @@ class Span:
 
 
 def prompt_scores(
-    plan: Plan, spans: Sequence[Span], hidden: Tensor, model: Model
+    plan: Plan, spans: Sequence[PromptSpan], hidden: Tensor, model: Model
 ) -> tuple[PromptScores, ...]:
     """Of all positions of a step, [positions, width], those that tell of prompts."""
     size = max(1, MOST_LOGITS // model.config.vocab)
     ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in spans]
-    return told(plan, spans, scored(hidden, spans, ids, model.logits, size))
+    return by_request(plan, spans, scored(hidden, spans, ids, model.logits, size))
 
 
-def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[Span]:
+def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[PromptSpan]:
     """What a step can tell of prompts, if its rows begin at the positions `start`: of the rows
     whose requests ask, by slot, those that compute a part of a prompt."""
-    rows, found = plan.rows, list[Span]()
+    rows, found = plan.rows, list[PromptSpan]()
     ends = np.cumsum(rows.count).tolist()
     for row, slot in enumerate(rows.slot.tolist()):
         request = asking.get(slot)
@@ -52,25 +52,25 @@ def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> li
         count, first = int(rows.count[row]), int(start[row]) + 1
         tokens = request.prompt[first : first + count]
         if len(tokens):
-            found.append(Span(row, ends[row] - count, first, tokens, wanted))
+            found.append(PromptSpan(row, ends[row] - count, first, tokens, wanted))
     return found
 
 
 def scored(
     hidden: Tensor,
-    spans: Sequence[Span],
+    spans: Sequence[PromptSpan],
     ids: Iterable[Tensor],
     logits: Callable[[Tensor], Tensor],
     size: int,
-) -> list[Scores]:
+) -> list[TokenScores]:
     """Of each span, whose tokens are `ids` where `hidden` is, so many positions at a time."""
-    found: list[Scores] = []
+    found: list[TokenScores] = []
     for span, tokens in zip(spans, ids, strict=True):
         own = hidden[span.begin : span.begin + len(tokens)]
         slices = zip(own.split(size), tokens.split(size), strict=True)
         parts = [score(logits(part), given, span.alternatives) for part, given in slices]
         found.append(
-            Scores(
+            TokenScores(
                 given=torch.cat([part.given for part in parts]),
                 rank=torch.cat([part.rank for part in parts]),
                 ids=torch.cat([part.ids for part in parts]),
@@ -80,7 +80,9 @@ def scored(
     return found
 
 
-def told(plan: Plan, spans: Sequence[Span], scores: Sequence[Scores]) -> tuple[PromptScores, ...]:
+def by_request(
+    plan: Plan, spans: Sequence[PromptSpan], scores: Sequence[TokenScores]
+) -> tuple[PromptScores, ...]:
     """The same by request, from scores on the host."""
     rows = plan.rows
     return tuple(

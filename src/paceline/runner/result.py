@@ -5,11 +5,11 @@ from torch import Tensor
 
 from paceline.core.plan import Candidates, Failed, Plan, StepResult
 from paceline.core.request import Request
-from paceline.runner.sampler import Scores, score
+from paceline.runner.sampler import TokenScores, score
 from paceline.runner.sampling_controls import Controls
 
 
-class Result:
+class ResultBuilder:
     """Gathers what a step sampled, by row of its plan."""
 
     def __init__(self, plan: Plan, wanted: np.ndarray, ids: Tensor, taken: Tensor) -> None:
@@ -35,7 +35,7 @@ class Result:
             for row in rows.tolist()
         )
 
-    def tell(self, controls: Controls, scores: tuple[Scores | None, ...]) -> None:
+    def add_logprobs(self, controls: Controls, scores: tuple[TokenScores | None, ...]) -> None:
         """Log-probabilities that requests ask for, and alternatives to their first token."""
         if controls.scored is None:
             return
@@ -47,7 +47,7 @@ class Result:
                     best = one.ids[index].numpy(), one.values[index].numpy()
                     self._best[int(self._wanted[row])] = best
 
-    def tell_one(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
+    def add_silent_logprobs(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
         """The same for a row of a family that is told of only at the end."""
         for place in range(int(self._count[self._wanted[row]])):
             here = slice(place, place + 1)
@@ -61,7 +61,7 @@ class Result:
             self._logprob = np.zeros(self._ids.shape, np.float32)
         return self._logprob
 
-    def whole(self) -> StepResult:
+    def build(self) -> StepResult:
         if not self._best:
             return StepResult(self._ids, self._count, self._logprob, failed=self._failed)
         most = max(len(ids) for ids, _ in self._best.values())

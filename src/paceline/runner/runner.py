@@ -18,14 +18,14 @@ from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.lazy_memory import lazy_zeros
 from paceline.runner.models.model import Model
-from paceline.runner.prompt_scores import Span, prompt_scores, spans
+from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
 from paceline.runner.proposer import Proposer
-from paceline.runner.result import Result
-from paceline.runner.sampler import Sampler, Scores
+from paceline.runner.result import ResultBuilder
+from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
 
 
-class Runner:
+class TorchRunner:
     """Runs plans in the order in which it gets them; results come back in that order too.
 
     Within a step it copies blocks on the device, then to the host, then from it, and computes
@@ -131,7 +131,7 @@ class Runner:
             result = StepResult.of(plan, {})
         return replace(result, prompt=prompt) if prompt else result
 
-    def _asked(self, plan: Plan, batch: Batch) -> list[Span]:
+    def _asked(self, plan: Plan, batch: Batch) -> list[PromptSpan]:
         """Return the parts of prompts in this step whose scores a request wants."""
         if not self._asking:
             return []
@@ -174,18 +174,18 @@ class Runner:
         if drafts is None:
             sampled = self._sampler.sample(logits, controls, first)
             ids, taken, bad = sampled.ids[:, None], torch.ones_like(sampled.ids), sampled.bad
-            scores: tuple[Scores | None, ...] = (sampled.scores,)
+            scores: tuple[TokenScores | None, ...] = (sampled.scores,)
         else:
             found = self._sampler.verify(logits, drafts, controls, first, at)
             ids, taken, bad, scores = found.ids, found.count, found.bad, found.scores
         controls.observe(ids, first)
         self._advance(plan, slot, first, ids, taken)
-        result = Result(plan, wanted, ids, taken)
+        result = ResultBuilder(plan, wanted, ids, taken)
         result.fail(bad)
-        result.tell(controls, scores)
+        result.add_logprobs(controls, scores)
         for row, own in zip(quiet, raw, strict=False):
-            result.tell_one(row, own, ids[row], asked[row])
-        return result.whole()
+            result.add_silent_logprobs(row, own, ids[row], asked[row])
+        return result.build()
 
     def _controls_for(self, rows: Rows, wanted: np.ndarray) -> Controls:
         """Return the controls of the rows that sample, again the same ones for the same slots."""

@@ -10,13 +10,13 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.core.errors import StepError
 from paceline.core.request import Request
-from paceline.runner.penalties import Tally
-from paceline.runner.sampling_controls import Controls, Group, Resident
+from paceline.runner.penalties import TokenCounts
+from paceline.runner.sampling_controls import Controls, SamplingGroup, SequenceSampling
 from paceline.runner.token_choice import HALF, by_cells, key_of, relative_weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scores:
+class TokenScores:
     """Log-probabilities by the model's own logits: of a given token, and of the likeliest.
 
     Alternatives stand in falling order, equals by rising id, so that the first few of them are
@@ -35,7 +35,7 @@ class Sampled:
 
     ids: Tensor  # [rows]
     bad: Tensor  # [rows]
-    scores: Scores | None  # of the rows in `controls.scored`
+    scores: TokenScores | None  # of the rows in `controls.scored`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class Verified:
     ids: Tensor  # [rows, 1 + drafts]
     count: Tensor  # [rows]
     bad: Tensor  # [rows]
-    scores: tuple[Scores | None, ...]  # of each of the 1 + drafts places
+    scores: tuple[TokenScores | None, ...]  # of each of the 1 + drafts places
 
 
 def seed_of(request: Request) -> int:
@@ -59,7 +59,7 @@ def seed_of(request: Request) -> int:
     return int.from_bytes(digest, "little")
 
 
-def score(logits: Tensor, ids: Tensor, alternatives: int) -> Scores:
+def score(logits: Tensor, ids: Tensor, alternatives: int) -> TokenScores:
     """How likely logits [scored, vocab] make the given ids [scored], and the likeliest ids."""
     peak = logits.amax(-1, keepdim=True)
     total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
@@ -67,7 +67,7 @@ def score(logits: Tensor, ids: Tensor, alternatives: int) -> Scores:
     own = logits.gather(-1, ids[:, None])
     above = torch.gt(logits, own, out=torch.empty_like(logits))
     best = likeliest(logits, alternatives)
-    return Scores(
+    return TokenScores(
         given=(own - norm)[:, 0].float(),
         rank=by_cells(above).sum(-1).sum(-1).long() + 1,
         ids=best,
@@ -103,7 +103,9 @@ def foremost(values: Tensor, ids: Tensor, count: int) -> Tensor:
     return HALF - (keys.topk(count).values & HALF)  # [rows, count]
 
 
-def by_groups(logits: Tensor, groups: Sequence[Group], positions: Tensor) -> tuple[Tensor, Tensor]:
+def by_groups(
+    logits: Tensor, groups: Sequence[SamplingGroup], positions: Tensor
+) -> tuple[Tensor, Tensor]:
     """The token id of each row, and its largest logit."""
     if len(groups) == 1:
         return groups[0].choose(logits, positions)
@@ -139,15 +141,15 @@ class Sampler:
 
     def __init__(self, vocab: int, max_model_len: int, device: torch.device) -> None:
         self.vocab = vocab
-        self._tally = Tally(vocab, max_model_len, device)
-        self._residents: dict[int, Resident] = {}
+        self._tally = TokenCounts(vocab, max_model_len, device)
+        self._residents: dict[int, SequenceSampling] = {}
 
     def admit(self, slot: int, request: Request, tokens: I32) -> None:
         """A sequence takes up a slot; `tokens` are all it has so far, prompt included."""
         assert slot not in self._residents, f"slot {slot} is taken"
         prompt, sampling = len(request.prompt), request.sampling
         stops = request.eos_token_ids + request.stop_token_ids
-        self._residents[slot] = Resident(
+        self._residents[slot] = SequenceSampling(
             sampling=sampling,
             key=key_of(seed_of(request)),
             free_at=prompt + request.min_tokens,

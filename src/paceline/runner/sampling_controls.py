@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import Sampling
-from paceline.runner.penalties import Penalties, Tally
-from paceline.runner.token_choice import Drawn, Filter, Greedy, MinP, TopK, TopP
+from paceline.runner.penalties import Penalties, TokenCounts
+from paceline.runner.token_choice import Filter, Greedy, MinP, RandomDraw, TopK, TopP
 
 FOREVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class SequenceSampling:
     """What the choice of tokens for one sequence goes by, from admission to release."""
 
     sampling: Sampling
@@ -26,7 +26,7 @@ class Resident:
     line: int  # of its token counts; -1: none are kept
 
 
-class Edit(Protocol):
+class LogitEdit(Protocol):
     """Changes the logits of some rows, in place.
 
     `ahead` [rows, ahead] are tokens that come before the positions [rows] and are not counted
@@ -37,7 +37,7 @@ class Edit(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Allowed:
+class AllowedTokens:
     """Nothing but a list of tokens. It adds, for a mask would hide what is not a number."""
 
     rows: Tensor  # [restricted]
@@ -48,7 +48,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Biases:
+class LogitBiases:
     """Amounts for single tokens: biases, tokens never allowed, and stops that come too early."""
 
     rows: Tensor  # [amounts]
@@ -61,7 +61,7 @@ class Biases:
         logits.index_put_((self.rows, self.ids), now, accumulate=True)
 
 
-class Group(Protocol):
+class SamplingGroup(Protocol):
     """Rows that choose in the same way."""
 
     @property
@@ -73,7 +73,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class ScoredRows:
     """Rows whose log-probabilities are asked for, and the most alternatives that one wants."""
 
     rows: Tensor
@@ -89,13 +89,13 @@ class Controls:
     """
 
     count: int  # rows
-    edits: tuple[Edit, ...]  # in the order in which they are made
-    groups: tuple[Group, ...]  # every row is in one
-    scored: Scored | None
+    edits: tuple[LogitEdit, ...]  # in the order in which they are made
+    groups: tuple[SamplingGroup, ...]  # every row is in one
+    scored: ScoredRows | None
     penalties: Penalties | None  # the last of the edits, if any row has them
 
     @staticmethod
-    def of(residents: Sequence[Resident], tally: Tally) -> "Controls":
+    def of(residents: Sequence[SequenceSampling], tally: TokenCounts) -> "Controls":
         penalties = penalties_of(residents, tally)
         edits = (
             allowed_of(residents, tally.vocab, tally.device),
@@ -127,7 +127,9 @@ def column(values: Sequence[float], kind: torch.dtype, device: torch.device) -> 
     return torch.tensor(values, dtype=kind, device=device)[:, None]
 
 
-def allowed_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> Allowed | None:
+def allowed_of(
+    residents: Sequence[SequenceSampling], vocab: int, device: torch.device
+) -> AllowedTokens | None:
     lists = {
         row: resident.sampling.allowed_token_ids
         for row, resident in enumerate(residents)
@@ -138,10 +140,12 @@ def allowed_of(residents: Sequence[Resident], vocab: int, device: torch.device) 
     amounts = torch.full((len(lists), vocab), -inf)
     for line, ids in zip(amounts, lists.values(), strict=True):
         line[[token for token in ids if token < vocab]] = 0.0
-    return Allowed(indices(list(lists), device), amounts.to(device))
+    return AllowedTokens(indices(list(lists), device), amounts.to(device))
 
 
-def biases_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> Biases | None:
+def biases_of(
+    residents: Sequence[SequenceSampling], vocab: int, device: torch.device
+) -> LogitBiases | None:
     rows: list[int] = []
     ids: list[int] = []
     amounts: list[float] = []
@@ -158,7 +162,7 @@ def biases_of(residents: Sequence[Resident], vocab: int, device: torch.device) -
                 until.append(end)
     if not rows:
         return None
-    return Biases(
+    return LogitBiases(
         indices(rows, device),
         indices(ids, device),
         torch.tensor(amounts, device=device),
@@ -166,7 +170,7 @@ def biases_of(residents: Sequence[Resident], vocab: int, device: torch.device) -
     )
 
 
-def penalties_of(residents: Sequence[Resident], tally: Tally) -> Penalties | None:
+def penalties_of(residents: Sequence[SequenceSampling], tally: TokenCounts) -> Penalties | None:
     lines = {row: resident.line for row, resident in enumerate(residents) if resident.line >= 0}
     if not lines:
         return None
@@ -174,7 +178,9 @@ def penalties_of(residents: Sequence[Resident], tally: Tally) -> Penalties | Non
     return Penalties(tally, list(lines), list(lines.values()), asked)
 
 
-def scored_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> Scored | None:
+def scored_of(
+    residents: Sequence[SequenceSampling], vocab: int, device: torch.device
+) -> ScoredRows | None:
     asked = {
         row: resident.sampling.logprobs
         for row, resident in enumerate(residents)
@@ -182,7 +188,7 @@ def scored_of(residents: Sequence[Resident], vocab: int, device: torch.device) -
     }
     if not asked:
         return None
-    return Scored(indices(list(asked), device), min(max(asked.values()), vocab))
+    return ScoredRows(indices(list(asked), device), min(max(asked.values()), vocab))
 
 
 def filters_of(sampling: Sampling, vocab: int) -> tuple[type[Filter], ...]:
@@ -203,18 +209,20 @@ def filter_of(kind: type[Filter], asked: Sequence[Sampling], device: torch.devic
     return TopK(column(counts, torch.long, device), max(counts), share)
 
 
-def groups_of(residents: Sequence[Resident], vocab: int, device: torch.device) -> tuple[Group, ...]:
+def groups_of(
+    residents: Sequence[SequenceSampling], vocab: int, device: torch.device
+) -> tuple[SamplingGroup, ...]:
     """Rows of the same needs together, so that none pays for the filters of another."""
     greedy = [row for row, resident in enumerate(residents) if resident.sampling.greedy]
     by_need: dict[tuple[type[Filter], ...], list[int]] = {}
     for row, resident in enumerate(residents):
         if not resident.sampling.greedy:
             by_need.setdefault(filters_of(resident.sampling, vocab), []).append(row)
-    groups: list[Group] = [Greedy(places(greedy, device))] if greedy else []
+    groups: list[SamplingGroup] = [Greedy(places(greedy, device))] if greedy else []
     for kinds, rows in by_need.items():
         asked = [residents[row].sampling for row in rows]
         groups.append(
-            Drawn(
+            RandomDraw(
                 rows=places(rows, device),
                 keys=indices([residents[row].key for row in rows], device),
                 temperature=column([each.temperature for each in asked], torch.float, device),

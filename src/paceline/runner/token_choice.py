@@ -117,7 +117,7 @@ class Filter(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class RandomDraw:
     """A token by chance, from those that the filters leave. The likeliest has weight 1."""
 
     rows: Tensor | slice  # of the batch

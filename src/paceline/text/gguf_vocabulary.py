@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.gguf import Value, read_metadata
-from paceline.text.pre_tokenizers import Cut, cut_named
+from paceline.text.pre_tokenizers import SplitRules, split_rules
 from paceline.text.vocabulary import Vocabulary, backend_of, frame
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class TokenizerEntries:
     """The keys under `tokenizer`, asked for by name and type; tokens and types go together."""
 
     values: Mapping[str, Value]
@@ -39,7 +39,7 @@ class Entries:
     types: list[int]
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Value]) -> "Entries":
+    def of(cls, metadata: Mapping[str, Value]) -> "TokenizerEntries":
         tokens = row(metadata, "ggml.tokens", str)
         return cls(metadata, tokens, row(metadata, "ggml.token_type", int, len(tokens)))
 
@@ -71,7 +71,7 @@ def gguf_vocabulary(path: Path) -> Vocabulary:
 
 
 def vocabulary_of(metadata: Mapping[str, Value]) -> Vocabulary:
-    entries = Entries.of(metadata)
+    entries = TokenizerEntries.of(metadata)
     bos, eos = entries.id("bos"), entries.id("eos")
     parts, adds_bos = parts_of(entries)
     document = {"version": "1.0", "added_tokens": added_tokens(entries), **parts}
@@ -85,7 +85,7 @@ def vocabulary_of(metadata: Mapping[str, Value]) -> Vocabulary:
     return Vocabulary(backend, bos, ends(entries), template or None, len(entries.tokens))
 
 
-def ends(entries: Entries) -> tuple[int, ...]:
+def ends(entries: TokenizerEntries) -> tuple[int, ...]:
     named = (entries.id(role) for role in ("eos", "eot", "eom"))
     control = {
         token: at
@@ -96,18 +96,18 @@ def ends(entries: Entries) -> tuple[int, ...]:
     return tuple(dict.fromkeys(end for end in found if end is not None))
 
 
-def parts_of(entries: Entries) -> tuple[Document, bool]:
+def parts_of(entries: TokenizerEntries) -> tuple[Document, bool]:
     """What depends on the kind of tokenizer, and whether that kind begins a text with bos."""
     kind = entries.get("ggml.model", str, "")
     if kind == "gpt2":
-        cut = cut_named(entries.get("ggml.pre", str, "default"))
+        cut = split_rules(entries.get("ggml.pre", str, "default"))
         return byte_level(entries, cut), cut.adds_bos
     if kind == "llama":
         return sentence_piece(entries), True
     raise ConfigError(f"no tokenizer of kind {kind!r}; known are gpt2 and llama")
 
 
-def byte_level(entries: Entries, cut: Cut) -> Document:
+def byte_level(entries: TokenizerEntries, cut: SplitRules) -> Document:
     """Bytes are written as printable characters; merges are learned and listed."""
     cuts = [
         {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
@@ -126,7 +126,7 @@ def byte_level(entries: Entries, cut: Cut) -> Document:
     }
 
 
-def sentence_piece(entries: Entries) -> Document:
+def sentence_piece(entries: TokenizerEntries) -> Document:
     """Spaces are written as a mark; unknown characters fall back to tokens for single bytes."""
     spaced = {"pattern": {"String": " "}, "content": MARK}
     unspaced = {"pattern": {"String": MARK}, "content": " "}
@@ -154,12 +154,12 @@ def sentence_piece(entries: Entries) -> Document:
     }
 
 
-def bpe(entries: Entries, merges: list[list[str]], **options: Any) -> Document:
+def bpe(entries: TokenizerEntries, merges: list[list[str]], **options: Any) -> Document:
     vocab = {token: at for at, token in enumerate(entries.tokens)}
     return {"type": "BPE", "vocab": vocab, "merges": merges, **options}
 
 
-def implied_merges(entries: Entries) -> list[list[str]]:
+def implied_merges(entries: TokenizerEntries) -> list[list[str]]:
     """SentencePiece lists no merges: any two neighbours that make up a token merge, best first.
 
     The score of a token says how early; of equal scores the lower id counts.
@@ -181,7 +181,7 @@ def halves(token: str, written: Mapping[str, int]) -> Iterator[list[str]]:
             yield [left, right]
 
 
-def added_tokens(entries: Entries) -> list[Document]:
+def added_tokens(entries: TokenizerEntries) -> list[Document]:
     """Tokens found in the raw text before anything else; a control token is no text at all."""
     exact = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [

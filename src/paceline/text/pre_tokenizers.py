@@ -20,7 +20,7 @@ TEKKEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SplitRules:
     """The cuts one after the other; a match stands alone, and so does what is between two."""
 
     patterns: tuple[str, ...]
@@ -29,20 +29,20 @@ class Cut:
     adds_bos: bool = False  # unless the file says otherwise
 
 
-CUTS = {
-    "default": Cut((GPT2,)),
-    "gpt-2": Cut((GPT2,)),
-    "smollm": Cut((SINGLE_DIGITS, GPT2)),
-    "llama-bpe": Cut((LLAMA3,), keeps_words=True, adds_bos=True),
-    "llama-v3": Cut((LLAMA3,), keeps_words=True, adds_bos=True),
-    "llama3": Cut((LLAMA3,), keeps_words=True, adds_bos=True),
-    "tekken": Cut((TEKKEN,), keeps_words=True, adds_bos=True),
-    "qwen2": Cut((QWEN2,), composes=True),
-    "deepseek-r1-qwen": Cut((QWEN2,), composes=True),
+SPLIT_RULES = {
+    "default": SplitRules((GPT2,)),
+    "gpt-2": SplitRules((GPT2,)),
+    "smollm": SplitRules((SINGLE_DIGITS, GPT2)),
+    "llama-bpe": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
+    "llama-v3": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
+    "llama3": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
+    "tekken": SplitRules((TEKKEN,), keeps_words=True, adds_bos=True),
+    "qwen2": SplitRules((QWEN2,), composes=True),
+    "deepseek-r1-qwen": SplitRules((QWEN2,), composes=True),
 }
 
 
-def cut_named(name: str) -> Cut:
-    if name not in CUTS:
-        raise ConfigError(f"no pre-tokenizer {name!r}; known are {', '.join(sorted(CUTS))}")
-    return CUTS[name]
+def split_rules(name: str) -> SplitRules:
+    if name not in SPLIT_RULES:
+        raise ConfigError(f"no pre-tokenizer {name!r}; known are {', '.join(sorted(SPLIT_RULES))}")
+    return SPLIT_RULES[name]

@@ -9,13 +9,13 @@ import torch
 
 from paceline.core.config import Config, LoadConfig, SpeculationConfig
 from paceline.core.errors import ConfigError
-from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import load as load_proposer
-from paceline.runner.runner import Runner
+from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
@@ -44,11 +44,11 @@ def assemble(
     own: LoadConfig,
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
-) -> tuple[Scheduler, Runner]:
+) -> tuple[Scheduler, TorchRunner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
-    if is_for_a_card(attention):
+    if runs_on_gpu(attention):
         raise ConfigError(f"attention {own.attention!r} is for a card")
     suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
     check_memory(settings, own, checkpoint.config, free_bytes())
@@ -61,7 +61,7 @@ def assemble(
     config = resolve(settings, own, checkpoint.config, Hardware.found())  # which weights leave
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
-    runner = Runner(loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len)
+    runner = TorchRunner(loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len)
     scheduler = scheduler_of(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)

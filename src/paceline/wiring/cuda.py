@@ -9,8 +9,8 @@ import torch
 
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
-from paceline.runner.attention.backend import is_for_a_card
 from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.cuda.block_copies import RING_BYTES
 from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.model import CudaModel
@@ -83,7 +83,7 @@ def assemble(
 
 def capturable(name: str) -> Capturable:
     attention: Any = load_attention(name)
-    if not is_for_a_card(attention):
+    if not runs_on_gpu(attention):
         raise ConfigError(f"attention {name!r} cannot be part of a graph; choose another")
     return attention
 

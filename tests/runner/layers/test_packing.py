@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from paceline.runner.layers.packing import Steps, quantised
+from paceline.runner.layers.packing import FourBitWeights, quantised
 from tests.runner.support import stepped
 
 
-def weights_of(steps: Steps) -> torch.Tensor:
+def weights_of(steps: FourBitWeights) -> torch.Tensor:
     found = steps.whole * steps.step.float()[..., None] + steps.least.float()[..., None]
     return found.flatten(1)
 
@@ -13,22 +13,22 @@ def weights_of(steps: Steps) -> torch.Tensor:
 @pytest.mark.parametrize("inputs", [32, 96, 70])
 def test_steps_are_found_again(inputs: int) -> None:
     weight = stepped(torch.randn(9, inputs))
-    steps = Steps.of(weight, 32)
+    steps = FourBitWeights.of(weight, 32)
     assert steps.holds_all
     torch.testing.assert_close(weights_of(steps)[:, :inputs], weight, rtol=1e-6, atol=1e-6)
 
 
 def test_what_has_no_steps_is_not_held() -> None:
-    assert not Steps.of(torch.randn(3, 64), 32).holds_all
+    assert not FourBitWeights.of(torch.randn(3, 64), 32).holds_all
 
 
 def test_steps_too_small_for_halves_are_not_held() -> None:
-    assert not Steps.of(stepped(torch.randn(3, 64)) * 1e-9, 32).holds_all
+    assert not FourBitWeights.of(stepped(torch.randn(3, 64)) * 1e-9, 32).holds_all
 
 
 def test_groups_that_are_all_alike_are_held() -> None:
-    assert Steps.of(torch.full((2, 32), 0.5), 32).holds_all
-    assert Steps.of(torch.zeros(2, 32), 32).holds_all
+    assert FourBitWeights.of(torch.full((2, 32), 0.5), 32).holds_all
+    assert FourBitWeights.of(torch.zeros(2, 32), 32).holds_all
 
 
 def test_a_weight_of_zeros() -> None:

@@ -1,4 +1,4 @@
-"""Attention over paged memory: what a model asks of it, and where it is found."""
+"""Attention over paged memory: the interface of a backend, and how one is found."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,46 +16,47 @@ EXTRAS = ("flashinfer",)  # packages that an extra of the same name installs
 
 
 class Prepared(Protocol):
-    """What a backend worked out for one step, for all layers of it."""
+    """What a backend has computed for one step, for all layers of it."""
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         """Causal attention of every position over its row, which the store holds already.
 
         `query` is [positions, heads, head_dim] and so is the result. Heads share keys in equal
-        runs. With a window, a position sees itself and the window - 1 before it.
+        runs. With a window, a position sees itself and the window - 1 positions before it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """What a model asks with."""
+    """The queries of a model."""
 
     heads: int
     dtype: torch.dtype
 
 
-class Laid(Prepared, Protocol):
-    """Attention over a fixed batch in a graph, whose tensors change while it stays."""
+class GraphAttention(Prepared, Protocol):
+    """Attention over a batch whose tensors stay where they are while their content changes, for a
+    CUDA graph."""
 
     def lay_out(self) -> None:
-        """What the card has to prepare for all layers; part of the graph."""
+        """Prepare a step on the GPU, for all layers; part of the graph."""
         ...
 
 
 class Attention(Protocol):
-    """A way to compute attention. It keeps nothing of one step for another."""
+    """A way to compute attention. It keeps nothing from one step to the next."""
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared: ...
 
 
-def is_for_a_card(attention: Attention) -> bool:
-    """Can it be part of a graph? What can runs nowhere else."""
-    return hasattr(attention, "hold")
+def runs_on_gpu(attention: Attention) -> bool:
+    """Whether a backend can be part of a CUDA graph. Such backends run on GPUs alone."""
+    return hasattr(attention, "prepare_graph")
 
 
 def load(name: str) -> Attention:
-    """The backend by module name in `attention`, or by dotted path to a class."""
+    """Load a backend by its module name in `attention`, or by the dotted path of a class."""
     module, _, kind = name.rpartition(".")
     if not module:
         module, kind = f"paceline.runner.attention.{name}", name.capitalize()

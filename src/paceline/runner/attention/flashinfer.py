@@ -41,10 +41,10 @@ class Flashinfer:
         self._turn = (self._turn + 1) % PLANS
         return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._turn])
 
-    def hold(self, batch: Batch, kv: KVStore, heads: int) -> "Held":
+    def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FlashinferDecodeGraph":
         """Decodes for a graph; the batch is the memory that every replay reads."""
         refuse_strange(kv)
-        return Held(batch, kv, self.scratch(kv), heads)
+        return FlashinferDecodeGraph(batch, kv, self.scratch(kv), heads)
 
     def scratch(self, kv: KVStore) -> Tensor:
         if self._scratch is None:
@@ -68,7 +68,7 @@ def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class RowGroup:
     """Rows of a batch that one call computes, and where their positions lie."""
 
     index: I32
@@ -77,14 +77,16 @@ class Rows:
     at: slice | Tensor
 
     @staticmethod
-    def of(index: I32, starts: I32, contexts: I32, device: torch.device) -> "Rows":
+    def of(index: I32, starts: I32, contexts: I32, device: torch.device) -> "RowGroup":
         counts = np.diff(starts)[index]
         own = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         first = starts[:-1][index]
         if bool((first - first[0] == own[:-1]).all()):
-            return Rows(index, own, contexts[index], slice(int(first[0]), int(first[0] + own[-1])))
+            return RowGroup(
+                index, own, contexts[index], slice(int(first[0]), int(first[0] + own[-1]))
+            )
         places = np.repeat(first - own[:-1], counts) + np.arange(own[-1])
-        return Rows(index, own, contexts[index], torch.from_numpy(places).to(device))
+        return RowGroup(index, own, contexts[index], torch.from_numpy(places).to(device))
 
 
 class FlashinferStep:
@@ -98,7 +100,7 @@ class FlashinferStep:
         is_single = np.diff(starts) == 1
         device = kv.content.device
         self._groups = [
-            Rows.of(np.flatnonzero(mine).astype(np.int32), starts, contexts, device)
+            RowGroup.of(np.flatnonzero(mine).astype(np.int32), starts, contexts, device)
             for mine in (is_single, ~is_single)
             if mine.any()
         ]
@@ -117,7 +119,7 @@ class FlashinferStep:
             out[rows.at] = call.run(query[rows.at], store)
         return out
 
-    def _plan(self, rows: Rows, query: Tensor, window: int | None, scale: float) -> Any:
+    def _plan(self, rows: RowGroup, query: Tensor, window: int | None, scale: float) -> Any:
         kv, batch = self._kv, self._batch
         is_single = len(rows.index) == int(rows.starts[-1])
         wrapper = self._wrappers.get((is_single, window))
@@ -151,7 +153,7 @@ class FlashinferStep:
         return wrapper
 
 
-class Held:
+class FlashinferDecodeGraph:
     """Decodes of a fixed number of rows, captured once and planned anew before each replay.
 
     The tables are made on the card out of the batch, inside the graph, by `lay_out`; `refresh`

@@ -1,4 +1,4 @@
-"""Attention that reads keys and values where they lie, by kernels compiled for this processor."""
+"""Attention by kernels that are compiled for this processor and read the store in place."""
 
 from ctypes import byref
 from itertools import pairwise
@@ -16,11 +16,11 @@ from paceline.runner.native.library import StepStruct, is_available, library
 class Native:
     """A position's result is the same bits alone, beside others, and in a chunk of any length.
 
-    Where there are no kernels, or not for what the store holds, `Paged` does it.
+    `Paged` computes it if there is no compiler, or if the store is not of float32 on a CPU.
     """
 
     def __init__(self) -> None:
-        # Asked once: where compiling fails, it would be tried again in every step.
+        # Checked once: if compiling fails, every step would try again.
         self._has_kernels = is_available()
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
@@ -30,7 +30,7 @@ class Native:
 
 
 class NativeStep:
-    """What the kernels read lies in tensors that live as long as the step."""
+    """One step. It holds the tensors that the kernels read."""
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._kernels = library()

@@ -1,4 +1,4 @@
-"""The fast attention of a CPU: many short rows at once, long rows one by one."""
+"""Attention in torch for CPUs: many short rows at once, long rows one by one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torch import Tensor
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
-SHORT = 8  # positions of a row that still goes with others: decodes, and drafts to verify
-SCRATCH_BYTES = 2 << 20  # gathered in pieces of this size, keys are still in the cache when read
+SHORT = 8  # positions of a row that is still grouped with others: decodes, and drafts to verify
+SCRATCH_BYTES = 2 << 20  # keys gathered in pieces of this size are still cached when read
 
 
 class Paged:
-    """Copies the contexts of rows beside each other, as the products of torch want them."""
+    """Copies the contexts of rows side by side, as torch's products need them."""
 
     def prepare(self, batch: Batch, kv: KVStore) -> "PagedStep":
         return PagedStep(batch, kv)
@@ -34,18 +34,18 @@ class Row:
 
 
 class PagedStep:
-    """The pieces of a step, by window: layers with the same window gather the same blocks."""
+    """One step, cut into pieces for each window. Layers with one window gather the same blocks."""
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
         self._starts: list[int] = batch.row_start.tolist()
         self._contexts: list[int] = batch.context.tolist()
-        self._pieces: dict[int | None, list[Short | Long]] = {}
+        self._pieces: dict[int | None, list[ShortRows | LongRow]] = {}
         self._clear_begun()
 
     def _clear_begun(self) -> None:
-        """An earlier owner of a block may have left what is no number, and not even a weight of
-        zero makes that vanish: a row that begins a block clears what it does not write of it."""
+        """Clear the rest of every block that a row begins: an earlier owner may have left NaN,
+        and a weight of zero does not hide NaN."""
         size = self._kv.block_size
         for row, context in enumerate(self._contexts):
             last, rest = divmod(context, size)
@@ -63,14 +63,14 @@ class PagedStep:
             piece.attend(shared, layer, scale, out)
         return out.view(positions, heads, head_dim)
 
-    def _cut(self, window: int | None, query: Tensor) -> Iterator["Short | Long"]:
+    def _cut(self, window: int | None, query: Tensor) -> Iterator["ShortRows | LongRow"]:
         rows = [self._row(index, window) for index in range(self._batch.rows)]
         run_bytes = self._kv.block_bytes // self._kv.layers
         groups = list(grouped(rows, SCRATCH_BYTES // run_bytes))
         most = max(len(group) * group[0].blocks for group in groups)
         scratch = Scratch(self._kv, most, query.dtype)
         for group in groups:
-            kind = Short if group[0].count <= SHORT else Long
+            kind = ShortRows if group[0].count <= SHORT else LongRow
             yield kind(group, self._batch, scratch, window, query)
 
     def _row(self, index: int, window: int | None) -> Row:
@@ -81,7 +81,7 @@ class PagedStep:
 
 
 def grouped(rows: list[Row], most_blocks: int) -> Iterator[list[Row]]:
-    """Rows to compute together: as long as each other, and of similar context.
+    """Rows to compute together: of equal length and similar context.
 
     A row is padded to the longest of its group, which is less than twice as long, and a group
     is closed when its padded blocks fill the scratch. Long rows stay alone.
@@ -103,19 +103,19 @@ def grouped(rows: list[Row], most_blocks: int) -> Iterator[list[Row]]:
 
 
 def unseen(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
-    """Is a key out of sight? From positions [..., queries] and [..., keys]."""
+    """Whether a query does not see a key, from positions [..., queries] and [..., keys]."""
     distance = query_at.unsqueeze(-1) - key_at.unsqueeze(-2)  # [..., queries, keys]
     return distance < 0 if window is None else (distance < 0) | (distance >= window)
 
 
 def mask_of(unseen: Tensor, like: Tensor) -> Tensor:
-    """What to add to scores so that they vanish. Torch makes it of bools again in every layer."""
+    """What to add to scores so that they vanish. A mask of bools would be converted per layer."""
     mask = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(unseen, float("-inf"))
 
 
 class Scratch:
-    """Room for the contexts of one piece. The pieces of a step take turns in it."""
+    """Memory for the contexts of one piece. The pieces of a step use it one after another."""
 
     def __init__(self, kv: KVStore, blocks: int, dtype: torch.dtype) -> None:
         self.kv = kv
@@ -125,11 +125,10 @@ class Scratch:
         self.converted = self.gathered if is_same else torch.empty_like(self.gathered, dtype=dtype)
 
 
-class Context:
-    """Some blocks of one layer after the other, copied beside each other.
+class GatheredContext:
+    """Blocks of one layer at a time, copied side by side.
 
-    Keys and values are views that stay what they are while their content changes: the work of
-    making them is done once for all layers.
+    Keys and values are views that are made once for all layers; only their content changes.
     """
 
     def __init__(self, scratch: Scratch, blocks: Tensor) -> None:
@@ -148,12 +147,12 @@ class Context:
             self._converted.copy_(self._gathered)
 
 
-class Short:
+class ShortRows:
     """Rows of the same few positions. Heads that share keys count as further queries.
 
     query   [rows, kv_heads, count * group, head_dim]
     keys    [rows, kv_heads, cells, head_dim]
-    mask    [rows, 1, count * group, cells], or one query that stands for all of a group
+    mask    [rows, 1, count * group, cells], or one query for all of a group
     """
 
     def __init__(
@@ -166,9 +165,9 @@ class Short:
             device=device,
         )
         index, first, skipped, last = place.T.unsqueeze(-1).unbind()  # [rows, 1] each
-        # Past the end of its context a row reads its last block again, and sees none of it.
+        # Past the end of its context a row reads its last block again, and the mask hides it.
         entry = torch.minimum(skipped + torch.arange(blocks, device=device), last)
-        self._context = Context(scratch, batch.block_table[index, entry])
+        self._context = GatheredContext(scratch, batch.block_table[index, entry])
         query_at = batch.position[first + torch.arange(count, device=device)]  # [rows, count]
         key_at = skipped * size + torch.arange(blocks * size, device=device)  # [rows, cells]
         mask = mask_of(unseen(query_at, key_at, window), query)  # [rows, count, cells]
@@ -191,15 +190,15 @@ class Short:
 
 
 def _places(first: list[int], count: int, device: torch.device) -> Tensor | slice:
-    """Where rows of `count` positions lie in the batch: a slice, if they follow each other."""
+    """Where rows of `count` positions lie in the batch: a slice if they are adjacent."""
     if first == list(range(first[0], first[0] + len(first) * count, count)):
         return slice(first[0], first[-1] + count)
     starts = torch.tensor(first, device=device).unsqueeze(1)
     return (starts + torch.arange(count, device=device)).flatten()
 
 
-class Long:
-    """One row. Heads that share keys do so without a copy, by a stride of zero.
+class LongRow:
+    """One row. Heads share keys without a copy, by a stride of zero.
 
     query   [kv_heads, group, count, head_dim]
     keys    [kv_heads, group, cells, head_dim]
@@ -212,7 +211,9 @@ class Long:
         (row,) = rows
         self._span = slice(row.first, row.first + row.count)
         end = row.skipped + row.blocks
-        self._context = Context(scratch, batch.block_table[row.index, None, row.skipped : end])
+        self._context = GatheredContext(
+            scratch, batch.block_table[row.index, None, row.skipped : end]
+        )
         first_key = row.skipped * scratch.kv.block_size
         self._cells = row.context - first_key
         self._mask = None

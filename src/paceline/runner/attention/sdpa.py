@@ -1,4 +1,4 @@
-"""Attention row by row in float32: slow, and the measure of the others."""
+"""Attention row by row in float32: slow, and the reference for the other backends."""
 
 import torch
 import torch.nn.functional as F

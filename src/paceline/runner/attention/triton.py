@@ -11,8 +11,8 @@ from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared, Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.attention import decode, tiles
-from paceline.runner.cuda.kernels.layers import Turn
-from paceline.runner.cuda.kernels.prefill_attention import Tiled
+from paceline.runner.cuda.kernels.layers import HeadRotation
+from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
 from paceline.runner.kv_store import KVStore
 
 BUSY = 384  # programs that fill a large card, about three on each of its processors
@@ -27,7 +27,7 @@ FEW = 2048  # positions, up to which longer tiles of keys are faster
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ContextSplit:
     """How contexts are shared among programs."""
 
     splits: int  # programs of a context, at most
@@ -39,29 +39,29 @@ class Cut:
 # From so many contexts on. What was fastest on an H200 for contexts as different as those of a
 # script, and for equal ones: pieces make the load even, and cost time to join. Where contexts are
 # a few more than the programs that run at once, those few would have a card to themselves.
-CUTS = (
-    (1600, Cut(1, tile=SHORT)),
-    (1408, Cut(1)),
-    (1280, Cut(2, portion=20)),
-    (1088, Cut(3, portion=12)),
-    (832, Cut(1)),
-    (768, Cut(2, portion=12)),
-    (513, Cut(3, portion=4)),
-    (384, Cut(2, portion=12)),
-    (192, Cut(4, portion=4)),
-    (128, Cut(8, portion=4)),
-    (64, Cut(8)),
+CONTEXT_SPLITS = (
+    (1600, ContextSplit(1, tile=SHORT)),
+    (1408, ContextSplit(1)),
+    (1280, ContextSplit(2, portion=20)),
+    (1088, ContextSplit(3, portion=12)),
+    (832, ContextSplit(1)),
+    (768, ContextSplit(2, portion=12)),
+    (513, ContextSplit(3, portion=4)),
+    (384, ContextSplit(2, portion=12)),
+    (192, ContextSplit(4, portion=4)),
+    (128, ContextSplit(8, portion=4)),
+    (64, ContextSplit(8)),
 )
 # Beside prompts there may be any number of contexts up to that of the graph, often much fewer.
-BESIDE_LEAST, BESIDE = 384, Cut(3, portion=12, whole=960)
+BESIDE_LEAST, BESIDE = 384, ContextSplit(3, portion=12, whole=960)
 
 
-def cut(contexts: int) -> Cut:
+def context_split(contexts: int) -> ContextSplit:
     """For so many contexts to read."""
-    for least, found in CUTS:
+    for least, found in CONTEXT_SPLITS:
         if contexts >= least:
             return found
-    return Cut(min(-(-BUSY // contexts), MOST_SPLITS), tile=SHORT)
+    return ContextSplit(min(-(-BUSY // contexts), MOST_SPLITS), tile=SHORT)
 
 
 class Triton:
@@ -73,26 +73,26 @@ class Triton:
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
-            return Decodes(batch, kv)
+            return DecodeAttention(batch, kv)
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
-        return Tiles(batch, kv, bounds, batch.rows)
+        return TiledAttention(batch, kv, bounds, batch.rows)
 
-    def hold(self, batch: Batch, kv: KVStore, heads: int) -> "Independent":
+    def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FusedDecodeAttention":
         """Decodes for a graph; the batch is the memory that every replay reads."""
-        return Independent(batch, kv)
+        return FusedDecodeAttention(batch, kv)
 
-    def hold_rows(
+    def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
-    ) -> "Mixed":
+    ) -> "MixedAttention":
         """Rows of any length for a graph: up to `bounds[0]` those of one position, and up to
         `bounds[1]` the others, of which there are `longer` at most."""
-        others: Tiles | Tiled = Tiles(batch, kv, bounds, longer)
-        if Tiled.can(kv, queries, batch.positions):
-            others = Tiled(batch, kv, bounds, longer, queries.heads)
-        return Mixed(Decodes(batch, kv, bounds), others)
+        others: TiledAttention | PrefillAttention = TiledAttention(batch, kv, bounds, longer)
+        if PrefillAttention.can(kv, queries, batch.positions):
+            others = PrefillAttention(batch, kv, bounds, longer, queries.heads)
+        return MixedAttention(DecodeAttention(batch, kv, bounds), others)
 
 
-class Decodes:
+class DecodeAttention:
     """Rows of one position each. Where they are few, several programs share a context.
 
     context    | tile | tile | tile | tile | tile |
@@ -103,7 +103,7 @@ class Decodes:
         self._batch, self._kv, self._bounds = batch, kv, bounds
         contexts = batch.rows * kv.kv_heads
         is_beside = bounds is not None and contexts >= BESIDE_LEAST
-        self._cut = BESIDE if is_beside else cut(contexts)
+        self._cut = BESIDE if is_beside else context_split(contexts)
         # How many programs of a row and a head have ended; whoever joins them sets it back.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
@@ -180,12 +180,12 @@ class Decodes:
         )
 
 
-class Independent(Decodes):
+class FusedDecodeAttention(DecodeAttention):
     """Rows of one position each, of which none reads what another one writes in this step: few of
     them turn their queries and keys and put them into the store while they attend."""
 
     def attend_new(
-        self, qkv: Tensor, turn: Turn, layer: int, window: int | None, scale: float
+        self, qkv: Tensor, turn: HeadRotation, layer: int, window: int | None, scale: float
     ) -> Tensor:
         """What `turn_and_put` does, and attention, in one kernel, for few rows.
 
@@ -201,7 +201,7 @@ class Independent(Decodes):
         return out
 
 
-class Tiles:
+class TiledAttention:
     """Rows of any length, cut into tiles of positions; heads that share keys lie beside them.
 
         row_start   0           5   6               11     tiles of 4
@@ -260,13 +260,13 @@ class Tiles:
         )
 
 
-class Mixed:
+class MixedAttention:
     """Rows of one position by one kernel, and those behind them by the other, which is in front.
 
     They run side by side as far as there are processors for both.
     """
 
-    def __init__(self, singles: Decodes, others: Tiles | Tiled) -> None:
+    def __init__(self, singles: DecodeAttention, others: TiledAttention | PrefillAttention) -> None:
         self._singles, self.others = singles, others
 
     def lay_out(self) -> None:

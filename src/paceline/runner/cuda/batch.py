@@ -9,7 +9,7 @@ from paceline.runner.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KnownBatch(Batch):
+class BatchWithLengths(Batch):
     """A batch with its lengths on the host, for backends that plan there."""
 
     starts: I32  # [rows + 1]; row_start
@@ -18,7 +18,7 @@ class KnownBatch(Batch):
 
 def lengths(batch: Batch) -> tuple[I32, I32]:
     """Row starts and contexts. Of a batch that does not know them the host waits for the card."""
-    if isinstance(batch, KnownBatch):
+    if isinstance(batch, BatchWithLengths):
         return batch.starts, batch.contexts
     read = (batch.row_start, batch.context)
     starts, contexts = (tensor.cpu().numpy().astype(np.int32) for tensor in read)

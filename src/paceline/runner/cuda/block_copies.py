@@ -18,7 +18,7 @@ RING_BYTES = PIECES * PIECE_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class CopyBuffer:
     """Room on the card for blocks on their way: filled on one stream, then read on the other."""
 
     room: Tensor  # [blocks, words]
@@ -26,7 +26,7 @@ class Piece:
     read: torch.cuda.Event
 
 
-class Moves:
+class BlockCopies:
     """The store is touched on the stream of the steps alone, and the host's memory on `stream`
     alone.
 
@@ -49,7 +49,9 @@ class Moves:
         self._size = max(min(piece_bytes // kv.block_bytes, host_blocks), 1)  # blocks of a piece
         shape = (min(PIECES, host_blocks), self._size, words)
         rooms = torch.empty(shape, dtype=word, device=device)
-        self._pieces = deque(Piece(room, torch.cuda.Event(), torch.cuda.Event()) for room in rooms)
+        self._pieces = deque(
+            CopyBuffer(room, torch.cuda.Event(), torch.cuda.Event()) for room in rooms
+        )
         self._staging = Staging(device)
 
     def carry_out(self, plan: Plan) -> None:
@@ -92,7 +94,9 @@ class Moves:
             self._store.index_copy_(0, device.long(), room)
             piece.read.record(steps)
 
-    def _parts(self, pairs: list[tuple[int, int]]) -> Iterator[tuple[Piece, Tensor, list[int]]]:
+    def _parts(
+        self, pairs: list[tuple[int, int]]
+    ) -> Iterator[tuple[CopyBuffer, Tensor, list[int]]]:
         """Pairs of host and card, as many at a time as a piece holds: the piece, the blocks of the
         card as a column there, and those of the host, which rise so that neighbours meet."""
         pairs = sorted(pairs)

@@ -10,12 +10,12 @@ from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import Attention
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.prompt_scores import Prompts, Scored
-from paceline.runner.cuda.state import CardState
+from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
+from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Proposer, filled
-from paceline.runner.result import Result
-from paceline.runner.sampler import Sampler, Scores
+from paceline.runner.result import ResultBuilder
+from paceline.runner.sampler import Sampler, TokenScores
 
 
 class DraftedSteps:
@@ -28,13 +28,13 @@ class DraftedSteps:
         kv: KVStore,
         attention: Attention,
         proposer: Proposer,
-        prompts: Prompts,
+        prompts: PromptScorer,
     ) -> None:
         self._model, self._kv, self._attention, self._prompts = model, kv, attention, prompts
         self._proposer = proposer
 
     def run(
-        self, plan: Plan, state: CardState, sampler: Sampler, requests: dict[int, Request]
+        self, plan: Plan, state: CudaState, sampler: Sampler, requests: dict[int, Request]
     ) -> StepResult:
         """Compute a plan that has drafts. Where rows stand, only the card knows."""
         rows = plan.rows
@@ -52,16 +52,16 @@ class DraftedSteps:
         found = sampler.verify(logits, drafts, controls, places)
         controls.observe(found.ids, places)
         state.settle(rows.slot[wanted], places, found.ids, found.count)
-        result = Result(plan, wanted, found.ids.cpu(), found.count.cpu())
+        result = ResultBuilder(plan, wanted, found.ids.cpu(), found.count.cpu())
         result.fail(found.bad.cpu())
-        result.tell(controls, tuple(map(on_host, found.scores)))
+        result.add_logprobs(controls, tuple(map(on_host, found.scores)))
         for row, own in zip(quiet, raw, strict=True):
-            result.tell_one(row, own, found.ids[row].cpu(), asked[row])
-        whole = result.whole()
-        return whole if prompt is None else replace(whole, prompt=prompt.told())
+            result.add_silent_logprobs(row, own, found.ids[row].cpu(), asked[row])
+        whole = result.build()
+        return whole if prompt is None else replace(whole, prompt=prompt.read())
 
     def _propose(
-        self, state: CardState, slot: np.ndarray, first: np.ndarray, number: np.ndarray
+        self, state: CudaState, slot: np.ndarray, first: np.ndarray, number: np.ndarray
     ) -> Tensor:
         """Drafts [samples, most drafts], which are behind the known tokens then."""
         known, places = (torch.from_numpy(one.astype(np.int64)) for one in (first, number))
@@ -72,8 +72,8 @@ class DraftedSteps:
         return drafts.to(device)
 
     def _logits(
-        self, plan: Plan, state: CardState, wanted: np.ndarray, most: int
-    ) -> tuple[Tensor, Scored | None]:
+        self, plan: Plan, state: CudaState, wanted: np.ndarray, most: int
+    ) -> tuple[Tensor, ScoredPrompts | None]:
         """After each place that a draft could have, [samples, 1 + most drafts, vocab]; and what
         the step tells of prompts."""
         batch, cells, slot = state.batch(plan)
@@ -90,7 +90,7 @@ class DraftedSteps:
         return logits.float().view(len(wanted), 1 + most, -1), prompt
 
 
-def on_host(scores: Scores | None) -> Scores | None:
+def on_host(scores: TokenScores | None) -> TokenScores | None:
     if scores is None:
         return None
-    return Scores(scores.given.cpu(), scores.rank.cpu(), scores.ids.cpu(), scores.values.cpu())
+    return TokenScores(scores.given.cpu(), scores.rank.cpu(), scores.ids.cpu(), scores.values.cpu())

@@ -11,15 +11,15 @@ from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.few_rows import MOST_ROWS, add, normed
 from paceline.runner.cuda.kernels.layers import (
-    Late,
-    Turn,
-    add_direction,
-    direction,
+    DeferredNorm,
+    HeadRotation,
+    add_normalized,
     gated,
-    turn_and_put,
+    normalized,
+    rotate_and_store,
 )
-from paceline.runner.cuda.kernels.split_k import Split
-from paceline.runner.cuda.kernels.streamed_gemm import Streamed
+from paceline.runner.cuda.kernels.split_k import SplitKLinear
+from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear
@@ -57,14 +57,14 @@ CUDA = BackendSupport(
 
 
 @runtime_checkable
-class Turning(Protocol):
+class RotatingAttention(Protocol):
     """Attention that turns new queries and keys and writes to the store by itself.
 
     For few rows, which are read early: for more, it is in the way of what it waits for.
     """
 
     def attend_new(
-        self, qkv: Tensor, turn: Turn, layer: int, window: int | None, scale: float
+        self, qkv: Tensor, turn: HeadRotation, layer: int, window: int | None, scale: float
     ) -> Tensor: ...
 
 
@@ -85,15 +85,15 @@ class CudaLayer:
         attention, mlp = spec.attention, spec.mlp
         self._attention, self._layer = attention, layer
         self._is_silu = mlp.activation == "silu"
-        self._qkv = Normed(factory, attention.qkv, attention.norm)
-        self._gate_up = Normed(factory, mlp.gate_up, mlp.norm, is_gated=True)
-        self._out = Sum(factory, attention.output, attention.output_norm)
-        self._down = Sum(factory, mlp.down, mlp.output_norm)
-        self._turn = Turn(turns, None, 0.0)
+        self._qkv = NormedLinear(factory, attention.qkv, attention.norm)
+        self._gate_up = NormedLinear(factory, mlp.gate_up, mlp.norm, is_gated=True)
+        self._out = ResidualLinear(factory, attention.output, attention.output_norm)
+        self._down = ResidualLinear(factory, mlp.down, mlp.output_norm)
+        self._turn = HeadRotation(turns, None, 0.0)
         if attention.head_norms is not None:
             norms, heads = attention.head_norms, (attention.heads, attention.kv_heads)
             factor = factory.head_factor(norms, *heads).to(factory.dtype)
-            self._turn = Turn(turns, factor, norms.floor)
+            self._turn = HeadRotation(turns, factor, norms.floor)
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
@@ -101,14 +101,14 @@ class CudaLayer:
         """The residual stream after this layer, of all positions or of the wanted ones."""
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale
-        turning = attention if n <= MOST_ROWS and isinstance(attention, Turning) else None
+        turning = attention if n <= MOST_ROWS and isinstance(attention, RotatingAttention) else None
         # It reads the store while the product runs, so all before the product must have ended.
         found, late = self._qkv(hidden, is_ordered=turning is not None)
         qkv = found.view(n, -1, spec.head_dim)
         if turning is not None:
             seen = turning.attend_new(qkv, self._turn, *how)
         else:
-            turn_and_put(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
+            rotate_and_store(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
             seen = attention.attend(qkv[:, : spec.heads], *how)
         seen = seen.view(n, -1)
         if wanted is not None:
@@ -120,7 +120,7 @@ class CudaLayer:
         return hidden
 
 
-class Normed:
+class NormedLinear:
     """A product of the normalised residual stream. Its norm comes when it is cheapest.
 
     Few rows are divided by their lengths after the product, by the kernel that comes next, or
@@ -132,18 +132,18 @@ class Normed:
     ) -> None:
         product = factory.linear(spec, norm)
         assert isinstance(product, DenseLinear)
-        self._product, self._streamed = product, Streamed(product, is_gated)
+        self._product, self._streamed = product, StreamedLinear(product, is_gated)
         self._floor = norm.floor
 
-    def __call__(self, hidden: Tensor, is_ordered: bool = False) -> tuple[Tensor, Late]:
+    def __call__(self, hidden: Tensor, is_ordered: bool = False) -> tuple[Tensor, DeferredNorm]:
         if len(hidden) <= MOST_ROWS:
             found = normed(hidden, self._product, self._floor, is_ordered=is_ordered)
-            return found, Late(hidden, 0.0, 0)
+            return found, DeferredNorm(hidden, 0.0, 0)
         most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
         is_narrow = hidden.dtype == torch.float16  # products of long rows are out of its range
         if len(hidden) > most or is_narrow or self._product.bias is not None:
-            return self._product(direction(hidden, self._floor)), Late(hidden, 0.0, 0)
-        late = Late(hidden, self._floor, hidden.shape[1])
+            return self._product(normalized(hidden, self._floor)), DeferredNorm(hidden, 0.0, 0)
+        late = DeferredNorm(hidden, self._floor, hidden.shape[1])
         if self._streamed.takes(len(hidden), STREAMED_ROWS):
             return self._streamed(hidden), late
         return self._product(hidden), late
@@ -155,23 +155,27 @@ class Normed:
         if self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
             if self._streamed.can_norm:
                 return self._streamed.gated(hidden, is_silu, self._floor)
-            return self._streamed.gated(direction(hidden, self._floor), is_silu)
+            return self._streamed.gated(normalized(hidden, self._floor), is_silu)
         found, late = self(hidden)
         return gated(found, is_silu, late)
 
 
-class Sum:
+class ResidualLinear:
     """Adds a product to the residual stream, where an architecture wants it through a norm."""
 
     def __init__(self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec | None) -> None:
         product = factory.linear(spec)
         assert isinstance(product, DenseLinear)
-        self._product, self._split, self._streamed = product, Split(product), Streamed(product)
+        self._product, self._split, self._streamed = (
+            product,
+            SplitKLinear(product),
+            StreamedLinear(product),
+        )
         self._norm = None if norm is None else (factory.factor(norm), norm.floor)
 
     def __call__(self, hidden: Tensor, x: Tensor) -> None:
         if self._norm is not None:
-            add_direction(hidden, self._product(x), *self._norm)
+            add_normalized(hidden, self._product(x), *self._norm)
         elif len(x) <= MOST_ROWS:
             add(hidden, x, self._product)
         elif self._split.takes(len(x)):
@@ -182,7 +186,7 @@ class Sum:
             self._product.add_to(hidden, x)
 
 
-def turns_of(frequencies: Frequencies, positions: int, device: torch.device | str) -> Tensor:
+def rotary_table(frequencies: Frequencies, positions: int, device: torch.device | str) -> Tensor:
     """Cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
     each = torch.arange(positions, device=device, dtype=torch.float32)
     angle = each[:, None] * torch.tensor(frequencies, device=device)
@@ -197,7 +201,7 @@ class CudaModel:
         scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # as rough as in training
         self._embedding = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         turns = {
-            frequencies: turns_of(frequencies, max_model_len + 1, factory.device)
+            frequencies: rotary_table(frequencies, max_model_len + 1, factory.device)
             for frequencies in dict.fromkeys(one.attention.frequencies for one in spec.layers)
         }
         self._layers = [
@@ -241,4 +245,4 @@ class CudaModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token id after the given positions, [n, vocab] in the model's type."""
-        return self._head(direction(hidden, self._floor))
+        return self._head(normalized(hidden, self._floor))

@@ -15,42 +15,42 @@ from paceline.core.errors import StepError
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.block_copies import Moves
+from paceline.runner.cuda.block_copies import BlockCopies
 from paceline.runner.cuda.drafts import DraftedSteps, on_host
-from paceline.runner.cuda.graphs.capture import Memory
-from paceline.runner.cuda.graphs.decode import Capturable, Graphs
-from paceline.runner.cuda.graphs.mixed import MixedGraphs, Rowwise
+from paceline.runner.cuda.graphs.capture import GraphMemory
+from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
+from paceline.runner.cuda.graphs.mixed import MixedCapturable, MixedGraphs
 from paceline.runner.cuda.kernels.columns import settle
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.prompt_scores import Prompts, Scored
+from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
 from paceline.runner.cuda.residents import Residents
-from paceline.runner.cuda.staging import Returns
-from paceline.runner.cuda.state import CardState
+from paceline.runner.cuda.staging import Readback
+from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Proposer
-from paceline.runner.result import Result
+from paceline.runner.result import ResultBuilder
 from paceline.runner.runner import quickest
-from paceline.runner.sampler import Sampler, Scores
+from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Launched:
+class LaunchedStep:
     """A step on its way. Whatever is still on the card is fetched when it is waited for."""
 
     plan: Plan
     wanted: np.ndarray  # rows that sample
     ticket: Any  # of their ids
     controls: Controls | None = None
-    scores: Scores | None = None
+    scores: TokenScores | None = None
     raw: tuple[tuple[int, Request, Tensor], ...] = ()  # logits of rows told of only at the end
     result: StepResult | None = None  # of a step that has ended when it is launched
-    prompt: Scored | None = None  # what it tells of prompts
+    prompt: ScoredPrompts | None = None  # what it tells of prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batching:
+class RowLayout:
     """What holds for as long as plans have the same rows."""
 
     rows: Rows
@@ -81,26 +81,26 @@ class CudaRunner:
         """Steps of more than so many positions, or of an attention without graphs for rows of
         any length, are launched kernel by kernel."""
         self._model, self._kv, self._attention = model, kv, attention
-        state = self.state = CardState(slots, max_model_len, kv)
-        memory = Memory()
-        self.graphs = Graphs(model, kv, attention, state, memory)
+        state = self.state = CudaState(slots, max_model_len, kv)
+        memory = GraphMemory()
+        self.graphs = DecodeGraphs(model, kv, attention, state, memory)
         self.mixed = None
-        if isinstance(attention, Rowwise):
+        if isinstance(attention, MixedCapturable):
             self.mixed = MixedGraphs(model, kv, attention, state, most_positions, memory)
         self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
         self._residents = Residents(slots, self._sampler)
-        self._same: Batching | None = None
+        self._same: RowLayout | None = None
         self._controls: Controls | None = None
-        self._prompts = Prompts(model, self._residents.asking, slots, kv.content.device)
+        self._prompts = PromptScorer(model, self._residents.asking, slots, kv.content.device)
         self._drafted = DraftedSteps(model, kv, attention, proposer, self._prompts)
-        self._returns = Returns(slots)
-        self._moves = Moves(kv, 0)
-        self._flight: deque[Launched] = deque()
+        self._returns = Readback(slots)
+        self._moves = BlockCopies(kv, 0)
+        self._flight: deque[LaunchedStep] = deque()
 
     def reserve_host(self, blocks: int) -> None:
         """Make room on the host for swapping."""
         torch.cuda.synchronize()  # what is on its way needs the old memory until it has come
-        self._moves = Moves(self._kv, blocks)
+        self._moves = BlockCopies(self._kv, blocks)
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -142,12 +142,12 @@ class CudaRunner:
             return
         self._moves.carry_out(plan)
         if not len(plan.rows):
-            self._flight.append(Launched(plan, np.empty(0, np.intp), None))
+            self._flight.append(LaunchedStep(plan, np.empty(0, np.intp), None))
             return
         if plan.rows.drafts.any():
             self._same = self._controls = None
             found = self._drafted.run(plan, self.state, self._sampler, self._residents.requests)
-            self._flight.append(Launched(plan, np.empty(0, np.intp), None, result=found))
+            self._flight.append(LaunchedStep(plan, np.empty(0, np.intp), None, result=found))
             return
         if any(step.result is not None for step in self._flight):
             plan = replace(plan, start=self.state.stands(plan.rows.slot))  # below what was planned
@@ -157,9 +157,9 @@ class CudaRunner:
     def wait(self) -> StepResult:
         step = self._flight.popleft()
         result = self._result(step)
-        return result if step.prompt is None else replace(result, prompt=step.prompt.told())
+        return result if step.prompt is None else replace(result, prompt=step.prompt.read())
 
-    def _result(self, step: Launched) -> StepResult:
+    def _result(self, step: LaunchedStep) -> StepResult:
         if step.result is not None:
             return step.result
         if step.ticket is None:
@@ -170,7 +170,7 @@ class CudaRunner:
             found = np.empty((len(ids), 1), np.int32)
             found[step.wanted, 0] = ids
             return StepResult(found, np.ones(len(ids), np.int32))
-        return told(step, torch.from_numpy(ids).long()[:, None])
+        return result_of(step, torch.from_numpy(ids).long()[:, None])
 
     def is_lost(self) -> bool:
         """After an error: a kernel that went astray takes the whole card from this process."""
@@ -192,14 +192,14 @@ class CudaRunner:
         if plan.admitted or plan.released:
             self._same = self._controls = None
 
-    def _batching(self, plan: Plan) -> Batching:
+    def _batching(self, plan: Plan) -> RowLayout:
         rows, same = plan.rows, self._same
         if same is None or same.rows is not rows:
             is_decode = bool(rows.samples.all()) and len(rows) == int(rows.count.sum())
             order = self._residents.order(plan)
             wanted = order[rows.samples[order]]
             is_plain = self._residents.are_plain(rows.slot[wanted])
-            same = self._same = Batching(rows, order, wanted, is_decode, is_plain)
+            same = self._same = RowLayout(rows, order, wanted, is_decode, is_plain)
             self._controls = None
             if is_decode:
                 size = self.graphs.size(len(rows))
@@ -208,37 +208,37 @@ class CudaRunner:
 
     # -- a step -------------------------------------------------------------
 
-    def _run(self, plan: Plan, same: Batching) -> Launched:
+    def _run(self, plan: Plan, same: RowLayout) -> LaunchedStep:
         if not same.is_decode and self._prompts.spans(plan):  # who samples is past its prompt
             return self._eager(plan, same)
         # Who has just come may read what others write in this step, which a decode does not allow.
         is_decode = same.is_decode and not plan.admitted
         return self._decode(plan, same) if is_decode else self._mixed(plan, same)
 
-    def _decode(self, plan: Plan, same: Batching) -> Launched:
+    def _decode(self, plan: Plan, same: RowLayout) -> LaunchedStep:
         rows = len(plan.rows)
         size = self.graphs.size(rows)
         contexts: I32 = np.ones(size, np.int32)
         contexts[:rows] += plan.start[same.wanted]
         self.graphs.replay(size, contexts, same.is_plain)
         if same.is_plain:
-            return Launched(plan, same.wanted, self._returns.fetch(self.graphs.ids[:rows]))
+            return LaunchedStep(plan, same.wanted, self._returns.fetch(self.graphs.ids[:rows]))
         slot, context = self.graphs.slot[:rows], self.graphs.context[:rows]
         return self._sample(plan, same, self.graphs.logits[:rows], slot, context)
 
-    def _mixed(self, plan: Plan, same: Batching) -> Launched:
+    def _mixed(self, plan: Plan, same: RowLayout) -> LaunchedStep:
         size = self.mixed.size(plan) if self.mixed else None
         if self.mixed is None or size is None:
             return self._eager(plan, same)
         self.mixed.forward(plan, size, same.order, same.wanted)
         samples = len(same.wanted)
         if not samples:
-            return Launched(plan, same.wanted, None)
+            return LaunchedStep(plan, same.wanted, None)
         if same.is_plain:
-            return Launched(plan, same.wanted, self._returns.fetch(self.mixed.sample(samples)))
+            return LaunchedStep(plan, same.wanted, self._returns.fetch(self.mixed.sample(samples)))
         return self._sample(plan, same, *self.mixed.wanted(samples))
 
-    def _eager(self, plan: Plan, same: Batching) -> Launched:
+    def _eager(self, plan: Plan, same: RowLayout) -> LaunchedStep:
         """Kernel by kernel, rows as the plan has them, and every hidden state that is wanted."""
         self._same = self._controls = None  # which are for rows in another order
         batch, cells, slot = self.state.batch(plan)
@@ -252,11 +252,11 @@ class CudaRunner:
             hidden = hidden.index_select(0, batch.sample_at)
         return replace(self._chosen(plan, same, batch, hidden), prompt=prompt)
 
-    def _chosen(self, plan: Plan, same: Batching, batch: Batch, hidden: Tensor) -> Launched:
+    def _chosen(self, plan: Plan, same: RowLayout, batch: Batch, hidden: Tensor) -> LaunchedStep:
         """From the hidden states of rows that sample."""
         wanted = np.flatnonzero(plan.rows.samples)
         if not len(wanted):
-            return Launched(plan, wanted, None)
+            return LaunchedStep(plan, wanted, None)
         same = replace(same, wanted=wanted)
         logits = self._model.logits(hidden)
         context = batch.position.index_select(0, batch.sample_at) + 1
@@ -266,11 +266,11 @@ class CudaRunner:
         state, ids = self.state, torch.empty_like(own)
         choose(logits, state.temperature, state.key, own, context, ids)
         settle(state.tokens, state.position, own, context, ids)
-        return Launched(plan, wanted, self._returns.fetch(ids))
+        return LaunchedStep(plan, wanted, self._returns.fetch(ids))
 
     def _sample(
-        self, plan: Plan, same: Batching, logits: Tensor, slot: Tensor, context: Tensor
-    ) -> Launched:
+        self, plan: Plan, same: RowLayout, logits: Tensor, slot: Tensor, context: Tensor
+    ) -> LaunchedStep:
         """Rows that ask for more than a temperature, all by the sampler."""
         rows, first = plan.rows, context.long()
         own = rows.slot[same.wanted].tolist()
@@ -288,15 +288,15 @@ class CudaRunner:
         ids = sampled.ids.masked_fill(sampled.bad, -1).int()
         settle(self.state.tokens, self.state.position, slot, context, ids)
         ticket = self._returns.fetch(ids)
-        return Launched(plan, same.wanted, ticket, controls, sampled.scores, raw)
+        return LaunchedStep(plan, same.wanted, ticket, controls, sampled.scores, raw)
 
 
-def told(step: Launched, ids: Tensor) -> StepResult:
+def result_of(step: LaunchedStep, ids: Tensor) -> StepResult:
     """The result of a step of which some rows did not sample, failed, or want to know more."""
-    result = Result(step.plan, step.wanted, ids, torch.ones(len(ids), dtype=torch.long))
+    result = ResultBuilder(step.plan, step.wanted, ids, torch.ones(len(ids), dtype=torch.long))
     result.fail(ids[:, 0] < 0)
     if step.controls is not None:
-        result.tell(step.controls, (on_host(step.scores),))
+        result.add_logprobs(step.controls, (on_host(step.scores),))
         for row, request, raw in step.raw:
-            result.tell_one(row, raw.cpu()[None], ids[row], request)
-    return result.whole()
+            result.add_silent_logprobs(row, raw.cpu()[None], ids[row], request)
+    return result.build()

@@ -50,7 +50,7 @@ class Staging:
         return torch.empty(max(size, LEAST), dtype=torch.int32, pin_memory=True)
 
 
-class Returns:
+class Readback:
     """Brings token ids back: what `read` of a ticket waits for is the copy and nothing else."""
 
     def __init__(self, rows: int) -> None:

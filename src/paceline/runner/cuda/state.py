@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Admitted, Grown, Plan
-from paceline.runner.cuda.batch import KnownBatch
+from paceline.runner.cuda.batch import BatchWithLengths
 from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.staging import Staging
 from paceline.runner.kv_store import KVStore
@@ -14,17 +14,17 @@ from paceline.runner.sampler import seed_of
 from paceline.runner.token_choice import key_of
 
 
-class CardState:
+class CudaState:
     """What plans have told so far, by slot; one more slot is nobody's.
 
     `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`, and the token at
-    `position[s]` is the next to compute. Rows that only fill up a batch are of slot `nobody`,
+    `position[s]` is the next to compute. Rows that only fill up a batch are of slot `padding_slot`,
     which stays at position 0 and writes to the last block of the store, which no plan names.
     """
 
     def __init__(self, slots: int, max_model_len: int, kv: KVStore) -> None:
         device, width = kv.content.device, -(-max_model_len // kv.block_size)
-        self.nobody, self._kv = slots, kv
+        self.padding_slot, self._kv = slots, kv
         self._staging = Staging(device)
         self.tokens = torch.zeros((slots + 1, max_model_len + 1), dtype=torch.int32, device=device)
         self.table = torch.full((slots + 1, width), kv.blocks - 1, dtype=torch.int32, device=device)
@@ -73,13 +73,13 @@ class CardState:
 
     def slots(self, slot: I32, rows: int) -> Tensor:
         """A column of slots filled up to so many rows."""
-        filled = np.full(rows, self.nobody, np.int32)
+        filled = np.full(rows, self.padding_slot, np.int32)
         filled[: len(slot)] = slot
         return self._staging.send(filled)[0]
 
     # -- a step of any rows -------------------------------------------------
 
-    def batch(self, plan: Plan) -> tuple[KnownBatch, Tensor, Tensor]:
+    def batch(self, plan: Plan) -> tuple[BatchWithLengths, Tensor, Tensor]:
         """The tensors of a step, where in the store its positions go, and the slot of each row.
 
         Without drafts in flight the host knows every position; tokens it need not know.
@@ -100,7 +100,7 @@ class CardState:
         owner, at, row_start, context, row_slot, sample_at = self._staging.send(*columns)
         tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
         most = -(-int(contexts.max()) // self._kv.block_size)
-        batch = KnownBatch(
+        batch = BatchWithLengths(
             tokens=tokens,
             position=at,
             row_start=row_start,

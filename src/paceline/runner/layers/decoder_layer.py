@@ -16,8 +16,8 @@ class DecoderLayer:
     def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int) -> None:
         self.attention = SelfAttention(factory, spec.attention, layer)
         self.mlp = MLP(factory, spec.mlp)
-        self._attention_direction = factory.direction(spec.attention.norm.floor)
-        self._mlp_direction = factory.direction(spec.mlp.norm.floor)
+        self._attention_input_norm = factory.unscaled_norm(spec.attention.norm.floor)
+        self._mlp_input_norm = factory.unscaled_norm(spec.mlp.norm.floor)
         self.attention_norm = factory.optional_norm(spec.attention.output_norm)
         self.mlp_norm = factory.optional_norm(spec.mlp.output_norm)
 
@@ -25,11 +25,11 @@ class DecoderLayer:
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
     ) -> Tensor:
         """The residual stream after this layer, of all positions or of the wanted ones."""
-        seen = self.attention(self._attention_direction(hidden), context)
+        seen = self.attention(self._attention_input_norm(hidden), context)
         if wanted is not None:
             hidden, seen = hidden[wanted], seen[wanted]
         _add(hidden, seen, self.attention.output, self.attention_norm)
-        _add(hidden, self.mlp(self._mlp_direction(hidden)), self.mlp.down, self.mlp_norm)
+        _add(hidden, self.mlp(self._mlp_input_norm(hidden)), self.mlp.down, self.mlp_norm)
         return hidden
 
 

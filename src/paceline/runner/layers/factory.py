@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearKind
-from paceline.runner.layers.norm import Direction, Norm
+from paceline.runner.layers.norm import Norm, UnscaledNorm
 from paceline.runner.models.architecture import HeadNorms, NormSpec, ProductSpec, TensorSpec
 from paceline.runner.weights.checkpoint import Checkpoint
 
@@ -31,8 +31,8 @@ class LayerFactory:
         read = [self.read(tensor) for tensor in tensors]
         return torch.cat(read) if len(read) > 1 else read[0]
 
-    def direction(self, floor: float) -> Direction:
-        return Direction(floor, self.device)
+    def unscaled_norm(self, floor: float) -> UnscaledNorm:
+        return UnscaledNorm(floor, self.device)
 
     def factor(self, norm: NormSpec) -> Tensor:
         """What a norm multiplies directions by, [width]."""
@@ -45,7 +45,7 @@ class LayerFactory:
         return torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1)))
 
     def norm(self, norm: NormSpec) -> Norm:
-        return Norm(self.direction(norm.floor), self.factor(norm).to(self.dtype))
+        return Norm(self.unscaled_norm(norm.floor), self.factor(norm).to(self.dtype))
 
     def optional_norm(self, norm: NormSpec | None) -> Norm | None:
         return None if norm is None else self.norm(norm)
@@ -55,7 +55,7 @@ class LayerFactory:
         if norms is None:
             return None
         factor = self.head_factor(norms, heads, kv_heads)
-        return Norm(self.direction(norms.floor), factor.to(self.dtype))
+        return Norm(self.unscaled_norm(norms.floor), factor.to(self.dtype))
 
     def linear(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
         """A product, and the factor of the norm before it, if the norm leaves its factor to it."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.packing import Packed
+from paceline.runner.layers.packing import PackedWeights
 from paceline.runner.native.library import MatrixStruct, library
 
 
@@ -24,7 +24,7 @@ class NativeLinear:
             raise ConfigError(f"native products are of float32 on a CPU, not {dtype}")
         self._kernels = library()
         self._outputs, inputs = weight.shape
-        packed = Packed.of(weight)
+        packed = PackedWeights.of(weight)
         self._read = (packed.content, packed.scale, bias, factor)  # lives as long as the matrix
         self.matrix = MatrixStruct(
             *(None if tensor is None else tensor.data_ptr() for tensor in self._read),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-class Direction:
+class UnscaledNorm:
     """A norm without its factor sqrt(width) * weight.
 
     The product after a norm has the factor in its weights; elsewhere `Norm` applies it. The floor
@@ -26,12 +26,12 @@ class Direction:
 class Norm:
     """A norm with its factor."""
 
-    def __init__(self, direction: Direction, factor: Tensor) -> None:
-        self._direction, self.factor = direction, factor  # [..., width]
+    def __init__(self, unscaled: UnscaledNorm, factor: Tensor) -> None:
+        self._unscaled, self.factor = unscaled, factor  # [..., width]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._direction(x).mul_(self.factor)
+        return self._unscaled(x).mul_(self.factor)
 
     def apply_to(self, x: Tensor) -> None:
         """The same in place."""
-        x.div_(self._direction.length(x)).mul_(self.factor)
+        x.div_(self._unscaled.length(x)).mul_(self.factor)

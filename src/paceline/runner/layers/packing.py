@@ -13,7 +13,7 @@ SAMPLE = 64  # rows that tell of most matrices that 4 bits do not hold them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedWeights:
     """A matrix [outputs, inputs] of `bits` bits; bytes.c and nibbles.c draw it."""
 
     bits: int
@@ -22,18 +22,18 @@ class Packed:
     width: int  # inputs, and zeros that fill up the last piece
 
     @staticmethod
-    def of(weight: Tensor) -> "Packed":
+    def of(weight: Tensor) -> "PackedWeights":
         """Of 4 bits where they lose nothing, since the weights came so; else of 8."""
         group = library().nibbles_group()
-        if Steps.of(weight[:SAMPLE], group).holds_all:
-            steps = Steps.of(weight, group)
+        if FourBitWeights.of(weight[:SAMPLE], group).holds_all:
+            steps = FourBitWeights.of(weight, group)
             if steps.holds_all:
                 return nibbles(steps)
         return octets(weight)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steps:
+class FourBitWeights:
     """Weights as least + step * (0 … 15), with a step and a least for every group of inputs."""
 
     whole: Tensor  # [outputs, groups, group], uint8
@@ -42,7 +42,7 @@ class Steps:
     holds_all: bool
 
     @staticmethod
-    def of(weight: Tensor, group: int) -> "Steps":
+    def of(weight: Tensor, group: int) -> "FourBitWeights":
         inputs = weight.shape[1]
         groups = F.pad(weight, (0, -inputs % group)).unflatten(1, (-1, group))
         if inputs % group:  # what fills up the last group must not widen its range
@@ -54,10 +54,10 @@ class Steps:
         found = whole * step.float().unsqueeze(-1) + least.float().unsqueeze(-1)
         missed = (found - groups).abs_().amax(dim=-1)
         holds_all = bool((missed <= LOST * step.float()).all())
-        return Steps(whole.to(torch.uint8), step, least, holds_all)
+        return FourBitWeights(whole.to(torch.uint8), step, least, holds_all)
 
 
-def nibbles(steps: Steps) -> Packed:
+def nibbles(steps: FourBitWeights) -> PackedWeights:
     lanes = library().nibbles_lanes()
     outputs, groups, group = steps.whole.shape
     panel = 2 * lanes
@@ -68,10 +68,10 @@ def nibbles(steps: Steps) -> Packed:
     low, high = parts.unbind(dim=-1)
     scale = F.pad(torch.stack((steps.step, steps.least)), (0, 0, 0, missing))
     scale = scale.view(2, -1, panel, groups).permute(1, 3, 0, 2)  # [panels, groups, 2, panel]
-    return Packed(4, (low | (high << 4)).contiguous(), scale.contiguous(), groups * group)
+    return PackedWeights(4, (low | (high << 4)).contiguous(), scale.contiguous(), groups * group)
 
 
-def octets(weight: Tensor) -> Packed:
+def octets(weight: Tensor) -> PackedWeights:
     panel, depth = library().bytes_panel(), library().bytes_depth()
     whole, scale = quantised(weight)
     outputs, inputs = weight.shape
@@ -79,7 +79,7 @@ def octets(weight: Tensor) -> Packed:
     width = padded.shape[1]
     # [panels, width / depth, panel, depth]
     content = padded.view(-1, panel, width // depth, depth).transpose(1, 2).contiguous()
-    return Packed(8, content, scale, width)
+    return PackedWeights(8, content, scale, width)
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:

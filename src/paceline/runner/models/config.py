@@ -80,10 +80,10 @@ class ModelConfig:
     def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """From the content of a config.json, as any version of transformers writes it."""
         with _expected("config.json"):
-            return cls._of_hf(Entries(raw, "config.json"))
+            return cls._of_hf(ConfigEntries(raw, "config.json"))
 
     @classmethod
-    def _of_hf(cls, read: "Entries") -> "ModelConfig":
+    def _of_hf(cls, read: "ConfigEntries") -> "ModelConfig":
         name = (read.get("architectures") or [""])[0]
         architecture = name.removesuffix("ForCausalLM").lower()
         if architecture == name.lower():
@@ -118,9 +118,9 @@ class ModelConfig:
         cls, raw: Mapping[str, Any], tied_embedding: bool, rope_factors: tuple[float, ...] = ()
     ) -> "ModelConfig":
         """From the fields of a GGUF header, and what only its tensors tell."""
-        architecture = str(Entries(raw, "the GGUF header").need("general.architecture"))
+        architecture = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
         traits = _known(architecture)
-        read = Entries(raw, "the GGUF header", f"{architecture}.")
+        read = ConfigEntries(raw, "the GGUF header", f"{architecture}.")
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
         # The header has no word of it: only the largest Gemma 3 scales by its width.
@@ -163,7 +163,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class ConfigEntries:
     """What a file says, by key. An entry of null is one that is not there."""
 
     raw: Mapping[str, Any]
@@ -207,7 +207,7 @@ def _known(architecture: str) -> Traits:
     return find(architecture)
 
 
-def _refuse(read: Entries, traits: Traits) -> None:
+def _refuse(read: ConfigEntries, traits: Traits) -> None:
     for key in UNSUPPORTED:
         if read.get(key):
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
@@ -227,7 +227,7 @@ def _windows(layers: int, global_every: int, window: int | None) -> tuple[int | 
     return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
 
 
-def _windows_of_hf(read: Entries, layers: int, traits: Traits) -> tuple[int | None, ...]:
+def _windows_of_hf(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | None, ...]:
     window = read.get("sliding_window")
     if kinds := read.get("layer_types"):
         if strange := set(kinds) - {FULL, SLIDING}:
@@ -240,7 +240,7 @@ def _windows_of_hf(read: Entries, layers: int, traits: Traits) -> tuple[int | No
 
 
 def _rope_of_hf(
-    read: Entries, kind: str, head_dim: int, traits: Traits
+    read: ConfigEntries, kind: str, head_dim: int, traits: Traits
 ) -> tuple[Frequencies, Mapping[str, Any]]:
     """Plain frequencies and their scaling, for layers of a kind."""
     given = read.get("rope_parameters")

@@ -12,7 +12,7 @@ from paceline.core.gguf import U32, U64, Cursor, errors_naming, read_header
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class TensorEncoding:
     """How a type of tensor is stored: so many elements in a block of so many bytes."""
 
     name: str
@@ -21,24 +21,24 @@ class Encoding:
 
 
 ENCODINGS = {
-    0: Encoding("F32", 1, 4),
-    1: Encoding("F16", 1, 2),
-    2: Encoding("Q4_0", 32, 18),
-    3: Encoding("Q4_1", 32, 20),
-    6: Encoding("Q5_0", 32, 22),
-    7: Encoding("Q5_1", 32, 24),
-    8: Encoding("Q8_0", 32, 34),
-    12: Encoding("Q4_K", 256, 144),
-    13: Encoding("Q5_K", 256, 176),
-    14: Encoding("Q6_K", 256, 210),
-    30: Encoding("BF16", 1, 2),
+    0: TensorEncoding("F32", 1, 4),
+    1: TensorEncoding("F16", 1, 2),
+    2: TensorEncoding("Q4_0", 32, 18),
+    3: TensorEncoding("Q4_1", 32, 20),
+    6: TensorEncoding("Q5_0", 32, 22),
+    7: TensorEncoding("Q5_1", 32, 24),
+    8: TensorEncoding("Q8_0", 32, 34),
+    12: TensorEncoding("Q4_K", 256, 144),
+    13: TensorEncoding("Q5_K", 256, 176),
+    14: TensorEncoding("Q6_K", 256, 210),
+    30: TensorEncoding("BF16", 1, 2),
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GGUFTensor:
     shape: tuple[int, ...]  # rows first
-    encoding: Encoding
+    encoding: TensorEncoding
     blocks: npt.NDArray[np.uint8]  # [blocks, block_bytes]
 
 
@@ -49,7 +49,7 @@ class GGUFFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A line of the list of tensors."""
 
     name: str
@@ -73,14 +73,14 @@ def read_gguf(path: Path) -> GGUFFile:
         )
 
 
-def entry_at(cursor: Cursor) -> Entry:
+def entry_at(cursor: Cursor) -> TensorEntry:
     """The file has the shortest stride first."""
     name, dimensions = cursor.string(), int(cursor.number(U32))
     shape = tuple(int(size) for size in cursor.numbers(U64, dimensions))[::-1]
-    return Entry(name, shape, int(cursor.number(U32)), int(cursor.number(U64)))
+    return TensorEntry(name, shape, int(cursor.number(U32)), int(cursor.number(U64)))
 
 
-def mapped(content: mmap.mmap, start: int, entry: Entry) -> GGUFTensor:
+def mapped(content: mmap.mmap, start: int, entry: TensorEntry) -> GGUFTensor:
     name, shape, encoding = entry.name, entry.shape, ENCODINGS.get(entry.kind)
     if encoding is None:
         raise ValueError(f"tensor {name!r} has type {entry.kind}, which is not supported")

@@ -10,7 +10,7 @@ import torch
 Work = Callable[[Any], None]
 
 
-class Memory:
+class GraphMemory:
     """What the graphs of a runner share: what one leaves, the next may overwrite."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Memory:
 
 
 @contextmanager
-def recording(memory: Memory) -> Iterator[torch.cuda.CUDAGraph]:
+def recording(memory: GraphMemory) -> Iterator[torch.cuda.CUDAGraph]:
     """What is launched inside becomes a graph and does not run."""
     graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
     torch.cuda.synchronize()
@@ -37,10 +37,10 @@ def recording(memory: Memory) -> Iterator[torch.cuda.CUDAGraph]:
     torch.cuda.synchronize()
 
 
-class Captured:
+class CapturedGraphs:
     """A graph for each size of some work, which leaves its outcome in memory of its own."""
 
-    def __init__(self, work: Work, memory: Memory) -> None:
+    def __init__(self, work: Work, memory: GraphMemory) -> None:
         self._work, self._memory = work, memory
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 

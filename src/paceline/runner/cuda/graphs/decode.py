@@ -8,17 +8,17 @@ from typing import Any, Protocol
 import torch
 
 from paceline.core.arrays import I32
-from paceline.runner.attention.backend import Attention, Laid
+from paceline.runner.attention.backend import Attention, GraphAttention
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.graphs.capture import Captured, Memory
+from paceline.runner.cuda.graphs.capture import CapturedGraphs, GraphMemory
 from paceline.runner.cuda.kernels.columns import begin, settle
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.state import CardState
+from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 
 
-class Held(Laid, Protocol):
+class DecodeGraphAttention(GraphAttention, Protocol):
     """Attention over rows of one position each for a graph."""
 
     def refresh(self, contexts: I32) -> None:
@@ -29,7 +29,7 @@ class Held(Laid, Protocol):
 class Capturable(Attention, Protocol):
     """Attention that can be part of a graph."""
 
-    def hold(self, batch: Batch, kv: KVStore, heads: int) -> Held:
+    def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> DecodeGraphAttention:
         """For rows of one position each, of which none reads what another one writes."""
         ...
 
@@ -40,7 +40,7 @@ def sizes(most: int) -> list[int]:
     return [n for n in (*small, *range(288, most + 32, 32)) if n < most] + [most]
 
 
-class Graphs:
+class DecodeGraphs:
     """Everything of a decode step, from slots to sampled ids that are in the state already.
 
     Rows are read from `slot`, and ids come out in `ids`, or logits in `logits`: the same memory for
@@ -52,22 +52,22 @@ class Graphs:
         model: CudaModel,
         kv: KVStore,
         attention: Capturable,
-        state: CardState,
-        memory: Memory,
+        state: CudaState,
+        memory: GraphMemory,
     ) -> None:
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
-        rows, device = state.nobody, kv.content.device
+        rows, device = state.padding_slot, kv.content.device
         column: dict[str, Any] = {"dtype": torch.int32, "device": device}
-        self.slot = torch.full((rows,), state.nobody, **column)
+        self.slot = torch.full((rows,), state.padding_slot, **column)
         self.ids = torch.zeros(rows, **column)
         self.logits = torch.zeros((rows, model.config.vocab), dtype=model.dtype, device=device)
         self.context = torch.ones(rows, **column)
         self._table = torch.zeros((rows, state.table.shape[1]), **column)
         self._row_start = torch.arange(rows + 1, **column)
         self._sizes = sizes(rows)
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, DecodeGraphAttention] = {}
         self._steps = {
-            samples: Captured(partial(self._step, samples=samples), memory)
+            samples: CapturedGraphs(partial(self._step, samples=samples), memory)
             for samples in (False, True)
         }
 
@@ -91,7 +91,7 @@ class Graphs:
     def _capture(self, rows: int, samples: bool) -> None:
         """For nobody: a step that is done twice would go on twice."""
         kept = self.slot.clone()
-        self.slot.fill_(self._state.nobody)
+        self.slot.fill_(self._state.padding_slot)
         try:
             self._steps[samples].graph(rows)
         finally:
@@ -111,7 +111,9 @@ class Graphs:
             sample_at=self._row_start[:rows],
         )
         if rows not in self._held:
-            self._held[rows] = self._attention.hold(batch, self._kv, self._model.config.heads)
+            self._held[rows] = self._attention.prepare_graph(
+                batch, self._kv, self._model.config.heads
+            )
         held = self._held[rows]
         held.lay_out()
         hidden = self._model.forward(batch, cells, self._kv, held)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
-from paceline.runner.attention.backend import Laid, Queries
+from paceline.runner.attention.backend import GraphAttention, Queries
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.graphs.capture import Captured, Memory
+from paceline.runner.cuda.graphs.capture import CapturedGraphs, GraphMemory
 from paceline.runner.cuda.graphs.decode import sizes
 from paceline.runner.cuda.kernels.columns import settle, spread
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.state import CardState
+from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 
 SHARE = 64  # positions for each row of more than one: a graph has room for so many rows
@@ -26,12 +26,12 @@ BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = rang
 
 
 @runtime_checkable
-class Rowwise(Protocol):
+class MixedCapturable(Protocol):
     """Attention over rows of any length that can be part of a graph."""
 
-    def hold_rows(
+    def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
-    ) -> Laid:
+    ) -> GraphAttention:
         """Up to `bounds[0]` rows have one position; up to `bounds[1]` more, in `longer` rows."""
         ...
 
@@ -62,19 +62,19 @@ class MixedGraphs:
         self,
         model: CudaModel,
         kv: KVStore,
-        attention: Rowwise,
-        state: CardState,
+        attention: MixedCapturable,
+        state: CudaState,
         most: int,
-        memory: Memory,
+        memory: GraphMemory,
     ) -> None:
         """Of at most so many positions."""
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
-        self._rows = state.nobody
+        self._rows = state.padding_slot
         device = kv.content.device
         column: dict[str, Any] = {"dtype": torch.int32, "device": device}
         width = -(-(self._rows + 1) // 4) * 4
         self._blank = np.zeros((7, width), np.int32)
-        self._blank[[SLOTS, SAMPLE_SLOTS]] = state.nobody
+        self._blank[[SLOTS, SAMPLE_SLOTS]] = state.padding_slot
         self._columns = torch.from_numpy(self._blank).to(device)
         self._table = torch.zeros((self._rows, state.table.shape[1]), **column)
         self._hidden = torch.zeros(
@@ -82,9 +82,9 @@ class MixedGraphs:
         )
         self.ids = torch.zeros(self._rows, **column)
         self._lengths, self._sizes = lengths(most), sizes(self._rows)
-        self._held: dict[int, Laid] = {}
-        self._forward = Captured(self._positions, memory)
-        self._sample = Captured(self._samples, memory)
+        self._held: dict[int, GraphAttention] = {}
+        self._forward = CapturedGraphs(self._positions, memory)
+        self._sample = CapturedGraphs(self._samples, memory)
 
     def capture(self) -> Iterator[int]:
         """Capture every size, largest first, so that the smaller ones fit into its memory."""
@@ -160,7 +160,9 @@ class MixedGraphs:
         if positions not in self._held:
             longer = min(rows, max(positions // SHARE, LEAST_ROWS))
             queries = Queries(self._model.config.heads, self._model.dtype)
-            held = self._attention.hold_rows(batch, self._kv, columns[BOUNDS], longer, queries)
+            held = self._attention.prepare_mixed_graph(
+                batch, self._kv, columns[BOUNDS], longer, queries
+            )
             self._held[positions] = held
         held = self._held[positions]
         held.lay_out()

@@ -208,7 +208,7 @@ def _spread(
     at,
     cells,
     positions,
-    nobody,
+    padding_slot,
     tokens_stride,
     table_stride,
     block_stride,
@@ -230,7 +230,7 @@ def _spread(
     end = tl.load(row_start + low + 1)
     mask = index < positions
     is_real = mask & (index < end)
-    own = tl.where(is_real, tl.load(slot + low), nobody).to(tl.int64)
+    own = tl.where(is_real, tl.load(slot + low), padding_slot).to(tl.int64)
     here = tl.where(is_real, tl.load(context + low) - (end - index), 0)
     found = tl.load(tokens + own * tokens_stride + here, mask=is_real, other=0)
     block = tl.load(table + own * table_stride + here // BLOCK).to(tl.int64)
@@ -246,7 +246,7 @@ def _lay_out(
     slot,
     context,
     block_table,
-    nobody,
+    padding_slot,
     table_stride,
     block_stride,
     BLOCK: tl.constexpr,
@@ -257,7 +257,7 @@ def _lay_out(
     row = tl.program_id(0).to(tl.int64)
     own = tl.load(slot + row).to(tl.int64)
     reads = tl.load(context + row)
-    if own < nobody:
+    if own < padding_slot:
         tl.store(position + own, reads)
     used = tl.cdiv(reads, BLOCK)
     for first in range(0, used, PLACES):
@@ -310,12 +310,12 @@ def _flatten_table(
 
 
 @triton.jit
-def _settle(tokens, position, slot, context, ids, rows, nobody, stride, PLACES: tl.constexpr):
+def _settle(tokens, position, slot, context, ids, rows, padding_slot, stride, PLACES: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     own = tl.load(slot + row, mask=row < rows, other=0).to(tl.int64)
-    mask = (row < rows) & (own < nobody)
+    mask = (row < rows) & (own < padding_slot)
     at = tl.load(context + row, mask=mask, other=0)
     token = tl.load(ids + row, mask=mask, other=0)
     tl.store(tokens + own * stride + at, tl.maximum(token, 0), mask=mask)

@@ -23,25 +23,25 @@ MOST_HEADS = 8  # that one program turns
 WIDE = 2048  # inputs from which a row is work for more threads
 
 
-def direction(x: Tensor, floor: float) -> Tensor:
+def normalized(x: Tensor, floor: float) -> Tensor:
     """x [n, width] over its length, at least `floor`: a norm less the factor of what follows."""
     out = torch.empty_like(x)
     width = x.shape[1]
     warps = 8 if width > WIDE else 4
     sizes = {"WIDTH": width, "PLACES": _power(width)}
-    _direction[(len(x),)](x, out, floor, **sizes, num_warps=warps, launch_pdl=True)
+    _normalize[(len(x),)](x, out, floor, **sizes, num_warps=warps, launch_pdl=True)
     return out
 
 
-def add_direction(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> None:
+def add_normalized(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> None:
     """total += x / |x| * factor, each [n, width]."""
     width = x.shape[1]
     sizes = {"WIDTH": width, "PLACES": _power(width)}
-    _add_direction[(len(x),)](total, x, factor, floor, **sizes, num_warps=4, launch_pdl=True)
+    _add_normalized[(len(x),)](total, x, factor, floor, **sizes, num_warps=4, launch_pdl=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Late:
+class DeferredNorm:
     """A norm that comes after the product it belongs before.
 
     A product is linear: what it makes of undivided rows is divided by their lengths, of which
@@ -57,7 +57,7 @@ class Late:
         return _power(max(self.width, 1))
 
 
-def gated(gate_up: Tensor, is_silu: bool, late: Late) -> Tensor:
+def gated(gate_up: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
     """act(gate) * up of [n, 2 * width]."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n, width), dtype=gate_up.dtype, device=gate_up.device)
@@ -79,7 +79,7 @@ def gated(gate_up: Tensor, is_silu: bool, late: Late) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class HeadRotation:
     """What a layer does to the heads of queries and keys."""
 
     turns: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
@@ -87,10 +87,10 @@ class Turn:
     floor: float  # the least length for it
 
 
-def turn_and_put(
+def rotate_and_store(
     qkv: Tensor,
-    turn: Turn,
-    late: Late,
+    turn: HeadRotation,
+    late: DeferredNorm,
     position: Tensor,
     cells: Tensor,
     kv: KVStore,
@@ -103,7 +103,7 @@ def turn_and_put(
     n, total, dim = qkv.shape
     heads = total - 2 * kv.kv_heads
     chunk = gcd(gcd(heads, kv.kv_heads), MOST_HEADS)
-    _turn_and_put[(n, total // chunk)](
+    _rotate_and_store[(n, total // chunk)](
         qkv,
         turn.turns,
         position,
@@ -133,7 +133,7 @@ def _power(width: int) -> int:
 
 
 @triton.jit
-def _direction(x, out, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+def _normalize(x, out, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
@@ -144,7 +144,7 @@ def _direction(x, out, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
 
 
 @triton.jit
-def _add_direction(total, x, factor, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+def _add_normalized(total, x, factor, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
@@ -196,7 +196,7 @@ def _gated(
 
 
 @triton.jit
-def _turn_and_put(
+def _rotate_and_store(
     qkv,
     turns,
     position,

@@ -27,21 +27,21 @@ BFLOAT16, SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 9,
 MAP_BYTES, MAP_ALIGNED = 128, 64
 
 
-class Attribute(Structure):
+class LaunchAttribute(Structure):
     _fields_ = [("id", c_int), ("_", c_int), ("value", c_uint32 * 16)]
 
 
-class Launch(Structure):
+class LaunchConfig(Structure):
     _fields_ = [
         *((name, c_uint32 * 3) for name in ("grid", "block")),
         ("shared", c_uint32),
         ("stream", c_void_p),
-        ("attributes", POINTER(Attribute)),
+        ("attributes", POINTER(LaunchAttribute)),
         ("attribute_count", c_uint32),
     ]
 
 
-class Map:
+class TensorMap:
     """How the card finds its way in a tensor of bfloat16, and which box of it it fetches at a time.
 
     Rows of a box lie behind each other, turned so that eight of them can be read at once.
@@ -53,8 +53,8 @@ class Map:
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNED)
         start = ctypes.addressof(self._memory)
         self.address = -(-start // MAP_ALIGNED) * MAP_ALIGNED
-        tell, rank = _driver().cuTensorMapEncodeTiled, tensor.ndim
-        tell.argtypes = [c_void_p, c_int, c_uint32, *[c_void_p] * 5, *[c_int] * 4]
+        encode, rank = _driver().cuTensorMapEncodeTiled, tensor.ndim
+        encode.argtypes = [c_void_p, c_int, c_uint32, *[c_void_p] * 5, *[c_int] * 4]
         strides = [stride * tensor.element_size() for stride in tensor.stride()[-2::-1]]
         where = (
             tensor.data_ptr(),
@@ -64,10 +64,10 @@ class Map:
             (c_uint32 * rank)(*[1] * rank),
         )
         how = (0, SWIZZLE_128, PROMOTE_256, 0)
-        _expect(tell(self.address, BFLOAT16, rank, *where, *how), "a map of a tensor")
+        _expect(encode(self.address, BFLOAT16, rank, *where, *how), "a map of a tensor")
 
 
-Argument = Tensor | Map | int | float
+Argument = Tensor | TensorMap | int | float
 
 
 class Kernel:
@@ -82,7 +82,7 @@ class Kernel:
         set_ = _driver().cuFuncSetAttribute(self._function, SHARED_MEMORY, shared)
         _expect(set_, f"{shared} bytes of shared memory")
         self._threads, self._shared = threads, shared
-        self._attributes = (Attribute * 2)()
+        self._attributes = (LaunchAttribute * 2)()
         self._attributes[0].id, self._attributes[1].id = CLUSTER, MAY_START_EARLY
         self._attributes[0].value[:3] = cluster, 1, 1
         self._attributes[1].value[0] = 1
@@ -90,14 +90,14 @@ class Kernel:
     def launch(self, programs: int, arguments: Sequence[Argument]) -> None:
         values: list[Any] = []
         for argument in arguments:
-            if isinstance(argument, Map):
+            if isinstance(argument, TensorMap):
                 values.append((ctypes.c_char * MAP_BYTES).from_address(argument.address))
             elif isinstance(argument, Tensor):
                 values.append(c_void_p(argument.data_ptr()))
             else:
                 values.append(c_float(argument) if isinstance(argument, float) else c_int(argument))
         pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
-        launch = Launch(
+        launch = LaunchConfig(
             (programs, 1, 1),
             (self._threads, 1, 1),
             self._shared,

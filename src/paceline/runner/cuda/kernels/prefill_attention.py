@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.runner.attention.backend import Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.instructions import multiply
-from paceline.runner.cuda.kernels.nvrtc import ALIGNED, Kernel, Map, can_compile, source_of
+from paceline.runner.cuda.kernels.nvrtc import ALIGNED, Kernel, TensorMap, can_compile, source_of
 from paceline.runner.kv_store import KVStore
 
 DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel
@@ -26,7 +26,7 @@ SLOT_BYTES = KEYS * DIM * 2
 MOST_PLACES = 4096  # for tiles, in a step
 
 
-class Listed:
+class TileList:
     """Tiles of queries, those with the most keys first, as they are once they are laid out."""
 
     def __init__(self, batch: Batch, bounds: Tensor, rows: int, size: int) -> None:
@@ -46,18 +46,18 @@ class Listed:
         _list[(1,)](*self._rows, work.argsort(descending=True), self.items, **sizes)
 
 
-class Tiled:
+class PrefillAttention:
     """Attention of tiles of queries, for all layers of a step."""
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int, heads: int) -> None:
         """Rows from `bounds[0]` up to `bounds[1]`, of which there are `rows` at most."""
         self._table, self._kv, self._group = batch.block_table, kv, heads // kv.kv_heads
-        self._tiles = Listed(batch, bounds, rows, PAIRS // self._group)
+        self._tiles = TileList(batch, bounds, rows, PAIRS // self._group)
         processors = torch.cuda.get_device_properties(kv.content.device).multi_processor_count
         self._programs = min(processors, self._tiles.places * kv.kv_heads)
         shape = (kv.blocks * kv.layers, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
         halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half lie together
-        self._map = Map(halves, (1, 1, 1, CHUNK, HALF))
+        self._map = TensorMap(halves, (1, 1, 1, CHUNK, HALF))
 
     @staticmethod
     def can(kv: KVStore, queries: Queries, positions: int) -> bool:
@@ -78,7 +78,12 @@ class Tiled:
         kv, table, tiles = self._kv, self._table, self._tiles
         halves = query.view(*query.shape[:2], DIM // HALF, HALF)
         arguments = (
-            *(self._map, Map(halves, (tiles.size, self._group, 1, HALF)), tiles.items, tiles.count),
+            *(
+                self._map,
+                TensorMap(halves, (tiles.size, self._group, 1, HALF)),
+                tiles.items,
+                tiles.count,
+            ),
             *(table, out, table.stride(0), kv.block_size, kv.layers, layer, window or 0, scale),
         )
         _kernel(kv.kv_heads, self._group).launch(self._programs, arguments)

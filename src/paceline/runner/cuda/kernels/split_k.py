@@ -18,7 +18,7 @@ MANY_INPUTS = 3072  # from which on sharing them is worth its while for the most
 MOST_OUTPUTS = 2048  # with more of them, the library has enough programs
 
 
-class Split:
+class SplitKLinear:
     """Adds a product to a total. Whoever ends last of those who share outputs adds up.
 
     inputs     | split 0 | split 1 | split 2 | split 3 |

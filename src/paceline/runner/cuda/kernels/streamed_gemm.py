@@ -15,7 +15,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
     ALIGNED,
     SHARED_BYTES,
     Kernel,
-    Map,
+    TensorMap,
     can_compile,
     source_of,
 )
@@ -35,7 +35,7 @@ BUSY = 0.9  # the share of processors that a round needs, to be worth it
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Wave:
     """How the outputs of a product are shared out among processors, in one round."""
 
     lines: int
@@ -49,7 +49,7 @@ class Round:
         processors: int,
         least: int = LEAST_LINES,
         most: int = MOST_SPLIT,
-    ) -> "Round | None":
+    ) -> "Wave | None":
         """As few neighbours as possible share their inputs; none if no round is good."""
         if outputs % (2 * PIECE):  # whole pieces leave, also of either half
             return None
@@ -58,7 +58,7 @@ class Round:
             lines = -(-outputs // (tiles * GROUPS * PIECE)) * PIECE
             programs = -(-outputs // (GROUPS * lines)) * split
             if least <= lines <= MOST_LINES and programs >= BUSY * processors:
-                return Round(lines, split, programs) if inputs % (DEPTH * split) == 0 else None
+                return Wave(lines, split, programs) if inputs % (DEPTH * split) == 0 else None
         return None
 
     def stages(self, tiles: int) -> int:
@@ -78,13 +78,13 @@ class Round:
         return is_held and self.shared(tiles) <= SHARED_BYTES
 
 
-class Streamed:
+class StreamedLinear:
     """A product that takes some rows. Where it does not, the library is as good."""
 
     def __init__(self, product: DenseLinear, is_gated: bool = False) -> None:
         weight = product.weight  # [inputs, outputs], laid out as [outputs, inputs]
         self._lines = weight.t()
-        self._round: Round | None = None
+        self._round: Wave | None = None
         size = weight.numel() * weight.element_size()
         self._is_small = size < LEAST_BYTES
         least = GATED_BYTES if is_gated else LEAST_BYTES
@@ -93,8 +93,10 @@ class Streamed:
             processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
             inputs, outputs = weight.shape
             shape = inputs, outputs, processors
-            self._round = Round.of(*shape, GATED_LINES, 1) if self._is_small else Round.of(*shape)
-        self._map = None if self._round is None else Map(self._lines, (self._round.lines, DEPTH))
+            self._round = Wave.of(*shape, GATED_LINES, 1) if self._is_small else Wave.of(*shape)
+        self._map = (
+            None if self._round is None else TensorMap(self._lines, (self._round.lines, DEPTH))
+        )
 
     def takes(self, rows: int, most: int) -> bool:
         """Up to `most`, from where on the library is faster."""
@@ -130,17 +132,17 @@ class Streamed:
         assert out.is_contiguous()
         kernel = _kernel(self._round, -(-rows // TILE), outcome, floor is not None)
         shape = rows, inputs, out.shape[1]
-        arguments = (self._map, Map(x, (rows, DEPTH)), out, *shape, floor or 0.0)
+        arguments = (self._map, TensorMap(x, (rows, DEPTH)), out, *shape, floor or 0.0)
         kernel.launch(self._round.programs, arguments)
 
 
 @cache
-def _kernel(round_: Round, tiles: int, outcome: Outcome, is_normed: bool) -> Kernel:
+def _kernel(round_: Wave, tiles: int, outcome: Outcome, is_normed: bool) -> Kernel:
     source = source_for(round_, tiles, outcome, is_normed)
     return Kernel(source, "streamed", (GROUPS + 1) * 128, round_.shared(tiles), round_.split)
 
 
-def source_for(round_: Round, tiles: int, outcome: Outcome, is_normed: bool = False) -> str:
+def source_for(round_: Wave, tiles: int, outcome: Outcome, is_normed: bool = False) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": round_.stages(tiles)}
     sizes |= {"LINES": round_.lines, "SPLIT": round_.split, "NORMED": int(is_normed)}
