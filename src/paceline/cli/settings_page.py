@@ -32,7 +32,7 @@ SCHEDULER_SENTENCES = {
     "swap_blocks_per_s": "preemption_mode auto: blocks swapped per second.",
     "enable_kv_cache_events": "Record stored and removed blocks for `Scheduler.cache_events`.",
     "lookahead_slots": "Additional KV positions that a drafter writes beyond the sequence.",
-    "swap_space": "Number of blocks in host memory for preempted sequences.",
+    "swap_space": "Number of blocks in host memory for preempted sequences and cached prefixes.",
 }
 
 
