@@ -18,7 +18,7 @@ from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool
 from paceline.kv.tables import BlockTables
 from paceline.kv.tier import HostTier, Stored
-from paceline.kv.unkeyed import Run
+from paceline.kv.unkeyed import UnkeyedRun
 from paceline.sched import hits, sealing
 from paceline.sched.accounting import Accounting
 from paceline.sched.changes import News
@@ -124,7 +124,7 @@ def blocks_are_left_behind_that_are_not_computed(original: Any) -> Any:
     return release
 
 
-@mutant(Run, "lose")
+@mutant(UnkeyedRun, "lose")
 def a_run_keeps_blocks_that_are_reused(_original: Any) -> Any:
     return lambda self, block: None
 

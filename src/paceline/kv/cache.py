@@ -1,4 +1,4 @@
-"""The KV cache as the scheduler sees it: block tables, the index of content, pools and fences."""
+"""The KV cache as the scheduler uses it: block tables, content index, pools and fences."""
 
 from collections import Counter
 from itertools import takewhile
@@ -15,15 +15,15 @@ from paceline.kv.tables import BlockTables
 
 
 def seal_nothing(slot: int) -> bool:
-    """A lookup that finds only what is sealed already."""
+    """Seal no further block: the lookup finds sealed blocks only."""
     return False
 
 
 class KVCache:
-    """A face for what needs several parts at once. Everything else is a method of one part:
+    """Operations that involve several of its parts. All others are methods of one part:
 
-    pool      blocks of the device: holders, free order, content
-    host      blocks of host memory
+    pool      device blocks: holders, free order, content
+    host      host blocks, likewise; none without `swap_space`
     tables    blocks by slot
     index     content by key
     fences    blocks that a step or a transfer copies
@@ -46,8 +46,8 @@ class KVCache:
     # -- finding ------------------------------------------------------------
 
     def lookup(self, sequence: Sequence, seal_resident: SealResident = seal_nothing) -> Hit:
-        """The longest cached prefix that leaves at least the last known token to compute: what the
-        device has, and behind it what the host has."""
+        """The longest cached prefix that leaves at least the last known token to compute: blocks on
+        the device, followed by blocks on the host."""
         hit = self.lookup_device(sequence, seal_resident)
         if not self.host.size or not self.index.enabled:
             return hit
@@ -55,17 +55,17 @@ class KVCache:
         return Hit(hit.device, hit.tokens + len(host) * self.block_size, host) if host else hit
 
     def lookup_device(self, sequence: Sequence, seal_resident: SealResident = seal_nothing) -> Hit:
-        """The part of a lookup that needs no copy."""
+        """The device part of `lookup`, which needs no copy."""
         if not self.index.enabled:
             return MISS
         found = self.index.find(sequence, self._usable(sequence), seal_resident)
         return Hit(tuple(found), len(found) * self.block_size) if found else MISS
 
     def _find_on_host(self, sequence: Sequence, first: int) -> tuple[int, ...]:
-        """Host blocks that hold what a sequence has from block `first` on.
+        """The host blocks that continue a sequence from its block `first`.
 
-        A block whose copy to the host is not confirmed ends the search: a runner may make that copy
-        at any time until its step is committed.
+        A block whose copy to the host is not confirmed ends the search: the runner may make that
+        copy at any time until the step is committed.
         """
         found: list[int] = []
         keys, usable = sequence.keys, self._usable(sequence)
@@ -82,29 +82,29 @@ class KVCache:
         return tuple(takewhile(lambda block: block not in provisional, found))
 
     def _usable(self, sequence: Sequence) -> int:
-        """Blocks that a hit may have."""
+        """Most blocks of a hit."""
         return (len(sequence.tokens) - 1) // self.block_size
 
     def missing(self, hit: Hit, tokens: int) -> int:
-        """Free blocks used up by taking `hit` and growing it to `tokens`."""
+        """Free blocks that `attach` uses. A host part needs new blocks, to be loaded into."""
         new = self.blocks_for(tokens) - len(hit.device)
         return new + self.pool.free_among(hit.device)
 
     # -- slots --------------------------------------------------------------
 
     def attach(self, slot: int, sequence: Sequence, hit: Hit, tokens: int) -> tuple[int, ...]:
-        """Give an empty slot the device blocks of `hit` plus new ones up to `tokens`. If the hit
+        """Give an empty slot the device blocks of `hit` and new ones up to `tokens`. If the hit
         has a host part, `load` must follow."""
-        self.pool.hold(hit.device)  # before taking, which would otherwise evict them
+        self.pool.hold(hit.device)  # first, so that `take` does not evict them
         blocks = hit.device + tuple(self.pool.take(self.blocks_for(tokens) - len(hit.device)))
         self.place(slot, sequence, blocks, len(hit.device))
         return blocks
 
     def load(self, slot: int, sequence: Sequence, hit: Hit, step: int) -> Pairs:
-        """Let `step` load the host part of a hit into the blocks of a slot. Returns the copies.
+        """Load the host part of a hit into the blocks of a slot, in `step`. Returns the copies.
 
-        Both ends are fenced until the step has run. The blocks can be found at once, pending on
-        the step, because it loads them before it computes.
+        Both ends are fenced until the step has run. The blocks are findable at once, with pending
+        seals, because the step loads them before it computes.
         """
         moves = hit.loads(self.tables.blocks(slot))
         device = tuple(block for _, block in moves)
@@ -113,24 +113,24 @@ class KVCache:
         return moves
 
     def place(self, slot: int, sequence: Sequence, blocks: tuple[int, ...], sealed: int) -> None:
-        """Map blocks that are held already into an empty slot; the first few are sealed."""
+        """Map held blocks into an empty slot. The first `sealed` of them are sealed."""
         self.tables.place(slot, blocks)
         self.index.enter(slot, sequence, sealed)
 
     def seal(self, slot: int, sequence: Sequence, tokens: int, step: int | None) -> None:
-        """Make the full blocks of the first `tokens` findable; pending until `step` commits."""
+        """Seal the full blocks of the first `tokens` positions; pending until `step` commits."""
         first, end = self.index.sealed[slot], min(tokens // self.block_size, len(sequence.keys))
         if end > first and self.index.enabled:
             self.index.seal(slot, sequence, self.tables.blocks(slot, first, end), step)
 
     def unseal(self, slot: int, sequence: Sequence, first: int) -> dict[int, bytes]:
-        """Let no block of a slot be found from block `first` on. Returns those that were findable
-        and the keys they had."""
+        """Make the blocks of a slot unfindable from block `first` on. Returns those that were
+        findable and the keys they had."""
         blocks = self.tables.blocks(slot, first, self.index.sealed[slot])
         keys = sequence.keys[first : first + len(blocks)]
         for block, key in zip(reversed(blocks), reversed(keys), strict=True):
             self.pool.unseal(block, key)
-        self.index.retract((slot, self.index.epoch[slot]))  # later the blocks have other owners
+        self.index.retract((slot, self.index.epoch[slot]))  # while the blocks are still its own
         return dict(zip(blocks, keys, strict=True))
 
     def fork(self, parent: int, slot: int, sequence: Sequence, tokens: int) -> Pairs:
@@ -141,20 +141,20 @@ class KVCache:
         return copies
 
     def rebase(self, slot: int, sequence: Sequence, parent: int, tokens: int) -> Pairs:
-        """Let a slot go on from the first `tokens` positions of `parent` instead of its own.
-        Returns the copies to make.
+        """Replace the first `tokens` positions of a slot with those of `parent`. Returns the copies
+        to make.
 
-        The full blocks of `parent` must be sealed, the slot be unlisted, and the keys of
-        `sequence` be those of the parent.
+        The full blocks of `parent` must be sealed, the slot must be unlisted, and `sequence` must
+        have the keys of the parent.
         """
         copies = self.tables.rebase(slot, parent, tokens)
         self.index.enter(slot, sequence, self.index.sealed[parent])
         return copies
 
     def release(self, slot: int, sequence: Sequence, tokens: int = 0) -> None:
-        """Drop all blocks, deepest first so that shared prefixes outlive tails.
+        """Drop all blocks of a slot, deepest first, so that shared prefixes are reused last.
 
-        The full ones of the first `tokens` positions stay findable.
+        The full blocks of the first `tokens` positions stay findable.
         """
         blocks = self.tables.clear(slot)
         self.index.leave(slot, sequence, blocks[: tokens // self.block_size])
@@ -168,7 +168,7 @@ class KVCache:
         return self.fences.confirm(step)
 
     def reset(self) -> bool:
-        """Forget all content on the device and on the host. False if any block is held."""
+        """Forget all content on the device and on the host. False if a block is held."""
         if self.pool.free < self.pool.size or self.host.free < self.host.size:
             return False
         self.pool.clear()
@@ -179,7 +179,7 @@ class KVCache:
         return True
 
     def check(self) -> None:
-        """Every invariant of the device blocks."""
+        """Verify every invariant of the device blocks."""
         occupied = self.tables.occupied()
         held = self.tables.count(occupied)
         held.update(Counter(self.fences.device_blocks()))

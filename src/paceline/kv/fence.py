@@ -1,4 +1,4 @@
-"""Fences: blocks that must not be reused before a step or a transfer is over."""
+"""Fences: blocks that must not be reused before a step or a transfer ends."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -10,14 +10,14 @@ from paceline.kv.pool import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class StepTicket:
-    """Over when the scheduler commits the step. Steps end in order."""
+    """Ends when the scheduler commits the step. Steps end in order."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class TransferTicket:
-    """Over when the transfer is reported as done. Transfers end in any order."""
+    """Ends when the transfer is reported as done. Transfers end in any order."""
 
     id: int
 
@@ -27,18 +27,18 @@ Ticket = StepTicket | TransferTicket
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The blocks that a step or a transfer copies, and what its end makes true."""
+    """The blocks that a step or a transfer copies, and what is complete when it ends."""
 
     ticket: Ticket
     device: tuple[int, ...] = ()
     host: tuple[int, ...] = ()
-    arriving: tuple[int, ...] = ()  # serials whose device blocks are complete only then
-    stored: tuple[int, ...] = ()  # serials whose content is on the host only then
+    arriving: tuple[int, ...] = ()  # serials whose device blocks are complete at its end
+    stored: tuple[int, ...] = ()  # serials whose content is on the host at its end
     keys: tuple[tuple[int, bytes], ...] = ()  # provisional: host blocks and the keys they will have
 
 
 class Fences:
-    """A fence is one more holder of each of its blocks, until its ticket is over.
+    """A fence is one more holder of each of its blocks, until its ticket ends.
 
         plan 7      swap_out (d3, h0)     d3: held by the fence alone    h0: sequence, fence
         commit 7                          d3: free                       h0: sequence
@@ -49,7 +49,7 @@ class Fences:
 
     def __init__(self, device: BlockPool, host: BlockPool) -> None:
         self._device, self._host = device, host
-        self._steps: deque[Fence] = deque()  # tickets are StepTickets that never fall
+        self._steps: deque[Fence] = deque()  # with StepTickets, in ascending order
         self._transfers: dict[TransferTicket, list[Fence]] = {}
 
     def __iter__(self) -> Iterator[Fence]:
@@ -58,24 +58,24 @@ class Fences:
             yield from fences
 
     def add(self, fence: Fence) -> None:
-        """Raise a fence: hold its blocks until its ticket is over."""
+        """Raise a fence: hold its blocks until its ticket ends."""
         self._device.hold(fence.device)
         self._host.hold(fence.host)
         if isinstance(fence.ticket, TransferTicket):
             self._transfers.setdefault(fence.ticket, []).append(fence)
             return
-        assert not self._steps or step_of(self._steps[-1]) <= fence.ticket.step, (
-            "steps run in order"
-        )
+        latest = step_of(self._steps[-1]) if self._steps else fence.ticket.step
+        step = fence.ticket.step
+        assert latest <= step, f"steps run in order: step {latest} has a fence before step {step}"
         self._steps.append(fence)
 
     def add_copies(self, step: int, copies: Pairs, arriving: Iterable[int] = ()) -> None:
-        """Fence both ends of copies on the device that `step` makes. The sequences in `arriving`
-        begin with them."""
+        """Fence both ends of the device copies of `step`. The sequences in `arriving` use the
+        copies."""
         device = tuple(block for pair in copies for block in pair)
         self.add(Fence(StepTicket(step), device, arriving=tuple(arriving)))
 
-    # -- tickets that are over ----------------------------------------------
+    # -- tickets that end ---------------------------------------------------
 
     def confirm(self, step: int) -> bool:
         """The device has run all steps up to `step`. Returns whether any fence was lifted."""
@@ -93,8 +93,8 @@ class Fences:
         return bool(fences)
 
     def hand_back(self, step: int, before: int | None) -> None:
-        """`step` turned out empty and will not run. Its fences join those of step `before`, the
-        latest in flight, or are lifted at once if no step is in flight."""
+        """`step` is empty and will not run. Move its fences to step `before`, the latest in flight,
+        or lift them if no step is in flight."""
         own: list[Fence] = []
         while self._steps and step_of(self._steps[-1]) == step:
             own.append(self._steps.pop())
@@ -105,17 +105,17 @@ class Fences:
                 self._steps.append(replace(fence, ticket=StepTicket(before)))
 
     def retract(self) -> list[int]:
-        """All steps in flight failed. Returns the serials that they were to store on the host."""
+        """All steps in flight failed. Returns the serials whose content did not reach the host."""
         fences = list(reversed(self._steps))
         self._steps.clear()
         return self._give_up(fences)
 
     def retract_transfer(self, ticket: TransferTicket) -> list[int]:
-        """A transfer failed. Returns the serials that it was to store on the host."""
+        """A transfer failed. Returns the serials whose content did not reach the host."""
         return self._give_up(reversed(self._transfers.pop(ticket, [])))
 
     def _give_up(self, fences: Iterable[Fence]) -> list[int]:
-        """Lift fences, latest first, whose copies never came about."""
+        """Lift fences, latest first, whose copies were not made."""
         lost: list[int] = []
         for fence in fences:
             for block, key in reversed(fence.keys):
@@ -129,28 +129,28 @@ class Fences:
         self._device.drop(reversed(fence.device))
         self._host.drop(reversed(fence.host))
 
-    # -- what is under way --------------------------------------------------
+    # -- copies in flight ---------------------------------------------------
 
     @property
     def arriving(self) -> set[int]:
-        """Serials of residents whose blocks are complete only after the steps in flight."""
+        """Serials of residents whose blocks are complete when the steps in flight have run."""
         return {serial for fence in self._steps for serial in fence.arriving}
 
     @property
     def coming(self) -> int:
-        """Device blocks that are free as soon as the steps in flight have run. Blocks of a
-        transfer do not count: it may last for many steps."""
+        """Device blocks that become free when the steps in flight have run. Blocks of transfers
+        do not count: a transfer may last for many steps."""
         fenced = Counter(block for fence in self._steps for block in fence.device)
         holders = self._device.holders
         return sum(1 for block, count in fenced.items() if holders(block) == count)
 
     @property
     def provisional(self) -> set[int]:
-        """Host blocks whose content is still on its way."""
+        """Host blocks whose content has not been confirmed."""
         return {block for fence in self for block, _ in fence.keys}
 
     def is_storing(self, serial: int) -> bool:
-        """Is content of this sequence still on its way to the host?"""
+        """Whether content of this sequence is still being copied to the host."""
         return any(serial in fence.stored for fence in self)
 
     def device_blocks(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a lookup finds of a sequence, and where."""
+"""The result of a lookup: the cached prefix of a sequence, and where it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class Hit:
         device    host          to compute
         b4 b7     h2 h0 h5      . . . .
 
-    The device part counts at once. The host part counts when it has been loaded into device
-    blocks, which the step that admits the sequence does before it computes.
+    The device part can be used at once. The host part must be loaded into device blocks first; the
+    step that admits the sequence does so before it computes.
     """
 
     device: tuple[int, ...]
@@ -22,8 +22,8 @@ class Hit:
     host: tuple[int, ...] = ()
 
     def loads(self, blocks: Sequence[int]) -> Pairs:
-        """What must move before all of the hit counts: pairs of a host block and a device block.
-        `blocks` are all device blocks of the sequence, in order."""
+        """The copies that the hit needs before it can be used: pairs of a host block and a device
+        block. `blocks` are the device blocks of the sequence, in order."""
         first = len(self.device)
         return tuple(zip(self.host, blocks[first : first + len(self.host)], strict=True))
 

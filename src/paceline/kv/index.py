@@ -1,4 +1,4 @@
-"""The index of content: which blocks can be found by the tokens they hold."""
+"""The content index: finds blocks by the tokens they hold."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from paceline.core.events import BlockStored, CacheEvent
 from paceline.core.request import Sequence
 from paceline.kv.keys import KEY_BYTES, Keys
 from paceline.kv.pool import BlockPool
-from paceline.kv.unkeyed import Run, Unkeyed
+from paceline.kv.unkeyed import Unkeyed, UnkeyedRun
 
 SealResident = Callable[[int], bool]
-"""Seals what the resident of a slot has filled. Returns whether there was anything to seal."""
+"""Seals the blocks that the resident of a slot has filled. Returns whether there were any."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Seals of blocks that a step in flight is to fill, for the resident of a slot and epoch."""
+    """Seals of blocks that a step in flight fills, for the resident of a slot and epoch."""
 
     step: int
     slot: int
@@ -31,13 +31,13 @@ class ContentIndex:
         blocks of slot s    b0 b1 b2 b3 b4      sealed[s] = 3: the first three are findable by key
                             -------- ~~
 
-    A full block is sealed when a lookup may need what is in it; `unkeyed` lists the blocks that
-    wait for that. It may be sealed as soon as the step that fills it is planned, because the device
-    runs steps in order. Until that step is committed the seal is pending, and `retract` takes
-    pending seals back if the step fails.
+    A full block is sealed when a lookup may need its content; `unkeyed` lists the full blocks that
+    are not sealed. A block may be sealed as soon as the step that fills it is planned, because the
+    device runs steps in order. Until that step is committed the seal is pending, and `retract`
+    removes pending seals if the step fails.
 
-    `rivals` are slots that compute content which another slot computes too. The copy that is
-    filled first is to be found, so their blocks are sealed as they fill.
+    `rivals` are slots that compute content which another slot computes too. Lookups return the
+    block that was filled first, so the blocks of rivals are sealed as they fill.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class ContentIndex:
         self.events = events
         self.keys = Keys(block_size)
         self.sealed = [0] * slots
-        self.epoch = [0] * slots  # rises when a slot changes hands, as in the SlotTable
+        self.epoch = [0] * slots  # rises when a slot changes hands, as in `SlotTable`
         self.unkeyed = Unkeyed()
         self.rivals: set[int] = set()
         self._pool = pool
         self._block_size = block_size
-        self._start = [b""] * slots  # the entry of `unkeyed` that each slot stands in
+        self._start = [b""] * slots  # the entry of each slot in `unkeyed`
         self._pending: deque[Pending] = deque()  # by step
 
     # -- keys ---------------------------------------------------------------
@@ -68,7 +68,7 @@ class ContentIndex:
             self.keys.extend(sequence.keys, sequence.request, sequence.tokens)
 
     def extend_keys_by_one(self, sequence: Sequence) -> None:
-        """Compute the next key of a sequence, and those behind it that need no hashing."""
+        """Compute the next key of a sequence, and the following ones that need no hashing."""
         self.keys.further(sequence.keys, sequence.request, sequence.tokens)
 
     def tail(self, slot: int, sequence: Sequence) -> bytes:
@@ -97,11 +97,11 @@ class ContentIndex:
     def _key_what_follows(
         self, sequence: Sequence, found: int, seal_resident: SealResident
     ) -> bool:
-        """Key the blocks that may hold what a sequence has behind `found` blocks. Returns whether
-        there were any."""
+        """Key the blocks that may continue a sequence after `found` blocks. Returns whether there
+        were any."""
         keyed, start = False, self._start_of(sequence, found)
         for entry in self.unkeyed.at(start) + self.unkeyed.at(start[:KEY_BYTES]):
-            if not isinstance(entry, Run):
+            if not isinstance(entry, UnkeyedRun):
                 keyed |= seal_resident(entry)
             elif keys := self._key_run(entry):
                 keyed = True
@@ -111,8 +111,8 @@ class ContentIndex:
                     sequence.keys[found:] = keys  # they need not be hashed again
         return keyed
 
-    def _key_run(self, run: Run) -> list[bytes]:
-        """Key the blocks of a run, unless that has been done by now."""
+    def _key_run(self, run: UnkeyedRun) -> list[bytes]:
+        """Key the blocks of a run and return the keys. Empty if the run has been keyed before."""
         if not run.blocks:
             return []
         parent = run.start[:KEY_BYTES]
@@ -124,8 +124,8 @@ class ContentIndex:
         return keys
 
     def _key_equals(self, parent: bytes, keys: list[bytes], content: bytes) -> None:
-        """Key also the runs, and make rivals of the residents, whose first unkeyed block equals
-        one of these. A lookup goes past that block without a look at what it begins."""
+        """Key the runs whose first unkeyed block equals one of these, and make residents like that
+        rivals. Otherwise a lookup would pass that block and miss the blocks behind it."""
         starts = range(0, len(content), self.keys.width)
         for before, first in zip((parent, *keys), starts, strict=False):
             self.rivals.update(self._alike(before + content[first : first + self.keys.width]))
@@ -134,7 +134,7 @@ class ContentIndex:
         """Key the runs with this start, and return the residents that have it."""
         slots: list[int] = []
         for entry in self.unkeyed.at(start):
-            if isinstance(entry, Run):
+            if isinstance(entry, UnkeyedRun):
                 self._key_run(entry)
             else:
                 slots.append(entry)
@@ -143,20 +143,19 @@ class ContentIndex:
     # -- slots --------------------------------------------------------------
 
     def enter(self, slot: int, sequence: Sequence, sealed: int) -> None:
-        """A sequence has its blocks in a slot. The first few are sealed; the others can be found
-        from now on."""
+        """List the blocks of a sequence that takes a slot. The first `sealed` are sealed."""
         if self.enabled:
             self.sealed[slot] = sealed
             self._list(slot, sequence)
 
     def unlist(self, slot: int) -> None:
-        """The unsealed blocks of a slot cannot be found until it is entered again."""
+        """Make the unsealed blocks of a slot unfindable until `enter` lists them again."""
         if self.enabled:
             self.unkeyed.remove(self._start[slot], slot)
 
     def _list(self, slot: int, sequence: Sequence) -> None:
-        """Let the unsealed blocks of a slot be found. Of equal blocks the one that was filled first
-        is found, so where several may come to be, keys cannot wait for a lookup."""
+        """List the unsealed blocks of a slot. Lookups return the block that was filled first, so
+        slots that fill equal blocks are rivals, which do not wait for a lookup to get keys."""
         self._start[slot] = start = self._start_of(sequence, self.sealed[slot])
         if len(start) > KEY_BYTES:
             self._watch(slot, sequence, start)
@@ -172,7 +171,7 @@ class ContentIndex:
             self.rivals.add(slot)
 
     def leave(self, slot: int, sequence: Sequence, full: list[int]) -> None:
-        """A sequence leaves its slot. Its blocks in `full` stay findable until they are reused."""
+        """Empty a slot. The blocks in `full` stay findable until they are reused."""
         if self.enabled:
             self._leave_run(slot, sequence, full)
             self.rivals.discard(slot)
@@ -180,9 +179,9 @@ class ContentIndex:
         self.epoch[slot] += 1
 
     def _leave_run(self, slot: int, sequence: Sequence, full: list[int]) -> None:
-        """Leave the unkeyed blocks in `full` behind as a run.
+        """Turn the unkeyed blocks in `full` into a run.
 
-        Not if events are reported, or if the keys need more than tokens: then they are sealed.
+        They are sealed instead if cache events are recorded, or if keys depend on items.
         """
         if self.events is not None or sequence.request.items:
             self.extend_keys(sequence)
@@ -194,7 +193,7 @@ class ContentIndex:
         start = listed if len(listed) > KEY_BYTES else self._start_of(sequence, first)
         size = self._block_size
         content = sequence.tokens[first * size : len(full) * size].tobytes()
-        run = Run(self.unkeyed, start, content, full[first:])
+        run = UnkeyedRun(self.unkeyed, start, content, full[first:])
         if start == listed:
             self.unkeyed.succeed(start, slot, run)
         else:
@@ -233,13 +232,13 @@ class ContentIndex:
         )
 
     def confirm(self, step: int) -> None:
-        """The device has run `step`: what it was to fill is filled."""
+        """The device has run `step`: its seals are no longer pending."""
         while self._pending and self._pending[0].step <= step:
             self._pending.popleft()
 
     def retract(self, owner: tuple[int, int] | None = None) -> dict[int, bytes]:
-        """Steps in flight failed: forget the blocks they were to fill, for all slots or for one
-        slot and epoch. Returns these blocks and the keys they had."""
+        """Steps in flight failed: remove their pending seals, of all slots or of one slot and
+        epoch. Returns the blocks that were findable and the keys they had."""
         forgotten: dict[int, bytes] = {}
         pending, self._pending = self._pending, deque()
         while pending:
@@ -258,10 +257,9 @@ class ContentIndex:
         self._pending.clear()
 
     def check(self, occupied: list[int]) -> None:
-        """Every invariant; `occupied` are the slots that hold blocks."""
-        assert sorted(self.unkeyed.slots()) == (occupied if self.enabled else []), (
-            "slots not listed"
-        )
+        """Verify every invariant. `occupied` are the slots that hold blocks."""
+        listed, expected = sorted(self.unkeyed.slots()), occupied if self.enabled else []
+        assert listed == expected, f"slots {listed} are listed, not {expected}"
         for run in self.unkeyed.runs():
             free = not any(map(self._pool.holders, run.blocks))
-            assert run.blocks and free, f"the blocks {run.blocks} of a run are held"
+            assert run.blocks and free, f"a run has blocks {run.blocks}, none or some of them held"

@@ -1,4 +1,4 @@
-"""Content keys: a chained, collision-resistant name for every full block."""
+"""Content keys: a chained, collision-resistant hash for every full block."""
 
 from collections import OrderedDict
 from hashlib import blake2b
@@ -10,12 +10,12 @@ from paceline.core.request import Item, Request
 KEY_BYTES = 16
 BYTES_PER_TOKEN = 4
 BLANK = blake2b(digest_size=KEY_BYTES)
-CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # a stem grows by chunks, up to so many blocks
-MEMO_STEMS = 4096  # that are remembered
+CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # blocks; a stem grows by chunks up to this length
+MEMO_STEMS = 4096  # stems in the memo
 
 
 def root_key(block_size: int, adapter: str, salt: str) -> bytes:
-    """What the first block chains to; equal prompts of another root never share."""
+    """The key that the first block chains to. Prompts with different roots never share blocks."""
     digest = blake2b(digest_size=KEY_BYTES, person=b"paceline-root")
     for part in (str(block_size), adapter, salt):
         encoded = part.encode()
@@ -24,7 +24,7 @@ def root_key(block_size: int, adapter: str, salt: str) -> bytes:
 
 
 def item_bytes(items: tuple[Item, ...], first: int, end: int) -> bytes:
-    """The items that cover positions `first:end`, with their place relative to `first`."""
+    """The items that overlap positions `first:end`, with their offsets relative to `first`."""
     parts: list[bytes] = []
     for item in items:
         if item.offset < end and item.offset + item.length > first:
@@ -35,20 +35,21 @@ def item_bytes(items: tuple[Item, ...], first: int, end: int) -> bytes:
 
 
 def digest(content: bytes) -> bytes:
-    blank = BLANK.copy()  # half the price of a new one
+    blank = BLANK.copy()  # costs half as much as a new one
     blank.update(content)
     return blank.digest()
 
 
 class Stem(NamedTuple):
-    """Some blocks in a row: their tokens, and their keys."""
+    """Consecutive blocks: their tokens and their keys."""
 
     content: bytes
     keys: list[bytes]
 
     def agrees(self, content: bytes, at: int, width: int) -> int:
-        """With how many of its blocks `content` goes on at some byte, if not with all of them."""
-        low, high = 1, len(self.keys)  # it is known by the first
+        """How many leading blocks of the stem `content` has at byte `at`. At least one and not all,
+        which the caller has checked."""
+        low, high = 1, len(self.keys)
         while high - low > 1:
             middle = (low + high) // 2
             if content.startswith(self.content[: middle * width], at):
@@ -59,7 +60,10 @@ class Stem(NamedTuple):
 
 
 class Keys:
-    """Names blocks by content. Each key commits to its whole prefix."""
+    """Computes the keys of blocks. Each key depends on the whole prefix.
+
+    A memo holds the keys of stems that were hashed before, because prompts often begin alike.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -73,11 +77,11 @@ class Keys:
         return root_key(self.block_size, request.adapter, request.cache_salt)
 
     def parent(self, keys: list[bytes], request: Request, block: int) -> bytes:
-        """What a block chains to: the key before it, or the root."""
+        """The key that a block chains to: that of the block before it, or the root."""
         return keys[block - 1] if block else self.root(request)
 
     def start(self, keys: list[bytes], request: Request, tokens: I32, block: int) -> bytes:
-        """What a block chains to, and behind it its tokens, if all of them are known."""
+        """The key that a block chains to, followed by the tokens of the block if all are known."""
         parent, size = self.parent(keys, request, block), self.block_size
         content = tokens[block * size : (block + 1) * size]
         return parent + content.tobytes() if len(content) == size else parent
@@ -96,7 +100,7 @@ class Keys:
                 self._remember(keys, request, tokens)
 
     def further(self, keys: list[bytes], request: Request, tokens: I32) -> None:
-        """Append all keys that need no hashing, and one more if there is a block for it."""
+        """Append all keys that the memo has, and one more if there is a full block for it."""
         if request.items:
             keys += self._with_items(keys, request, tokens, len(keys) + 1)
             return
@@ -107,7 +111,7 @@ class Keys:
             self._remember(keys, request, tokens)
 
     def _recall(self, keys: list[bytes], request: Request, tokens: I32) -> bool:
-        """Append the keys that come next and are remembered; were there any?"""
+        """Append the next keys that the memo has. Returns whether there were any."""
         width, done = self.width, len(keys)
         start = self.start(keys, request, tokens, done)
         if start not in self._memo:
@@ -127,7 +131,8 @@ class Keys:
     def _join(
         self, front: tuple[bytes, Stem] | None, start: bytes, stem: Stem
     ) -> tuple[bytes, Stem]:
-        """Remember what was recalled one after the other as one; how it is known, and itself."""
+        """Merge two adjacent stems of the memo if the result is not too long. Returns the stem to
+        merge with the next one, and its place in the memo."""
         if front is None or len(front[1].keys) + len(stem.keys) > LONGEST_STEM:
             return start, stem
         start, before = front
@@ -135,7 +140,7 @@ class Keys:
         return start, joined
 
     def _remember(self, keys: list[bytes], request: Request, tokens: I32) -> None:
-        """Remember the deepest chunk if it is whole, because prompts often begin alike."""
+        """Add the deepest chunk to the memo if it is complete."""
         size, end = self.block_size, len(keys)
         if end % CHUNK_BLOCKS:
             return
@@ -149,7 +154,7 @@ class Keys:
             self._memo.popitem(last=False)
 
     def chain(self, parent: bytes, content: bytes) -> list[bytes]:
-        """The keys of blocks without items that come after `parent`."""
+        """The keys of consecutive blocks without items, the first of which chains to `parent`."""
         width = self.width
         keys: list[bytes] = []
         for first in range(0, len(content), width):

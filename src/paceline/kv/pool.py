@@ -1,13 +1,13 @@
-"""Physical blocks: how many holders each has, which may be reused, what they contain."""
+"""Physical blocks: their holders, their content, and the order in which they are reused."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
-from paceline.kv.unkeyed import Run
+from paceline.kv.unkeyed import UnkeyedRun
 
-LOT, REMEMBERED = 16, 1024  # `find` remembers so many beginnings, each of a multiple of a lot
+LOT, REMEMBERED = 16, 1024  # `find` memoizes up to 1024 prefixes, each a multiple of 16 blocks
 
 
 class BlockPool:
@@ -15,12 +15,12 @@ class BlockPool:
 
     Every block is in exactly one of three places:
 
-        held      holders > 0                                    in block tables
+        held      holders > 0: block tables, fences, swapped sequences
         blank     no holder, no content; reused first, last in first out
         idle      no holder, findable by key or in a run; reused oldest first
 
-    so freeing is caching, and taking from `idle` is eviction. With `free_order="lru"`
-    blocks without content queue up in `idle` too, once they have been used.
+    A freed block thus stays cached, and taking an idle block evicts its content. With
+    `free_order="lru"`, used blocks without content are idle too.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class BlockPool:
         self._blank_first = free_order == "unsealed_first"
         self._events = events
         self._holders = [0] * blocks
-        self._content: list[bytes | Run | None] = [None] * blocks  # a key, or what will get one
+        self._content: list[bytes | UnkeyedRun | None] = [None] * blocks  # a key, or its run
         self._by_key: dict[bytes, int] = {}
         self._twins: dict[bytes, list[int]] = {}  # further blocks of the same content
-        self._found: dict[bytes, list[int]] = {}  # by `find`, in whole lots, by the deepest key
+        self._found: dict[bytes, list[int]] = {}  # memo of `find`: whole lots, by the deepest key
         self._blank = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -53,8 +53,9 @@ class BlockPool:
         return self._holders[block]
 
     def take(self, count: int) -> list[int]:
-        """Take the free blocks that are least worth keeping, forgetting what they held."""
-        assert count <= len(self._blank) + len(self._idle), f"{count} blocks are not free"
+        """Take free blocks, blank ones first, and forget the content of the others."""
+        free = len(self._blank) + len(self._idle)
+        assert count <= free, f"cannot take {count} blocks: {free} are free"
         keep = max(len(self._blank) - count, 0)
         taken = self._blank[keep:]
         del self._blank[keep:]
@@ -71,7 +72,7 @@ class BlockPool:
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add a holder to each, rescuing those that are free from reuse."""
+        """Add a holder to each block. Free blocks with content become held again."""
         holders, idle = self._holders, self._idle
         for block in blocks:
             count = holders[block]
@@ -80,34 +81,34 @@ class BlockPool:
             holders[block] = count + 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """Remove one holder from each; those with content age in the order given."""
+        """Remove one holder from each block. Freed blocks with content are reused in this order."""
         holders, content, blank_first = self._holders, self._content, self._blank_first
         blank, idle = self._blank, self._idle
         for block in blocks:
             left = holders[block] - 1
             holders[block] = left
             if left <= 0:
-                assert left == 0, f"block {block} dropped twice"
+                assert left == 0, f"block {block} is dropped and has no holder"
                 if blank_first and content[block] is None:
                     blank.append(block)
                 else:
                     idle[block] = None
 
     def seal(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
-        """Record the full content of each block. Returns the keys that no block had before."""
+        """Make full blocks findable by key. Returns the keys that no other block has."""
         content = self._content
         assert all(map(self._holders.__getitem__, blocks)), f"one of {blocks} has no holder"
         assert not any(content[block] for block in blocks), f"one of {blocks} is sealed twice"
         return self._record(blocks, keys)
 
-    def keep(self, run: Run) -> None:
-        """Treat the blocks of a run as content worth keeping, though they have no keys yet."""
+    def keep(self, run: UnkeyedRun) -> None:
+        """Keep the blocks of a run as cached content although they have no keys yet."""
         content = self._content
         for block in run.blocks:
             content[block] = run
 
-    def key_run(self, run: Run, keys: Sequence[bytes]) -> None:
-        """Give the blocks of a run their keys. The run is empty then."""
+    def key_run(self, run: UnkeyedRun, keys: Sequence[bytes]) -> None:
+        """Give the blocks of a run their keys, which empties the run."""
         self._record(run.blocks, keys)
         run.blocks = []
 
@@ -123,8 +124,8 @@ class BlockPool:
         return new
 
     def unseal(self, block: int, key: bytes) -> bool:
-        """Take back a seal whose content never came to be. False if the block was taken since,
-        which took the seal with it."""
+        """Make a block unfindable whose content was not written. False if the block has been taken
+        since, which removed the key."""
         if self._content[block] != key:
             return False
         self._forget(block)
@@ -134,7 +135,7 @@ class BlockPool:
         return True
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
-        """Blocks with the given contents, as many as there are without a gap."""
+        """The blocks with these keys, up to the first key without a block."""
         found = self._found_before(keys)
         known = len(found)
         for key in keys[known:]:
@@ -150,22 +151,22 @@ class BlockPool:
         return found
 
     def _found_before(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of as many keys as make whole lots, if they are remembered."""
+        """The memoized blocks of the leading whole lots of keys; empty if there are none."""
         edge = len(keys) - len(keys) % LOT
         known = self._found.get(keys[edge - 1]) if edge else None
         return known[len(known) - edge :] if known and len(known) >= edge else []
 
     def has(self, key: bytes) -> bool:
-        """Is there a block with this content?"""
+        """Whether a block has this key."""
         return key in self._by_key
 
     def free_among(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks` are on the free list, so that holding them uses it up."""
+        """How many of `blocks` have no holder. Holding these reduces `free`."""
         return list(map(self._holders.__getitem__, blocks)).count(0)
 
     def clear(self) -> None:
-        """Forget every key. Only while nothing is held."""
-        assert self.free == self.size, "blocks are held"
+        """Forget all content. No block may be held."""
+        assert self.free == self.size, f"cannot clear: {self.size - self.free} blocks are held"
         self._content = [None] * self.size
         self._by_key.clear()
         self._found.clear()
@@ -196,16 +197,19 @@ class BlockPool:
             del self._twins[key]
 
     def check(self, held: dict[int, int]) -> None:
-        """Verify every invariant against an independent count of holders."""
+        """Verify every invariant. `held` is an independent count of holders by block."""
         blank = set(self._blank)
-        assert len(blank) == len(self._blank), "a block is blank twice"
+        assert len(blank) == len(self._blank), "a block is twice in the list of blank blocks"
         for block in range(self.size):
-            assert self._holders[block] == held.get(block, 0), f"block {block} leaked"
+            holders, expected = self._holders[block], held.get(block, 0)
+            assert holders == expected, f"block {block} has {holders} holders, not {expected}"
             places = (self._holders[block] > 0) + (block in blank) + (block in self._idle)
             assert places == 1, f"block {block} is in {places} places"
-            assert block not in blank or not self._content[block], f"{block} is not blank"
+            assert block not in blank or not self._content[block], (
+                f"blank block {block} has content"
+            )
         named = {block: key for block, key in enumerate(self._content) if isinstance(key, bytes)}
         listed = {block: key for key, block in self._by_key.items()}
         listed |= {block: key for key, twins in self._twins.items() for block in twins}
-        assert named == listed, "keys and blocks disagree"
-        assert all(self._twins.values()), "an empty list of twins"
+        assert named == listed, "the keys of the blocks differ from the blocks of the keys"
+        assert all(self._twins.values()), "a key has an empty list of twins"

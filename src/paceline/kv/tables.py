@@ -17,7 +17,7 @@ class BlockTables:
         table[s]   b0 b1 b2 b3 b4  .  .         held[s] = 5: blocks of slot s
 
     Every entry is one holder of its block in the pool. Only the methods of this class index
-    `table`, so that it can get a further axis without a change elsewhere.
+    `table`, so adding an axis to it changes no other module.
     """
 
     def __init__(self, pool: BlockPool, slots: int, blocks: int, block_size: int) -> None:
@@ -39,7 +39,7 @@ class BlockTables:
         return self.held[slot] * self.block_size
 
     def short(self, slot: Index, tokens: I32) -> I32:
-        """Blocks that each slot lacks to hold `tokens[i]` positions."""
+        """Blocks that each slot needs in addition to hold `tokens[i]` positions."""
         need = -(-tokens // self.block_size) - self.held[slot]
         return np.maximum(need, 0)
 
@@ -49,7 +49,8 @@ class BlockTables:
         return {block for block, count in held.items() if self._pool.holders(block) == count}
 
     def shared(self, slot: int) -> int:
-        """Leading blocks of a slot that have further holders. Sharing ends where a prefix ends."""
+        """Leading blocks of a slot that have other holders too. Only prefixes are shared, so a
+        binary search finds the last one."""
         row, low, high = self.table[slot], 0, int(self.held[slot])
         while low < high:
             middle = (low + high) // 2
@@ -65,21 +66,22 @@ class BlockTables:
         return slots
 
     def count(self, slots: list[int]) -> Counter[int]:
-        """How often each block stands in the rows of `slots`."""
+        """How often each block occurs in the rows of `slots`."""
         return Counter(block for slot in slots for block in self.blocks(slot))
 
     # -- filling and emptying -----------------------------------------------
 
     def place(self, slot: int, blocks: Sequence[int]) -> None:
-        """Map blocks into an empty slot. The caller has held them."""
-        assert self.held[slot] == 0, f"slot {slot} already holds blocks"
-        assert len(blocks) <= self.table.shape[1], f"slot {slot} has no room for {len(blocks)}"
+        """Map blocks into an empty slot. The caller holds them."""
+        most = self.table.shape[1]
+        assert self.held[slot] == 0, f"slot {slot} already holds {self.held[slot]} blocks"
+        assert len(blocks) <= most, f"slot {slot} has room for {most} blocks, not {len(blocks)}"
         row = slot * self.table.strides[0]
         struct.pack_into(f"{len(blocks)}i", self.table.data, row, *blocks)  # faster than numpy
         self.held[slot] = len(blocks)
 
     def clear(self, slot: int) -> list[int]:
-        """Empty a slot and return the blocks it had. The caller drops them."""
+        """Empty a slot and return its blocks. The caller drops them."""
         blocks = self.blocks(slot)
         self.held[slot] = 0
         return blocks
@@ -123,9 +125,9 @@ class BlockTables:
         return self._copy_of_rest(parent, slot, tokens)
 
     def rebase(self, slot: int, parent: int, tokens: int) -> Pairs:
-        """Let a slot go on from the first `tokens` positions of `parent` instead of its own.
+        """Replace the first `tokens` positions of a slot with those of `parent`.
 
-        It keeps its own block for what comes next. Returns the copies to make.
+        The slot keeps its own block for the next position. Returns the copies to make.
         """
         full = tokens // self.block_size
         shared = self.blocks(parent, end=full)
@@ -135,6 +137,6 @@ class BlockTables:
         return self._copy_of_rest(parent, slot, tokens)
 
     def _copy_of_rest(self, parent: int, slot: int, tokens: int) -> Pairs:
-        """The copy of the block that `tokens` end within, if they do."""
+        """The copy of the partial last block; empty if `tokens` fill whole blocks."""
         full, rest = divmod(tokens, self.block_size)
         return ((int(self.table[parent, full]), int(self.table[slot, full])),) if rest else ()

@@ -1,4 +1,4 @@
-"""Host memory for sequences that give way: what is stored there, and where."""
+"""The host tier: where the content of swapped sequences is in host memory."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.fence import Fence, StepTicket
 
-Content = bytes | int  # a key, or the device block itself where it has none
+Content = bytes | int  # a key, or the device block if it has none
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where on the host the first `tokens` positions of a sequence are."""
+    """The host blocks of the first `tokens` positions of a sequence."""
 
     blocks: tuple[int, ...]
     tokens: int
@@ -24,7 +24,9 @@ class HostTier:
     """Host blocks by sequence.
 
     Equal content is stored once: full blocks are found by key, in the host pool as on the device.
-    Both ends of every copy are fenced until the step that lists it has run.
+    A block keeps its content until the host pool reuses it, also when its sequence has returned or
+    ended, and `KVCache.lookup` finds it for any sequence. Both ends of every copy are fenced until
+    the step that lists it has run.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -35,20 +37,21 @@ class HostTier:
         return self._stored[sequence.serial]
 
     def ready(self, sequence: Sequence) -> bool:
-        """Has everything that is stored for a sequence reached the host?"""
+        """Whether all blocks stored for a sequence have reached the host."""
         return not self._cache.fences.is_storing(sequence.serial)
 
     # -- moving -------------------------------------------------------------
 
     def moves(self, sequences: list[Sequence], tokens: list[int]) -> int:
-        """Blocks that storing these residents would copy."""
+        """Number of blocks that `store` would copy for these residents."""
         wanted = self._wanted(sequences, tokens)
         return sum(1 for content in wanted if self._home(content) is None)
 
     def store(self, sequences: list[Sequence], tokens: list[int], step: int) -> Pairs | None:
-        """Keep the first `tokens[i]` positions of each resident; None if there is no room.
+        """Store the first `tokens[i]` positions of each resident. Returns the copies, or None if
+        the host has no room.
 
-        Their device blocks stay fenced until `step` has copied them; the caller releases them.
+        The device blocks are fenced until `step` has copied them. The caller releases the slots.
         """
         pool = self._cache.host
         wanted = self._wanted(sequences, tokens)
@@ -79,7 +82,7 @@ class HostTier:
         return moves
 
     def need(self, sequences: list[Sequence], spans: list[int]) -> int:
-        """Device blocks that bring these back with room for `spans[i]` positions, at most."""
+        """Most device blocks that `restore` takes, with room for `spans[i]` positions each."""
         stored = [self._stored[sequence.serial] for sequence in sequences]
         distinct = {block for one in stored for block in one.blocks}
         growth = zip(stored, spans, strict=True)
@@ -90,7 +93,8 @@ class HostTier:
     def restore(
         self, sequences: list[Sequence], slots: list[int], spans: list[int], step: int
     ) -> Pairs:
-        """Bring sequences back into empty slots; what is still on the device is not copied."""
+        """Bring sequences back into empty slots. Returns the copies to make: content that is
+        still on the device is not copied."""
         cache = self._cache
         here: dict[int, int] = {}  # host block to the device block that has its content now
         moves: list[tuple[int, int]] = []
@@ -116,14 +120,15 @@ class HostTier:
     def _still_here(
         self, sequence: Sequence, stored: Stored, here: dict[int, int]
     ) -> tuple[int, ...]:
-        """Leading blocks that need no copy: brought by another of the family, or still cached."""
+        """Leading blocks that need no copy: another sequence of the family brings them, or the
+        device still has them."""
         shared = tuple(here[block] for block in takewhile(here.__contains__, stored.blocks))
         cached = self._cache.lookup_device(sequence).device
         full = stored.tokens // self._cache.block_size
         return shared + cached[len(shared) : full]
 
     def discard(self, sequence: Sequence) -> None:
-        """Forget what is stored for a sequence, if anything is."""
+        """Drop the host blocks of a sequence, if it has any."""
         if stored := self._stored.pop(sequence.serial, None):
             self._cache.host.drop(reversed(stored.blocks))
 
@@ -133,7 +138,7 @@ class HostTier:
         return [*keys, *blocks[len(keys) :]]
 
     def _wanted(self, sequences: list[Sequence], tokens: list[int]) -> dict[Content, int]:
-        """The contents to store, each once, and a device block that has it."""
+        """The contents to store, each once, and a device block that holds it."""
         wanted: dict[Content, int] = {}
         for sequence, count in zip(sequences, tokens, strict=True):
             contents = self._contents(sequence, count)
@@ -141,12 +146,12 @@ class HostTier:
         return wanted
 
     def _home(self, content: Content) -> int | None:
-        """The host block that has a content already."""
+        """The host block that already holds a content."""
         found = self._cache.host.find([content]) if isinstance(content, bytes) else []
         return found[0] if found else None
 
     def check(self) -> None:
-        """Every invariant of the host blocks."""
+        """Verify every invariant of the host blocks."""
         held = Counter(block for one in self._stored.values() for block in one.blocks)
         held.update(self._cache.fences.host_blocks())
         self._cache.host.check(held)
