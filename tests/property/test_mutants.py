@@ -211,7 +211,7 @@ def a_steady_decode_overlooks_its_limit(_original: Any) -> Any:
 
 @mutant(Steady, "suits")
 def unfinished_prompts_count_as_steady(_original: Any) -> Any:
-    return staticmethod(lambda rows, start, table: len(rows) > 0 and not table.drafting)
+    return staticmethod(lambda rows, start, table: len(rows) > 0 and not table.needs_host)
 
 
 @mutant(StopWatch, "cut")

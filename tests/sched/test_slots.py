@@ -316,6 +316,22 @@ def test_a_ceiling_is_the_least_of_the_caps_whatever_happens(seed: int) -> None:
             assert made.ceiling[resident] == min([6, *named.values()])
 
 
+def test_a_slot_needs_the_host_while_any_feature_does() -> None:
+    made = table(5, 5)
+    made.need_host(0, "scores")
+    made.need_host(0, "grammar")
+    made.spare_host(0, "scores")
+    made.spare_host(0, "scores")
+    made.spare_host(1, "scores")
+    assert made.needs_host == {0: {"grammar"}}
+    made.check()
+    made.need_host(1, "grammar")
+    made.release(0)
+    made.spare_host(1, "grammar")
+    assert made.needs_host == {}
+    made.check()
+
+
 def test_a_token_that_the_host_chose_is_known_and_computed_next() -> None:
     made = table(3)
     made.cap(0, "beams", 3)
@@ -365,6 +381,8 @@ def test_idle_steps_are_counted_per_slot() -> None:
         lambda made: (made.cap(0, "fork", 1), made.planned.__setitem__(0, 2)),
         lambda made: made._caps.__setitem__(0, {"fork": 1}),
         lambda made: made._caps.__setitem__(3, {}),
+        lambda made: made.need_host(3, "toy"),
+        lambda made: made.needs_host.__setitem__(0, set()),
         lambda made: made.silent.__setitem__(0, True),
     ],
 )

@@ -256,6 +256,36 @@ def test_the_last_one_to_drop_out_of_drafting_makes_it_steady() -> None:
     steady_plan(scheduler)
 
 
+def test_any_feature_that_needs_the_host_for_a_row_interrupts_it() -> None:
+    scheduler = decoding()
+    table, slot = scheduler.residency.table, scheduler.residency.live["b"].slot
+    before = steady_plan(scheduler)
+    table.need_host(slot, "toy")
+    plans = [scheduler.plan(0.0), scheduler.plan(0.0)]
+    assert len({id(plan.rows) for plan in (before, *plans)}) == 3
+    for plan in plans:
+        commit(scheduler, plan)
+    table.need_host(slot, "another toy")
+    table.spare_host(slot, "toy")
+    between = scheduler.plan(0.0)
+    assert between.rows is not plans[1].rows
+    commit(scheduler, between)
+    table.spare_host(slot, "another toy")
+    steady_plan(scheduler)
+
+
+def test_a_result_is_looked_at_row_by_row_if_a_feature_has_come_to_need_the_host() -> None:
+    scheduler = decoding()
+    steady_plan(scheduler)
+    plan = scheduler.plan(0.0)
+    steady = scheduler._steady
+    assert steady is not None
+    assert steady.sampled_once(answer(plan))
+    scheduler.residency.table.need_host(scheduler.residency.live["a"].slot, "toy")
+    assert not steady.sampled_once(answer(plan))
+    assert commit(scheduler, plan, a=[5], b=[6])["b"]["tokens"] == [6]
+
+
 # -- results -----------------------------------------------------------------
 
 

@@ -167,7 +167,9 @@ class Residency:
         note(sequence, Happened.LOADED, self.now, self.step, tokens)
 
     def settle(self, sequence: Sequence, computed: int, blocks: tuple[int, ...]) -> Admitted:
-        """A sequence has its slot and its blocks: let everyone know."""
+        """Complete an admission: the sequence has its slot and its blocks."""
+        if self.table.silent[sequence.slot]:  # the host adds up scores, or chooses the tokens
+            self.table.need_host(sequence.slot, "best sequences")
         self.stops.watch(sequence.request)
         self.policy.admitted(sequence, len(sequence.tokens) - computed)
         request, resumed = sequence.request, sequence.preemptions > 0

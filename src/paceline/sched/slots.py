@@ -43,6 +43,7 @@ class SlotTable:
     its sequence in `sequences[s]`, `resident[s]` says whether there is one, `silent[s]`
     whether its tokens are reported only at the end, `order` lists resident slots, oldest
     first, `drafting` counts those that may draft and `silenced` those that are silent.
+    `needs_host` names the features for which the host must act on a slot between two steps.
     `first_acceptance` is the acceptance of a sequence that has not drafted yet. Of
     `capacity` slots those in `_vacant` are free and `_reserved` are kept for later. `_listed` is
     the part of `_order` that is in use; if a sequence has `_left`, `order` removes all that did
@@ -88,6 +89,7 @@ class SlotTable:
         self._reserved = 0
         self._vacant = list(range(slots - 1, -1, -1))
         self._caps: dict[int, dict[str, int]] = {}
+        self.needs_host: dict[int, set[str]] = {}  # by slot; none that needs nothing
 
     @property
     def vacant(self) -> int:
@@ -175,6 +177,18 @@ class SlotTable:
     def _lowest_cap(self, slot: int) -> int:
         return min([int(self.limit[slot]) - 1, *self._caps.get(slot, {}).values()])
 
+    def need_host(self, slot: int, feature: str) -> None:
+        """The host must act on this slot between two steps, until `spare_host`. While any slot
+        needs it, no step repeats the rows of the one before it unseen."""
+        self.needs_host.setdefault(slot, set()).add(feature)
+
+    def spare_host(self, slot: int, feature: str) -> None:
+        """A feature no longer needs the host for this slot. Needs of other features stay."""
+        features = self.needs_host.get(slot, set())
+        features.discard(feature)
+        if not features:
+            self.needs_host.pop(slot, None)
+
     def choose(self, slot: int, token: int) -> None:
         """Append a token that the host chose."""
         known = int(self.known[slot])
@@ -202,6 +216,7 @@ class SlotTable:
         self.name[slot] = None
         self.resident[slot] = False
         self._caps.pop(slot, None)
+        self.needs_host.pop(slot, None)
         if self.silent[slot]:
             self.silent[slot] = False
             self.silenced -= 1
@@ -297,6 +312,8 @@ class SlotTable:
         assert np.all(self.ceiling[order] < self.limit[order])
         assert self.silenced == int(self.silent.sum())
         assert self._caps.keys() <= set(order.tolist()), "a vacant slot has a cap"
+        assert self.needs_host.keys() <= set(order.tolist()), "a vacant slot needs the host"
+        assert all(self.needs_host.values()), "a slot needs the host for no feature"
         for slot in order.tolist():
             assert self.sequence(slot).slot == slot
             assert self.ceiling[slot] == self._lowest_cap(slot)

@@ -11,11 +11,12 @@ TABLE = 2  # dimensions of a result's ids
 
 
 class Steady:
-    """Rows that can be handed out again while no sequence joins, leaves, drafts or reaches a limit.
+    """Rows that can be planned again while no sequence joins, leaves, drafts, reaches a limit or
+    needs the host between two steps.
 
     Every row is a resident past what it was given that computes one position and samples one
-    token, so the next step is known without looking at the rows, except for those that
-    need a new block.
+    token, so the next step is known without looking at the rows, except for those that need a new
+    block.
     """
 
     def __init__(
@@ -35,8 +36,8 @@ class Steady:
 
     @staticmethod
     def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
-        """Will all residents do the same again?"""
-        if not len(rows) or len(rows) != len(table.order) or table.silenced:
+        """Will all residents do the same again, without the host?"""
+        if not len(rows) or len(rows) != len(table.order) or table.needs_host:
             return False
         slot = rows.slot
         return bool(((rows.count == 1) & rows.samples & (start >= table.given[slot])).all())
@@ -48,7 +49,7 @@ class Steady:
 
     def plan(self, step: int) -> Plan | None:
         """The next step, or None if these rows cannot simply go on."""
-        if self._steps_left == 0:
+        if self._steps_left == 0 or self._table.needs_host:
             return None
         slot = self.rows.slot
         start = self._table.planned[slot]
@@ -72,8 +73,10 @@ class Steady:
         return self._cache.tables.grow_by_one(slot[edge])
 
     def sampled_once(self, result: StepResult) -> bool:
-        """Did every row yield exactly one token, as it must?"""
+        """Whether every row yielded exactly one token, and no feature has to look at it."""
         ids, count = result.ids, result.count
+        if self._table.needs_host:
+            return False
         fits = ids.ndim == TABLE and ids.shape[0] == self.size and ids.shape[1] > 0
         right = count.ndim == 1 and count.dtype == np.int32
         return fits and right and not result.failed and count.tobytes() == self._once
