@@ -1,0 +1,62 @@
+"""Beam searches wait until all of their beams have reported candidates."""
+
+import numpy as np
+
+from paceline.core.arrays import Bool, Index
+from paceline.core.errors import StepError
+from paceline.core.plan import Ended, Plan, StepResult
+from paceline.sched.families.beams import Candidate
+from paceline.sched.families.family import Family
+from paceline.sched.families.forks import Forks
+from paceline.sched.residency import Residency
+from paceline.sched.result_rows import ResultHook, ResultRows
+
+
+class BeamReports(ResultHook):
+    """Discards what the device sampled for a beam, and collects its candidates. When a family has
+    them all, the search chooses the next tokens."""
+
+    def __init__(self, residency: Residency) -> None:
+        super().__init__(residency)
+        self._forks = Forks(residency)
+
+    def verify(self, plan: Plan, result: StepResult) -> None:
+        """A row of a beam that yields a token must have candidates."""
+        table, rows, found = self._at.table, plan.rows, result.candidates
+        if not table.silenced:
+            return
+        listed = np.zeros(len(rows), np.bool_)
+        if found is not None and len(found.ids) == len(rows):
+            listed |= found.ids.shape == found.logprob.shape and (found.ids >= 0).any(axis=1)
+        due = table.alive(rows) & (result.count > 0) & ~listed
+        for row in self._beams(rows.slot, due):
+            raise StepError(f"step {plan.step}: {rows.labels[row]!r} asked for candidates")
+
+    def arrived(self, rows: ResultRows) -> None:
+        if self._at.table.silenced:
+            rows.count[self._beams(rows.rows.slot)] = 0
+
+    def ended(self, rows: ResultRows) -> list[Ended]:
+        if not self._at.table.silenced:
+            return []
+        complete: list[Family] = []
+        for row in self._beams(rows.rows.slot, rows.rows.samples):
+            sequence = self._at.table.sequence(int(rows.rows.slot[row]))
+            family = self._at.families[sequence.id]
+            family.reports[sequence.child] = _candidates(rows.result, rows.source(row))
+            if len(family.reports) == len(family.members):
+                complete.append(family)
+        return [end for family in complete for end in self._forks.advance(family)]
+
+    def _beams(self, slot: Index, where: Bool | bool = True) -> list[int]:
+        """Rows of beams, `where` it is so."""
+        table = self._at.table
+        silent = np.flatnonzero(table.silent[slot] & where).tolist()
+        return [row for row in silent if table.sequence(int(slot[row])).request.beam_width]
+
+
+def _candidates(result: StepResult, row: int) -> list[Candidate]:
+    assert result.candidates is not None
+    ids, logprob = result.candidates.ids[row], result.candidates.logprob[row]
+    pairs = zip(ids.tolist(), logprob.tolist(), strict=True)
+    return [Candidate(token, value) for token, value in pairs if token >= 0]
