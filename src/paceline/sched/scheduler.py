@@ -186,9 +186,7 @@ class Scheduler:
         at.stats.planned += int(step.count.sum())
         at.journal.blocked(step.gate, at.now, step.passed_over)
         self._gate = step.gate
-        self._steady = None
-        if step.quiet > 1 and Steady.suits(rows, step.start, at.table):
-            self._steady = Steady(rows, step.kind, at.table, at.cache, step.quiet - 1)
+        self._steady = Steady.of(step, rows, at.table, at.cache)
         return self._told_of(step, rows)
 
     def _told_of(self, step: Composition, rows: Rows) -> Plan:
@@ -229,10 +227,7 @@ class Scheduler:
             outputs = self._accounting.commit_steady(steady, result)
         else:
             outputs = self._accounting.commit(plan, result)
-            if plan.rows.drafts.any():
-                self._steady = None  # where rejected drafts take its rows is not known
-            elif steady is not None:
-                steady.recount()
+            self._steady = steady and steady.after(plan)
         self._flight.popleft()
         if self.residency.confirm(plan.step):
             self._gate = None  # blocks came free

@@ -5,6 +5,7 @@ import numpy as np
 from paceline.core.arrays import I32
 from paceline.core.plan import NOTHING_GROWN, Grown, Kind, Plan, Rows, StepResult
 from paceline.kv.cache import KVCache
+from paceline.sched.composition import Composition
 from paceline.sched.slots import SlotTable
 
 TABLE = 2  # dimensions of a result's ids
@@ -33,6 +34,13 @@ class Steady:
         self._steps_to_edge = self._to_edge(planned)
         self._commits_left: int | None = None  # until one of the rows is complete
         self._once = np.ones(self.size, np.int32).tobytes()  # faster to compare than an array
+
+    @classmethod
+    def of(cls, step: Composition, rows: Rows, table: SlotTable, cache: KVCache) -> "Steady | None":
+        """The rows of a step, if they can be planned again; None if not."""
+        if step.quiet <= 1 or not cls.suits(rows, step.start, table):
+            return None
+        return cls(rows, step.kind, table, cache, step.quiet - 1)
 
     @staticmethod
     def suits(rows: Rows, start: I32, table: SlotTable) -> bool:
@@ -81,9 +89,15 @@ class Steady:
         right = count.ndim == 1 and count.dtype == np.int32
         return fits and right and not result.failed and count.tobytes() == self._once
 
-    def recount(self) -> None:
-        """A result was not of the usual form: how far the rows are is looked up again."""
+    def after(self, plan: Plan) -> "Steady | None":
+        """These rows after a commit of another form; None if they cannot be planned again.
+
+        Rejected drafts move rows back. Otherwise the tokens that are left are counted again.
+        """
+        if plan.rows.drafts.any():
+            return None
         self._commits_left = None
+        return self
 
     def completes_some(self) -> bool:
         """After a commit of these rows: has one of them all the tokens it may have?"""
