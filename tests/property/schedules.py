@@ -92,6 +92,10 @@ class Drive:
         r = self.random
         self.vocab = r.choice([3, 7, 50])
         self.depth = r.randint(1, 4)
+        lag = self.more.randint(0, self.depth - 1)
+        if self.loading:
+            self.depth = self.host.randint(1, 4)
+            lag = self.depth - 1  # copies to the host are as late as they may be
         self.spoiling = not self.plain and self.latest.random() < 0.25
         self.runner = OracleRunner(
             cache.pool.size,
@@ -100,7 +104,7 @@ class Drive:
             accept=r.random(),
             seed=self.seed,
             host_blocks=self.settings.get("swap_space", 0),
-            lag=self.more.randint(0, self.depth - 1),
+            lag=lag,
         )
         self._invent_requests()
 
@@ -446,6 +450,9 @@ class Drive:
         r, scheduler, pool = self.random, self.scheduler, self.pool
         if r.random() < 0.06 and self.requests:
             self.abort(r.choice(list(self.requests)))
+        if self.loading and self.host.random() < 0.3:  # their copies may be in flight
+            for request_id in scheduler.snapshot()["swapped"]:
+                self.abort(request_id)
         if self.latest.random() < 0.1 and self.requests and not self.plain:
             self.abort_child(self.latest.choice(list(self.requests)), self.latest.randint(0, 3))
         if r.random() < 0.05 and self.requests:

@@ -481,6 +481,27 @@ def test_what_is_swapped_out_again_is_not_what_was_there_before() -> None:
         runner.run(back(*IN))
 
 
+def test_a_host_block_that_is_overwritten_while_a_step_reads_it_is_noticed() -> None:
+    runner = swapping(lag=1)
+    runner.run(gone(*OUT))
+    runner.settle(2)
+    runner.run(back(*IN))
+    with pytest.raises(AssertionError, match="host block 0 is overwritten while a step reads it"):
+        runner.run(gone((3, 0), step=4))
+
+
+def test_a_host_block_may_be_overwritten_when_the_step_that_reads_it_is_settled() -> None:
+    runner = swapping(lag=1)
+    runner.run(gone(*OUT))
+    runner.settle(2)
+    plan = back(*IN)
+    runner.run(plan)
+    runner.settle(plan.step)
+    runner.run(gone((3, 0), step=plan.step + 1))
+    runner.settle(plan.step + 1)
+    assert runner.host[0] == runner.cells[3]
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_block_that_is_reused_before_its_copy_ran_is_noticed_at_its_cell(lag: int) -> None:
     """In the step that copies it, or in the next one while that is still in flight."""
