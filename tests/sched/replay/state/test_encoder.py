@@ -1,5 +1,6 @@
 """Graphs of objects survive as bytes: values, types, sharing and memory."""
 
+import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
 from enum import Enum
 from itertools import count
@@ -200,3 +201,16 @@ def test_what_cannot_be_written_is_named(value: Any) -> None:
 def test_classes_from_elsewhere_are_not_written() -> None:
     with pytest.raises(RecordingError, match="Slotted cannot be recorded"):
         Encoder(frozenset()).encoded(Slotted(1))
+
+
+def test_an_array_of_zeros_takes_no_memory_while_it_is_written() -> None:
+    """The table of tokens of a large engine has gigabytes, of which few are used."""
+    table = np.zeros((64, 1 << 18), np.int32)
+    table[3, :5] = 7
+    tracemalloc.start()
+    content = Encoder(HERE).encoded(table)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < table.nbytes // 10
+    assert len(content) < 10_000
+    assert (Decoder(content, HERE).root == table).all()

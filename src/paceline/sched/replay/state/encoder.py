@@ -27,6 +27,7 @@ from paceline.sched.replay.state.layout import (
 )
 
 Array = npt.NDArray[Any]
+U8 = npt.NDArray[np.uint8]
 INTEGERS = {int}
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
@@ -181,10 +182,11 @@ class Encoder:
                     self._nodes[number] = self._view(self._objects[number], memory, root)
 
     def _owned(self, array: Array) -> list[Any]:
-        content = array.tobytes()
+        # A table of tokens may be gigabytes of zeros that take up no memory: it is not copied.
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         ranges = page_ranges(content)
         parts = zip(ranges[::2], ranges[1::2], strict=True)
-        kept = [content[begin * PAGE_BYTES : end * PAGE_BYTES] for begin, end in parts]
+        kept = [content[begin * PAGE_BYTES : end * PAGE_BYTES].tobytes() for begin, end in parts]
         place = self._append(b"".join(kept))
         return [Tag.ARRAY, array.dtype.str, array.shape, array.flags.writeable, place, ranges]
 
@@ -214,11 +216,12 @@ def owner(array: Array) -> Array:
     return array
 
 
-def page_ranges(content: bytes) -> list[int]:
+def page_ranges(content: U8) -> list[int]:
     """The pages that hold anything but zeros, as ranges: where each begins, and where it ends."""
     if len(content) <= PAGE_BYTES:
         return [0, 1]
     whole = len(content) // PAGE_BYTES * PAGE_BYTES
-    used = np.frombuffer(content, np.uint8, whole).reshape(-1, PAGE_BYTES).any(axis=1)
-    used = np.concatenate(([False], used, [any(content[whole:])], [False]))
+    words = content[:whole].view(np.uint64).reshape(whole // PAGE_BYTES, -1)  # [pages, words]
+    used = np.bitwise_or.reduce(words, axis=1) != 0
+    used = np.concatenate(([False], used, [content[whole:].any()], [False]))
     return np.flatnonzero(used[1:] != used[:-1]).tolist()
