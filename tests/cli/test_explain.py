@@ -97,7 +97,7 @@ def test_a_replay_that_diverged_is_no_life_to_rely_on(
     monkeypatch.setattr(Fcfs, "rank", lambda _, sequence: (-sequence.serial,), raising=False)
     assert main(["explain", str(tmp_path / "run"), "--request", "b"]) == 1
     said = capsys.readouterr()
-    assert "the replay diverged, step 1: the plans differ in who computes how much" in said.err
+    assert "the replay diverged, step 1: the plans differ in the rows and their tokens" in said.err
     assert said.out.startswith("'b': ")
 
 

@@ -167,7 +167,7 @@ def test_a_difference_is_told(
     )
     assert run(path) == DIVERGED
     out = capsys.readouterr().out
-    assert "diverged  step 1: the plans differ in who computes how much" in out
+    assert "diverged  step 1: the plans differ in the rows and their tokens" in out
     assert "verified" not in out
 
 

@@ -229,6 +229,26 @@ def test_every_file_of_a_random_run_replays_on_its_own(seed: int, tmp_path: Path
     replay.scheduler.check()
 
 
+@pytest.mark.parametrize("error", [MemoryError("no room"), TypeError("odd")])
+def test_a_state_that_cannot_be_written_stops_the_recording_and_not_the_scheduler(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise error
+
+    with recorded(tmp_path / "run") as scheduler:
+        scheduler.submit(ask(max_tokens=2), now=0.0)
+        turn(scheduler)
+        monkeypatch.setattr("paceline.sched.replay.checkpoint.Encoder.encoded", fail)
+        scheduler.recording.next_file()
+        assert scheduler.recording.ended == "full"
+        turn(scheduler)
+        assert scheduler.idle
+    replay = Replay(tmp_path / "run")
+    assert replay.run().steps == 1
+    assert replay.reader.ending is RecordingEnd.FULL
+
+
 @pytest.mark.usefixtures("tiny_files")
 def test_a_cached_prefix_survives_from_file_to_file(tmp_path: Path) -> None:
     path = tmp_path / "run"

@@ -108,8 +108,8 @@ def test_another_policy_diverges_at_the_step_that_it_changes(small: Path) -> Non
     assert replay.divergence is not None
     assert replay.divergence.step == len(plans) == 1
     told = str(replay.divergence)
-    assert told.startswith("step 1: the plans differ in who computes how much")
-    assert "who came, left, was preempted or ended" in told
+    assert told.startswith("step 1: the plans differ in the rows and their tokens")
+    assert "admissions, preemptions, copies or ends" in told
     assert "9 positions in 2 rows (r2: 7, r1: 2), new r2, r1" in told
     assert replay.summary.verified == 0
 
@@ -142,7 +142,7 @@ def test_a_call_refused_then_and_accepted_now_diverges(tmp_path: Path) -> None:
     replay = Replay(recorder.recording.path)
     assert replay.run().refused == 0
     assert str(replay.divergence) == (
-        "step 12: a call that was refused then is accepted now: "
+        "step 12: the recorded run refused a call that the replay accepts: "
         "the scheduler is draining and takes no new requests"
     )
 
@@ -152,7 +152,7 @@ def test_a_call_accepted_then_and_refused_now_diverges(small: Path) -> None:
     replay = Replay(small)
     replay.run()
     assert str(replay.divergence) == (
-        "step 0: a call that was accepted then is refused now: "
+        "step 0: the recorded run accepted a call that the replay refuses: "
         "2 requests are already waiting (max_num_queued_reqs)"
     )
 
@@ -172,7 +172,7 @@ def test_the_last_call_too_may_be_refused_only_now(tmp_path: Path) -> None:
     replay = Replay(tmp_path / "run")
     assert replay.run().verified == 1
     assert str(replay.divergence).startswith(
-        "step 1: a call that was accepted then is refused now: request 'b': a prompt of 12 tokens"
+        "step 1: the recorded run accepted a call that the replay refuses: request 'b': a prompt"
     )
 
 
@@ -214,7 +214,9 @@ def test_a_plan_that_only_the_replay_refuses_diverges(
     monkeypatch.setattr(Scheduler, "plan", refuse)
     replay = Replay(small)
     assert list(replay.plans()) == []
-    assert str(replay.divergence) == "step 0: a step that was planned then is refused now"
+    assert (
+        str(replay.divergence) == "step 0: the recorded run planned a step that the replay refuses"
+    )
 
 
 # -- incidents --------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Record the calls of a scheduler, and make them again."""
+"""Record the calls of a scheduler, and replay them."""

@@ -10,7 +10,15 @@ from paceline.sched.replay.state.decoder import Decoder, Layout
 from paceline.sched.replay.state.encoder import Encoder
 from paceline.sched.scheduler import Scheduler
 
-WRONG = (ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError)
+WRONG = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,14 @@ class SchedulerCheckpoint:
 
     def encoded(self, config: Config) -> bytes:
         """RecordingError if a part of the state, such as that of a plug-in, cannot be written."""
-        return Encoder(plug_ins(config)).encoded([self.attributes, self.flight])
+        try:
+            return Encoder(plug_ins(config)).encoded([self.attributes, self.flight])
+        except RecordingError:
+            raise
+        except WRONG as error:
+            raise RecordingError(
+                f"the state of the scheduler cannot be recorded: {type(error).__name__}: {error}"
+            ) from None
 
     @staticmethod
     def decoded(content: bytes, config: Config) -> "SchedulerCheckpoint":

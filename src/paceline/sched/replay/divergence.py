@@ -7,10 +7,10 @@ from paceline.sched.replay.fingerprint import PART_BYTES, PARTS
 
 NAMED = 4  # requests that a description of a plan names
 DIFFERENCES = {
-    "rows": "who computes how much",
-    "positions": "where the rows start",
+    "rows": "the rows and their tokens",
+    "positions": "the first position of each row",
     "blocks": "the blocks handed out",
-    "changes": "who came, left, was preempted or ended",
+    "changes": "admissions, preemptions, copies or ends",
 }
 
 

@@ -1,4 +1,4 @@
-"""Make the calls of a recording again, on a scheduler of its own, and compare every plan."""
+"""Repeat the calls of a recording on a new scheduler, and compare every plan."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ MOST_CELLS = 1 << 32  # of the table of tokens, max_num_seqs times max_model_len
 
 
 def begun(reader: RunReader) -> tuple[Scheduler, PlansInFlight]:
-    """A scheduler as the recorded one was before the first call, and the plans in flight then."""
+    """A scheduler in the state before the first call, and the plans in flight then."""
     config, path = reader.preamble.config, reader.files[0].path
     try:
         check_size(config)
@@ -70,7 +70,7 @@ def begun(reader: RunReader) -> tuple[Scheduler, PlansInFlight]:
 
 
 def check_size(config: Config) -> None:
-    """Refuse settings that no recorded run can have had, before they take all the memory."""
+    """Refuse settings of a damaged file that would take all the memory."""
     blocks = config.cache.num_blocks + config.preemption.swap_space
     if blocks > MOST_BLOCKS:
         raise ConfigError(
@@ -85,7 +85,7 @@ def check_size(config: Config) -> None:
 
 
 class Replay:
-    """A recorded run, made again.
+    """A replay of a recorded run.
 
     While `divergence` is None, every plan so far whose digest is in the file came out
     identical, bit for bit. `scheduler` is in the state that the recorded scheduler had
@@ -183,7 +183,7 @@ class Replay:
             self._diverge_by_refusal()
 
     def _follow(self, record: Record) -> Plan | None:
-        """Make one call again, or compare its outcome; returns a plan that was compared."""
+        """Repeat one call, or compare its outcome; returns a plan that was compared."""
         if record.kind is RecordKind.PLANNED:
             return self._compare(record.payload)
         if record.kind is RecordKind.REFUSED:
@@ -247,7 +247,7 @@ class Replay:
     def _compare(self, payload: bytes) -> Plan | None:
         plan, self._plan = self._plan, None
         if plan is None:
-            self._diverge("a step that was planned then is refused now")
+            self._diverge("the recorded run planned a step that the replay refuses")
             return None
         (step,) = STEP.unpack_from(payload)
         recorded, replayed = payload[STEP.size :], self._fingerprint.of(plan)
@@ -261,12 +261,12 @@ class Replay:
     def _compare_refusal(self, then: str) -> None:
         now, self._refusal = self._refusal, None
         if now is None:
-            self._diverge(f"a call that was refused then is accepted now: {then}")
+            self._diverge(f"the recorded run refused a call that the replay accepts: {then}")
         else:
             self._refused += 1
 
     def _diverge_by_refusal(self) -> None:
-        self._diverge(f"a call that was accepted then is refused now: {self._refusal}")
+        self._diverge(f"the recorded run accepted a call that the replay refuses: {self._refusal}")
 
     def _diverge(self, what: str, step: int | None = None) -> None:
         self.divergence = Divergence(self.scheduler.stats.steps if step is None else step, what)
