@@ -20,14 +20,18 @@ from paceline import Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.runner.models.describe import describe
+from paceline.runner.native.library import is_available
 from tests.conformance.architectures import Case, architectures, cases, few_cases, tokens_of
 from tests.conformance.model_backends import Comparison, ModelBackend, backends, every_case
+from tests.conformance.native_backend import BACKENDS as NATIVE_BACKENDS
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.models.test_backend_support import capped
 from tests.runner.sequences import LoadedModel, Sequences
 from tests.runner.support import Piece, batch_of
+from tests.test_guides import GUIDES, blocks
 
 BLOCK = 4
+GUIDE = GUIDES / "add-a-model.md"
 Step = dict[str, int] | tuple[str, str]  # positions by sequence; or what happens to one of them
 
 
@@ -166,17 +170,25 @@ def test_tokens_do_not_depend_on_the_schedule(pair: tuple[ModelBackend, Case]) -
 # -- the suite itself ---------------------------------------------------------
 
 
-def test_architectures_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_architectures_are_found() -> None:
     assert {"llama", "qwen2", "qwen3", "gemma3", "mistral"} <= set(architectures())
-    (tmp_path / "starling.py").write_text(
-        "from paceline.runner.models.traits import Traits\n\nTRAITS = Traits(qk_norm=True)\n"
-    )
+
+
+def test_an_architecture_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The example of the guide, put where the guide says, runs through the suite."""
+    _, source = blocks(GUIDE.read_text(encoding="utf-8"))[0]
+    (tmp_path / "starling.py").write_text(source)
     package = paceline.runner.models
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    assert "starling" in architectures()
-    assert Case("starling") in cases()
-    assert Case("starling") in few_cases()
-    del sys.modules["paceline.runner.models.starling"]
+    case = Case("starling")
+    try:
+        assert "starling" in architectures()
+        assert case in cases()
+        assert case in few_cases()
+        for backend in NATIVE_BACKENDS if is_available() else []:
+            follow(loaded(backend, case), {"a": 9}, [{"a": 6}, {"a": 1}, ("swap", "a"), {"a": 2}])
+    finally:
+        del sys.modules["paceline.runner.models.starling"]
 
 
 def test_backends_are_found() -> None:
