@@ -172,7 +172,7 @@ def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
             **tensors,
             "blk.0.attn_q.bias": np.zeros(64, np.float32),
         },
-        r"misshapen: model.norm.weight \[31\] instead of \[32\]": {
+        r"wrong shape: model.norm.weight \[31\] instead of \[32\]": {
             **tensors,
             "output_norm.weight": np.zeros(31, np.float32),
         },

@@ -86,7 +86,7 @@ def test_a_path_object_is_never_a_name() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no model 'smolm2'; is it one of smollm2"):
+    with pytest.raises(ConfigError, match="unknown model 'smolm2'; did you mean smollm2"):
         pull("smolm2")
 
 

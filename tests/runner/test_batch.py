@@ -55,5 +55,5 @@ def test_two_rows_must_not_write_the_same_cell() -> None:
 
 
 def test_indices_are_integers(batch: Batch) -> None:
-    with pytest.raises(AssertionError, match="no indices"):
+    with pytest.raises(AssertionError, match="are not integer types"):
         replace(batch, tokens=batch.tokens.float()).check(SIZE, BLOCKS)

@@ -604,7 +604,9 @@ def test_logits_that_do_not_fit_the_batch_are_an_error(logits: Tensor) -> None:
     sampler = Sampler(10, LONGEST, CPU)
     Ask().enter(sampler, 0)
     controls = sampler.controls([0, 0])
-    with pytest.raises(StepError, match=r"^logits are \[.*; \[2, 10\] of torch.float32 are due$"):
+    with pytest.raises(
+        StepError, match=r"^logits are .*; they must be \[2, 10\] of torch.float32$"
+    ):
         sampler.sample(logits, controls, torch.zeros(2).long())
 
 

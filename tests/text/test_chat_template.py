@@ -112,7 +112,7 @@ def test_arguments_of_calls_are_parsed() -> None:
     assert call["function"] == {"name": "look", "arguments": '{"q": "é"}'}
     for wrong in ("{q", "[" * 100_000):
         call["function"] = {"name": "look", "arguments": wrong}
-        with pytest.raises(RequestError, match="arguments of a call are not JSON"):
+        with pytest.raises(RequestError, match="arguments of a tool call are not JSON"):
             template.render([message])
 
 
@@ -162,14 +162,14 @@ def test_variables_of_a_template_are_passed_but_never_shadow_the_conversation() 
     ],
 )
 def test_an_error_in_a_template_is_told_with_its_text(source: str, complaint: str) -> None:
-    with pytest.raises(RequestError, match=f"the chat template refuses.*({complaint})"):
+    with pytest.raises(RequestError, match=f"the chat template rejects.*({complaint})"):
         ChatTemplate(source).render(CHAT)
 
 
 def test_a_template_that_is_none_is_refused_when_loaded() -> None:
-    with pytest.raises(ConfigError, match=r"the chat template, line 2: .*endfor"):
+    with pytest.raises(ConfigError, match=r"the chat template has an error in line 2: .*endfor"):
         ChatTemplate("a\n{% for message in messages %}")
-    with pytest.raises(ConfigError, match="the chat template cannot be read"):
+    with pytest.raises(ConfigError, match="the chat template cannot be parsed"):
         ChatTemplate("{{ " + "(" * 10_000 + "1" + ")" * 10_000 + " }}")
 
 
@@ -179,7 +179,7 @@ def test_a_template_that_is_none_is_refused_when_loaded() -> None:
         ([], "at least one message"),
         ([{"content": "x"}], "no role"),
         ([{"role": 3, "content": "x"}], "no role"),
-        ([{"role": "user", "content": 3}], "of type int"),
+        ([{"role": "user", "content": 3}], "has type int"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url'"),
         ([{"role": "user", "content": [{"text": "x"}]}], "no type"),
         ([{"role": "user", "content": ["x"]}], "no type"),

@@ -238,13 +238,13 @@ def test_the_chat_template_comes_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "changes", "complaint"),
     [
-        ("bert", {}, "no tokenizer of kind 'bert'"),
-        ("gpt2", {"pre": "klingon"}, "no pre-tokenizer 'klingon'.*llama-bpe"),
+        ("bert", {}, "tokenizer.ggml.model is 'bert'; only"),
+        ("gpt2", {"pre": "klingon"}, "pre-tokenizer 'klingon' is not supported.*llama-bpe"),
         ("gpt2", {"tokens": [1, 2]}, r"tokenizer\.ggml\.tokens .* list of str"),
         ("gpt2", {"tokens": ["a"]}, r"token_type has \d+ entries for 1 tokens"),
         ("gpt2", {"bos_token_id": "one"}, r"bos_token_id is 'one'; it must be a int"),
-        ("gpt2", {"merges": ["a b c"]}, "describes no tokenizer"),
-        ("gpt2", {"merges": ["a unheard-of"]}, "describes no tokenizer: .*unheard-of"),
+        ("gpt2", {"merges": ["a b c"]}, "is not a valid tokenizer"),
+        ("gpt2", {"merges": ["a unheard-of"]}, "is not a valid tokenizer: .*unheard-of"),
         ("llama", {}, r"tokenizer\.ggml\.scores is missing"),
     ],
 )

@@ -104,7 +104,7 @@ def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"chat_template in tokenizer_config\.json is neither"):
         hf_vocabulary(folder)
     write(folder, "tokenizer.json", {})
-    with pytest.raises(ConfigError, match=r"tokenizer\.json describes no tokenizer"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is not a valid tokenizer"):
         hf_vocabulary(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):

@@ -42,5 +42,5 @@ def test_names_that_mean_the_same(name: str, same: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_known() -> None:
-    with pytest.raises(ConfigError, match=r"no pre-tokenizer 'smolm'; known are .*smollm"):
+    with pytest.raises(ConfigError, match=r"pre-tokenizer 'smolm' is not supported; .*smollm"):
         split_rules("smolm")

@@ -84,7 +84,7 @@ def test_what_cannot_be_an_id_is_refused(wrong: int) -> None:
 
 
 def test_half_a_surrogate_pair_is_the_clients_fault() -> None:
-    with pytest.raises(RequestError, match="character 3 is half a surrogate pair"):
+    with pytest.raises(RequestError, match="character 3 is an unpaired surrogate"):
         BYTE_LEVEL.encode("abc\ud800")
 
 
@@ -96,7 +96,7 @@ def test_ids_are_those_that_the_model_has(tmp_path: Path) -> None:
 
 
 def test_a_path_to_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"neither a GGUF file nor a folder at .*nothing"):
+    with pytest.raises(ConfigError, match=r"nothing is neither a GGUF file nor a folder"):
         Tokenizer.load(tmp_path / "nothing")
     (tmp_path / "text.gguf").write_text("no model")
     with pytest.raises(ConfigError, match="cannot be read as GGUF"):

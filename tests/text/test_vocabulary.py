@@ -22,7 +22,7 @@ def test_a_frame_is_put_around_a_text(
 
 
 def test_a_document_that_describes_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"somewhere\.json describes no tokenizer"):
+    with pytest.raises(ConfigError, match=r"somewhere\.json is not a valid tokenizer"):
         backend_of("{}", "somewhere.json")
     backend = Tokenizer(models.BPE(vocab=TOKENS, merges=[]))
     assert backend_of(backend.to_str(), "it").get_vocab() == TOKENS

@@ -46,7 +46,7 @@ def pull(
         raise FetchError(f"{name} cannot be read or stored: {error}") from error
     if isinstance(source, Path) or "/" in name or path.suffix == ".gguf":
         raise ConfigError(f"there is no model at {name}")
-    raise ConfigError(f"no model {name!r}; is it one of {', '.join(nearest(name, models))}?")
+    raise ConfigError(f"unknown model {name!r}; did you mean {', '.join(nearest(name, models))}?")
 
 
 def checked(path: Path) -> Path:

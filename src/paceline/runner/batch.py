@@ -37,7 +37,7 @@ class Batch:
     def check(self, block_size: int, blocks: int) -> None:
         """Verify every invariant against the store it is meant for. Slow: for tests."""
         kinds = {getattr(self, name).dtype for name in self.__slots__}
-        assert kinds <= {torch.int32, torch.int64}, f"{kinds} are no indices"
+        assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
         starts, contexts = self.row_start.tolist(), self.context.tolist()
         assert starts[0] == 0, f"the first row starts at {starts[0]}"
         assert starts[-1] == len(self.tokens) == len(self.position) == len(self.write_cell)
@@ -50,7 +50,11 @@ class Batch:
             assert self.position[first:end].tolist() == expected, f"row {row} has a gap"
             table = self.block_table[row].tolist()
             cells = [table[p // block_size] * block_size + p % block_size for p in expected]
-            assert self.write_cell[first:end].tolist() == cells, f"row {row} writes elsewhere"
-        assert ((self.block_table >= 0) & (self.block_table < blocks)).all(), "a block is not there"
+            assert self.write_cell[first:end].tolist() == cells, (
+                f"row {row} writes to cells outside of its blocks"
+            )
+        assert ((self.block_table >= 0) & (self.block_table < blocks)).all(), (
+            f"a block id is not below {blocks}"
+        )
         assert len(self.write_cell.unique()) == len(self.write_cell), "a cell is written twice"
         assert ((self.sample_at >= 0) & (self.sample_at < len(self.tokens))).all()

@@ -215,4 +215,4 @@ class Sampler:
     def _check(self, logits: Tensor, *shape: int) -> None:
         if logits.shape != shape or logits.dtype != torch.float32:
             found = f"{list(logits.shape)} of {logits.dtype}"
-            raise StepError(f"logits are {found}; {list(shape)} of torch.float32 are due")
+            raise StepError(f"logits are {found}; they must be {list(shape)} of torch.float32")

@@ -75,9 +75,11 @@ class ChatTemplate:
         try:
             self._template = world.from_string(source or CHATML, globals=functions)
         except TemplateSyntaxError as error:
-            raise ConfigError(f"the chat template, line {error.lineno}: {error.message}") from None
+            raise ConfigError(
+                f"the chat template has an error in line {error.lineno}: {error.message}"
+            ) from None
         except (SyntaxError, RecursionError) as error:
-            raise ConfigError(f"the chat template cannot be read: {error}") from None
+            raise ConfigError(f"the chat template cannot be parsed: {error}") from None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     @classmethod
@@ -107,14 +109,14 @@ class ChatTemplate:
         try:
             return self._template.render(seen)
         except FAULTS as error:
-            raise RequestError(f"the chat template refuses this conversation: {error}") from None
+            raise RequestError(f"the chat template rejects this conversation: {error}") from None
 
 
 def plain(message: Message) -> dict[str, Any]:
     """A message as templates expect it: content as a string, arguments of calls as objects."""
     role = message.get("role")
     if not isinstance(role, str):
-        raise RequestError("a message has no role")
+        raise RequestError("a message has no role, or its role is not a string")
     content = text_of(message.get("content"))
     changed = {**message, "role": ROLES.get(role, role), "content": content}
     if isinstance(calls := message.get("tool_calls"), list):
@@ -127,7 +129,9 @@ def text_of(content: object) -> str:
         return content or ""
     if not isinstance(content, list):
         kind = type(content).__name__
-        raise RequestError(f"the content of a message is of type {kind}; it must be text or parts")
+        raise RequestError(
+            f"the content of a message has type {kind}; it must be a string or a list of parts"
+        )
     return "\n".join(map(part_text, cast(list[object], content)))
 
 
@@ -136,9 +140,9 @@ def part_text(part: object) -> str:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": str(kind)}:
-            raise RequestError(f"a part of type {kind!r} cannot be read; only text can")
+            raise RequestError(f"a message part of type {kind!r} is not supported; only 'text' is")
         case _:
-            raise RequestError("a part of a message has no type")
+            raise RequestError("a message part has no type")
 
 
 def parsed(call: Any) -> Any:
@@ -148,7 +152,7 @@ def parsed(call: Any) -> Any:
             try:
                 value = json.loads((arguments or "").strip() or "{}")
             except (ValueError, RecursionError) as error:
-                raise RequestError(f"the arguments of a call are not JSON: {error}") from None
+                raise RequestError(f"the arguments of a tool call are not JSON: {error}") from None
             return {**call, "function": {**call["function"], "arguments": value}}
         case _:
             return call

@@ -104,7 +104,7 @@ def parts_of(entries: TokenizerEntries) -> tuple[Document, bool]:
         return byte_level(entries, cut), cut.adds_bos
     if kind == "llama":
         return sentence_piece(entries), True
-    raise ConfigError(f"no tokenizer of kind {kind!r}; known are gpt2 and llama")
+    raise ConfigError(f"tokenizer.ggml.model is {kind!r}; only gpt2 and llama are supported")
 
 
 def byte_level(entries: TokenizerEntries, cut: SplitRules) -> Document:

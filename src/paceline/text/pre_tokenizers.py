@@ -44,5 +44,8 @@ SPLIT_RULES = {
 
 def split_rules(name: str) -> SplitRules:
     if name not in SPLIT_RULES:
-        raise ConfigError(f"no pre-tokenizer {name!r}; known are {', '.join(sorted(SPLIT_RULES))}")
+        raise ConfigError(
+            f"pre-tokenizer {name!r} is not supported; supported are "
+            f"{', '.join(sorted(SPLIT_RULES))}"
+        )
     return SPLIT_RULES[name]

@@ -77,5 +77,7 @@ def spelling_of(backend: Backend) -> Spelling:
                 replacements.append((mark, " "))
                 strips_space = scheme != "never"
             case _:
-                raise ConfigError(f"no decoder like {json.dumps(step)}")
+                raise ConfigError(
+                    f"the decoder {json.dumps(step)} of the tokenizer is not supported"
+                )
     return Spelling(byte_level, byte_fallback, tuple(replacements), strips_space)

@@ -63,7 +63,7 @@ class Tokenizer:
             return cls(hf_vocabulary(path))
         if path.is_file():
             return cls(gguf_vocabulary(path))
-        raise ConfigError(f"there is neither a GGUF file nor a folder at {path}")
+        raise ConfigError(f"{path} is neither a GGUF file nor a folder")
 
     @cached_property
     def longest(self) -> int:
@@ -84,7 +84,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the text cannot be encoded: character {error.start} is half a surrogate pair"
+                f"the text cannot be encoded: character {error.start} is an unpaired surrogate"
             ) from None
         return self._backend.encode(text, add_special_tokens=special).ids
 

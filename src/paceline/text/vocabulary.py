@@ -24,7 +24,7 @@ def backend_of(document: str, origin: str) -> Backend:
     try:
         return Backend.from_str(document)
     except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
-        raise ConfigError(f"{origin} describes no tokenizer: {error}") from None
+        raise ConfigError(f"{origin} is not a valid tokenizer: {error}") from None
 
 
 def frame(backend: Backend, before: int | None, after: int | None) -> None:

@@ -90,12 +90,12 @@ def test_sizes_follow_from_tensors() -> None:
 def test_a_product_has_a_bias_for_every_weight_or_none() -> None:
     qkv = describe(tiny(architectures=["Qwen2ForCausalLM"])).layers[0].attention.qkv
     assert len(qkv.biases) == len(qkv.weights) == 3
-    with pytest.raises(ConfigError, match="3 weights have 1 biases"):
+    with pytest.raises(ConfigError, match="3 weights has 1 biases"):
         replace(qkv, biases=qkv.biases[:1])
 
 
 def test_queries_and_keys_are_normed_alike() -> None:
     norms = describe(tiny(architectures=["Qwen3ForCausalLM"])).layers[0].attention.head_norms
     assert norms is not None
-    with pytest.raises(ConfigError, match="norms of queries and keys differ"):
+    with pytest.raises(ConfigError, match="must have the same eps and width"):
         HeadNorms(norms.query, replace(norms.key, eps=0.5))

@@ -18,5 +18,5 @@ def test_an_architecture_that_is_not_there(name: str) -> None:
 
 def test_a_module_whose_family_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qwen3, "TRAITS", "qwen")
-    with pytest.raises(ConfigError, match=r"qwen3\.TRAITS is no Traits"):
+    with pytest.raises(ConfigError, match=r"qwen3\.TRAITS is not a Traits object"):
         find("qwen3")

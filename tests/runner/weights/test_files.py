@@ -8,7 +8,7 @@ from paceline.runner.weights.files import open_checkpoint
 
 @pytest.mark.parametrize("name", ["absent", "model.gguf"])
 def test_a_path_that_holds_no_model(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is neither a folder"):
+    with pytest.raises(ConfigError, match=f"{name} is neither a model folder"):
         open_checkpoint(tmp_path / name)
 
 

@@ -62,11 +62,13 @@ def load(name: str) -> Attention:
         module, kind = f"paceline.runner.attention.{name}", name.capitalize()
         if name not in KNOWN:
             known = ", ".join(KNOWN)
-            raise ConfigError(f"no attention backend {name!r}: there are {known}, and dotted paths")
+            raise ConfigError(
+                f"unknown attention backend {name!r}: choose {known}, or the dotted path of a class"
+            )
     try:
         return getattr(import_module(module), kind)()
     except ModuleNotFoundError as error:
         how = f"; pip install 'paceline[{error.name}]'" if error.name in EXTRAS else ""
-        raise ConfigError(f"no attention backend {name!r}: {error}{how}") from None
+        raise ConfigError(f"attention backend {name!r} cannot be imported: {error}{how}") from None
     except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"no attention backend {name!r}: {error}") from None
+        raise ConfigError(f"attention backend {name!r} cannot be loaded: {error}") from None

@@ -56,8 +56,8 @@ class Flashinfer:
 def refuse_strange(kv: KVStore) -> None:
     if kv.dtype not in (torch.bfloat16, torch.float16) or kv.head_dim not in HEAD_DIMS:
         raise ConfigError(
-            f"FlashInfer has no kernels for heads of {kv.head_dim} in {kv.dtype}; "
-            "choose another attention"
+            f"FlashInfer has no kernels for a head size of {kv.head_dim} in {kv.dtype}; "
+            "choose another attention backend"
         )
 
 
@@ -229,6 +229,9 @@ class FlashinferDecodeGraph:
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         if window is not None:
-            raise ConfigError("windows in graphs need another attention than FlashInfer")
+            raise ConfigError(
+                "FlashInfer does not support sliding windows in CUDA graphs; choose "
+                "another attention backend"
+            )
         self._wrapper._sm_scale = scale
         return self._wrapper.run(query, keys_and_values(self._kv, layer))

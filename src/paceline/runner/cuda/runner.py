@@ -114,7 +114,10 @@ class CudaRunner:
     def rehearse(self) -> None:
         """Run the largest step once, before there is anybody to run it for."""
         if self.mixed is None:
-            raise StepError("only an attention with graphs for rows of any length can rehearse")
+            raise StepError(
+                "this attention backend has no graphs for mixed steps, so the "
+                "largest step cannot be run"
+            )
         self.mixed.rehearse()
         torch.cuda.synchronize()
 

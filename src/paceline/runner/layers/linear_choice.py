@@ -39,8 +39,8 @@ def choose(name: str, checkpoint: Checkpoint) -> LinearChoice:
     if name not in KINDS:
         known = [AUTO, *KINDS]
         close = get_close_matches(name, known, 1, cutoff=0.3)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-        raise ConfigError(f"unknown kind of weights {name!r}: {hint}")
+        hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(known)}"
+        raise ConfigError(f"unknown weights {name!r}: {hint}")
     return LinearChoice(name, "as requested")
 
 

@@ -21,7 +21,9 @@ class NativeLinear:
         factor: Tensor | None = None,
     ) -> None:
         if dtype != torch.float32 or weight.device.type != "cpu":
-            raise ConfigError(f"native products are of float32 on a CPU, not {dtype}")
+            raise ConfigError(
+                f"native products need float32 on a CPU, not {dtype} on {weight.device}"
+            )
         self._kernels = library()
         self._outputs, inputs = weight.shape
         packed = PackedWeights.of(weight)

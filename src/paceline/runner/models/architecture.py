@@ -69,7 +69,10 @@ class ProductSpec:
 
     def __post_init__(self) -> None:
         if self.biases and len(self.biases) != len(self.weights):
-            raise ConfigError(f"{len(self.weights)} weights have {len(self.biases)} biases")
+            raise ConfigError(
+                f"a product of {len(self.weights)} weights has {len(self.biases)} biases; it "
+                "needs one for each or none"
+            )
 
     @property
     def outputs(self) -> int:
@@ -89,7 +92,10 @@ class HeadNorms:
 
     def __post_init__(self) -> None:
         if self.query.floor != self.key.floor:
-            raise ConfigError(f"norms of queries and keys differ: {self.query}, {self.key}")
+            raise ConfigError(
+                "norms of queries and keys must have the same eps and width: "
+                f"{self.query}, {self.key}"
+            )
 
     @property
     def floor(self) -> float:

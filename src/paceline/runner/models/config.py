@@ -66,15 +66,20 @@ class ModelConfig:
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
         if min(*sizes, self.head_dim, self.vocab, self.max_position) < 1:
-            raise ConfigError(f"a model has no size of zero: {self}")
+            raise ConfigError(f"model dimensions must be positive: {self}")
         if self.heads % self.kv_heads:
-            raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads} heads of keys")
+            raise ConfigError(
+                f"the number of heads ({self.heads}) must be a multiple of the number of "
+                f"KV heads ({self.kv_heads})"
+            )
         if self.head_dim % 2:
-            raise ConfigError(f"{self.head_dim} dimensions of a head cannot turn in pairs")
+            raise ConfigError(f"the head size must be even, not {self.head_dim}")
         if len(self.windows) != self.layers:
-            raise ConfigError(f"{len(self.windows)} layer types for {self.layers} layers")
+            raise ConfigError(
+                f"the model has {self.layers} layers, but {len(self.windows)} layer types"
+            )
         if any(window is not None and window < 1 for window in self.windows):
-            raise ConfigError(f"a sliding window has one position at least: {self.windows}")
+            raise ConfigError(f"sliding windows must be positive: {self.windows}")
 
     @classmethod
     def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
@@ -87,7 +92,9 @@ class ModelConfig:
         name = (read.get("architectures") or [""])[0]
         architecture = name.removesuffix("ForCausalLM").lower()
         if architecture == name.lower():
-            raise ConfigError(f"{name or 'a model without a name'} is no causal language model")
+            raise ConfigError(
+                f"architecture {name!r} is not supported: only causal language models are"
+            )
         traits = _known(architecture)
         _refuse(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
@@ -127,11 +134,16 @@ class ModelConfig:
         is_27b = architecture == "gemma3" and layers == GEMMA_27B_LAYERS
         head_dim = read.get("attention.key_length") or width // heads
         if read.get("rope.dimension_count", head_dim) != head_dim:
-            raise ConfigError("a rotation of only a part of each head is not supported")
+            raise ConfigError(
+                "rope.dimension_count differs from the head size: partial rotary "
+                "embedding is not supported"
+            )
         plain = frequencies(read.get("rope.freq_base", 10_000.0), head_dim)
         factors = rope_factors or (1.0,) * len(plain)
         if len(factors) != len(plain):
-            raise ConfigError(f"{len(factors)} rope factors for {len(plain)} rotary pairs")
+            raise ConfigError(
+                f"rope_freqs.weight has {len(factors)} factors; the model needs {len(plain)}"
+            )
         kind = read.get("rope.scaling.type", "linear")  # as llama.cpp takes it
         scaling = {
             "rope_type": "default" if kind == "none" else kind,
@@ -183,9 +195,14 @@ class ConfigEntries:
     def number(self, key: str) -> int:
         value = self.need(key)
         if type(value) is not int:
-            raise ConfigError(f"{self.where}: {self.prefix + key} is {value!r}, not a number")
+            raise ConfigError(
+                f"{self.where}: {self.prefix + key} is {value!r}; it must be an integer"
+            )
         if key in LAYERS and value > MOST_LAYERS:
-            raise ConfigError(f"{self.where}: {self.prefix + key} is {value}, which no model has")
+            raise ConfigError(
+                f"{self.where}: {self.prefix + key} is {value}; the largest supported "
+                f"value is {MOST_LAYERS}"
+            )
         return value
 
 
@@ -197,7 +214,7 @@ def _expected(where: str) -> Generator[None]:
     except ConfigError:
         raise
     except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
-        raise ConfigError(f"{where} is not as models have it: {error}") from None
+        raise ConfigError(f"{where} has a value of the wrong type: {error}") from None
 
 
 def _known(architecture: str) -> Traits:
@@ -231,7 +248,7 @@ def _windows_of_hf(read: ConfigEntries, layers: int, traits: Traits) -> tuple[in
     window = read.get("sliding_window")
     if kinds := read.get("layer_types"):
         if strange := set(kinds) - {FULL, SLIDING}:
-            raise ConfigError(f"{read.where}: layers of {sorted(strange)} are not supported")
+            raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
         return tuple(window if kind == SLIDING else None for kind in kinds)
     if read.get("use_sliding_window"):
         full = read.get("max_window_layers", 0)

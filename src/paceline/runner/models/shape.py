@@ -24,4 +24,6 @@ def config_in(name: str) -> ModelConfig:
     if (folder / "config.json").is_file():
         return ModelConfig.of_hf(json_object(folder / "config.json"))
     known = ", ".join(named_shapes())
-    raise ConfigError(f"no shape {name!r}: there are {known}, and folders with a config.json")
+    raise ConfigError(
+        f"unknown model shape {name!r}: choose {known}, or a folder with a config.json"
+    )

@@ -36,5 +36,5 @@ def find(architecture: str) -> Traits:
     except (ImportError, AttributeError):
         raise ConfigError(f"architecture {architecture!r} is not supported") from None
     if not isinstance(traits, Traits):
-        raise ConfigError(f"{name}.TRAITS is no Traits")
+        raise ConfigError(f"{name}.TRAITS is not a Traits object")
     return traits

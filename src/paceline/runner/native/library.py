@@ -119,7 +119,10 @@ def library() -> ctypes.CDLL:
     """The kernels. Where they cannot be had, an error says why, every time."""
     compiler = os.environ.get("CC") or "cc"
     if shutil.which(compiler) is None:
-        raise ConfigError(f"the native kernels need a C compiler, and there is no {compiler!r}")
+        raise ConfigError(
+            f"the native kernels need a C compiler, and {compiler!r} was not "
+            "found; install one or set CC"
+        )
     macros = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
     flags = FLAGS if "__clang__" in macros else [*FLAGS, *GCC_FLAGS]
     target = cache_folder() / "native" / f"{_digest(flags, macros)}.so"
@@ -146,7 +149,7 @@ def is_available() -> bool:
 
 @cache
 def _warn(reason: str) -> None:
-    log.warning("this will be slow: %s", reason)
+    log.warning("slower kernels are used: %s", reason)
 
 
 def _digest(flags: list[str], macros: str) -> str:
@@ -161,7 +164,9 @@ def _compile(compiler: list[str], target: Path) -> None:
         with placed(target) as built:
             _run([*compiler, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
     except OSError as error:
-        raise ConfigError(f"the native kernels cannot be stored: {error}") from None
+        raise ConfigError(
+            f"the native kernels cannot be written to the cache folder: {error}"
+        ) from None
 
 
 def _run(command: list[str]) -> str:

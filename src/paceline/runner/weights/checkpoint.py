@@ -40,15 +40,15 @@ def verify(checkpoint: Checkpoint) -> None:
     problems = {
         "missing": [name for name in expected if name not in found],
         "unknown": [name for name in found if name not in expected],
-        "misshapen": [
+        "wrong shape": [
             f"{name} {list(found[name])} instead of {list(shape)}"
             for name, shape in expected.items()
             if name in found and tuple(found[name]) != shape
         ],
     }
-    told = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
-    if told:
-        raise ConfigError(f"the tensors are not those of the model; {'; '.join(told)}")
+    reasons = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
+    if reasons:
+        raise ConfigError(f"the checkpoint does not match its configuration; {'; '.join(reasons)}")
 
 
 def _some(names: list[str]) -> str:

@@ -14,4 +14,4 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return SafetensorsFolder(path)
     if path.is_file():
         return GGUF(path)
-    raise ConfigError(f"{path} is neither a folder with a model nor a GGUF file")
+    raise ConfigError(f"{path} is neither a model folder nor a GGUF file")

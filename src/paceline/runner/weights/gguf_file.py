@@ -85,10 +85,12 @@ def mapped(content: mmap.mmap, start: int, entry: TensorEntry) -> GGUFTensor:
     if encoding is None:
         raise ValueError(f"tensor {name!r} has type {entry.kind}, which is not supported")
     if not shape or shape[-1] % encoding.elements:
-        raise ValueError(f"tensor {name!r} {list(shape)} is not made of whole blocks")
+        raise ValueError(
+            f"the rows of tensor {name!r} {list(shape)} do not fill whole blocks of {encoding.name}"
+        )
     count = int(np.prod(shape)) // encoding.elements
     size, first = count * encoding.block_bytes, start + entry.offset
     if first + size > len(content):
-        raise ValueError(f"it ends before tensor {name!r} does")
+        raise ValueError(f"the file ends inside tensor {name!r}")
     found = np.frombuffer(content, np.uint8, size, first)
     return GGUFTensor(shape, encoding, found.reshape(count, encoding.block_bytes))

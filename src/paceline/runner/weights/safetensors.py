@@ -43,11 +43,13 @@ class SafetensorsFolder:
             raise ConfigError(f"{path} cannot be read: {error}") from None
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             if name in self.shapes:
-                raise ConfigError(f"{path} has {name!r}, and so has another file")
+                raise ConfigError(f"{path} repeats tensor {name!r} of another file")
             if not self._is_copy(name):
                 part = file.get_slice(name)
                 if (kind := part.get_dtype()) not in FLOATS:
-                    raise ConfigError(f"{path}: {name!r} is of {kind}, which is not supported")
+                    raise ConfigError(
+                        f"{path}: tensor {name!r} has type {kind}, which is not supported"
+                    )
                 self.shapes[name] = tuple(part.get_shape())
                 self._file[name] = file
 
@@ -66,5 +68,5 @@ def _files(folder: Path) -> Iterable[Path]:
         return [folder / SINGLE]
     names = json_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(one, str) for one in names.values()):
-        raise ConfigError(f"{index} has no weight_map")
+        raise ConfigError(f"{index} has no weight_map of file names")
     return [folder / name for name in sorted(set(names.values()))]

@@ -71,7 +71,7 @@ def _run(
     is_ordered: bool = False,
 ) -> None:
     (rows, width), outputs = x.shape, out.shape[1]
-    assert product.weight.stride(0) == 1, "the weights of an output lie together"
+    assert product.weight.stride(0) == 1, "the weights of an output must be contiguous"
     cut = tuning(width, outputs)
     _thin[(triton.cdiv(outputs, cut.lines),)](
         x,

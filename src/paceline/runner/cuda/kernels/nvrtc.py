@@ -107,7 +107,7 @@ class Kernel:
         )
         status = _driver().cuLaunchKernelEx(byref(launch), self._function, pointers, None)
         if status:
-            raise RuntimeError(f"a kernel cannot be launched: {_said(status)}")
+            raise RuntimeError(f"a CUDA kernel cannot be launched: {_error_text(status)}")
 
 
 def source_of(name: str, sizes: Mapping[str, int | str], instructions: str) -> str:
@@ -127,12 +127,12 @@ def can_compile(device: torch.device) -> bool:
     try:
         Kernel('extern "C" __global__ void probe() {}', "probe", 32, SHARED_BYTES)
     except (ConfigError, OSError) as error:
-        log.info("kernels in CUDA are not used: %s", error)
+        log.info("CUDA kernels are not used: %s", error)
         return False
     return True
 
 
-def _said(status: int) -> str:
+def _error_text(status: int) -> str:
     text = ctypes.c_char_p()
     _driver().cuGetErrorString(status, byref(text))
     return (text.value or b"?").decode()
@@ -140,7 +140,7 @@ def _said(status: int) -> str:
 
 def _expect(status: int, what: str) -> None:
     if status:
-        raise ConfigError(f"the card's driver refuses {what}: {_said(status)}")
+        raise ConfigError(f"the CUDA driver rejects {what}: {_error_text(status)}")
 
 
 @cache
@@ -158,7 +158,7 @@ def _compiler() -> ctypes.CDLL:
             return ctypes.CDLL(candidate)
         except OSError:
             continue
-    raise ConfigError(f"no compiler for kernels in CUDA: {name} is not here")
+    raise ConfigError(f"CUDA kernels need the compiler library {name}, which was not found")
 
 
 def _compiled(source: str) -> bytes:
@@ -181,18 +181,18 @@ def _compile(source: str) -> bytes:
     compiler, program, size = _compiler(), c_void_p(), c_size_t()
     made = compiler.nvrtcCreateProgram(byref(program), source.encode(), b"kernel.cu", 0, None, None)
     if made:
-        raise ConfigError(f"the compiler for kernels does not start: error {made}")
+        raise ConfigError(f"NVRTC cannot create a program: error {made}")
     try:
         flags = (ctypes.c_char_p * len(FLAGS))(*FLAGS)
         if compiler.nvrtcCompileProgram(program, len(FLAGS), flags):
             compiler.nvrtcGetProgramLogSize(program, byref(size))
-            said = ctypes.create_string_buffer(size.value)
-            compiler.nvrtcGetProgramLog(program, said)
-            raise ConfigError(f"a kernel does not compile: {said.value.decode()}")
+            message = ctypes.create_string_buffer(size.value)
+            compiler.nvrtcGetProgramLog(program, message)
+            raise ConfigError(f"a CUDA kernel does not compile: {message.value.decode()}")
         compiler.nvrtcGetCUBINSize(program, byref(size))
         found = ctypes.create_string_buffer(size.value)
         if compiler.nvrtcGetCUBIN(program, found) or not size.value:
-            raise ConfigError("a kernel was compiled, and is not there")
+            raise ConfigError("NVRTC compiled a kernel but returned no binary")
         return found.raw
     finally:
         compiler.nvrtcDestroyProgram(byref(program))
