@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from paceline.cli.chat import HELP
+from paceline.cli.chat import HELP, SAMPLED
 from paceline.cli.main import main
 from paceline.server.settings import ServerSettings
 from tests.cli.support import SMALL, serving, wait_until
@@ -31,6 +31,14 @@ def test_each_line_is_a_turn_of_one_conversation(
     assert first == third != second
     assert said.err == ""
     assert "\x1b" not in said.out
+
+
+def test_piped_input_is_sampled_with_a_hint_unless_a_temperature_is_given(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
+    assert main(["chat", "--url", site.url]) == 0
+    assert capsys.readouterr().err == SAMPLED + "\n"
 
 
 def test_commands(

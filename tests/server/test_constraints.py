@@ -1,5 +1,6 @@
 """What a client says about the text it wants is kept or refused, and never dropped."""
 
+import re
 from typing import Any
 
 import httpx
@@ -94,6 +95,8 @@ def test_what_cannot_be_kept_is_refused_by_name(
         assert response.status_code == 400, error
         assert error["param"] == field
         assert error["message"].startswith(f"{field}: ")
+        if field not in ("response_format", "modalities"):  # these may be of a wrong type
+            assert re.search(rf"; (remove {field}|use none or auto)$", error["message"])
         assert error["type"] == "invalid_request_error"
 
     on(scenario)
@@ -128,5 +131,18 @@ def test_special_tokens_are_added_to_a_text_and_never_to_a_conversation(
             assert response.status_code == (200 if added is framed else 400)
             if added is not framed:
                 assert response.json()["error"]["param"] == "add_special_tokens"
+
+    on(scenario)
+
+
+def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post("/v1/completions", prompt="the", guided_json={"type": "object"})
+        assert response.json()["error"] == {
+            "message": "guided_json: structured output is not built yet; remove guided_json",
+            "type": "invalid_request_error",
+            "param": "guided_json",
+            "code": None,
+        }
 
     on(scenario)

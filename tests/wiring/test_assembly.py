@@ -27,6 +27,16 @@ def llm(folder: Path) -> LLM:
     return LLM(str(folder), kv_cache_gib=0.01, max_num_seqs=4, weights="float32")
 
 
+def test_the_log_names_each_stage_of_loading(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        LLM(str(folder), kv_cache_gib=0.01, weights="float32", device="cpu").close()
+    stages = [record.getMessage() for record in caplog.records]
+    for at, begin in enumerate(("loading the C kernels", "loading weights: ", "KV cache: ")):
+        assert stages[at].startswith(begin)
+
+
 def test_the_tokens_are_those_of_transformers(llm: LLM, folder: Path) -> None:
     import transformers
 
@@ -111,7 +121,7 @@ def test_words_are_found_from_home(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_weights_of_another_form_than_asked_for_are_refused(folder: Path) -> None:
     assert find_model(str(folder), "safetensors", "cpu", silent)
-    with pytest.raises(ConfigError, match=r"load_format is 'gguf', and .* is something else"):
+    with pytest.raises(ConfigError, match=r"load_format is 'gguf', but .* has another format"):
         find_model(str(folder), "gguf", "cpu", silent)
 
 

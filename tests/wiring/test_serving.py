@@ -10,6 +10,7 @@ import pytest
 
 from paceline import ConfigError
 from paceline.engine.api import EngineFailed
+from paceline.engine.core.messages import Capacity
 from paceline.hub.progress import silent
 from paceline.wiring import serving
 from paceline.wiring.serving import exit_on_sigterm, loaded
@@ -58,6 +59,25 @@ def test_a_core_that_fails_to_load_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(EngineFailed, match="no weights"):
         loaded("qwen3-0.6b", silent, {"load_format": "dummy"})
     assert core.closed
+
+
+class Loaded(Broken):
+    """A core that is ready at once."""
+
+    def ready(self) -> Capacity:  # type: ignore[override]
+        return Capacity(max_model_len=512, block_size=16, num_blocks=32)
+
+
+def test_the_log_says_when_loading_begins_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "core_of", lambda path, settings: Loaded())
+    with caplog.at_level("INFO"):
+        loaded("qwen3-0.6b", silent, {"load_format": "dummy"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "loading qwen3-0.6b: starting the engine",
+        "qwen3-0.6b is loaded; max_model_len is 512",
+    ]
 
 
 def test_a_thread_may_load_a_model_as_well() -> None:

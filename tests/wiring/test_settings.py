@@ -99,7 +99,9 @@ def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for(
     assert resolve(rest, own, MODEL, hardware).step.max_model_len == 5 * 16
     assert "max_model_len is 80 instead of 1024: there is memory for 5 blocks" in caplog.text
     rest, own = sort_settings({"max_model_len": 256})
-    with pytest.raises(ConfigError, match="256 needs 16 blocks of 16, and there is memory for 5"):
+    with pytest.raises(
+        ConfigError, match="256 and needs 16 blocks of 16, but there is memory for 5"
+    ):
         resolve(rest, own, MODEL, hardware)
 
 
@@ -122,7 +124,7 @@ def test_sequences_that_are_longer_than_the_model_knows_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     check({"max_model_len": 1025}, LoadConfig(), MODEL, CPU_DEFAULTS)
-    assert "max_model_len is 1025; the model knows 1024 positions" in caplog.text
+    assert "max_model_len is 1025; the model was trained for 1024 positions" in caplog.text
 
 
 @pytest.mark.parametrize(

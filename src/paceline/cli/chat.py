@@ -25,6 +25,10 @@ HELP = """\
 /help                    show this list
 /quit                    quit; so does Ctrl-D
 Ctrl-C stops an answer."""
+TEMPERATURE = 0.7
+SAMPLED = (
+    f"temperature is {TEMPERATURE}: answers differ between runs; add --temperature 0 to repeat"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class ChatOptions:
     system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = ""
     temperature: Annotated[
         float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
-    ] = 0.7
+    ] = TEMPERATURE
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 512
     engine: EngineOptions = field(default_factory=EngineOptions)
 
@@ -58,6 +62,8 @@ def run(options: ChatOptions) -> int:
         params = ChatParams(options.temperature, options.max_tokens)
         chat = Chat(backend, params, runner, Screen.here())
         chat.set_system(options.system)
+        if options.temperature == TEMPERATURE and not sys.stdin.isatty():
+            print(SAMPLED, file=sys.stderr, flush=True)
         try:
             chat.converse()
         finally:

@@ -81,7 +81,10 @@ def fetched(url: str, path: str, key: str | None) -> str:
 
 
 def unreachable(url: str, error: Exception) -> ServerError:
-    return ServerError(f"{url} does not answer: {error}")
+    return ServerError(
+        f"{url} does not answer: {error}; start `paceline serve` there, or name another server "
+        "with --url"
+    )
 
 
 def json_body(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, answered in the shape of OpenAI's errors."""
+"""Errors as responses in the shape of OpenAI's."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -23,11 +23,11 @@ KINDS = {
     GATEWAY_TIMEOUT: "timeout_error",
 }
 WORD = re.compile(r"[a-z_]+")
-QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # an id or a value, which may be any word
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # an id or a value may contain the name of a field
 OWN = ("timeout", "deadline", "priority")
 NAMED_IN_ERRORS = frozenset({*OWN, *(one.name for one in fields(SamplingParams))})
-# Words for what is to be continued, and the field that has it.
-CONTINUED = frozenset({"prompt", "chat", "message", "part", "call"})
+# Words for the prompt in messages, and the field that has the prompt.
+PROMPT_WORDS = frozenset({"prompt", "chat", "message", "part", "call"})
 FIELDS = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
@@ -36,22 +36,22 @@ FIELDS = {
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """The four fields that clients look at."""
+    """The fields of OpenAI's errors. `code` is a name or null; the status is that of HTTP."""
 
     message: str
     type: str
     param: str | None = None
-    code: str | int | None = None
+    code: str | None = None
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The whole body of an error."""
+    """The body of an error."""
 
     error: ErrorDetail
 
 
 class ApiError(HTTPException):
-    """Ends the work on a request with a status; `param` is the field at fault, if one is."""
+    """Ends a request with a status; `param` is the field at fault, if there is one."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ApiError(HTTPException):
 
 
 def readable(message: str) -> str:
-    """Half a surrogate pair can be quoted in a message but not sent."""
+    """Escape unpaired surrogates, which a message may quote but UTF-8 cannot encode."""
     return message.encode("utf-8", "backslashreplace").decode()
 
 
@@ -79,12 +79,12 @@ def error_body(
 ) -> ErrorBody:
     otherwise = "invalid_request_error" if status < BROKEN else "server_error"
     kind = KINDS.get(status, otherwise)
-    return ErrorBody(ErrorDetail(readable(message), kind, param, status if code is None else code))
+    return ErrorBody(ErrorDetail(readable(message), kind, param, code))
 
 
 def api_error_of(error: Exception, path: str = "") -> ApiError:
-    """Every error that reaches the border, by whose fault it is."""
-    continued = next((name for route, name in FIELDS.items() if path.endswith(route)), None)
+    """The response to an error, by whose fault it is."""
+    prompt_field = next((name for route, name in FIELDS.items() if path.endswith(route)), None)
     match error:
         case ApiError():
             return error
@@ -94,24 +94,26 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
             return ApiError(TOO_MANY, str(error), code="queue_full")
         case PromptTooLong():
             code = "context_length_exceeded"
-            return ApiError(BAD_REQUEST, str(error), param=continued, code=code)
+            return ApiError(BAD_REQUEST, str(error), param=prompt_field, code=code)
         case RequestError():
             words = WORD.findall(QUOTED.sub("", str(error)))
-            named = next((one for one in words if one in NAMED_IN_ERRORS | CONTINUED), None)
-            param = continued if named in CONTINUED else named
+            named = next((one for one in words if one in NAMED_IN_ERRORS | PROMPT_WORDS), None)
+            param = prompt_field if named in PROMPT_WORDS else named
             return ApiError(BAD_REQUEST, str(error), param=param)
         case EngineFailed():
             return ApiError(BROKEN, f"the engine failed: {error}", code="engine_failed")
         case _:
-            return ApiError(BROKEN, "the server made a mistake; its log says which")
+            return ApiError(BROKEN, "internal error; see the log of the server")
 
 
 def malformed(request: Request, error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body, a path or a query, and where it is."""
+    """Report the first error in a body, a path or a query, with its place."""
     first = cast("dict[str, Any]", error.errors()[0])
     kind = request.headers.get("content-type", "")
     if first["loc"][0] == "body" and "json" not in kind:
-        problem = f"the body must be JSON, sent as application/json; it is {kind or 'of no type'}"
+        problem = (
+            f"the body must be JSON, sent as application/json; its type is {kind or 'missing'}"
+        )
         return ApiError(BAD_REQUEST, problem, param="content-type")
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", first["msg"])
@@ -133,7 +135,7 @@ def error_response(api_error: ApiError, request_id: str = "") -> Response:
 
 
 def answer_errors(app: FastAPI, retry_after: Callable[[], int]) -> None:
-    """Give every error a response; those that pass with time say after how many seconds."""
+    """Give every error a response, with `Retry-After` where a retry may succeed."""
 
     async def refuse(request: Request, error: Exception) -> Response:
         api_error = api_error_of(error, request.url.path)

@@ -1,4 +1,4 @@
-"""Turns the body of a request into what the engine is asked."""
+"""Turns the body of an HTTP request into requests to the engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -45,7 +45,7 @@ def sampling(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The fields that were given, under the same names."""
+    """Sampling parameters from the fields that the body has."""
     check_most(body, max_tokens)
     given = {name: getattr(body, name) for name in SAME_NAMES}
     if body.logit_bias is not None:
@@ -57,16 +57,16 @@ def sampling(
 
 
 def check_most(body: GenerationBody, max_tokens: int | None) -> None:
-    """Nothing at all is asked for only where a prompt is echoed."""
+    """`max_tokens` may be 0 only if the prompt is echoed."""
     is_text = isinstance(body, CompletionRequest)
     least = 0 if is_text and body.echo else 1
     if max_tokens is not None and not least <= max_tokens <= LARGEST_ID:
-        also = ", or is 0 to have a prompt echoed alone" if is_text else ""
-        raise unsupported("max_tokens", f"it is {max_tokens}; it lies in 1..{LARGEST_ID}{also}")
+        also = ", or 0 with echo" if is_text else ""
+        raise unsupported("max_tokens", f"it is {max_tokens}; it must lie in 1..{LARGEST_ID}{also}")
 
 
 def biases(given: dict[str, float]) -> dict[int, float]:
-    """JSON has no keys but strings."""
+    """The keys as numbers: JSON has only strings as keys."""
     for key in given:
         if not (key.isascii() and key.isdigit() and len(key) < len(str(2**31)) + 1):
             raise unsupported("logit_bias", f"{key!r} is not a token id")
@@ -74,27 +74,38 @@ def biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def check_common(body: GenerationBody) -> None:
-    """What no route can do."""
+    """Refuse what no route supports."""
     if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", f"{body.response_format.type!r} is not supported")
+        raise unsupported(
+            "response_format",
+            f"{body.response_format.type!r} is not supported: structured output is not built yet; "
+            "remove response_format, or set its type to text",
+        )
     if body.modalities not in (None, [], ["text"]):
-        raise unsupported("modalities", "there is only text")
+        raise unsupported("modalities", "only text is supported; remove modalities")
     if body.function_call not in (None, "none", "auto"):
-        raise unsupported("function_call", "a call of a function cannot be enforced")
+        raise unsupported("function_call", "function calls cannot be enforced; use none or auto")
     framed = isinstance(body, CompletionRequest)  # a chat template writes its own special tokens
     if body.add_special_tokens not in (None, framed):
-        raise unsupported("add_special_tokens", f"only {str(framed).lower()} is supported here")
+        raise unsupported(
+            "add_special_tokens",
+            f"it must be {str(framed).lower()} on this route; remove add_special_tokens",
+        )
     if body.stream_options is not None and not body.stream:
-        raise unsupported("stream_options", "only a stream has options")
+        raise unsupported(
+            "stream_options", "stream is false; set stream to true, or remove stream_options"
+        )
 
 
 def check_prompt(body: ChatRequest | CompletionRequest) -> None:
     if body.prompt_logprobs is not None and body.stream:
-        raise unsupported("prompt_logprobs", "a stream does not tell them")
+        raise unsupported(
+            "prompt_logprobs", "a stream does not return them; set stream to false, or remove it"
+        )
 
 
 def common(body: GenerationBody) -> dict[str, Any]:
-    """What chats and completions tell the engine alike."""
+    """Fields of the engine's request that all routes share."""
     return {
         "priority": body.priority or 0,
         "tenant": body.user or "",
@@ -105,12 +116,12 @@ def common(body: GenerationBody) -> dict[str, Any]:
 
 
 def chat_ask(body: ChatRequest) -> GenerationRequest:
-    """The number of tokens is limited by the model alone where the client sets no limit."""
+    """Without `max_tokens`, only `max_model_len` limits the answer."""
     check_common(body)
     check_prompt(body)
     check_messages(body.messages)
     if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "a call of a tool cannot be enforced")
+        raise unsupported("tool_choice", "tool calls cannot be enforced; use none or auto")
     newer = body.max_completion_tokens
     most = body.max_tokens if newer is None else newer
     return GenerationRequest(
@@ -124,30 +135,34 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Parts of a message are checked where its text is made; these stand beside its content."""
+    """Refuse images and audio beside the content. The chat template checks the content."""
     for place, message in enumerate(messages):
         for name in ("images", "audio"):
             if message.get(name):
-                raise unsupported("messages", f"message {place} has {name!r}; only text is read")
+                raise unsupported(
+                    "messages", f"message {place} has {name!r}; only text is supported"
+                )
 
 
 def chat_logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
-        raise unsupported("top_logprobs", "logprobs must be true for it")
+        raise unsupported(
+            "top_logprobs", "it needs logprobs; set logprobs to true, or remove top_logprobs"
+        )
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def completion_asks(body: CompletionRequest) -> list[GenerationRequest]:
-    """One for each prompt."""
+    """One request for each prompt."""
     check_common(body)
     check_prompt(body)
     if body.suffix:
-        raise unsupported("suffix", "text cannot be put in between")
+        raise unsupported("suffix", "insertion is not supported; remove suffix")
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling(body, most, body.logprobs, completion_prompt_logprobs(body))
     rest = common(body)
     if not body.prompt:
-        raise unsupported("prompt", "it is empty")
+        raise unsupported("prompt", "it is empty; give at least one token")
     return [
         GenerationRequest(prompt=prompt, params=params, **rest)
         if isinstance(prompt, str)
@@ -157,13 +172,13 @@ def completion_asks(body: CompletionRequest) -> list[GenerationRequest]:
 
 
 def completion_prompt_logprobs(body: CompletionRequest) -> int | None:
-    """What is echoed with logprobs has its own; of two numbers the larger one serves both."""
+    """An echoed prompt has logprobs too. The larger of both numbers is computed."""
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((number for number in asked if number is not None), default=None)
 
 
 def prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
-    """All forms of a prompt as the longest one: a list of texts or a list of token ids."""
+    """The prompts as a list of texts, or as a list of lists of token ids."""
     match body.prompt:
         case str():
             return [body.prompt]

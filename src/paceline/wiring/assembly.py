@@ -1,4 +1,4 @@
-"""From a model's name to the parts of an engine."""
+"""Builds the components of an engine from the name of a model."""
 
 from functools import partial
 from importlib import import_module
@@ -20,12 +20,12 @@ from paceline.wiring.settings import pop_settings, sort_settings
 def build(
     model: str = DEFAULT, *, progress: Progress = silent, **settings: Any
 ) -> EngineComponents:
-    """Fetch a model if need be, load it, and make everything that serves it."""
+    """Download a model if necessary, load it, and build a scheduler and a runner for it."""
     record: RecordConfig = pop_settings(RecordConfig, settings)
     rest, own = sort_settings(settings)
     device = device_of(own.device)
     source: ModelSource = find_model(model, own.load_format, device, progress)
-    # One module for each device: what a card needs is imported where there is one.
+    # One module per device, so that CUDA is imported only on a GPU.
     on = import_module(f"paceline.wiring.{device}")
     scheduler, runner = on.assemble(
         rest, own, source.checkpoint, partial(scheduler_of, record=record)
@@ -35,9 +35,11 @@ def build(
     return EngineComponents(model, scheduler, runner, source.tokenizer, template, depth=depth)
 
 
-def device_of(asked: str) -> str:
-    """Where the model runs."""
+def device_of(setting: str) -> str:
+    """The device that the model runs on; ConfigError if there is no such device."""
     found = torch.cuda.is_available()
-    if asked == "cuda" and not found:
-        raise ConfigError("device is 'cuda', and torch finds no card here")
-    return ("cuda" if found else "cpu") if asked == "auto" else asked
+    if setting == "cuda" and not found:
+        raise ConfigError(
+            "device is 'cuda', but torch finds no GPU; use device 'cpu', or install a driver"
+        )
+    return ("cuda" if found else "cpu") if setting == "auto" else setting

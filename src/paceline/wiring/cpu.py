@@ -33,7 +33,7 @@ from paceline.wiring.settings import (
     room_of,
 )
 
-DEPTH = 1  # there is nothing to overlap with
+DEPTH = 1  # planning and computing share the same cores
 ATTENTION = "native"
 
 log = logging.getLogger(__name__)
@@ -46,19 +46,22 @@ def assemble(
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
 ) -> tuple[Scheduler, TorchRunner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
-        raise ConfigError("dtype and kv_cache_dtype are for a card; see weights for a CPU")
+        raise ConfigError("dtype and kv_cache_dtype are for a GPU; on a CPU, set weights")
+    log.info("loading the C kernels; the first start compiles them")
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     if runs_on_gpu(attention):
-        raise ConfigError(f"attention {own.attention!r} is for a card")
+        raise ConfigError(f"attention {own.attention!r} is for a GPU; on a CPU, use {ATTENTION!r}")
     suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
     check_memory(settings, own, checkpoint.config, free_bytes())
     proposer = load_proposer(part_of(SpeculationConfig, suited))
     if own.threads:
         torch.set_num_threads(own.threads)
     chosen = choose(own.weights, checkpoint)
-    log.info("weights: %s", chosen)
+    log.info("loading weights: %s", chosen)
     loaded = Model.load(checkpoint, linear_kind=chosen.kind)
-    config = resolve(settings, own, checkpoint.config, Hardware.found())  # which weights leave
+    config = resolve(
+        settings, own, checkpoint.config, Hardware.found()
+    )  # free memory after the weights
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
     runner = TorchRunner(loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len)

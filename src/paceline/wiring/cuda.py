@@ -27,11 +27,11 @@ DEPTH = 2
 ATTENTION = "triton"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-# In float32, while filters are applied: logits, weights, their order, sums in 64 bits, twice, and
-# how often tokens were used, also twice while that grows.
+# Filters hold in float32: logits, probabilities, their order, sums in 64 bits (twice), and token
+# counts (twice while they grow).
 COPIES_OF_LOGITS = 9
-SPARE_BYTES = 256 << 20  # what libraries take for themselves
-KEPT_BLOCKS = 1 << 16  # the whole GPU, for all but the smallest models
+SPARE_BYTES = 256 << 20  # for libraries
+KEPT_BLOCKS = 1 << 16  # more than most models leave room for
 
 log = logging.getLogger(__name__)
 
@@ -42,37 +42,40 @@ def assemble(
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
 ) -> tuple[Scheduler, CudaRunner]:
-    """Load the model, run the largest step once, give the rest of the memory to KV, and capture
+    """Load the model, run the largest step once, give the remaining memory to KV, and capture
     graphs."""
     if own.weights != "auto" or own.threads:
-        raise ConfigError("weights and threads are for a CPU; see dtype for a card")
+        raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
     attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
     most = getattr(attention, "most_in_flight", own.depth)
     if own.depth > most:
-        raise ConfigError(f"depth is {own.depth}; with this attention it is {most} at most")
+        raise ConfigError(f"depth is {own.depth}; this attention allows at most {most}")
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = checkpoint.config
     defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
     step, proposer = part_of(StepConfig, chosen), load_proposer(part_of(SpeculationConfig, chosen))
+    log.info("loading weights")
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
-    needed, rate = rehearsed(model, proposer, step, kv_dtype)
+    log.info("weights are loaded; running the largest step once, to measure its memory")
+    needed, rate = run_largest_step(model, proposer, step, kv_dtype)
     needed += RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
-    log.info("weights are loaded; %.1f GiB are left for KV", free / GIB)
+    log.info("%.1f GiB are left for KV", free / GIB)
     if free <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:
         raise ConfigError(
-            f"after weights and the largest step nothing is left for KV: raise "
+            f"the weights and the largest step leave no memory for KV: raise "
             f"gpu_memory_utilization ({own.gpu_memory_utilization}) or lower "
             f"max_num_batched_tokens ({step.max_num_batched_tokens})"
         )
-    card = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
-    config = resolve(settings, own, model_config, card)
+    gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
+    config = resolve(settings, own, model_config, gpu)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
     runner = runner_of(model, kv, attention, proposer, config.step)
+    log.info("capturing graphs")
     runner.warm()
     scheduler = scheduler_of(config)
     if config.preemption.swap_space:
@@ -84,7 +87,7 @@ def assemble(
 def capturable(name: str) -> Capturable:
     attention: Any = load_attention(name)
     if not runs_on_gpu(attention):
-        raise ConfigError(f"attention {name!r} cannot be part of a graph; choose another")
+        raise ConfigError(f"attention {name!r} cannot be captured in a graph; use {ATTENTION!r}")
     return attention
 
 
@@ -102,7 +105,7 @@ def free_bytes(utilization: float) -> int:
     return int(free - total * (1.0 - utilization))
 
 
-def rehearsed(
+def run_largest_step(
     model: CudaModel, proposer: Proposer, step: StepConfig, kv_dtype: torch.dtype
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
@@ -115,5 +118,5 @@ def rehearsed(
     peak = torch.cuda.max_memory_allocated() - before
     logits = step.max_num_seqs * model.config.vocab * 4
     del runner, kv
-    gc.collect()  # graphs and what they hold know each other
+    gc.collect()  # graphs and their buffers refer to each other
     return peak + COPIES_OF_LOGITS * logits + SPARE_BYTES, rate

@@ -1,4 +1,4 @@
-"""How much memory of this machine is free for us."""
+"""The free memory of this machine."""
 
 import os
 from pathlib import Path
@@ -7,21 +7,21 @@ MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def free_bytes(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:
-    """What can be had without swapping, in this machine and in the container that we are in."""
+    """Bytes that can be allocated without swapping, in the machine and in its container."""
     return min([_of_machine(meminfo), *_of_container(group)])
 
 
 def _of_machine(meminfo: Path) -> int:
-    """Files that the system keeps in memory count as free: it lets them go."""
+    """The page cache counts as free: the system drops it when memory is needed."""
     try:
         return 1024 * _numbers(meminfo)["MemAvailable:"]
-    except (OSError, KeyError):  # not every system has it
-        pages = os.sysconf("SC_PHYS_PAGES") // 2  # nobody tells how many are free
+    except (OSError, KeyError):  # this system has no /proc/meminfo
+        pages = os.sysconf("SC_PHYS_PAGES") // 2  # how many are free is unknown
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _of_container(group: Path) -> list[int]:
-    """By the files of today and by those of old systems. Nothing where there is no limit."""
+    """Free bytes within the limits of cgroups, version 2 and version 1; empty without a limit."""
     found = [
         _within(group, "memory.max", "memory.current", "inactive_file"),
         _within(
@@ -38,11 +38,11 @@ def _within(folder: Path, limit: str, used: str, kept: str) -> int | None:
     try:
         most, in_use = (int((folder / name).read_text()) for name in (limit, used))
         return max(most - in_use + _numbers(folder / "memory.stat")[kept], 0)
-    except (OSError, KeyError, ValueError):  # `max` is no number
+    except (OSError, KeyError, ValueError):  # no such limit, or "max"
         return None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """By the word in front of each."""
+    """The first number of each line, by the word before it."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1}

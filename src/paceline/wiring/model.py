@@ -1,4 +1,4 @@
-"""Finds a model by name: its weights, wherever they come from, and the text that goes with them."""
+"""Finds a model by name: its weights and its tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +19,28 @@ from paceline.wiring.tokenizer import load_tokenizer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSource:
-    """A model at rest, and its tokenizer."""
+    """The weights of a model on disk, and its tokenizer."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
 
 
 def find_model(name: str, form: LoadFormat, device: str, progress: Progress) -> ModelSource:
-    """By a name that can be pulled, by path, or by the name of a shape, with random weights."""
+    """Find a model by a name that can be pulled, by path, or by the name of a shape.
+
+    A shape has random weights.
+    """
     if form == "dummy":
         return ModelSource(Dummy(config_in(name), device=device), load_tokenizer(name, form))
     if name in named_shapes():
-        raise ConfigError(f"{name} is a shape without weights; add load_format 'dummy' to run it")
+        raise ConfigError(
+            f"{name} is a shape without weights; set load_format to 'dummy' for random weights"
+        )
     path = Path(download(name, progress))
     checkpoint = open_checkpoint(path)
     kinds = {"gguf": GGUF, "safetensors": SafetensorsFolder}
     if form != "auto" and not isinstance(checkpoint, kinds[form]):
-        raise ConfigError(f"load_format is {form!r}, and {path} is something else")
+        raise ConfigError(
+            f"load_format is {form!r}, but {path} has another format; set load_format to 'auto'"
+        )
     return ModelSource(checkpoint, load_tokenizer(str(path), form))

@@ -1,4 +1,4 @@
-"""A model over HTTP: a front end here, and the core in a process of its own."""
+"""Serves a model over HTTP: the front end in this process, the core in a process of its own."""
 
 import asyncio
 import logging
@@ -45,16 +45,16 @@ def serve(
     progress: Progress = silent,
     **settings: Any,
 ) -> None:
-    """Serve a model over HTTP until the process is told to end.
+    """Serve a model over HTTP until SIGINT or SIGTERM.
 
     Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
-    engine itself. EngineFailed if the engine has died and is not begun again.
+    engine itself. Raises EngineFailed if the engine has died and is not restarted.
     """
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     http.check_port(host, port)
     check_record(settings)
-    with exit_on_sigterm():  # until the server hears of it
+    with exit_on_sigterm():  # until the server handles signals
         core, tokenizer = loaded(model, progress, settings)
 
     async def main() -> None:
@@ -71,7 +71,7 @@ def serve(
 
 @contextmanager
 def exit_on_sigterm() -> Generator[None]:
-    """Nobody is here yet whom it would cut off. Only the main thread hears of signals."""
+    """No request is open yet, so exit at once. Only the main thread receives signals."""
     if current_thread() is not main_thread():
         yield
         return
@@ -83,22 +83,23 @@ def exit_on_sigterm() -> Generator[None]:
 
 
 def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, Tokenizer]:
-    """The core of a model, once it is there, and the words that it knows."""
+    """Load a model: a core that is ready, and the tokenizer."""
     form: LoadFormat = settings.get("load_format", "auto")
     path = model if form == "dummy" else str(download(model, progress))
-    log.info("loading %s", model)
+    log.info("loading %s: starting the engine", model)
     core = core_of(path, settings)
     try:
-        core.ready()
+        capacity = core.ready()
         tokenizer = load_tokenizer(path, form)
     except BaseException:
         core.close()
         raise
+    log.info("%s is loaded; max_model_len is %d", model, capacity.max_model_len)
     return core, tokenizer
 
 
 def core_of(path: str, settings: dict[str, Any]) -> Core:
-    """The step loop of a model, on a thread or in a process of its own."""
+    """The step loop of a model, on a thread or in a process."""
     chosen: CoreSettings = pop_settings(CoreSettings, settings)
     engine: EngineSettings = pop_settings(EngineSettings, settings)
     if chosen.core == "thread":

@@ -1,4 +1,4 @@
-"""All settings of an engine, from what was given, what the model is and what the machine has."""
+"""All settings of an engine: the given ones, completed for the model and the machine."""
 
 import logging
 from collections.abc import Mapping
@@ -19,28 +19,26 @@ log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 CPU_DEFAULTS: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
-# A little room at each admission costs a card less than the prompts that it computes again when
-# there is none.
+# Blocks that admissions leave free cost a GPU less than computing preempted prompts again.
 CUDA_DEFAULTS: dict[str, Any] = {
     "max_num_batched_tokens": 8192,
     "max_num_seqs": 256,
     "watermark": 0.01,
 }
-# With policy `longest`, prompts fill up steps to so many positions where weights take long to be
-# read; where they do not, a step with a piece of a prompt costs more than it saves.
+# With policy `longest`, prompts fill up steps to this many positions if the weights are large.
+# With small weights, a step with a chunk of a prompt costs more than it saves.
 FILL_POSITIONS, FILL_LEAST_BYTES = 256, 3 * GIB
-# All of a batch is wanted soon, and nobody waits for a single answer: whoever may generate most
-# goes first, and only after an hour whoever came first.
+# A batch is done when its last request is: the longest request goes first, and after an hour the
+# oldest one.
 BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
 LOAD_SETTINGS = [setting.name for setting in fields(LoadConfig)]
 RECORD = [setting.name for setting in fields(RecordConfig)]
-# What a scheduler by itself is told, and why an engine is not.
+# Settings of a scheduler by itself, and why an engine does not take them.
 SCHEDULER_ONLY = {
     "num_blocks": "an engine counts its blocks; see num_gpu_blocks_override",
     "recompute_tokens_per_s": "an engine measures it",
     "swap_blocks_per_s": "an engine measures it",
-    "enable_kv_cache_events": "nobody would take the events of an engine; see "
-    "Scheduler.cache_events",
+    "enable_kv_cache_events": "an engine does not publish the events; see Scheduler.cache_events",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
 }
 C = TypeVar("C")
@@ -51,13 +49,13 @@ MEASURED_S = 2.0  # after so many seconds no further step time is measured
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What there is to run on, and what suits it where nobody says otherwise."""
+    """The memory of a device, and the defaults that suit the device."""
 
     free_bytes: int
     share: float = KV_SHARE  # of these, for KV
     value_bytes: int = 4  # of one number in KV
     defaults: Mapping[str, Any] = field(default_factory=lambda: CPU_DEFAULTS)
-    kept_blocks: int = 0  # for prefixes, where sequences cannot use as many
+    kept_blocks: int = 0  # for cached prefixes, beyond what running sequences can use
     usual_bytes: int | None = None  # for KV at most by default, if two sequences fit
 
     @staticmethod
@@ -71,13 +69,13 @@ def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> in
 
 
 def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an engine that answers batches; another policy that is given stands as it is."""
+    """Settings of an engine for batches. A given policy is kept."""
     is_ours = settings.get("policy", BATCH_DEFAULTS["policy"]) == BATCH_DEFAULTS["policy"]
     return {**BATCH_DEFAULTS, **settings} if is_ours else dict(settings)
 
 
 def gpu_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
-    """What suits a model on a card whose weights are so wide."""
+    """Defaults for a model on a GPU; `value_bytes` is the size of a weight."""
     weights = value_bytes * sum(map(prod, manifest(model).values()))
     fill = FILL_POSITIONS if weights >= FILL_LEAST_BYTES else 0
     return CUDA_DEFAULTS | {"fill_positions": fill}
@@ -86,7 +84,7 @@ def gpu_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
 def suggested(
     settings: Mapping[str, Any], model: ModelConfig, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Settings with those filled in that do not depend on memory."""
+    """Complete the settings that do not depend on memory."""
     chosen = {**defaults, "max_model_len": model.max_position, **settings}
     if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
@@ -101,19 +99,19 @@ def check(
     model: ModelConfig,
     defaults: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The same; what is wrong with them is told, before any weights are read."""
+    """Complete them as `suggested` does; ConfigError if they are wrong, before weights are read."""
     chosen = suggested(settings, model, defaults)
     step, size = part_of(StepConfig, chosen), part_of(CacheConfig, chosen).block_size
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position
-        log.warning("max_model_len is %d; the model knows %d positions", *known)
+        log.warning("max_model_len is %d; the model was trained for %d positions", *known)
     blocks = {"num_blocks": -(-step.max_model_len // size), "swap_space": int(own.swap_space > 0)}
     Scheduler(Config.of(**chosen, **blocks))
     return chosen
 
 
 def part_of(kind: type[C], settings: Mapping[str, Any]) -> C:
-    """One component of the settings, where the others are not known yet."""
+    """One component of the settings, while others are not known yet."""
     names = {setting.name for setting in fields(kind)}  # pyright: ignore[reportArgumentType]
     return kind(**{name: value for name, value in settings.items() if name in names})
 
@@ -121,7 +119,7 @@ def part_of(kind: type[C], settings: Mapping[str, Any]) -> C:
 def resolve(
     settings: dict[str, Any], own: LoadConfig, model: ModelConfig, hardware: Hardware
 ) -> Config:
-    """All settings of the scheduler, with what the model and the machine suggest filled in."""
+    """All settings of the scheduler, completed for the model and the memory."""
     chosen = suggested(settings, model, hardware.defaults)
     step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
     size, least = cache.block_size, -(-step.max_model_len // cache.block_size)
@@ -135,8 +133,8 @@ def resolve(
     blocks = own.num_gpu_blocks_override or int(given) // each
     if blocks < least and "max_model_len" in settings:
         raise ConfigError(
-            f"max_model_len {step.max_model_len} needs {least} blocks of {size}, and there "
-            f"is memory for {blocks}: lower it, or raise kv_cache_gib"
+            f"max_model_len is {step.max_model_len} and needs {least} blocks of {size}, but there "
+            f"is memory for {blocks}: lower max_model_len, or raise kv_cache_gib"
         )
     if own.swap_space:
         chosen.setdefault("preemption_mode", "auto")
@@ -171,14 +169,17 @@ def check_memory(
 
 
 def room_of(config: Config) -> Room:
-    """What step times are measured in."""
+    """The sizes within which step times are measured."""
     cache, step, drafts = config.cache, config.step, config.speculation.num_speculative_tokens
     sizes = step.max_num_seqs, cache.num_blocks, cache.block_size, step.max_model_len
     return Room(*sizes, step.max_num_batched_tokens, drafts)
 
 
 def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]:
-    """The scheduler's settings and ours; an unknown name is an error with the nearest one."""
+    """Split settings into those of the scheduler and those of loading.
+
+    ConfigError names the nearest setting for an unknown name.
+    """
     ours = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
     known = [

@@ -1,4 +1,4 @@
-"""The words of a model, for whoever reads text and has no use for the weights."""
+"""Loads the tokenizer of a model without the weights."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from paceline.text.vocabulary import Vocabulary
 
 
 def load_tokenizer(path: str, form: LoadFormat) -> Tokenizer:
-    """Those that lie beside the weights; for random weights without any, bytes."""
+    """The tokenizer beside the weights; for random weights without one, a token per byte."""
     folder = Path(path).expanduser()
     if form == "dummy" and not (folder / "tokenizer.json").is_file():
         return Tokenizer(bytes_as_tokens(config_in(path).vocab))
@@ -20,8 +20,7 @@ def load_tokenizer(path: str, form: LoadFormat) -> Tokenizer:
 
 
 def bytes_as_tokens(size: int) -> Vocabulary:
-    """A token for each byte, for models that say nothing anyway. The others stand for their
-    number, and no text has them."""
+    """A vocabulary with a token for each byte. Other ids decode to their number."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:size]
     words = [*alphabet, *(f"<{id}>" for id in range(len(alphabet), size))]
     backend = Backend(models.BPE({word: id for id, word in enumerate(words)}, []))

@@ -78,6 +78,7 @@ def die_with_parent() -> None:
 
 def built(message: wire.ToCore) -> Engine:
     assert isinstance(message, wire.Build)
+    log.info("importing %s, which takes some seconds", message.factory.partition(":")[0])
     components = factory_named(message.factory)(message.model, **message.settings)
     return replace(components, settings=EngineSettings(**message.engine)).engine()
 

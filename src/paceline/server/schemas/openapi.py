@@ -1,4 +1,4 @@
-"""What the OpenAPI document says about responses."""
+"""Responses in the OpenAPI document."""
 
 from typing import Any
 
@@ -13,21 +13,21 @@ ERROR = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "integer", "null"]},
+                "code": {"type": ["string", "null"]},
             },
         }
     },
 }
-FAULT = {"description": "What is wrong", "content": {"application/json": {"schema": ERROR}}}
+FAULT = {"description": "The error", "content": {"application/json": {"schema": ERROR}}}
 
 Documented = dict[int | str, dict[str, Any]]
 
 ERRORS: Documented = {"4XX": FAULT, "5XX": FAULT}
 GENERATED: Documented = {
     200: {
-        "description": "The answer, or a stream of its pieces",
+        "description": "The answer, or a stream of it",
         "content": {"application/json": {}, "text/event-stream": {}},
     },
     **ERRORS,
 }
-PROBED: Documented = {503: {"description": "Not now, and why"}}
+PROBED: Documented = {503: {"description": "Not ready, and why"}}

@@ -1,4 +1,4 @@
-"""The bodies of requests; fields that are not listed here are ignored."""
+"""Bodies of requests. Fields that are not listed here are ignored."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,6 +8,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
@@ -16,19 +17,24 @@ from pydantic_core import PydanticCustomError
 from paceline.core.sampling import LARGEST_ID, MOST_LOGPROBS
 
 
-def nothing(given: Any) -> None:
-    """Null, false and an empty list ask for nothing, so nothing is promised with them."""
-    if not (given is None or given is False or given == []):
-        raise PydanticCustomError("unsupported", "it is not supported")
+def refused(reason: str) -> BeforeValidator:
+    """A field that is not supported. Null, false and an empty list are accepted."""
+
+    def check(given: Any, info: ValidationInfo) -> None:
+        if not (given is None or given is False or given == []):
+            problem = f"{reason}; remove {info.field_name}"
+            raise PydanticCustomError("unsupported", "{problem}", {"problem": problem})
+
+    return BeforeValidator(check)
 
 
-def one_reason(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """A prompt that has none of its forms is refused for one reason, not for one by form."""
+def checked_prompt(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Report one error for a malformed prompt, not one for each form that a prompt may have."""
     try:
         return validate(given)
     except ValidationError as error:
         kinds = {one["type"] for one in error.errors(include_url=False, include_input=False)}
-    problem = "it is a text, a list of token ids, or a list of several of either"
+    problem = "it must be a text, a list of token ids, or a list of several of either"
     if "greater_than_equal" in kinds:
         problem = "token ids cannot be negative"
     elif "less_than_equal" in kinds:
@@ -36,88 +42,104 @@ def one_reason(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     raise PydanticCustomError("prompt", "{problem}", {"problem": problem})
 
 
-Unsupported = Annotated[None, BeforeValidator(nothing), Field(description="refused")]
+REFUSED: Any = Field(description="refused")
+StructuredOutput = Annotated[None, refused("structured output is not built yet"), REFUSED]
+Adapter = Annotated[None, refused("adapters are not supported"), REFUSED]
+OtherInput = Annotated[None, refused("only text is supported as input"), REFUSED]
+OwnTemplate = Annotated[
+    None, refused("the chat template of the model is used, and it begins a new message"), REFUSED
+]
+Functions = Annotated[None, refused("functions are not supported; see tools"), REFUSED]
+BadWords = Annotated[None, refused("words cannot be banned; see bad_token_ids"), REFUSED]
+Truncation = Annotated[None, refused("prompts are not truncated; send a shorter one"), REFUSED]
+Processors = Annotated[None, refused("logits_processors are not supported"), REFUSED]
+Documents = Annotated[
+    None, refused("documents are not supported; write their text into messages"), REFUSED
+]
+Embeddings = Annotated[None, refused("a prompt is a text or token ids"), REFUSED]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 Most = Annotated[int, Field(ge=1, le=LARGEST_ID)]
-Prompt = Annotated[str | list[str] | list[TokenId] | list[list[TokenId]], WrapValidator(one_reason)]
+Prompt = Annotated[
+    str | list[str] | list[TokenId] | list[list[TokenId]], WrapValidator(checked_prompt)
+]
 PROMPT_LOGPROBS: Any = Field(
-    None, ge=0, description="alternatives told with the logprob of each token of the prompt"
+    None, ge=0, description="alternatives returned with the logprob of each token of the prompt"
 )
 
 
 class RequestBody(BaseModel):
-    """A JSON object; its values are of the types they have, never converted."""
+    """A JSON object. Values are not converted to other types."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
 class StreamOptions(RequestBody):
-    """What a stream tells besides the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool | None = Field(None, description="end with a chunk that has the usage")
     continuous_usage_stats: bool | None = Field(None, description="have it in every chunk")
 
 
 class ResponseFormat(RequestBody):
-    """Text is the only format there is."""
+    """Only text is supported."""
 
     type: str
 
 
 class Constraints(RequestBody):
-    """What others let a request say about its text or its prompt, and what is not done here.
+    """Fields of other servers that constrain the text or change the prompt.
 
-    A client that sends one relies on it. So it is told, and not left with a text that breaks it.
-    The fields: response_format, modalities, function_call, functions, add_special_tokens,
-    chat_template, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar,
-    regex, json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message,
+    A client that sends one relies on it, so most are refused and none is ignored. The fields:
+    response_format, modalities, function_call, functions, add_special_tokens, chat_template,
+    structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar, regex,
+    json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message,
     logits_processors, documents, prompt_embeds; adapters: adapter, lora, lora_path, lora_request;
     inputs that are no text: images, image_data, video_data, audio, audio_data, multi_modal_data.
     """
 
-    response_format: ResponseFormat | None = Field(None, description="text, and nothing else")
-    modalities: list[str] | None = Field(None, description="text, and nothing else")
+    response_format: ResponseFormat | None = Field(None, description="text only")
+    modalities: list[str] | None = Field(None, description="text only")
     function_call: str | dict[str, Any] | None = Field(None, description="none or auto")
-    functions: Unsupported = None
+    functions: Functions = None
     add_special_tokens: bool | None = Field(
-        None, description="true for a text, false for a conversation, as it is without"
+        None, description="true for a text and false for a conversation, which are the defaults"
     )
-    chat_template: Unsupported = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    regex: Unsupported = None
-    json_schema: Unsupported = None
-    ebnf: Unsupported = None
-    bad_words: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
-    continue_final_message: Unsupported = None
-    logits_processors: Unsupported = None
-    documents: Unsupported = None
-    prompt_embeds: Unsupported = None
-    adapter: Unsupported = None
-    lora: Unsupported = None
-    lora_path: Unsupported = None
-    lora_request: Unsupported = None
-    images: Unsupported = None
-    image_data: Unsupported = None
-    video_data: Unsupported = None
-    audio: Unsupported = None
-    audio_data: Unsupported = None
-    multi_modal_data: Unsupported = None
+    chat_template: OwnTemplate = None
+    structured_outputs: StructuredOutput = None
+    guided_json: StructuredOutput = None
+    guided_regex: StructuredOutput = None
+    guided_choice: StructuredOutput = None
+    guided_grammar: StructuredOutput = None
+    regex: StructuredOutput = None
+    json_schema: StructuredOutput = None
+    ebnf: StructuredOutput = None
+    bad_words: BadWords = None
+    truncate_prompt_tokens: Truncation = None
+    continue_final_message: OwnTemplate = None
+    logits_processors: Processors = None
+    documents: Documents = None
+    prompt_embeds: Embeddings = None
+    adapter: Adapter = None
+    lora: Adapter = None
+    lora_path: Adapter = None
+    lora_request: Adapter = None
+    images: OtherInput = None
+    image_data: OtherInput = None
+    video_data: OtherInput = None
+    audio: OtherInput = None
+    audio_data: OtherInput = None
+    multi_modal_data: OtherInput = None
 
 
 class GenerationBody(Constraints):
-    """What chats and completions have in common.
+    """Fields that chats, completions and responses share.
 
     The fields: model, max_tokens, stream, stream_options, n, best_of, use_beam_search, beam_width,
     length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
     frequency_penalty, repetition_penalty, seed, min_tokens, stop, stop_token_ids, ignore_eos,
     logit_bias, allowed_token_ids, bad_token_ids, include_stop_str_in_output, skip_special_tokens,
-    user, priority, cache_salt, deadline, timeout, timings. None stands for what OpenAI does without
-    them.
+    user, priority, cache_salt, deadline, timeout, timings. None has the meaning of OpenAI's
+    default.
     """
 
     model: str | None = Field(None, description="a name from /v1/models")
@@ -143,20 +165,20 @@ class GenerationBody(Constraints):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = Field(None, description="by token id, -100 to 100")
-    allowed_token_ids: list[int] | None = Field(None, description="only these are generated")
-    bad_token_ids: list[int] | None = Field(None, description="these never are")
+    allowed_token_ids: list[int] | None = Field(None, description="generate only these")
+    bad_token_ids: list[int] | None = Field(None, description="never generate these")
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    user: str | None = Field(None, description="on whose account it runs")
+    user: str | None = Field(None, description="the account that is charged")
     priority: int | None = Field(None, description="smaller goes first")
     cache_salt: str | None = Field(None, description="share cached prefixes with this salt only")
-    deadline: float | None = Field(None, description="seconds to the first token, to be ranked by")
-    timeout: float | None = Field(None, description="seconds to the end, where it is cut")
-    timings: bool | None = Field(None, description="tell where the time went")
+    deadline: float | None = Field(None, description="seconds to the first token, for policies")
+    timeout: float | None = Field(None, description="seconds after which the request ends")
+    timings: bool | None = Field(None, description="return the time in each stage")
 
 
 class ChatRequest(GenerationBody):
-    """A conversation to be continued.
+    """A conversation to continue.
 
     Own fields: messages, max_completion_tokens, logprobs, top_logprobs, prompt_logprobs, tools,
     tool_choice, chat_template_kwargs, add_generation_prompt.
@@ -174,7 +196,7 @@ class ChatRequest(GenerationBody):
 
 
 class CompletionRequest(GenerationBody):
-    """A text, or several, to be continued."""
+    """A text to continue, or several."""
 
     prompt: Prompt
     echo: bool | None = Field(None, description="begin the text with the prompt")
@@ -184,13 +206,13 @@ class CompletionRequest(GenerationBody):
 
 
 class ResponseRequest(GenerationBody):
-    """A conversation to be continued, in the form of OpenAI's responses."""
+    """A conversation to continue, in the form of OpenAI's responses."""
 
     input: str | list[dict[str, Any]] = Field(description="a text, or messages")
-    instructions: str | None = Field(None, description="the system's message")
-    max_output_tokens: Most | None = Field(None, description="the name of max_tokens here")
+    instructions: str | None = Field(None, description="the system message")
+    max_output_tokens: Most | None = Field(None, description="most tokens to generate")
     metadata: dict[str, Any] | None = None
-    previous_response_id: str | None = Field(None, description="refused: nothing is kept")
+    previous_response_id: str | None = Field(None, description="refused: responses are not stored")
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
     tools: list[dict[str, Any]] | None = None
@@ -201,7 +223,7 @@ class ResponseRequest(GenerationBody):
 
 
 class TokenizeRequest(RequestBody):
-    """A text or a conversation; exactly one of them."""
+    """A text or a conversation: exactly one of them."""
 
     model: str | None = None
     prompt: str | None = None
@@ -209,7 +231,7 @@ class TokenizeRequest(RequestBody):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
-    tools: list[dict[str, Any]] | None = Field(None, description="as a chat has them")
+    tools: list[dict[str, Any]] | None = Field(None, description="as in a chat")
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -221,6 +243,6 @@ class DetokenizeRequest(RequestBody):
 
 
 class AbortRequest(RequestBody):
-    """The requests to end, by the ids that were given back with them."""
+    """The ids of the requests to abort."""
 
     request_ids: list[str]
