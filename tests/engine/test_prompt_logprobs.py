@@ -12,7 +12,7 @@ from paceline.core.request import Finish, Request
 from paceline.engine.api import Alternative, GenerationRequest, PromptLogprob, SamplingParams
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.frontend.open_request import OpenRequest
-from tests.engine.frontend.test_frontend import Desk
+from tests.engine.frontend.test_frontend import Harness
 from tests.engine.support import (
     Ear,
     OraclePort,
@@ -38,8 +38,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class Open(Desk):
-    """A desk that remembers its requests, whose salts are their own."""
+class Open(Harness):
+    """A harness that remembers its requests, whose salts are their own."""
 
     def __init__(self, made: EngineComponents) -> None:
         super().__init__(made)
@@ -78,12 +78,12 @@ def check(ear: Ear, request: Request, wanted: int) -> None:
 
 
 def run(generations: Sequence[GenerationRequest], wanted: int, **settings: Any) -> Open:
-    desk = Open(components(**settings))
-    ears = [desk.begin(one) for one in generations]
-    desk.run()
-    for ear, request in zip(ears, desk.requests, strict=True):
+    harness = Open(components(**settings))
+    ears = [harness.begin(one) for one in generations]
+    harness.run()
+    for ear, request in zip(ears, harness.requests, strict=True):
         check(ear, request, wanted)
-    return desk
+    return harness
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -91,9 +91,9 @@ def run(generations: Sequence[GenerationRequest], wanted: int, **settings: Any) 
 def test_they_are_those_of_the_reference(way: str, family: dict[str, int]) -> None:
     params: dict[str, Any] = {"max_tokens": 20, "seed": 3, "ignore_eos": True, **family}
     generations = [ask(prompt, prompt_logprobs=2, **params) for prompt in PROMPTS]
-    desk = run(generations, 2, **WAYS[way])
+    harness = run(generations, 2, **WAYS[way])
     if "num_blocks" in WAYS[way] and way != "whole":
-        assert desk.engine.scheduler.stats.preemptions, "the pool was not tight"
+        assert harness.engine.scheduler.stats.preemptions, "the pool was not tight"
 
 
 def test_beams_and_a_single_token_too() -> None:
@@ -105,10 +105,10 @@ def test_beams_and_a_single_token_too() -> None:
 def test_a_prompt_alone(family: dict[str, int]) -> None:
     every = range(tokenizer().vocab_size)  # whatever is drawn could be the end
     params: dict[str, Any] = {"max_tokens": 0, "stop_token_ids": every, **family}
-    desk = Open(components(depth=3, max_num_batched_tokens=16))
-    ear = desk.begin(ask(LONG, prompt_logprobs=2, **params))
-    desk.run()
-    check(ear, desk.requests[0], 2)
+    harness = Open(components(depth=3, max_num_batched_tokens=16))
+    ear = harness.begin(ask(LONG, prompt_logprobs=2, **params))
+    harness.run()
+    check(ear, harness.requests[0], 2)
     assert ear.output is not None
     assert ear.output.usage.completion_tokens == 0
     for answer in ear.output.outputs:
@@ -120,11 +120,11 @@ def test_without_alternatives() -> None:
 
 
 def test_nothing_is_found_in_the_cache_and_the_others_find_as_before() -> None:
-    desk = run([ask(LONG, prompt_logprobs=1, max_tokens=2) for _ in range(3)], 1)
-    first = desk.begin(ask(LONG, max_tokens=2))
-    desk.run()
-    again = desk.begin(ask(LONG, max_tokens=2))
-    desk.run()
+    harness = run([ask(LONG, prompt_logprobs=1, max_tokens=2) for _ in range(3)], 1)
+    first = harness.begin(ask(LONG, max_tokens=2))
+    harness.run()
+    again = harness.begin(ask(LONG, max_tokens=2))
+    harness.run()
     assert first.output is not None
     assert first.output.usage.cached_tokens == 0
     assert again.output is not None
@@ -133,24 +133,24 @@ def test_nothing_is_found_in_the_cache_and_the_others_find_as_before() -> None:
 
 
 def test_a_name_that_is_used_again_gets_nothing_of_the_one_before() -> None:
-    desk = Open(components(depth=3, max_num_batched_tokens=8))
-    first = desk.begin(ask(LONG * 3, "a", prompt_logprobs=1, max_tokens=2))
-    desk.turn()
-    desk.engine.abort("a")
+    harness = Open(components(depth=3, max_num_batched_tokens=8))
+    first = harness.begin(ask(LONG * 3, "a", prompt_logprobs=1, max_tokens=2))
+    harness.turn()
+    harness.engine.abort("a")
     while first.output is None:
-        desk.turn()
+        harness.turn()
     assert first.output.outputs[0].finish_reason == "abort"
-    second = desk.begin(ask("hello " + LONG * 3, "a", prompt_logprobs=1, max_tokens=2))
-    desk.run()
-    check(second, desk.requests[1], 1)
+    second = harness.begin(ask("hello " + LONG * 3, "a", prompt_logprobs=1, max_tokens=2))
+    harness.run()
+    check(second, harness.requests[1], 1)
 
 
 def test_what_was_computed_is_told_with_a_failure() -> None:
-    desk = Open(
+    harness = Open(
         components(lambda plan, where: plan.step == 3 and where == "wait", max_num_batched_tokens=8)
     )
-    ear = desk.begin(ask(LONG * 2, prompt_logprobs=1, max_tokens=2))
-    desk.run()
+    ear = harness.begin(ask(LONG * 2, prompt_logprobs=1, max_tokens=2))
+    harness.run()
     assert ear.output is not None
     told = ear.output.prompt_logprobs
     assert told is not None
@@ -165,9 +165,9 @@ def test_a_device_that_cannot_tell_them_refuses() -> None:
     made = components()
     assert isinstance(made.runner, OraclePort)
     made.runner.capabilities = Capabilities(logprobs=True)
-    desk = Desk(made)
-    refused, fine = desk.begin(ask("hello", prompt_logprobs=1)), desk.begin(ask("hello"))
-    desk.run()
+    harness = Harness(made)
+    refused, fine = harness.begin(ask("hello", prompt_logprobs=1)), harness.begin(ask("hello"))
+    harness.run()
     assert isinstance(refused.error, RequestError)
     assert "prompt_logprobs" in str(refused.error)
     assert fine.output is not None
