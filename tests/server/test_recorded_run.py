@@ -20,7 +20,7 @@ from tests.server.real import PATIENCE_S, Running, running
 
 PATH = "/v1/completions"
 REQUESTS = 200
-AT_ONCE = 16  # requests that the client has open
+AT_ONCE = 12  # requests that the client has open
 # Prompts and outputs of up to 80 tokens, eight at a time, in a pool of 120 tokens: most are
 # preempted. Two steps are in flight.
 TIGHT: dict[str, Any] = {
@@ -33,8 +33,8 @@ TIGHT: dict[str, Any] = {
     "reserve_full_prompt": False,
     "num_speculative_tokens": 2,
     "depth": 2,
-    "journal_requests": 16,  # the state that a file begins with is small
-    "journal_spells": 64,
+    "journal_requests": 4,  # the state that a file begins with is small
+    "journal_spells": 16,
 }
 KINDS: list[dict[str, Any]] = [
     {"ignore_eos": True, "temperature": 0.0},
@@ -114,7 +114,7 @@ def test_a_served_run_replays_to_the_same_plans(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.paceline"
-    recording = {"record": str(path), "record_max_bytes": 140_000, "record_files": 100}
+    recording = {"record": str(path), "record_max_bytes": 150_000, "record_files": 100}
     with running(folder, **TIGHT, **recording) as server:
         client = asyncio.run(busy(str(server.http.base_url)))
         ended(server)

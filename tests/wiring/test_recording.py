@@ -11,7 +11,7 @@ import pytest
 from paceline import LLM, AsyncLLM, ConfigError, SamplingParams
 from paceline.cli.main import main
 from paceline.core.config import Config, RecordConfig
-from paceline.engine.api import Ask
+from paceline.engine.api import GenerationRequest
 from paceline.sched.replay.reader import RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.replayer import Replay, ReplaySummary
@@ -37,10 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(small_model(tmp_path_factory.mktemp("tiny")))
 
 
-def prompts(count: int) -> list[Ask]:
+def prompts(count: int) -> list[GenerationRequest]:
     """Requests that differ in length, priority, number of choices and limits."""
     return [
-        Ask(
+        GenerationRequest(
             prompt_token_ids=[2 + (number * place) % 60 for place in range(1, 4 + number % 17)],
             request_id=f"r{number}",
             priority=number % 3,
@@ -82,7 +82,7 @@ def test_what_an_llm_recorded_replays_to_the_same_plans(folder: str, tmp_path: P
 def test_what_an_async_llm_recorded_replays_to_the_same_plans(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
 
-    async def read(llm: AsyncLLM, wanted: Ask, number: int) -> None:
+    async def read(llm: AsyncLLM, wanted: GenerationRequest, number: int) -> None:
         async for _ in llm.generate(wanted):
             if number % 6 == 0:
                 break  # it is aborted
