@@ -13,7 +13,8 @@ READERS = {"weights/safetensors.py": {"safetensors"}}
 KERNELS = {
     "attention/flashinfer.py": {"flashinfer"},
     "attention/triton.py": {"triton"},
-    "cuda/kernels/attention.py": {"triton"},
+    "cuda/kernels/decode_attention.py": {"triton"},
+    "cuda/kernels/tiled_attention.py": {"triton"},
     "cuda/kernels/columns.py": {"triton"},
     "cuda/kernels/layers.py": {"triton"},
     "cuda/kernels/sampling.py": {"triton"},

@@ -1,4 +1,4 @@
-"""Attention by FlashInfer: decodes on tensor cores and longer rows, both in one step."""
+"""Attention by FlashInfer: one call for decodes and one for longer rows."""
 
 # pyright: reportMissingImports=false, reportCallIssue=false
 
@@ -18,15 +18,15 @@ from paceline.runner.cuda.kernels.columns import flatten_table
 from paceline.runner.kv_store import KVStore
 
 SCRATCH_BYTES = 256 << 20  # partial results of split contexts
-PLANS = 4  # in flight at most: a plan is copied to the card some time after it is made
+PLANS = 4  # most steps in flight: a plan is copied to the GPU after the call returns
 HEAD_DIMS = (64, 128, 256)
 
 
 class Flashinfer:
     """Plans on the host which program reads what, once for all layers of a step.
 
-    What a plan says travels from pinned memory after the call returns. So plans take turns in
-    several pieces of memory, as many as there may be steps in flight.
+    A plan is copied from pinned memory after the call returns. So there are as many pinned buffers
+    as steps in flight, used in turn.
     """
 
     most_in_flight = PLANS
@@ -37,13 +37,13 @@ class Flashinfer:
         self._turn = 0
 
     def prepare(self, batch: Batch, kv: KVStore) -> "FlashinferStep":
-        refuse_strange(kv)
+        check_supported(kv)
         self._turn = (self._turn + 1) % PLANS
         return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._turn])
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FlashinferDecodeGraph":
-        """Decodes for a graph; the batch is the memory that every replay reads."""
-        refuse_strange(kv)
+        """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
+        check_supported(kv)
         return FlashinferDecodeGraph(batch, kv, self.scratch(kv), heads)
 
     def scratch(self, kv: KVStore) -> Tensor:
@@ -53,7 +53,7 @@ class Flashinfer:
         return self._scratch
 
 
-def refuse_strange(kv: KVStore) -> None:
+def check_supported(kv: KVStore) -> None:
     if kv.dtype not in (torch.bfloat16, torch.float16) or kv.head_dim not in HEAD_DIMS:
         raise ConfigError(
             f"FlashInfer has no kernels for a head size of {kv.head_dim} in {kv.dtype}; "
@@ -62,14 +62,14 @@ def refuse_strange(kv: KVStore) -> None:
 
 
 def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
-    """[blocks, block_size, kv_heads, head_dim] each, as they lie in the store."""
+    """Views of the store, [blocks, block_size, kv_heads, head_dim] each."""
     own = kv.content[:, layer]
     return own[:, :, : kv.kv_heads], own[:, :, kv.kv_heads :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGroup:
-    """Rows of a batch that one call computes, and where their positions lie."""
+    """Rows of a batch that one call computes, and the places of their positions."""
 
     index: I32
     starts: I32  # [rows + 1], among their own positions
@@ -90,7 +90,7 @@ class RowGroup:
 
 
 class FlashinferStep:
-    """A step as one call for the rows of one position and one for the others."""
+    """A step: one call for rows of one position and one for the others."""
 
     def __init__(
         self, batch: Batch, kv: KVStore, scratch: Tensor, wrappers: dict[Any, Any]
@@ -154,10 +154,10 @@ class FlashinferStep:
 
 
 class FlashinferDecodeGraph:
-    """Decodes of a fixed number of rows, captured once and planned anew before each replay.
+    """Decodes of a fixed number of rows, captured once and planned before each replay.
 
-    The tables are made on the card out of the batch, inside the graph, by `lay_out`; `refresh`
-    tells the kernels who reads what.
+    `lay_out` builds the tables on the GPU, inside the graph; `refresh` plans on the host which
+    program reads what.
     """
 
     def __init__(self, batch: Batch, kv: KVStore, scratch: Tensor, heads: int) -> None:
@@ -180,7 +180,7 @@ class FlashinferDecodeGraph:
         self._pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(PLANS)]
         self._turn = 0
         self._queries = torch.arange(rows + 1, dtype=torch.int32)
-        # The first plan finds the kernels; those that follow only tell them what to read.
+        # The first plan selects the kernels; later plans only set what they read.
         self._wrapper.plan(
             self._queries,
             blocks[:0],
@@ -199,12 +199,12 @@ class FlashinferDecodeGraph:
         flatten_table(self._batch.block_table, self._batch.context, *self._table, self._kv)
 
     def refresh(self, contexts: I32) -> None:
-        """Plan for contexts [rows] of the step to come; each step, outside of the graph."""
+        """Plan the next step for contexts [rows], outside of the graph."""
         wrapper, kv = self._wrapper, self._kv
         self._turn = (self._turn + 1) % PLANS
         ends = np.zeros(len(contexts) + 1, np.int32)
         np.cumsum(-(-contexts // kv.block_size), out=ends[1:])
-        # The wrapper's own plan() looks at each context in Python and would copy the table.
+        # The wrapper's own plan() loops over contexts in Python and copies the table.
         wrapper._plan_info = wrapper._cached_module.plan(
             wrapper._float_workspace_buffer,
             wrapper._int_workspace_buffer,

@@ -1,4 +1,4 @@
-"""Attention by kernels of our own: split contexts for decodes, tiles of queries for the rest."""
+"""Attention by Triton kernels: split contexts for decodes, tiles of queries for longer rows."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,35 +10,36 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared, Queries
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.attention import decode, tiles
+from paceline.runner.cuda.kernels.decode_attention import decode
 from paceline.runner.cuda.kernels.layers import HeadRotation
 from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
+from paceline.runner.cuda.kernels.tiled_attention import tiles
 from paceline.runner.kv_store import KVStore
 
-BUSY = 384  # programs that fill a large card, about three on each of its processors
-LEAST = 16  # rows and columns of the smallest product that tensor cores take
+BUSY = 384  # programs that fill a large GPU, about three on each multiprocessor
+LEAST = 16  # rows and columns of the smallest product on tensor cores
 MOST_SPLITS = 32
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
-TILE, SHORT = 64, 32  # cells: where contexts are many or few, shorter tiles are faster
-STAGES = 3  # tiles under way
-FEW_DIMS = 128  # of a head, up to which two warps hold what four would
+TILE, SHORT = 64, 32  # cells: with very many or very few contexts, shorter tiles are faster
+STAGES = 3  # tiles in flight
+FEW_DIMS = 128  # head size up to which two warps are enough
 FEW = 2048  # positions, up to which longer tiles of keys are faster
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSplit:
-    """How contexts are shared among programs."""
+    """How the contexts of a step are split among programs."""
 
-    splits: int  # programs of a context, at most
-    portion: int = 1  # tiles of each program, at least
-    tile: int = TILE  # cells that it reads at a time
-    whole: int = 0  # contexts from which on none is shared, where a kernel sees how many there are
+    splits: int  # most programs of a context
+    portion: int = 1  # fewest tiles of a program
+    tile: int = TILE  # cells read at a time
+    whole: int = 0  # with so many contexts or more, none is split; for kernels that know the number
 
 
-# From so many contexts on. What was fastest on an H200 for contexts as different as those of a
-# script, and for equal ones: pieces make the load even, and cost time to join. Where contexts are
-# a few more than the programs that run at once, those few would have a card to themselves.
+# By the least number of contexts. Fastest on an H200, for contexts of very different lengths and
+# for equal ones. Splitting balances the load, and joining the parts costs time. If there are a few
+# more contexts than programs that run at once, those few would otherwise run alone at the end.
 CONTEXT_SPLITS = (
     (1600, ContextSplit(1, tile=SHORT)),
     (1408, ContextSplit(1)),
@@ -52,12 +53,12 @@ CONTEXT_SPLITS = (
     (128, ContextSplit(8, portion=4)),
     (64, ContextSplit(8)),
 )
-# Beside prompts there may be any number of contexts up to that of the graph, often much fewer.
+# In a mixed graph, any number of contexts up to its size may occur, often far fewer.
 BESIDE_LEAST, BESIDE = 384, ContextSplit(3, portion=12, whole=960)
 
 
 def context_split(contexts: int) -> ContextSplit:
-    """For so many contexts to read."""
+    """The split for a number of contexts."""
     for least, found in CONTEXT_SPLITS:
         if contexts >= least:
             return found
@@ -65,10 +66,10 @@ def context_split(contexts: int) -> ContextSplit:
 
 
 class Triton:
-    """Reads block tables on the card, so that a step can be launched without the host's eyes.
+    """Reads block tables on the GPU, so that the host launches a step without knowing them.
 
-    Everything that depends on the step is in the tensors of its batch: kernels captured in a
-    graph do the work of whatever these hold when the graph is replayed.
+    Everything that depends on the step is in the tensors of its batch: kernels in a graph read
+    their content when the graph is replayed.
     """
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
@@ -78,14 +79,14 @@ class Triton:
         return TiledAttention(batch, kv, bounds, batch.rows)
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FusedDecodeAttention":
-        """Decodes for a graph; the batch is the memory that every replay reads."""
+        """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
         return FusedDecodeAttention(batch, kv)
 
     def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
     ) -> "MixedAttention":
-        """Rows of any length for a graph: up to `bounds[0]` those of one position, and up to
-        `bounds[1]` the others, of which there are `longer` at most."""
+        """Prepare rows of any length for a graph: rows of one position up to `bounds[0]`, and at
+        most `longer` others up to `bounds[1]`."""
         others: TiledAttention | PrefillAttention = TiledAttention(batch, kv, bounds, longer)
         if PrefillAttention.can(kv, queries, batch.positions):
             others = PrefillAttention(batch, kv, bounds, longer, queries.heads)
@@ -93,10 +94,10 @@ class Triton:
 
 
 class DecodeAttention:
-    """Rows of one position each. Where they are few, several programs share a context.
+    """Rows of one position each. If there are few, several programs share a context.
 
     context    | tile | tile | tile | tile | tile |
-    splits     └ program 0 ─────────┘ program 1 ──┘     the one that ends last joins the results
+    splits     └ program 0 ─────────┘ program 1 ──┘     the last one to end joins the results
     """
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor | None = None) -> None:
@@ -104,16 +105,16 @@ class DecodeAttention:
         contexts = batch.rows * kv.kv_heads
         is_beside = bounds is not None and contexts >= BESIDE_LEAST
         self._cut = BESIDE if is_beside else context_split(contexts)
-        # How many programs of a row and a head have ended; whoever joins them sets it back.
+        # How many programs of a row and a head have ended. The one that joins resets it.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
         )
 
     def lay_out(self) -> None:
-        """The kernels read the batch as it is."""
+        """Nothing to do: the kernels read the batch itself."""
 
     def refresh(self, contexts: I32) -> None:
-        """The kernels see by themselves who reads what."""
+        """Nothing to do: the kernels read the contexts on the GPU."""
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -142,7 +143,7 @@ class DecodeAttention:
             on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
             parts = torch.empty((batch.rows, heads, sharing.splits, dim), **on)
             peaks = torch.empty((batch.rows, heads, sharing.splits), **on)
-        programs = batch.rows + (bounds is not None)  # one waits for those who run beside
+        programs = batch.rows + (bounds is not None)  # one waits for the kernel that runs beside
         decode[(kv.kv_heads, programs, sharing.splits)](
             query,
             kv.content,
@@ -181,16 +182,16 @@ class DecodeAttention:
 
 
 class FusedDecodeAttention(DecodeAttention):
-    """Rows of one position each, of which none reads what another one writes in this step: few of
-    them turn their queries and keys and put them into the store while they attend."""
+    """Rows of one position each, none of which reads what another one writes in this step. With few
+    rows, the kernel also rotates queries and keys and writes them to the store."""
 
     def attend_new(
         self, qkv: Tensor, turn: HeadRotation, layer: int, window: int | None, scale: float
     ) -> Tensor:
-        """What `turn_and_put` does, and attention, in one kernel, for few rows.
+        """`rotate_and_store` and attention in one kernel, for few rows.
 
         `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts before the product that
-        makes it has ended; whatever wrote the batch has ended then.
+        computes it has ended, and after whatever wrote the batch.
         """
         rows, total, dim = qkv.shape
         heads = total - 2 * self._kv.kv_heads
@@ -202,20 +203,20 @@ class FusedDecodeAttention(DecodeAttention):
 
 
 class TiledAttention:
-    """Rows of any length, cut into tiles of positions; heads that share keys lie beside them.
+    """Rows of any length, cut into tiles of positions and heads that share keys.
 
         row_start   0           5   6               11     tiles of 4
         tile        0       1   2   3       4       .      row r has its first at start // 4 + r
 
-    Where a row has fewer tiles than there are places for, the last place stays empty: so the
-    number of programs follows from positions and rows alone, without a look at their lengths.
+    If a row needs fewer tiles than it has places, the last place stays empty. So the number of
+    programs depends on the number of positions and rows alone, not on the lengths of rows.
     """
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int) -> None:
         self._batch, self._kv, self._bounds, self._rows = batch, kv, bounds, rows
 
     def lay_out(self) -> None:
-        """The kernel finds its rows by itself."""
+        """Nothing to do: the kernel finds its rows on the GPU."""
 
     def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -261,9 +262,9 @@ class TiledAttention:
 
 
 class MixedAttention:
-    """Rows of one position by one kernel, and those behind them by the other, which is in front.
+    """Rows of one position by one kernel, and longer rows by another, which is launched first.
 
-    They run side by side as far as there are processors for both.
+    They run side by side, as far as there are multiprocessors for both.
     """
 
     def __init__(self, singles: DecodeAttention, others: TiledAttention | PrefillAttention) -> None:

@@ -1,1 +1,1 @@
-"""The same runner on a card: fused kernels, state that stays there, steps as graphs."""
+"""The runner for NVIDIA GPUs: fused kernels, state on the device, steps as CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Batches whose lengths the host knows without asking the card."""
+"""Batches with their lengths on the host, which need no copy from the GPU."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class BatchWithLengths(Batch):
 
 
 def lengths(batch: Batch) -> tuple[I32, I32]:
-    """Row starts and contexts. Of a batch that does not know them the host waits for the card."""
+    """Return row starts and contexts on the host. A plain batch needs a copy from the GPU."""
     if isinstance(batch, BatchWithLengths):
         return batch.starts, batch.contexts
     read = (batch.row_start, batch.context)

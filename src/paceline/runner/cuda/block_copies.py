@@ -1,4 +1,4 @@
-"""Whole blocks on the move: within the card, and to the host and back while steps run."""
+"""Copies of whole blocks: on the GPU, and to the host and back while steps run."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from paceline.core.plan import Pairs, Plan
 from paceline.runner.cuda.staging import Staging
 from paceline.runner.kv_store import KVStore
 
-PIECE_BYTES = 32 << 20  # of a copy at most: ids that come back meanwhile wait for no more of it
-PIECES = 8  # on their way at once; if there are more, steps wait
+PIECE_BYTES = 32 << 20  # of one copy: sampled ids on their way to the host wait for one at most
+PIECES = 8  # in flight at once; with more, steps wait
 RING_BYTES = PIECES * PIECE_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyBuffer:
-    """Room on the card for blocks on their way: filled on one stream, then read on the other."""
+    """GPU memory for blocks in transit: filled on one stream, then read on the other."""
 
     room: Tensor  # [blocks, words]
     filled: torch.cuda.Event
@@ -27,20 +27,19 @@ class CopyBuffer:
 
 
 class BlockCopies:
-    """The store is touched on the stream of the steps alone, and the host's memory on `stream`
-    alone.
+    """The stream of the steps reads and writes the store; `stream` reads and writes host memory.
 
         steps    … step 6 | gather | step 7 | step 8          | scatter | step 9 …
         stream                     └ to the host ─┘ from the host ─┘
 
-    So the blocks of each are written and read in the order of plans, whatever overlaps: a block is
-    free for others once it is gathered, and the host has all of one before it is fetched. What
-    comes back begins when its plan is launched, beside the steps that run by then. Between the
-    two streams lies a ring of pieces, each filled again when it has been read.
+    So both memories are read and written in the order of plans, whatever overlaps: a block may be
+    reused once it is gathered, and a copy from the host starts after the copy to it has ended. A
+    copy from the host starts when its plan is launched, beside the steps that still run. A ring of
+    buffers connects the two streams; each buffer is filled again once it has been read.
     """
 
     def __init__(self, kv: KVStore, host_blocks: int, piece_bytes: int = PIECE_BYTES) -> None:
-        # Blocks are moved as wide numbers, whatever they hold. Heads are even, so 4 bytes fit.
+        # Blocks are copied as wide integers. Head sizes are even, so 4 bytes always divide them.
         word = torch.int64 if kv.block_bytes % torch.int64.itemsize == 0 else torch.int32
         self._store = kv.content.flatten(1).view(word)  # [blocks, words]
         device, words = self._store.device, self._store.shape[1]
@@ -55,19 +54,19 @@ class BlockCopies:
         self._staging = Staging(device)
 
     def carry_out(self, plan: Plan) -> None:
-        """Every move of a plan, in the order it asks for, before its step."""
+        """Start all copies of a plan, in the order of `Plan`, before its step."""
         self.copy(plan.copies)
         self.out(plan.swap_out)
         self.back(plan.swap_in)
 
     def copy(self, pairs: Pairs) -> None:
-        """Block to block on the card; all are read before any is written."""
+        """Copy blocks on the GPU. All are read before any is written."""
         if pairs:
             sources, targets = self._staging.send(*np.array(pairs, np.int32).T.copy())
             self._store.index_copy_(0, targets.long(), self._store.index_select(0, sources))
 
     def out(self, pairs: Pairs) -> None:
-        """Blocks of the card to blocks of the host."""
+        """Copy blocks from the GPU to the host."""
         steps = torch.cuda.current_stream()
         for piece, device, host in self._parts([(there, here) for here, there in pairs]):
             room = piece.room[: len(host)]
@@ -81,7 +80,7 @@ class BlockCopies:
             piece.read.record(self.stream)
 
     def back(self, pairs: Pairs) -> None:
-        """Blocks of the host to blocks of the card."""
+        """Copy blocks from the host to the GPU."""
         steps = torch.cuda.current_stream()
         for piece, device, host in self._parts(list(pairs)):
             room = piece.room[: len(host)]
@@ -97,8 +96,8 @@ class BlockCopies:
     def _parts(
         self, pairs: list[tuple[int, int]]
     ) -> Iterator[tuple[CopyBuffer, Tensor, list[int]]]:
-        """Pairs of host and card, as many at a time as a piece holds: the piece, the blocks of the
-        card as a column there, and those of the host, which rise so that neighbours meet."""
+        """Split pairs (host, GPU) by the size of a buffer. Yield the buffer, the GPU blocks as a
+        tensor, and the host blocks in ascending order, so that adjacent ones are one copy."""
         pairs = sorted(pairs)
         for at in range(0, len(pairs), self._size):
             host, device = zip(*pairs[at : at + self._size], strict=True)
@@ -108,7 +107,7 @@ class BlockCopies:
 
 
 def runs(blocks: list[int]) -> Iterator[tuple[slice, slice]]:
-    """Neighbours that stand together: where they stand, and which blocks they are."""
+    """Yield runs of adjacent blocks: their places in the list, and the blocks."""
     begin = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:

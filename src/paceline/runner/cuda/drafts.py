@@ -1,4 +1,4 @@
-"""Steps with drafts on a card: proposed by the host, computed at once, verified by the sampler."""
+"""Steps with drafts on a GPU: the host proposes, the GPU computes, the sampler verifies."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ from paceline.runner.sampler import Sampler, TokenScores
 
 
 class DraftedSteps:
-    """The host looks at tokens to propose some, so such a step begins when those before it end,
-    and its result is there when it is launched."""
+    """The host reads tokens to propose drafts, so a step with drafts starts after all earlier steps
+    have ended, and its result is complete when `launch` returns."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class DraftedSteps:
     def run(
         self, plan: Plan, state: CudaState, sampler: Sampler, requests: dict[int, Request]
     ) -> StepResult:
-        """Compute a plan that has drafts. Where rows stand, only the card knows."""
+        """Compute a plan with drafts. Only the GPU knows the positions of its rows."""
         rows = plan.rows
         plan = replace(plan, start=state.stands(rows.slot))
         wanted = np.flatnonzero(rows.samples)
@@ -63,7 +63,7 @@ class DraftedSteps:
     def _propose(
         self, state: CudaState, slot: np.ndarray, first: np.ndarray, number: np.ndarray
     ) -> Tensor:
-        """Drafts [samples, most drafts], which are behind the known tokens then."""
+        """Return drafts [samples, most drafts], and write them after the known tokens."""
         known, places = (torch.from_numpy(one.astype(np.int64)) for one in (first, number))
         device = state.tokens.device
         tokens = state.tokens[torch.from_numpy(slot).to(device), : int(first.max())].cpu().long()
@@ -74,15 +74,15 @@ class DraftedSteps:
     def _logits(
         self, plan: Plan, state: CudaState, wanted: np.ndarray, most: int
     ) -> tuple[Tensor, ScoredPrompts | None]:
-        """After each place that a draft could have, [samples, 1 + most drafts, vocab]; and what
-        the step tells of prompts."""
+        """Return logits after each place of a draft, [samples, 1 + most drafts, vocab], and the
+        scores of prompts."""
         batch, cells, slot = state.batch(plan)
         prepared = self._attention.prepare(batch, self._kv)
         last = batch.starts[1:][wanted] - 1
         places = (last - plan.rows.drafts[wanted])[:, None] + np.arange(1 + most)
         at = torch.from_numpy(np.minimum(places, last[:, None]).astype(np.int64)).flatten()
         at = at.to(cells.device)
-        is_asked = bool(self._prompts.spans(plan))  # who asks may want any position
+        is_asked = bool(self._prompts.spans(plan))  # prompt scores need any position
         hidden = self._model.forward(batch, cells, self._kv, prepared, None if is_asked else at)
         state.advance(slot, batch.context)
         prompt = self._prompts.score(plan, hidden)

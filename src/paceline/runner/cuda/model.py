@@ -1,4 +1,4 @@
-"""A decoder of any architecture on a card: few kernels, each with as much in it as will go."""
+"""A decoder of any architecture on a GPU, in few fused kernels."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -30,11 +30,11 @@ from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Frequencies
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
-# Rows up to which a norm after the product is cheaper than a kernel before it; beyond so many
-# inputs, every program that needs a row's length has too much to read.
+# Up to so many rows, a norm after the product is cheaper than a kernel before it. With more inputs
+# the limit is lower: every program that needs the length of a row reads the whole row.
 LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
 
-# Rows up to which reading the weights takes longer than anything the library is better at.
+# Up to so many rows, the time is that of reading the weights, and the streamed kernel is faster.
 STREAMED_ROWS, STREAMED_SUM_ROWS, STREAMED_GATED_ROWS = 64, 128, 192
 
 # Attention in a graph has one shape for all layers, and so has the store.
@@ -58,9 +58,10 @@ CUDA = BackendSupport(
 
 @runtime_checkable
 class RotatingAttention(Protocol):
-    """Attention that turns new queries and keys and writes to the store by itself.
+    """Attention that also rotates new queries and keys and writes them to the store.
 
-    For few rows, which are read early: for more, it is in the way of what it waits for.
+    For few rows. It starts before the product that it waits for; with more rows it would take
+    processors from that product.
     """
 
     def attend_new(
@@ -102,7 +103,7 @@ class CudaLayer:
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale
         turning = attention if n <= MOST_ROWS and isinstance(attention, RotatingAttention) else None
-        # It reads the store while the product runs, so all before the product must have ended.
+        # It reads the store while the product runs, so all earlier kernels must have ended.
         found, late = self._qkv(hidden, is_ordered=turning is not None)
         qkv = found.view(n, -1, spec.head_dim)
         if turning is not None:
@@ -121,10 +122,10 @@ class CudaLayer:
 
 
 class NormedLinear:
-    """A product of the normalised residual stream. Its norm comes when it is cheapest.
+    """A product of the normalised residual stream.
 
-    Few rows are divided by their lengths after the product, by the kernel that comes next, or
-    inside it; for many it is cheaper to do it before, once.
+    With few rows, the norm is applied after the product, by the next kernel, or inside the
+    product. With many rows, one kernel before the product is cheaper.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class NormedLinear:
             found = normed(hidden, self._product, self._floor, is_ordered=is_ordered)
             return found, DeferredNorm(hidden, 0.0, 0)
         most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
-        is_narrow = hidden.dtype == torch.float16  # products of long rows are out of its range
+        is_narrow = hidden.dtype == torch.float16  # without a norm, products exceed its range
         if len(hidden) > most or is_narrow or self._product.bias is not None:
             return self._product(normalized(hidden, self._floor)), DeferredNorm(hidden, 0.0, 0)
         late = DeferredNorm(hidden, self._floor, hidden.shape[1])
@@ -149,7 +150,7 @@ class NormedLinear:
         return self._product(hidden), late
 
     def gated(self, hidden: Tensor, is_silu: bool) -> Tensor:
-        """Of a product that makes pairs: act(one) * other."""
+        """Return act(gate) * up, of a product that computes both."""
         if len(hidden) <= MOST_ROWS:
             return normed(hidden, self._product, self._floor, is_silu)
         if self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
@@ -161,7 +162,7 @@ class NormedLinear:
 
 
 class ResidualLinear:
-    """Adds a product to the residual stream, where an architecture wants it through a norm."""
+    """Adds a product to the residual stream, after a norm if the architecture has one."""
 
     def __init__(self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec | None) -> None:
         product = factory.linear(spec)
@@ -187,18 +188,18 @@ class ResidualLinear:
 
 
 def rotary_table(frequencies: Frequencies, positions: int, device: torch.device | str) -> Tensor:
-    """Cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
+    """Return cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
     each = torch.arange(positions, device=device, dtype=torch.float32)
     angle = each[:, None] * torch.tensor(frequencies, device=device)
     return torch.stack((angle.cos(), angle.sin()), dim=1).contiguous()
 
 
 class CudaModel:
-    """Weights on a card in their final form. A forward changes nothing but the store."""
+    """Weights on a GPU in their final form. `forward` changes only the KV store."""
 
     def __init__(self, factory: LayerFactory, spec: DecoderSpec, max_model_len: int) -> None:
         self.config, self.dtype = factory.checkpoint.config, factory.dtype
-        scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # as rough as in training
+        scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
         self._embedding = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         turns = {
             frequencies: rotary_table(frequencies, max_model_len + 1, factory.device)
@@ -234,8 +235,8 @@ class CudaModel:
         attention: Prepared,
         wanted: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of every position, or of those that are wanted, in their order; k and v
-        of all are in the store. Behind the last attention nobody needs the others."""
+        """Return hidden states of every position, or of the wanted ones in their order. Keys and
+        values of all positions are in the store afterwards."""
         hidden = F.embedding(batch.tokens, self._embedding)
         step = CudaLayerContext(batch.position, cells, kv, attention)
         for layer in self._layers[:-1]:
@@ -244,5 +245,5 @@ class CudaModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token id after the given positions, [n, vocab] in the model's type."""
+        """Return logits [n, vocab] in the type of the model."""
         return self._head(normalized(hidden, self._floor))

@@ -1,4 +1,4 @@
-"""Scores of prompts on a card, made with their step and read when somebody waits for it."""
+"""Scores of prompts on a GPU, computed with their step and read with its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from paceline.runner.sampler import TokenScores
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPrompts:
-    """Scores of a step on their way to the host, where they are when the event has come."""
+    """Scores of a step that are being copied to the host. `landed` marks the end of the copy."""
 
     plan: Plan
     spans: list[PromptSpan]
@@ -25,7 +25,7 @@ class ScoredPrompts:
 
     def read(self) -> tuple[PromptScores, ...]:
         self.landed.synchronize()
-        # They are kept for long; pinned memory goes back at once.
+        # Results live long; copy them, so that pinned memory is free again at once.
         kept = [
             TokenScores(own.given.clone(), own.rank.clone(), own.ids.clone(), own.values.clone())
             for own in self.scores
@@ -34,25 +34,25 @@ class ScoredPrompts:
 
 
 class PromptScorer:
-    """Scores what a step tells of the prompts of those who ask, and does not wait for it.
+    """Scores prompt tokens for requests with `prompt_logprobs`, without waiting for the GPU.
 
-    Logits of as many positions are held at once as there are slots, which is what sampling for
-    all of them holds too.
+    At most as many rows of logits as there are slots exist at once, which is what sampling needs
+    too.
     """
 
     def __init__(
         self, model: CudaModel, asking: Mapping[int, Request], slots: int, device: torch.device
     ) -> None:
-        """`asking` has requests by slot, and changes as they come and go."""
+        """`asking` has these requests by slot; its owner updates it."""
         self._model, self._asking, self._most = model, asking, slots
         self._staging = Staging(device)
 
     def spans(self, plan: Plan) -> list[PromptSpan]:
-        """What a step tells, if its rows begin where the plan says."""
+        """Return the parts of prompts that a step scores."""
         return spans(plan, plan.start.tolist(), self._asking) if self._asking else []
 
     def score(self, plan: Plan, hidden: Tensor) -> ScoredPrompts | None:
-        """Of the hidden states [positions, width] of a step; None if it tells nothing."""
+        """Score the hidden states [positions, width] of a step; None if no request wants scores."""
         found = self.spans(plan)
         if not found:
             return None
@@ -68,6 +68,6 @@ class PromptScorer:
 
 
 def leaving(scores: TokenScores) -> TokenScores:
-    """The same in pinned memory, where they are some time after this returns."""
+    """Start a copy to pinned memory."""
     columns = scores.given, scores.rank, scores.ids, scores.values
     return TokenScores(*(column.to("cpu", non_blocking=True) for column in columns))

@@ -1,4 +1,4 @@
-"""What a runner on a card remembers of those who are in slots, and in which order it takes them."""
+"""The requests in the slots of a GPU runner, and the order of their rows in a step."""
 
 import numpy as np
 
@@ -10,14 +10,14 @@ from paceline.runner.sampler import Sampler
 
 
 class Residents:
-    """The requests in slots, as plans have told so far; the sampler knows the same ones."""
+    """The requests in slots, as of the latest plan. The sampler has the same ones."""
 
     def __init__(self, slots: int, sampler: Sampler) -> None:
         self.requests: dict[int, Request] = {}  # by slot
-        self.asking: dict[int, Request] = {}  # those of them that ask for scores of their prompt
+        self.asking: dict[int, Request] = {}  # with prompt_logprobs, by slot
         self._sampler = sampler
-        self._plain = np.zeros(slots, np.bool_)  # asks for nothing but a temperature
-        self._first_block = np.zeros(slots, np.int32)  # equal where a prefix is shared
+        self._plain = np.zeros(slots, np.bool_)  # samples by temperature alone
+        self._first_block = np.zeros(slots, np.int32)  # equal for rows that share a prefix
 
     def apply(self, plan: Plan) -> None:
         for slot in plan.released:
@@ -26,7 +26,7 @@ class Residents:
                 self.asking.pop(slot, None)
         for new in plan.admitted:
             request = new.request
-            self._sampler.admit(new.slot, request, new.tokens)  # may want memory that is not there
+            self._sampler.admit(new.slot, request, new.tokens)  # may run out of memory
             self.requests[new.slot] = request
             if request.sampling.prompt_logprobs is not None:
                 self.asking[new.slot] = request
@@ -38,9 +38,10 @@ class Residents:
         return bool(self._plain[slot].all())
 
     def order(self, plan: Plan) -> Index:
-        """Rows of one position first, for whom another kernel reads. Of them, those that share
-        a prefix stand together, so that it is read from memory once and then from the cache;
-        and who reads most goes first, because programs that start last should be short.
+        """Return the order of rows. Rows of one position come first, since they have a kernel of
+        their own. Rows that share a prefix are adjacent, so that the prefix is read from memory
+        once and then from the cache. Longer contexts come first, because programs that start last
+        should be short.
         """
         rows, reads = plan.rows, plan.start + plan.rows.count
         _, family = np.unique(self._first_block[rows.slot], return_inverse=True)

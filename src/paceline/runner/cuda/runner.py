@@ -1,4 +1,4 @@
-"""Carries out plans on a card: launched ahead, and read back when somebody waits."""
+"""Carries out plans on a GPU: steps are launched ahead, and results are read by `wait`."""
 
 from collections import deque
 from dataclasses import dataclass, replace
@@ -37,33 +37,33 @@ from paceline.runner.sampling_controls import Controls
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchedStep:
-    """A step on its way. Whatever is still on the card is fetched when it is waited for."""
+    """A step in flight. `wait` reads what is still on the GPU."""
 
     plan: Plan
     wanted: np.ndarray  # rows that sample
     ticket: Any  # of their ids
     controls: Controls | None = None
     scores: TokenScores | None = None
-    raw: tuple[tuple[int, Request, Tensor], ...] = ()  # logits of rows told of only at the end
-    result: StepResult | None = None  # of a step that has ended when it is launched
-    prompt: ScoredPrompts | None = None  # what it tells of prompts
+    raw: tuple[tuple[int, Request, Tensor], ...] = ()  # logits of rows scored at the end
+    result: StepResult | None = None  # of a step that has ended when `launch` returns
+    prompt: ScoredPrompts | None = None  # scores of prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
-    """What holds for as long as plans have the same rows."""
+    """What stays the same while consecutive plans share their rows."""
 
     rows: Rows
-    order: Index  # of all rows on the card
+    order: Index  # of all rows on the GPU
     wanted: Index  # those that sample, in that order
     is_decode: bool  # one position each, and every row samples
-    is_plain: bool  # nobody asks for more than a temperature
+    is_plain: bool  # every row samples by temperature alone
 
 
 class CudaRunner:
-    """Runs plans in the order in which it gets them, and returns from `launch` before they end.
+    """Runs plans in order. `launch` returns before the step has ended.
 
-    The store has one block more than plans know of, for rows that fill up a batch.
+    The store has one block that plans do not use, for rows that fill up a batch.
     """
 
     capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
@@ -78,8 +78,8 @@ class CudaRunner:
         max_model_len: int,
         most_positions: int,
     ) -> None:
-        """Steps of more than so many positions, or of an attention without graphs for rows of
-        any length, are launched kernel by kernel."""
+        """Steps of more than `most_positions`, and mixed steps of an attention backend without
+        graphs for them, are launched kernel by kernel."""
         self._model, self._kv, self._attention = model, kv, attention
         state = self.state = CudaState(slots, max_model_len, kv)
         memory = GraphMemory()
@@ -98,21 +98,21 @@ class CudaRunner:
         self._flight: deque[LaunchedStep] = deque()
 
     def reserve_host(self, blocks: int) -> None:
-        """Make room on the host for swapping."""
-        torch.cuda.synchronize()  # what is on its way needs the old memory until it has come
+        """Allocate host memory for swapping."""
+        torch.cuda.synchronize()  # copies in flight use the old memory
         self._moves = BlockCopies(self._kv, blocks)
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Capture the graphs of every size, with sampling and without: a capture while requests
-        wait would hold them up, and take memory that nobody set aside."""
+        """Capture the graphs of every size, with sampling and without. A later capture would delay
+        requests and take memory that is not reserved."""
         decodes = map(self.graphs.capture, (True, False))
         for _ in chain(self.mixed.capture() if self.mixed else (), *decodes):
             pass
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run the largest step once, before there is anybody to run it for."""
+        """Run the largest step once, without requests."""
         if self.mixed is None:
             raise StepError(
                 "this attention backend has no graphs for mixed steps, so the "
@@ -122,12 +122,12 @@ class CudaRunner:
         torch.cuda.synchronize()
 
     def positions_per_s(self) -> float:
-        """That the largest step computes."""
-        self.rehearse()  # compiles what is not yet
+        """Positions per second of the largest step."""
+        self.rehearse()  # compiles missing kernels
         return self.mixed.most / quickest(self.rehearse) if self.mixed else 0.0
 
     def blocks_per_s(self, blocks: int = 16) -> float:
-        """That move to the host or back."""
+        """Blocks copied to the host or back per second."""
         blocks = min(blocks, len(self._moves.host), self._kv.blocks)
         pairs = tuple((block, block) for block in range(blocks))
 
@@ -153,7 +153,7 @@ class CudaRunner:
             self._flight.append(LaunchedStep(plan, np.empty(0, np.intp), None, result=found))
             return
         if any(step.result is not None for step in self._flight):
-            plan = replace(plan, start=self.state.stands(plan.rows.slot))  # below what was planned
+            plan = replace(plan, start=self.state.stands(plan.rows.slot))  # drafts were rejected
         same = self._batching(plan)
         self._flight.append(self._run(plan, same))
 
@@ -176,7 +176,7 @@ class CudaRunner:
         return result_of(step, torch.from_numpy(ids).long()[:, None])
 
     def is_lost(self) -> bool:
-        """After an error: a kernel that went astray takes the whole card from this process."""
+        """Whether the GPU is unusable for this process, as after an illegal memory access."""
         try:
             torch.cuda.synchronize()
         except RuntimeError:
@@ -185,9 +185,9 @@ class CudaRunner:
 
     def close(self) -> None:
         self._flight.clear()
-        self.is_lost()  # all has ended then; whether well, nobody asks any more
+        self.is_lost()  # waits for everything; errors no longer matter
 
-    # -- what a plan tells --------------------------------------------------
+    # -- changes that come with a plan --------------------------------------
 
     def _take_over(self, plan: Plan) -> None:
         self._residents.apply(plan)
@@ -212,9 +212,9 @@ class CudaRunner:
     # -- a step -------------------------------------------------------------
 
     def _run(self, plan: Plan, same: RowLayout) -> LaunchedStep:
-        if not same.is_decode and self._prompts.spans(plan):  # who samples is past its prompt
+        if not same.is_decode and self._prompts.spans(plan):  # decodes are past their prompts
             return self._eager(plan, same)
-        # Who has just come may read what others write in this step, which a decode does not allow.
+        # A new row may read what others write in this step; decode graphs do not allow that.
         is_decode = same.is_decode and not plan.admitted
         return self._decode(plan, same) if is_decode else self._mixed(plan, same)
 
@@ -242,11 +242,11 @@ class CudaRunner:
         return self._sample(plan, same, *self.mixed.wanted(samples))
 
     def _eager(self, plan: Plan, same: RowLayout) -> LaunchedStep:
-        """Kernel by kernel, rows as the plan has them, and every hidden state that is wanted."""
-        self._same = self._controls = None  # which are for rows in another order
+        """Launch kernel by kernel, with rows in the order of the plan."""
+        self._same = self._controls = None  # they are for another order of rows
         batch, cells, slot = self.state.batch(plan)
         prepared = self._attention.prepare(batch, self._kv)
-        is_asked = bool(self._prompts.spans(plan))  # who asks may want any position
+        is_asked = bool(self._prompts.spans(plan))  # prompt scores need any position
         wanted = None if is_asked else batch.sample_at
         hidden = self._model.forward(batch, cells, self._kv, prepared, wanted)
         self.state.advance(slot, batch.context)
@@ -256,7 +256,7 @@ class CudaRunner:
         return replace(self._chosen(plan, same, batch, hidden), prompt=prompt)
 
     def _chosen(self, plan: Plan, same: RowLayout, batch: Batch, hidden: Tensor) -> LaunchedStep:
-        """From the hidden states of rows that sample."""
+        """Sample from the hidden states of rows that sample."""
         wanted = np.flatnonzero(plan.rows.samples)
         if not len(wanted):
             return LaunchedStep(plan, wanted, None)
@@ -274,7 +274,7 @@ class CudaRunner:
     def _sample(
         self, plan: Plan, same: RowLayout, logits: Tensor, slot: Tensor, context: Tensor
     ) -> LaunchedStep:
-        """Rows that ask for more than a temperature, all by the sampler."""
+        """Sample with the sampler, if any row has more settings than a temperature."""
         rows, first = plan.rows, context.long()
         own = rows.slot[same.wanted].tolist()
         if self._controls is None:
@@ -295,7 +295,7 @@ class CudaRunner:
 
 
 def result_of(step: LaunchedStep, ids: Tensor) -> StepResult:
-    """The result of a step of which some rows did not sample, failed, or want to know more."""
+    """The result of a step in which some rows did not sample, failed, or want log-probabilities."""
     result = ResultBuilder(step.plan, step.wanted, ids, torch.ones(len(ids), dtype=torch.long))
     result.fail(ids[:, 0] < 0)
     if step.controls is not None:

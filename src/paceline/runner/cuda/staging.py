@@ -1,4 +1,4 @@
-"""Numbers on their way between host and card, through pinned memory and without waiting."""
+"""Copies of small arrays between host and GPU, through pinned memory and without waiting."""
 
 from collections import deque
 
@@ -10,21 +10,21 @@ LEAST = 1 << 16  # numbers of 32 bits
 
 
 class Staging:
-    """Sends columns of a step in one copy. Memory is written again when its copy is done."""
+    """Sends the arrays of a step in one copy. Pinned memory is reused once its copy has ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
     def send_into(self, target: Tensor, content: np.ndarray) -> None:
-        """Content of 32 bits each, over what the target holds."""
+        """Overwrite the target with numbers of 32 bits."""
         pinned, size = self._room(content.size), content.size
         np.copyto(pinned.numpy()[:size], content.reshape(-1))
         target.view(-1).copy_(pinned[:size], non_blocking=True)
         self._keep(pinned)
 
     def send(self, *columns: np.ndarray) -> list[Tensor]:
-        """Columns of 32 bits each, as they are, on the card."""
+        """Return arrays of 32-bit numbers on the GPU."""
         sizes = [len(column) for column in columns]
         total = sum(sizes)
         pinned = self._room(total)
@@ -46,12 +46,12 @@ class Staging:
         if self._free and self._free[0][0].query():
             pinned = self._free.popleft()[1]
             if len(pinned) >= size:
-                return pinned  # what is too small is let go, for something larger
+                return pinned  # a smaller one is dropped for a larger one
         return torch.empty(max(size, LEAST), dtype=torch.int32, pin_memory=True)
 
 
 class Readback:
-    """Brings token ids back: what `read` of a ticket waits for is the copy and nothing else."""
+    """Copies token ids to the host. `read` waits for the copy of its ticket and nothing else."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

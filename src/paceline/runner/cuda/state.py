@@ -1,4 +1,4 @@
-"""The slot columns on a card: tokens, positions, block tables, and how each slot samples."""
+"""The slot columns on a GPU: tokens, positions, block tables, and sampling of each slot."""
 
 import numpy as np
 import torch
@@ -15,11 +15,12 @@ from paceline.runner.token_choice import key_of
 
 
 class CudaState:
-    """What plans have told so far, by slot; one more slot is nobody's.
+    """The state of every slot as of the latest plan, and one more slot for padding.
 
     `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`, and the token at
-    `position[s]` is the next to compute. Rows that only fill up a batch are of slot `padding_slot`,
-    which stays at position 0 and writes to the last block of the store, which no plan names.
+    `position[s]` is the next to compute. Rows that fill up a batch belong to slot
+    `padding_slot`, which stays at position 0 and writes to the last block of the store. No plan
+    uses that block.
     """
 
     def __init__(self, slots: int, max_model_len: int, kv: KVStore) -> None:
@@ -32,7 +33,7 @@ class CudaState:
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.key = torch.zeros(slots + 1, dtype=torch.int64, device=device)
 
-    # -- what a plan tells --------------------------------------------------
+    # -- changes that come with a plan --------------------------------------
 
     def apply(self, plan: Plan) -> None:
         if plan.admitted:
@@ -68,11 +69,11 @@ class CudaState:
         self.table[slot, index] = block
 
     def send_into(self, target: Tensor, content: np.ndarray) -> None:
-        """Numbers for a step, over those of the step before."""
+        """Overwrite the numbers of the previous step."""
         self._staging.send_into(target, content)
 
     def slots(self, slot: I32, rows: int) -> Tensor:
-        """A column of slots filled up to so many rows."""
+        """Return a column of slots, padded to `rows`."""
         filled = np.full(rows, self.padding_slot, np.int32)
         filled[: len(slot)] = slot
         return self._staging.send(filled)[0]
@@ -80,9 +81,8 @@ class CudaState:
     # -- a step of any rows -------------------------------------------------
 
     def batch(self, plan: Plan) -> tuple[BatchWithLengths, Tensor, Tensor]:
-        """The tensors of a step, where in the store its positions go, and the slot of each row.
-
-        Without drafts in flight the host knows every position; tokens it need not know.
+        """Return the tensors of a step, where in the store its positions go, and the slot of each
+        row. Without drafts in flight the host knows all positions; it does not need the tokens.
         """
         rows = plan.rows
         count, slot, start = rows.count, rows.slot.astype(np.int32), plan.start
@@ -119,17 +119,17 @@ class CudaState:
     # -- steps with drafts --------------------------------------------------
 
     def stands(self, slot: Index) -> I32:
-        """Where slots stand, known when all that was launched has ended."""
+        """Return the positions of slots, after all launched steps have ended."""
         return self.position[torch.from_numpy(slot).to(self.position.device)].cpu().numpy()
 
     def write(self, slot: Index, first: Tensor, ids: Tensor) -> None:
-        """Tokens [rows, width] from `first` on; negative ones are none."""
+        """Write tokens [rows, width] from `first` on, except negative ones."""
         own = torch.from_numpy(slot).to(ids.device)
         for column in range(ids.shape[1]):
             given = ids[:, column] >= 0
             self.tokens[own[given], first[given] + column] = ids[given, column].int()
 
     def settle(self, slot: Index, first: Tensor, ids: Tensor, count: Tensor) -> None:
-        """Slots stand at their last right token."""
+        """Write verified tokens, and set the position to that of the last one."""
         self.write(slot, first, ids)
         self.position[torch.from_numpy(slot).to(ids.device)] = (first + count - 1).int()

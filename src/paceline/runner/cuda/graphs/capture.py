@@ -1,4 +1,4 @@
-"""Work of several sizes as graphs, captured when a size is first asked for."""
+"""CUDA graphs of some work in several sizes, each captured at its first use."""
 
 import gc
 from collections.abc import Callable, Hashable, Iterator
@@ -11,7 +11,7 @@ Work = Callable[[Any], None]
 
 
 class GraphMemory:
-    """What the graphs of a runner share: what one leaves, the next may overwrite."""
+    """Memory and stream of all graphs of a runner. A graph may overwrite results of others."""
 
     def __init__(self) -> None:
         self.pool: Any = torch.cuda.graph_pool_handle()
@@ -20,10 +20,10 @@ class GraphMemory:
 
 @contextmanager
 def recording(memory: GraphMemory) -> Iterator[torch.cuda.CUDAGraph]:
-    """What is launched inside becomes a graph and does not run."""
+    """Kernels launched inside become a graph and do not run."""
     graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
     torch.cuda.synchronize()
-    gc.disable()  # a graph that is thrown away meanwhile would break this one
+    gc.disable()  # a graph that is destroyed meanwhile would break the capture
     try:
         with torch.cuda.stream(memory.stream):
             graph.capture_begin(pool=memory.pool, capture_error_mode="thread_local")
@@ -38,7 +38,7 @@ def recording(memory: GraphMemory) -> Iterator[torch.cuda.CUDAGraph]:
 
 
 class CapturedGraphs:
-    """A graph for each size of some work, which leaves its outcome in memory of its own."""
+    """A graph for each size of some work. The work writes its results to memory of its own."""
 
     def __init__(self, work: Work, memory: GraphMemory) -> None:
         self._work, self._memory = work, memory
@@ -48,13 +48,13 @@ class CapturedGraphs:
         return size in self._graphs
 
     def replay(self, size: Hashable) -> None:
-        """Do the work of this size."""
+        """Run the work of this size."""
         self.graph(size).replay()
 
     def graph(self, size: Hashable) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
-            self._work(size)  # compiles what is not yet, which a capture cannot hold
-            torch.cuda.empty_cache()  # a graph takes as much again, and cannot ask for it back
+            self._work(size)  # compiles missing kernels, which a capture cannot do
+            torch.cuda.empty_cache()  # the graph needs as much memory again
             with recording(self._memory) as graph:
                 self._work(size)
             self._graphs[size] = graph

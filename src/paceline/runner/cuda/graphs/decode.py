@@ -1,4 +1,4 @@
-"""Decode steps as graphs, one for each of some batch sizes."""
+"""Decode steps as CUDA graphs, one for each of several batch sizes."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -19,32 +19,31 @@ from paceline.runner.kv_store import KVStore
 
 
 class DecodeGraphAttention(GraphAttention, Protocol):
-    """Attention over rows of one position each for a graph."""
+    """Attention over rows of one position each, in a CUDA graph."""
 
     def refresh(self, contexts: I32) -> None:
-        """What the host has to prepare; each step, before the graph."""
+        """Prepare a step on the host, before the graph."""
         ...
 
 
 class Capturable(Attention, Protocol):
-    """Attention that can be part of a graph."""
+    """An attention backend that can be part of a CUDA graph."""
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> DecodeGraphAttention:
-        """For rows of one position each, of which none reads what another one writes."""
+        """Prepare rows of one position each, none of which reads what another one writes."""
         ...
 
 
 def sizes(most: int) -> list[int]:
-    """Numbers of rows to capture: close to each other where a step is short."""
+    """Numbers of rows to capture, closer together where steps are short."""
     small = [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16)]
     return [n for n in (*small, *range(288, most + 32, 32)) if n < most] + [most]
 
 
 class DecodeGraphs:
-    """Everything of a decode step, from slots to sampled ids that are in the state already.
+    """Whole decode steps, from slots to sampled ids, which are written to the state too.
 
-    Rows are read from `slot`, and ids come out in `ids`, or logits in `logits`: the same memory for
-    every graph.
+    Every graph reads its rows from `slot` and writes to `ids` or `logits`.
     """
 
     def __init__(
@@ -81,15 +80,15 @@ class DecodeGraphs:
             yield rows
 
     def replay(self, rows: int, contexts: I32, samples: bool) -> None:
-        """Run the step of `slot[:rows]`, to `ids[:rows]`, or to `logits[:rows]` if somebody else
-        samples; the next replay overwrites them."""
+        """Run the step of `slot[:rows]`. It writes `ids[:rows]`, or `logits[:rows]` if it does not
+        sample; the next replay overwrites them."""
         if rows not in self._steps[samples]:
             self._capture(rows, samples)
         self._held[rows].refresh(contexts)
         self._steps[samples].replay(rows)
 
     def _capture(self, rows: int, samples: bool) -> None:
-        """For nobody: a step that is done twice would go on twice."""
+        """Capture with padding rows: a capture runs the step, which must not advance a sequence."""
         kept = self.slot.clone()
         self.slot.fill_(self._state.padding_slot)
         try:

@@ -1,4 +1,4 @@
-"""Steps with rows of any length as graphs, one for each of some numbers of positions."""
+"""Steps with rows of any length as CUDA graphs, one for each of several numbers of positions."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -20,24 +20,24 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 
-SHARE = 64  # positions for each row of more than one: a graph has room for so many rows
+SHARE = 64  # positions for each row of more than one: a graph has so many rows at most
 LEAST_ROWS = 8
 BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = range(7)
 
 
 @runtime_checkable
 class MixedCapturable(Protocol):
-    """Attention over rows of any length that can be part of a graph."""
+    """An attention backend whose rows of any length can be part of a CUDA graph."""
 
     def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
     ) -> GraphAttention:
-        """Up to `bounds[0]` rows have one position; up to `bounds[1]` more, in `longer` rows."""
+        """Prepare rows of one position up to `bounds[0]`, then `longer` rows up to `bounds[1]`."""
         ...
 
 
 def lengths(most: int) -> list[int]:
-    """Numbers of positions to capture: an eighth more than the next smaller one, or less."""
+    """Numbers of positions to capture, each at most an eighth above the next smaller one."""
     steps = ((64, 512), (128, 1024), (256, 2048), (512, 4096), (1024, most))
     found, size = [], 0
     for step, end in steps:
@@ -48,14 +48,14 @@ def lengths(most: int) -> list[int]:
 
 
 class MixedGraphs:
-    """The positions of a step, from slots to hidden states of the rows that sample, as a graph;
-    and from these to ids that are in the state already, as another.
+    """Two graphs for a step: from slots to hidden states of the rows that sample, and from these to
+    sampled ids, which are written to the state too.
 
-        columns    who computes what, sent by the host for each step
-        rows       | singles ...             | longer ones ... | nobody's ...
-        positions  | one each                | theirs          | nobody's, up to the graph's size
+        columns    the rows of the step, sent by the host
+        rows       | of one position ...     | longer ones ... | padding ...
+        positions  | one each                | theirs          | padding, up to the graph's size
 
-    Both kinds of graph read and write the same memory, whatever their size.
+    All graphs read and write the same memory, whatever their size.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MixedGraphs:
         most: int,
         memory: GraphMemory,
     ) -> None:
-        """Of at most so many positions."""
+        """Graphs of at most `most` positions."""
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
         self._rows = state.padding_slot
         device = kv.content.device
@@ -101,32 +101,32 @@ class MixedGraphs:
         return self._lengths[-1]
 
     def rehearse(self) -> None:
-        """The largest step, for whomever the columns name, without a graph."""
+        """Run the largest step with the current columns, without a graph."""
         self._positions(self.most)
         self._samples(self._rows)
 
     def size(self, plan: Plan) -> int | None:
-        """Of the graph that a step fits into, if there is one."""
+        """The size of the smallest graph that a step fits into, or None."""
         longer = int((plan.rows.count > 1).sum())
         needed = max(plan.total, longer * SHARE if longer > LEAST_ROWS else 0)
         return self._lengths[bisect_left(self._lengths, needed)] if needed <= self.most else None
 
     def forward(self, plan: Plan, size: int, order: Index, wanted: Index) -> None:
-        """Compute the rows in this order, in which singles come first."""
-        self._state.send_into(self._columns, self._told(plan, order, wanted))
+        """Compute the rows in this order. Rows of one position come first."""
+        self._state.send_into(self._columns, self._columns_of(plan, order, wanted))
         self._forward.replay(size)
 
     def sample(self, rows: int) -> Tensor:
-        """Ids of so many rows, which the next step overwrites."""
+        """Return ids of so many rows. The next step overwrites them."""
         self._sample.replay(self._sizes[bisect_left(self._sizes, rows)])
         return self.ids[:rows]
 
     def wanted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the rows that sample, their slots, and their contexts."""
+        """Return logits, slots and contexts of the rows that sample."""
         slot, context = self._columns[SAMPLE_SLOTS, :rows], self._columns[SAMPLE_CONTEXTS, :rows]
         return self._model.logits(self._hidden[:rows]), slot, context
 
-    def _told(self, plan: Plan, order: Index, wanted: Index) -> np.ndarray:
+    def _columns_of(self, plan: Plan, order: Index, wanted: Index) -> np.ndarray:
         rows, columns = plan.rows, self._blank.copy()
         count, number = rows.count[order], len(order)
         contexts: I32 = plan.start + rows.count

@@ -1,4 +1,4 @@
-"""Kernels that a step begins and ends with: from slots to positions, and from ids to slots."""
+"""Kernels at the start and end of a step: from slots to positions, and from ids to slots."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -14,7 +14,7 @@ from paceline.runner.kv_store import KVStore
 def place(
     tokens: Tensor, table: Tensor, owner: Tensor, position: Tensor, kv: KVStore
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [n], and where in the first layer of the store each goes, [n], of slots `owner`."""
+    """Return tokens [n] of slots `owner`, and their cells in the first layer of the store, [n]."""
     n = len(owner)
     found = torch.empty_like(owner)
     cells = torch.empty(n, dtype=torch.int64, device=owner.device)
@@ -38,7 +38,7 @@ def place(
 
 
 def settle(tokens: Tensor, position: Tensor, slot: Tensor, context: Tensor, ids: Tensor) -> None:
-    """Rows get their ids behind what they have computed. The last slot is nobody's."""
+    """Append ids to the tokens of slots. The last slot is for padding."""
     rows = len(slot)
     _settle[(triton.cdiv(rows, 128),)](
         tokens,
@@ -57,9 +57,9 @@ def settle(tokens: Tensor, position: Tensor, slot: Tensor, context: Tensor, ids:
 def flatten_table(
     table: Tensor, context: Tensor, ends: Tensor, blocks: Tensor, last: Tensor, kv: KVStore
 ) -> None:
-    """The used entries of `table` [rows, blocks] one row after the other, and how many they are.
+    """Write the used entries of `table` [rows, blocks] to `blocks`, row after row.
 
-    `ends` [rows + 1] tells where the rows end, `last` [rows] how much of its last block each has.
+    `ends` [rows + 1] gets the end of each row, `last` [rows] the used cells of its last block.
     """
     rows = len(table)
     used = (context + (kv.block_size - 1)) // kv.block_size
@@ -76,11 +76,11 @@ def spread(
     positions: int,
     kv: KVStore,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of rows of any length: tokens, positions, and where they go, [positions] each.
+    """Return tokens, positions and cells of rows of any length, [positions] each.
 
     Columns are tokens, tables and positions by slot; rows are their slots, starts [rows + 1] and
-    contexts. Positions behind the last row are of nobody, which is the last slot. `block_table`
-    [rows, blocks] is filled in, and slots stand behind what is computed now.
+    contexts. Positions after the last row belong to the last slot, which is for padding.
+    `block_table` [rows, blocks] is filled in, and the positions of slots advance to their contexts.
     """
     tokens, table, position = columns
     slot, row_start, context = rows
@@ -132,7 +132,7 @@ def begin(
     block_table: Tensor,
     kv: KVStore,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One further position for each row: its token, the position, and where it goes, [rows] each.
+    """Return token, position and cell of one position for each row, [rows] each.
 
     Columns are tokens, tables and positions by slot. `context` [rows] and `block_table` [rows,
     blocks] are filled in.
@@ -222,7 +222,7 @@ def _spread(
     tl.extra.cuda.gdc_wait()
     index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     low, high = tl.zeros([PLACES], tl.int32), tl.full([PLACES], ROWS, tl.int32)
-    for _ in tl.static_range(HALVINGS):  # the row of each is the last that begins before it
+    for _ in tl.static_range(HALVINGS):  # its row is the last that starts before it
         middle = (low + high) // 2
         is_before = (middle == low) | (tl.load(row_start + middle) <= index)
         low = tl.where(is_before, middle, low)

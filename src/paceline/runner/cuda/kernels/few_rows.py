@@ -1,4 +1,4 @@
-"""Products of few rows: weights are read once, and what surrounds a product is part of it."""
+"""Products of few rows, fused with the norm, activation or sum around them."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: C901, PLR0913, PLR0917, RUF005
@@ -15,23 +15,23 @@ from paceline.runner.layers.linear import DenseLinear
 
 LONG, SHORT = 4096, 1024  # inputs of an output
 MOST_EARLY = 3
-MOST_ROWS = 4  # beyond these, the library's products on tensor cores are faster
+MOST_ROWS = 4  # with more rows, the library's products on tensor cores are faster
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a product is cut."""
+    """How a product is split among programs."""
 
     lines: int  # outputs of a program
     chunk: int  # inputs read at a time
-    stages: int  # reads under way
-    early: int  # chunks of weights that registers hold while the step before ends
+    stages: int  # reads in flight
+    early: int  # chunks of weights read before the previous kernel has ended
 
 
 def tuning(width: int, outputs: int) -> Tuning:
-    """What was fastest on an H200: 4.2 TB/s for a large matrix, 4 to 7 us for a small one.
+    """Fastest on an H200: 4.2 TB/s for a large matrix, 4 to 7 us for a small one.
 
-    Where a large one fills the card, programs that wait for it would only be in its way.
+    A large matrix fills the GPU, so programs of the next kernel must not start early.
     """
     if width > LONG:
         return Tuning(8, 512, 3, 0)
@@ -46,10 +46,10 @@ def normed(
     is_silu: bool | None = None,
     is_ordered: bool = False,
 ) -> Tensor:
-    """product(x over its length, at least `floor`); with an activation, of pairs of outputs.
+    """product(x / max(length, floor)); with an activation, act(gate) * up of pairs of outputs.
 
-    A product is linear, so rows are divided by their lengths afterwards, and every program finds
-    the lengths by the way: it reads all of x anyhow.
+    A product is linear, so rows are divided by their lengths afterwards. Every program reads all
+    of x, so it computes the lengths too.
     """
     outputs = product.weight.shape[1] // (1 if is_silu is None else 2)
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
@@ -114,7 +114,7 @@ def _finish(
     GATED: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """What follows a product, or is followed by a sum: then nothing is normed."""
+    """Apply norm, bias and activation; without a norm, add to `out`."""
     spot = out + row[:, None] * outputs + line[None, :]
     length = tl.sqrt(squares + floor * floor)[:, None]
     if NORMED:
@@ -134,7 +134,7 @@ def _finish(
 
 @triton.jit
 def _factors(weight, line, at, outputs, INPUTS: tl.constexpr, CHUNK: tl.constexpr):
-    """Weights of some outputs for a chunk of the inputs, as they are."""
+    """Load the weights of some outputs for a chunk of the inputs."""
     place = at + tl.arange(0, CHUNK)
     there = (line < outputs)[:, None] & (place < INPUTS)[None, :]
     spot = weight + line.to(tl.int64)[:, None] * INPUTS + place[None, :]
@@ -169,8 +169,8 @@ def _thin(
     EARLY: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Weights of the first chunks, `EARLY` of them, are read before there is anything to
-    multiply them with. If ordered, what starts behind it knows that all before it have ended."""
+    """The first `EARLY` chunks of weights are read before the previous kernel has ended. If
+    ordered, the next kernel starts after all earlier kernels have ended."""
     if EARLY > 0 and not ORDERED:
         tl.extra.cuda.gdc_launch_dependents()
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)

@@ -1,7 +1,7 @@
-"""Instructions of the matrix units as functions in CUDA's language.
+"""Tensor core instructions (wgmma) as CUDA functions.
 
-An instruction names each register of its sums, of which there are as many as the shape wants: so
-they are written here, and come into a source where it has the line `// multiply`.
+An instruction names each register of its sums, whose number depends on the shape. So the functions
+are generated here, and replace the line `// multiply` of a source.
 """
 
 PLACE = "// multiply\n"
@@ -10,7 +10,7 @@ PLACE = "// multiply\n"
 def multiply(name: str, columns: int, is_held: bool = False, is_turned: bool = False) -> str:
     """sums[64 rows, columns] (+)= rows[64, 16] by lines of shared memory.
 
-    Rows are in shared memory too, or held in registers. A line is a column of the sums; turned, it
+    Rows are in shared memory too, or in registers. A line is a column of the sums; transposed, it
     is one of the 16 that are summed over.
     """
     count = columns // 2  # of a thread

@@ -1,9 +1,9 @@
 """Fused kernels of a decoder layer: norms, rotation, activation, and the write to the store.
 
-Every kernel of a step may start before the one in front of it has ended, and lets the next do so:
-it reads nothing but weights until `gdc_wait` returns. Two exceptions: attention to new positions,
-behind a product that is ordered, may read all that was there before that product; and attention of
-single rows beside that of others starts when the others have waited.
+Every kernel may start before the previous one has ended (programmatic dependent launch), and reads
+only weights until `gdc_wait` returns. There are two exceptions. Attention to new positions follows
+an ordered product and may read everything older than that product. Attention of single rows beside
+longer rows starts after the kernel of the longer rows has waited.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from paceline.runner.kv_store import KVStore
 
-MOST_HEADS = 8  # that one program turns
-WIDE = 2048  # inputs from which a row is work for more threads
+MOST_HEADS = 8  # that one program rotates
+WIDE = 2048  # from so many inputs on, a row has more threads
 
 
 def normalized(x: Tensor, floor: float) -> Tensor:
-    """x [n, width] over its length, at least `floor`: a norm less the factor of what follows."""
+    """x [n, width] divided by its length, or by `floor` if that is larger."""
     out = torch.empty_like(x)
     width = x.shape[1]
     warps = 8 if width > WIDE else 4
@@ -42,10 +42,10 @@ def add_normalized(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> No
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeferredNorm:
-    """A norm that comes after the product it belongs before.
+    """A norm that is applied after the product that follows it.
 
-    A product is linear: what it makes of undivided rows is divided by their lengths, of which
-    `stream` [n, width] are the rows. Where the norm was in time, the width is 0.
+    A product is linear, so its outputs can be divided by the lengths of its input rows, which are
+    `stream` [n, width]. A width of 0 means that the norm was applied before the product.
     """
 
     stream: Tensor
@@ -58,7 +58,7 @@ class DeferredNorm:
 
 
 def gated(gate_up: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
-    """act(gate) * up of [n, 2 * width]."""
+    """Return act(gate) * up of [n, 2 * width]."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n, width), dtype=gate_up.dtype, device=gate_up.device)
     places = min(_power(width), WIDE if late.width <= WIDE else 2 * WIDE)
@@ -80,11 +80,11 @@ def gated(gate_up: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadRotation:
-    """What a layer does to the heads of queries and keys."""
+    """The norm and rotation of queries and keys in a layer."""
 
     turns: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
     factor: Tensor | None  # [heads + kv_heads, head_dim]; of a norm, if there is one
-    floor: float  # the least length for it
+    floor: float  # the smallest length that the norm divides by
 
 
 def rotate_and_store(
@@ -96,7 +96,7 @@ def rotate_and_store(
     kv: KVStore,
     layer: int,
 ) -> None:
-    """Norm and rotation of queries, in place, and of keys; keys and values go to the store.
+    """Normalise and rotate queries, in place, and keys; write keys and values to the store.
 
     `qkv` is [n, heads + 2 * kv_heads, head_dim].
     """

@@ -1,4 +1,4 @@
-"""Kernels in CUDA's own language, compiled by the library that comes with torch."""
+"""Kernels in CUDA C++, compiled by NVRTC, which comes with torch."""
 
 import ctypes
 import logging
@@ -18,11 +18,11 @@ from paceline.core.folders import cache_folder, placed
 from paceline.runner.cuda.kernels.instructions import PLACE
 
 log = logging.getLogger(__name__)
-SHARED_BYTES = 225 << 10  # of a processor's memory, for all but barriers and a few numbers
-ALIGNED = 1024  # what kernels put there begins at a multiple of it
+SHARED_BYTES = 225 << 10  # of shared memory, without barriers and a few numbers
+ALIGNED = 1024  # buffers in shared memory start at multiples of it
 CAPABILITY = (9, 0)
 FLAGS = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
-# As the driver numbers them.
+# Constants of the driver API.
 BFLOAT16, SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 9, 3, 3, 8, 4, 6
 MAP_BYTES, MAP_ALIGNED = 128, 64
 
@@ -42,9 +42,9 @@ class LaunchConfig(Structure):
 
 
 class TensorMap:
-    """How the card finds its way in a tensor of bfloat16, and which box of it it fetches at a time.
+    """A tensor map for the TMA: a bfloat16 tensor, and the box that one copy fetches.
 
-    Rows of a box lie behind each other, turned so that eight of them can be read at once.
+    Rows of a box are swizzled, so that eight of them can be read at once.
     """
 
     def __init__(self, tensor: Tensor, box: Sequence[int]) -> None:
@@ -64,17 +64,17 @@ class TensorMap:
             (c_uint32 * rank)(*[1] * rank),
         )
         how = (0, SWIZZLE_128, PROMOTE_256, 0)
-        _expect(encode(self.address, BFLOAT16, rank, *where, *how), "a map of a tensor")
+        _expect(encode(self.address, BFLOAT16, rank, *where, *how), "a tensor map")
 
 
 Argument = Tensor | TensorMap | int | float
 
 
 class Kernel:
-    """A function on the card that may start before the kernel in front of it has ended."""
+    """A CUDA function that may start before the previous kernel has ended."""
 
     def __init__(self, source: str, name: str, threads: int, shared: int, cluster: int = 1) -> None:
-        """With so much shared memory; `cluster` neighbours start together and see each other's."""
+        """`shared` bytes of shared memory; programs start in clusters of `cluster`."""
         module, self._function = c_void_p(), c_void_p()
         _expect(_driver().cuModuleLoadData(byref(module), _compiled(source)), "a module")
         found = _driver().cuModuleGetFunction(byref(self._function), module, name.encode())
@@ -111,7 +111,7 @@ class Kernel:
 
 
 def source_of(name: str, sizes: Mapping[str, int | str], instructions: str) -> str:
-    """A kernel's source with its instructions, behind its sizes and what all of them begin with."""
+    """Return the source of a kernel: its sizes, the common part, its code and instructions."""
     defined = "".join(f"#define {size} {value}\n" for size, value in sizes.items())
     folder = Path(__file__).parent
     texts = [(folder / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", name)]
@@ -120,10 +120,10 @@ def source_of(name: str, sizes: Mapping[str, int | str], instructions: str) -> s
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Is the card one for kernels of ours, and is there what compiles and loads them?"""
+    """Whether the GPU supports our kernels, and NVRTC and the driver can compile and load them."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != CAPABILITY:
         return False
-    torch.cuda.synchronize(device)  # there is a context then, which the driver wants
+    torch.cuda.synchronize(device)  # creates a context, which the driver needs
     try:
         Kernel('extern "C" __global__ void probe() {}', "probe", 32, SHARED_BYTES)
     except (ConfigError, OSError) as error:
@@ -150,7 +150,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def _compiler() -> ctypes.CDLL:
-    """NVRTC: a library of the toolkit, or one that was installed beside torch."""
+    """NVRTC, from the CUDA toolkit or from the packages beside torch."""
     name = f"libnvrtc.so.{(torch.version.cuda or '0').partition('.')[0]}"
     beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/{name}"))
     for candidate in (name, *map(str, beside)):
@@ -162,7 +162,7 @@ def _compiler() -> ctypes.CDLL:
 
 
 def _compiled(source: str) -> bytes:
-    """From the cache folder, if it is there."""
+    """Compile, or read the result from the cache folder."""
     major, minor = c_int(), c_int()
     _compiler().nvrtcVersion(byref(major), byref(minor))
     by = f"{major.value}.{minor.value}".encode()
@@ -171,7 +171,7 @@ def _compiled(source: str) -> bytes:
     if target.exists():
         return target.read_bytes()
     found = _compile(source)
-    # A folder that cannot be written to costs time, every time.
+    # Without a writable folder, every start compiles again.
     with suppress(OSError), placed(target) as built:
         built.write_bytes(found)
     return found

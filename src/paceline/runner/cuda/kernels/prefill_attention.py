@@ -1,6 +1,6 @@
-"""Attention of rows with more than one position, at the speed of the matrix units.
+"""Attention of rows with more than one position on tensor cores, in CUDA C++.
 
-The kernel is `prefill_attention.cu`; here is who uses it, and how rows become tiles.
+The kernel is `prefill_attention.cu`. This module cuts rows into tiles and launches it.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
@@ -27,14 +27,14 @@ MOST_PLACES = 4096  # for tiles, in a step
 
 
 class TileList:
-    """Tiles of queries, those with the most keys first, as they are once they are laid out."""
+    """Tiles of queries, those with the most keys first. `lay_out` fills the list."""
 
     def __init__(self, batch: Batch, bounds: Tensor, rows: int, size: int) -> None:
-        """Of so many positions each; of rows from `bounds[0]` up to `bounds[1]`, `rows` at most."""
+        """Tiles of `size` positions, of at most `rows` rows from `bounds[0]` up to `bounds[1]`."""
         self._rows = batch.row_start, batch.context, bounds
         self.size, self.places = size, triton.next_power_of_2(batch.positions // size + rows)
         on: dict[str, Any] = {"dtype": torch.int32, "device": bounds.device}
-        # The first position in the batch, its place in the sequence, how many, and the row.
+        # First position in the batch, its place in the sequence, number of positions, row.
         self.items = torch.zeros((self.places, 4), **on)
         self.count = torch.zeros(1, **on)
 
@@ -50,18 +50,18 @@ class PrefillAttention:
     """Attention of tiles of queries, for all layers of a step."""
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int, heads: int) -> None:
-        """Rows from `bounds[0]` up to `bounds[1]`, of which there are `rows` at most."""
+        """For at most `rows` rows, from `bounds[0]` up to `bounds[1]`."""
         self._table, self._kv, self._group = batch.block_table, kv, heads // kv.kv_heads
         self._tiles = TileList(batch, bounds, rows, PAIRS // self._group)
         processors = torch.cuda.get_device_properties(kv.content.device).multi_processor_count
         self._programs = min(processors, self._tiles.places * kv.kv_heads)
         shape = (kv.blocks * kv.layers, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
-        halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half lie together
+        halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half are adjacent
         self._map = TensorMap(halves, (1, 1, 1, CHUNK, HALF))
 
     @staticmethod
     def can(kv: KVStore, queries: Queries, positions: int) -> bool:
-        """Is the kernel made for such a store, and for so many positions of such queries?"""
+        """Whether the kernel supports such a store and so many positions of such queries."""
         group = queries.heads // kv.kv_heads
         is_shaped = kv.head_dim == DIM and kv.block_size % CHUNK == 0
         is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_PLACES
@@ -74,7 +74,7 @@ class PrefillAttention:
     def attend_into(
         self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
     ) -> None:
-        """Of queries [positions, heads, head_dim], which may lie apart."""
+        """Attend with queries [positions, heads, head_dim], which need not be contiguous."""
         kv, table, tiles = self._kv, self._table, self._tiles
         halves = query.view(*query.shape[:2], DIM // HALF, HALF)
         arguments = (
@@ -113,7 +113,7 @@ def _weigh(
     PLACES: tl.constexpr,
     HALVINGS: tl.constexpr,
 ):
-    """Tiles of keys for the tile at each place, and how many there are; 0 where there is none."""
+    """Tiles of keys of the tile at each place, 0 if there is no tile; and the number of tiles."""
     place = tl.arange(0, PLACES)
     _, _, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
     tl.store(work + place, tl.where(some > 0, tl.cdiv(lowest + some, KEYS), 0))
@@ -131,7 +131,7 @@ def _list(
     PLACES: tl.constexpr,
     HALVINGS: tl.constexpr,
 ):
-    """Tiles in their order."""
+    """Write the tiles in this order."""
     index = tl.arange(0, PLACES)
     place = tl.load(order + index).to(tl.int32)
     row, start, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
@@ -143,9 +143,9 @@ def _list(
 
 @triton.jit
 def _tile_at(place, row_start, context, bounds, TILE: tl.constexpr, HALVINGS: tl.constexpr):
-    """Its row, first position in the batch, how many positions, and its place in the sequence.
+    """Row, first position in the batch, number of positions, and place in the sequence.
 
-    A row has its first tile at the place `start // TILE + row`, and may leave its last one empty.
+    The first tile of a row is at place `start // TILE + row`; its last place may be empty.
     """
     skip = tl.load(bounds)
     rows = tl.load(bounds + 1) - skip

@@ -1,7 +1,7 @@
-"""The choice of tokens in three kernels that read the logits as they are, and copy none of them.
+"""Sampling in three kernels that read the logits in place.
 
-It makes the choices of `runner.draws` for rows that take the likeliest token or draw from all of
-them; rows with further wishes go through the sampler itself.
+They choose the same tokens as `runner.token_choice`, for rows that take the likeliest token or draw
+from the whole vocabulary. Rows with further settings use the sampler.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
@@ -19,7 +19,7 @@ from paceline.core.sampling import Sampling
 from paceline.runner.token_choice import CELL
 
 CHUNK = 8192  # logits that one program reads
-LEAST_WEIGHT = tl.constexpr(-60.0)  # as in `draws`
+LEAST_WEIGHT = tl.constexpr(-60.0)  # as in `token_choice`
 GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 SECOND = tl.constexpr(0x94D049BB133111EB)
@@ -29,7 +29,7 @@ FRACTION = tl.constexpr(2.0**-32)
 
 
 def is_plain(sampling: Sampling, vocab: int) -> bool:
-    """Is a temperature all that it asks for?"""
+    """Whether a request samples by temperature alone."""
     unfiltered = sampling.min_p == 0.0 and sampling.top_p == 1.0
     unfiltered = unfiltered and not 0 < sampling.top_k < vocab
     edited = sampling.penalised or sampling.logit_bias or sampling.bad_token_ids
@@ -40,11 +40,11 @@ def is_plain(sampling: Sampling, vocab: int) -> bool:
 def choose(
     logits: Tensor, temperature: Tensor, keys: Tensor, slot: Tensor, position: Tensor, ids: Tensor
 ) -> None:
-    """A token id for each row, into `ids` [rows] of int32; -1 where the logits are no numbers.
+    """Write a token id for each row to `ids` [rows] of int32; -1 if its logits are not finite.
 
-    Logits [rows, vocab] are of any type. Temperatures and keys are those of the row's slot. A
-    temperature of 0 takes the likeliest token, any other draws by the key and the position [rows]
-    that the token will have.
+    Logits [rows, vocab] have any type. Temperatures and keys are those of the row's slot. A
+    temperature of 0 takes the likeliest token; any other draws by the key and the position [rows]
+    of the new token.
     """
     rows, vocab = logits.shape
     cell, chunks = gcd(vocab, CELL), triton.cdiv(vocab, CHUNK)
@@ -88,7 +88,7 @@ def _peaks(logits, peaks, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _peak_of(peaks, row, chunks, CHUNKS: tl.constexpr):
-    """The largest logit of a row, the chunk that it is in, and whether it is a number."""
+    """The largest logit of a row, its chunk, and whether it is finite."""
     chunk = tl.arange(0, CHUNKS)
     given = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     strange = tl.sum((given != given).to(tl.int32), 0) > 0
@@ -129,7 +129,7 @@ def _sums(
 
 @triton.jit
 def _word(key, position):
-    """64 random bits, as `draws.random_words` makes them."""
+    """64 random bits, the same as `token_choice.random_words`."""
     word = key.to(tl.uint64, bitcast=True) + position.to(tl.uint64) * GAMMA
     word = (word ^ (word >> 30)) * FIRST
     word = (word ^ (word >> 27)) * SECOND
@@ -138,7 +138,7 @@ def _word(key, position):
 
 @triton.jit
 def _pick(mass, real, part):
-    """The place at which the cumulative mass passes a part of the whole, in [0, 1)."""
+    """The place at which the cumulative mass passes `part` of the whole, in [0, 1)."""
     upto = tl.cumsum(mass, 0)
     whole = tl.sum(mass, 0)
     target = (part * whole.to(tl.float64)).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Sums of products of some rows with few outputs: programs share the inputs of an output."""
+"""Products of some rows with few outputs, added to a total: several programs share an output."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -12,14 +12,14 @@ from paceline.runner.layers.linear import DenseLinear
 
 LINES, CHUNK = 32, 128  # outputs of a program, and inputs that it reads at a time
 SPLITS = 4
-FLOAT_BYTES = 4  # of float32, of which tiles would be too large for a processor
-SOME_ROWS, MOST_ROWS = 64, 128  # places for rows; fewer than some are no faster
-MANY_INPUTS = 3072  # from which on sharing them is worth its while for the most rows, too
-MOST_OUTPUTS = 2048  # with more of them, the library has enough programs
+FLOAT_BYTES = 4  # of float32, whose tiles would be too large for a multiprocessor
+SOME_ROWS, MOST_ROWS = 64, 128  # rows of a tile; smaller tiles are no faster
+MANY_INPUTS = 3072  # from here on, splitting pays with MOST_ROWS too
+MOST_OUTPUTS = 2048  # with more, the library has enough programs
 
 
 class SplitKLinear:
-    """Adds a product to a total. Whoever ends last of those who share outputs adds up.
+    """Adds a product to a total. Of the programs that share outputs, the last one to end adds up.
 
     inputs     | split 0 | split 1 | split 2 | split 3 |
     program    └ sum     └ sum     └ sum     └ sum, then total += all four, in this order
@@ -28,7 +28,7 @@ class SplitKLinear:
     def __init__(self, product: DenseLinear) -> None:
         self._product = product
         inputs, outputs = product.weight.shape
-        # How many programs of some outputs have ended; whoever adds them up sets it back.
+        # How many programs of a tile have ended. The one that adds up resets it.
         tiles = -(-outputs // LINES)
         self._ended = torch.zeros(tiles, dtype=torch.int32, device=product.weight.device)
         self._fits = outputs <= MOST_OUTPUTS and inputs % (SPLITS * CHUNK) == 0
@@ -36,7 +36,7 @@ class SplitKLinear:
         self._fits = self._fits and product.weight.element_size() < FLOAT_BYTES
 
     def takes(self, rows: int) -> bool:
-        """Is it faster than the library's product for so many rows?"""
+        """Whether it is faster than the library's product for so many rows."""
         most = MOST_ROWS if self._product.weight.shape[0] >= MANY_INPUTS else SOME_ROWS
         return self._fits and rows <= most
 
@@ -99,7 +99,7 @@ def _add(
     spot = row[:, None] * outputs + line[None, :]
     size = rows * outputs
     tl.store(parts + split * size + spot, found, mask=there)
-    tl.debug_barrier()  # all of it is written before it is counted
+    tl.debug_barrier()  # all results are written before the counter rises
     before = tl.atomic_add(ended + tile, 1, sem="acq_rel")
     if before == SPLITS - 1:
         tl.store(ended + tile, 0)

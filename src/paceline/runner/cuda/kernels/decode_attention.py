@@ -1,4 +1,4 @@
-"""The kernels of our own attention: paged, over rows of one position and over tiles of others."""
+"""The Triton kernel of paged attention for rows of one position."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
@@ -45,12 +45,13 @@ def decode(
 ):
     """Rows of one position each; if bounded, only the first `bounds[0]` of them.
 
-    If bounded, it runs beside `tiles` in front of it, which lets it start when all that both read
-    is there; one more row waits, so that whoever comes next finds both of them done.
+    If bounded, it runs beside `tiles`, which is launched first and lets it start once the inputs of
+    both are complete. One more row of programs waits for `tiles`, so that the next kernel starts
+    after both.
 
-    If it is new, its query, key and value lie behind each other as a product left them: they are
-    turned here, and the first program of a context puts key and value into the store. The store
-    has all that is older, so that reading it does not wait for the product.
+    If NEW, query, key and value are adjacent, as the product wrote them. They are rotated here, and
+    the first program of a context writes key and value to the store. All older cells are complete,
+    so reading them does not wait for the product.
     """
     tl.extra.cuda.gdc_launch_dependents()
     if not (NEW or BOUNDED):
@@ -77,7 +78,7 @@ def decode(
         share = tl.cdiv(count, tl.minimum(tl.cdiv(count, PORTION), most)) * CELLS
         busy = tl.maximum(tl.cdiv(stored - begin, share), 1)
         begin += split * share
-        stop = tl.minimum(begin + share, stored)  # before `begin` where nothing is left to read
+        stop = tl.minimum(begin + share, stored)  # below `begin` if nothing is left to read
 
     places, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)
     keys = content + layer_at + kv_head * DIM
@@ -94,7 +95,7 @@ def decode(
     head = kv_head * group + places
     real = (places < group)[:, None] & (dims < DIM)[None, :]
     line = query + row.to(tl.int64) * query_stride
-    turn = scale * 1.4426950408889634  # powers of two are cheaper than those of e
+    turn = scale * 1.4426950408889634  # exp2 is cheaper than exp
     peak = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     found = tl.zeros([GROUP, WIDTH], tl.float32)
@@ -117,7 +118,7 @@ def decode(
         peak = tl.where(is_first, score, peak)
         total = tl.where(is_first, 1.0, total)
         found = tl.where(is_first, value.to(tl.float32), found)
-    elif BOUNDED:  # past a cache that nobody has told of the kernel in front of `tiles`
+    elif BOUNDED:  # not from L1, which may be older than the kernel before `tiles`
         q = tl.load(
             line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0, cache_modifier=".cg"
         )
@@ -146,7 +147,7 @@ def decode(
         part = lines * SPLITS + split
         tl.store(parts + part[:, None] * DIM + dims[None, :], found, mask=real)
         tl.store(peaks + part, peak + tl.log2(total), mask=places < group)
-        tl.debug_barrier()  # all of it is written before it is counted
+        tl.debug_barrier()  # all results are written before the counter rises
         before = tl.atomic_add(ended + row * KV_HEADS + kv_head, 1, sem="acq_rel")
         if before == busy - 1:
             tl.store(ended + row * KV_HEADS + kv_head, 0)
@@ -167,7 +168,7 @@ def _read(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Keys and values of cells of a row, whose table is `own`."""
+    """Load keys and values of cells of a row, whose block table is `own`."""
     dims = tl.arange(0, WIDTH)
     block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
     place = block * block_stride + (cell % BLOCK) * cell_stride
@@ -188,7 +189,7 @@ def _turned(
     WIDTH: tl.constexpr,
     NORMED: tl.constexpr,
 ):
-    """Heads of a row [heads, WIDTH], through their norm, and rotated."""
+    """Load heads of a row [heads, WIDTH], normalise and rotate them."""
     half: tl.constexpr = DIM // 2
     dims = tl.arange(0, WIDTH)
     spot = head[:, None] * DIM + dims[None, :]
@@ -206,12 +207,12 @@ def _turned(
 
 @triton.jit
 def _absorb(q, k, v, seen, turn, state):
-    """Attend to a tile of cells, of which some are seen."""
+    """Attend to a tile of cells, some of which are visible."""
     peak, total, found = state
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
     scores = tl.where(seen[None, :], scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1))
-    # A tile of which nothing is seen leaves no peak, and infinities have no difference.
+    # If nothing of a tile is visible, the maximum is -inf, and -inf - -inf is NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(peak - base)
@@ -235,7 +236,7 @@ def _join(
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The mean of what programs have found for two heads, weighted by what they have seen."""
+    """Join the results of programs for two heads: their mean, weighted by their sums."""
     head, part, dims = pair + tl.arange(0, 2), tl.arange(0, PARTS), tl.arange(0, WIDTH)
     at = (first + head)[:, None] * SPLITS + part[None, :]
     there = (head < group)[:, None] & (part < busy)[None, :]
@@ -248,152 +249,3 @@ def _join(
     real = (head < group)[:, None] & (dims < DIM)[None, :]
     spot = out + (first + head)[:, None] * DIM + dims[None, :]
     tl.store(spot, joined.to(out.dtype.element_ty), mask=real)
-
-
-@triton.jit
-def _row_of(row_start, rows, tile, TILE: tl.constexpr):
-    """The last row whose first tile is not after this one."""
-    low, high = 0, rows
-    first = tl.load(row_start).to(tl.int32)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if (tl.load(row_start + middle).to(tl.int32) - first) // TILE + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@triton.jit
-def _look(
-    q,
-    keys,
-    own,
-    begin,
-    stop,
-    position,
-    window,
-    turn,
-    state,
-    block_stride,
-    cell_stride,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CELLS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Attend to cells from `begin` to `stop`; where every query sees all of them, unmasked."""
-    peak, total, found = state
-    dims = tl.arange(0, WIDTH)
-    for at in range(begin, stop, CELLS):
-        cell = at + tl.arange(0, CELLS)
-        if MASKED:
-            there = cell < stop
-            block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
-            mask = there[:, None] & (dims < DIM)[None, :]
-        else:
-            block = tl.load(own + cell // BLOCK).to(tl.int64)
-            mask = (cell >= 0)[:, None] & (dims < DIM)[None, :]
-        spot = keys + (block * block_stride + (cell % BLOCK) * cell_stride)[:, None] + dims[None, :]
-        if MASKED or DIM < WIDTH:
-            k = tl.load(spot, mask=mask, other=0.0)
-            v = tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
-        else:
-            k = tl.load(spot)
-            v = tl.load(spot + KV_HEADS * DIM)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
-        if MASKED:
-            seen = (cell < stop)[None, :] & (cell[None, :] <= position[:, None])
-            if window > 0:
-                seen = seen & (cell[None, :] > position[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-        highest = tl.maximum(peak, tl.max(scores, 1))
-        # A tile of which nothing is seen leaves no peak, and infinities have no difference.
-        base = tl.where(highest == float("-inf"), 0.0, highest) if MASKED else highest
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(peak - base)
-        total = total * shrink + tl.sum(weights, 1)
-        found = found * shrink[:, None]
-        found += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
-        peak = highest
-    return peak, total, found
-
-
-@triton.jit
-def tiles(
-    query,
-    content,
-    table,
-    context,
-    row_start,
-    out,
-    bounds,
-    scale,
-    window,
-    query_stride,
-    table_stride,
-    block_stride,
-    layer_at,
-    cell_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    TILE: tl.constexpr,
-    PAIRS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CELLS: tl.constexpr,
-):
-    """Rows from `bounds[0]` up to `bounds[1]`, of any length."""
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()  # not before: `decode` begins without a wait
-    kv_head, tile = tl.program_id(0), tl.program_id(1)
-    skip = tl.load(bounds)
-    row = skip + _row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)
-    first = tl.load(row_start + skip).to(tl.int32)
-    start = tl.load(row_start + row).to(tl.int32)
-    count = tl.load(row_start + row + 1).to(tl.int32) - start
-    skipped = (tile - (start - first) // TILE - (row - skip)) * TILE
-    if (skipped >= count) | (row >= tl.load(bounds + 1)):
-        return
-    end = tl.load(context + row).to(tl.int32)
-
-    group: tl.constexpr = HEADS // KV_HEADS
-    pair, dims = tl.arange(0, PAIRS), tl.arange(0, WIDTH)
-    local = skipped + pair // group
-    head = kv_head * group + pair % group
-    asks = (pair // group < TILE) & (local < count)
-    real = asks[:, None] & (dims < DIM)[None, :]
-    index = (start + local).to(tl.int64)
-    asked = query + index[:, None] * query_stride + head[:, None] * DIM + dims[None, :]
-    q = tl.load(asked, mask=real, other=0.0)
-    position = end - count + local
-    lowest = end - count + skipped
-    stop = end - count + tl.minimum(skipped + TILE, count)  # the last of the tile sees up to here
-    begin = 0
-    clear = (lowest + 1) // CELLS * CELLS  # up to here everybody sees everything
-    if window > 0:
-        begin = tl.maximum(lowest - window + 1, 0) // CELLS * CELLS
-        clear = begin
-
-    peak = tl.full([PAIRS], float("-inf"), tl.float32)
-    total = tl.zeros([PAIRS], tl.float32)
-    found = tl.zeros([PAIRS, WIDTH], tl.float32)
-    turn = scale * 1.4426950408889634
-    keys = content + layer_at + kv_head * DIM
-    own = table + row.to(tl.int64) * table_stride
-    state = peak, total, found
-    state = _look(
-        q, keys, own, begin, clear, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, False,
-    )  # fmt: skip
-    peak, total, found = _look(
-        q, keys, own, clear, stop, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, True,
-    )  # fmt: skip
-
-    found = found / tl.where(total == 0.0, 1.0, total)[:, None]
-    spot = out + (index * HEADS + head)[:, None] * DIM + dims[None, :]
-    tl.store(spot, found.to(out.dtype.element_ty), mask=real)

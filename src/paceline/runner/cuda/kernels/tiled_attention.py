@@ -1,0 +1,156 @@
+"""The Triton kernel of paged attention for rows of any length, cut into tiles of queries."""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _row_of(row_start, rows, tile, TILE: tl.constexpr):
+    """Find the last row whose first tile is not after this one."""
+    low, high = 0, rows
+    first = tl.load(row_start).to(tl.int32)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (tl.load(row_start + middle).to(tl.int32) - first) // TILE + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _look(
+    q,
+    keys,
+    own,
+    begin,
+    stop,
+    position,
+    window,
+    turn,
+    state,
+    block_stride,
+    cell_stride,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Attend to cells from `begin` to `stop`; without a mask if all queries see all of them."""
+    peak, total, found = state
+    dims = tl.arange(0, WIDTH)
+    for at in range(begin, stop, CELLS):
+        cell = at + tl.arange(0, CELLS)
+        if MASKED:
+            there = cell < stop
+            block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
+            mask = there[:, None] & (dims < DIM)[None, :]
+        else:
+            block = tl.load(own + cell // BLOCK).to(tl.int64)
+            mask = (cell >= 0)[:, None] & (dims < DIM)[None, :]
+        spot = keys + (block * block_stride + (cell % BLOCK) * cell_stride)[:, None] + dims[None, :]
+        if MASKED or DIM < WIDTH:
+            k = tl.load(spot, mask=mask, other=0.0)
+            v = tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
+        else:
+            k = tl.load(spot)
+            v = tl.load(spot + KV_HEADS * DIM)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+        if MASKED:
+            seen = (cell < stop)[None, :] & (cell[None, :] <= position[:, None])
+            if window > 0:
+                seen = seen & (cell[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        # If nothing of a tile is visible, the maximum is -inf, and -inf - -inf is NaN.
+        base = tl.where(highest == float("-inf"), 0.0, highest) if MASKED else highest
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weights, 1)
+        found = found * shrink[:, None]
+        found += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+        peak = highest
+    return peak, total, found
+
+
+@triton.jit
+def tiles(
+    query,
+    content,
+    table,
+    context,
+    row_start,
+    out,
+    bounds,
+    scale,
+    window,
+    query_stride,
+    table_stride,
+    block_stride,
+    layer_at,
+    cell_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
+):
+    """Rows from `bounds[0]` up to `bounds[1]`, of any length."""
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()  # not earlier: `decode` starts without waiting
+    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    skip = tl.load(bounds)
+    row = skip + _row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)
+    first = tl.load(row_start + skip).to(tl.int32)
+    start = tl.load(row_start + row).to(tl.int32)
+    count = tl.load(row_start + row + 1).to(tl.int32) - start
+    skipped = (tile - (start - first) // TILE - (row - skip)) * TILE
+    if (skipped >= count) | (row >= tl.load(bounds + 1)):
+        return
+    end = tl.load(context + row).to(tl.int32)
+
+    group: tl.constexpr = HEADS // KV_HEADS
+    pair, dims = tl.arange(0, PAIRS), tl.arange(0, WIDTH)
+    local = skipped + pair // group
+    head = kv_head * group + pair % group
+    asks = (pair // group < TILE) & (local < count)
+    real = asks[:, None] & (dims < DIM)[None, :]
+    index = (start + local).to(tl.int64)
+    asked = query + index[:, None] * query_stride + head[:, None] * DIM + dims[None, :]
+    q = tl.load(asked, mask=real, other=0.0)
+    position = end - count + local
+    lowest = end - count + skipped
+    stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
+    begin = 0
+    clear = (lowest + 1) // CELLS * CELLS  # up to here, all queries see all cells
+    if window > 0:
+        begin = tl.maximum(lowest - window + 1, 0) // CELLS * CELLS
+        clear = begin
+
+    peak = tl.full([PAIRS], float("-inf"), tl.float32)
+    total = tl.zeros([PAIRS], tl.float32)
+    found = tl.zeros([PAIRS, WIDTH], tl.float32)
+    turn = scale * 1.4426950408889634
+    keys = content + layer_at + kv_head * DIM
+    own = table + row.to(tl.int64) * table_stride
+    state = peak, total, found
+    state = _look(
+        q, keys, own, begin, clear, position, window, turn, state, block_stride, cell_stride,
+        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, False,
+    )  # fmt: skip
+    peak, total, found = _look(
+        q, keys, own, clear, stop, position, window, turn, state, block_stride, cell_stride,
+        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, True,
+    )  # fmt: skip
+
+    found = found / tl.where(total == 0.0, 1.0, total)[:, None]
+    spot = out + (index * HEADS + head)[:, None] * DIM + dims[None, :]
+    tl.store(spot, found.to(out.dtype.element_ty), mask=real)
