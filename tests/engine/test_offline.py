@@ -146,7 +146,7 @@ def test_a_name_that_is_here_already_is_refused_and_loses_nothing() -> None:
     (again,) = model.generate(
         [GenerationRequest(prompt="c", request_id="q")], params, progress=False
     )
-    assert "has not been taken yet" in again.error
+    assert "has not been returned yet" in again.error
     assert [output.request_id for output in model.step()] == ["q"]
     model.enqueue(GenerationRequest(prompt="a", request_id=str(model._names)), params)
     (plain,) = model.generate(["b"], params, progress=False)
@@ -179,7 +179,7 @@ def test_the_loop_can_be_driven_by_hand() -> None:
         model.enqueue(GenerationRequest(prompt="b", request_id="mine")),
     ]
     assert names[1] == "mine"
-    with pytest.raises(RequestError, match="already here"):
+    with pytest.raises(RequestError, match="already open"):
         model.enqueue(GenerationRequest(prompt="c", request_id="mine"))
     (beside,) = model.generate("thing", progress=False)
     assert beside.outputs[0].finish_reason

@@ -365,7 +365,7 @@ def test_a_request_whose_time_is_over_ends_at_once() -> None:
         kept = engine.generate(GenerationRequest(prompt="hello", params=params, timeout=60.0))
         output = await late.whole()
         assert output.outputs[0].finish_reason == "timeout"
-        assert output.error == "it did not end within 0.05 s"
+        assert output.error == "the request did not end within 0.05 s"
         assert output.timings.total_s >= 0.05
         await engine.resume()
         assert (await kept.whole()).outputs[0].finish_reason == "length"

@@ -109,8 +109,8 @@ def test_a_request_with_a_timeout_of_its_own_is_a_504_or_ends_where_it_is(
 
     on_its_own_server(scenario, breaks=slow)
     said = [record.getMessage() for record in caplog.records]
-    assert sum(": timeout (it did not end within 1 s)" in one for one in said) == 2
-    assert sum(": timeout (it did not end within 0.05 s)" in one for one in said) == 1
+    assert sum(": timeout (the request did not end within 1 s)" in one for one in said) == 2
+    assert sum(": timeout (the request did not end within 0.05 s)" in one for one in said) == 1
 
 
 def test_the_server_may_set_a_timeout_for_those_who_name_none() -> None:

@@ -47,7 +47,7 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request with settings of its own, for `LLM` and `AsyncLLM`.
+    """One request with its own settings, for `LLM` and `AsyncLLM`.
 
     ```py
     Ask(prompt="Once upon a time", priority=1)
@@ -98,7 +98,7 @@ class GenerationRequest:
             raise RequestError(f"timeout is {self.timeout}; it must be positive")
 
     def _check_template_fields(self) -> None:
-        """What only a chat template reads is refused where there is no conversation."""
+        """Refuse fields of the chat template in a request without messages."""
         given = {
             "tools": bool(self.tools),
             "variables": bool(self.variables),
@@ -127,17 +127,17 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token and how likely the model finds it in its place."""
+    """A token and its log-probability at a position."""
 
     token_id: int
     logprob: float
-    text: str  # by itself; a part of a character is shown as U+FFFD
-    bytes: bytes  # what it stands for exactly
+    text: str  # of this token alone; a part of a character is U+FFFD
+    bytes: bytes  # the exact bytes of the token
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The token of the output, and the likeliest ones in its place, best first."""
+    """A token of the output, and the likeliest tokens at its position, best first."""
 
     chosen: Alternative
     top: tuple[Alternative, ...]
@@ -145,31 +145,31 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprob(TokenLogprob):
-    """The same for a token of the prompt, with its place among all: 1 for the likeliest."""
+    """The same for a token of the prompt, with its rank: 1 for the likeliest."""
 
     rank: int
 
 
-# One entry per token of the prompt. Nothing comes before the first one, which has None for that;
-# so have those that were not computed when the request ended.
+# One entry per token of the prompt. The first token has None, because nothing precedes it; so have
+# tokens that were not computed before the request ended.
 PromptLogprobs = tuple[PromptLogprob | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text and tokens of one choice; the pieces of a choice add up to the whole.
+    """New text and tokens of one choice; the deltas of a choice add up to the whole.
 
     Attributes:
         index: Which of the `n` choices it belongs to.
-        text: New text. It may be empty although there are tokens: half a character, or text that
-            may be the start of a stop string, is held back.
+        text: New text. It may be empty although there are tokens: half a character, or a possible
+            start of a stop string, is held back.
         token_ids: New tokens.
         logprobs: One entry per token, if the request wants log-probabilities.
-        finish_reason: Why the choice ended; only in its last piece.
+        finish_reason: Why the choice ended; only in its last delta.
         stop_reason: The stop string or stop token of the params that ended it; None for the
             model's own end token.
         prompt_logprobs: Log-probabilities of the prompt, if the request wants them; only in the
-            first piece.
+            first delta.
     """
 
     index: int
@@ -181,25 +181,25 @@ class TextDelta:
     prompt_logprobs: PromptLogprobs | None = None
 
     def followed_by(self, later: "TextDelta") -> "TextDelta":
-        """This piece and the next one as one."""
-        told = None if self.logprobs is None else (*self.logprobs, *(later.logprobs or ()))
+        """Join this delta and the next one."""
+        logprobs = None if self.logprobs is None else (*self.logprobs, *(later.logprobs or ()))
         return TextDelta(
             self.index,
             self.text + later.text,
             self.token_ids + later.token_ids,
-            told,
+            logprobs,
             later.finish_reason,
             later.stop_reason,
             self.prompt_logprobs,
         )
 
 
-ChoiceOutput = TextDelta  # a whole choice, as one piece
+ChoiceOutput = TextDelta  # a whole choice, as one delta
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request, those of all choices together."""
+    """Token counts of a request, over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -245,12 +245,12 @@ class RequestOutput:
 
 
 class Stream(Protocol):
-    """The pieces of one request as they come; iteration ends when the request has.
+    """The text deltas of one request as they arrive; iteration ends with the request.
 
-    A request that is refused raises RequestError (QueueFull: come again later) before the first
-    piece, or EngineFailed if nobody is there to take it. One that fails later ends like any
-    other, with "error", and `output.error` says why. A stream that is closed, dropped or
-    cancelled before its end takes its request with it.
+    A refused request raises RequestError (QueueFull: retry later) before the first delta, or
+    EngineFailed if the engine has stopped. A request that fails later ends with the finish reason
+    "error", and `output.error` says why. A stream that is closed, dropped or cancelled before its
+    end aborts its request.
     """
 
     @property
@@ -266,7 +266,7 @@ class Stream(Protocol):
 
     @property
     def output(self) -> RequestOutput | None:
-        """The whole, with usage and timings, when the iteration has ended."""
+        """The whole output with usage and timings, after the iteration has ended."""
         ...
 
     def __aiter__(self) -> AsyncIterator[TextDelta]: ...
@@ -274,14 +274,14 @@ class Stream(Protocol):
     async def __anext__(self) -> TextDelta: ...
 
     async def whole(self) -> RequestOutput:
-        """Wait for the end, without the pieces."""
+        """Wait for the end and return the whole output."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class AsyncEngine(Protocol):
-    """An engine as the server sees it. All of it is for the thread of one event loop."""
+    """An engine as the server uses it, from the thread of one event loop."""
 
     @property
     def max_model_len(self) -> int:
@@ -296,15 +296,15 @@ class AsyncEngine(Protocol):
         ...
 
     def generate(self, generation: GenerationRequest, /) -> Stream:
-        """Begin a request. RequestError, QueueFull or EngineFailed if it is refused at once."""
+        """Start a request. Raises RequestError, QueueFull or EngineFailed if it is refused."""
         ...
 
     async def abort(self, request_id: str) -> bool:
-        """End a request, which its stream is told of as "abort". False if it is not here."""
+        """End a request with the finish reason "abort". False if it is not open."""
         ...
 
     async def explain(self, request_id: str) -> str:
-        """The life of a request, in sentences. RequestError if it is not remembered."""
+        """What happened to a request, in sentences. RequestError if it is not remembered."""
         ...
 
     async def snapshot(self) -> dict[str, Any]:
@@ -320,24 +320,24 @@ class AsyncEngine(Protocol):
     async def resume(self) -> None: ...
 
     async def drain(self) -> None:
-        """Take no further requests; returns when those that are here have ended."""
+        """Refuse new requests, and return when the open ones have finished."""
         ...
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool: ...
 
     def healthy(self) -> str | None:
-        """None, or the reason why it is not."""
+        """None, or why the engine is not healthy."""
         ...
 
     @property
     def last_failure_s(self) -> float | None:
-        """How long ago a request ended with an error, if one has."""
+        """Seconds since a request last ended with an error; None if none has."""
         ...
 
     async def gone(self) -> str:
-        """Returns when it has died and nothing comes after it, with the reason."""
+        """Wait until the engine has stopped for good, and return the reason."""
         ...
 
     async def shutdown(self) -> None:
-        """End everything, open requests with "abort"."""
+        """Stop the engine; open requests end with the finish reason "abort"."""
         ...

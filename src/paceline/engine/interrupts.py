@@ -1,4 +1,4 @@
-"""Ctrl-C comes between the turns of a loop, and not inside one."""
+"""Defers Ctrl-C to the end of a turn."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from types import FrameType
 
 @contextmanager
 def interrupts_deferred() -> Generator[None]:
-    """An interrupt waits until this has ended; a second one does not."""
+    """Defer the first interrupt to the end of the block. A second one is not deferred."""
     usual = getsignal(SIGINT)
     if not callable(usual) or current_thread() is not main_thread():
         yield

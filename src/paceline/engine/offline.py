@@ -1,4 +1,4 @@
-"""The model of a script: prompts in, finished outputs back, on the caller's thread."""
+"""An engine for a script: prompts in, finished outputs back, on the caller's thread."""
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ Params = SamplingParams | Sequence[SamplingParams]
 
 
 class OutputCollector:
-    """Keep the finished output of a request and ignore its pieces."""
+    """Keeps the finished output of a request and ignores its deltas."""
 
     def __init__(self, request_id: str, done: dict[str, RequestOutput]) -> None:
         self._request_id, self._done = request_id, done
@@ -223,7 +223,10 @@ class OfflineEngine:
             generation, request_id=generation.request_id or self._name(), params=params
         )
         if generation.request_id in self._done:
-            raise RequestError(f"the output of {generation.request_id!r} has not been taken yet")
+            raise RequestError(
+                f"the output of {generation.request_id!r} has not been returned yet; "
+                "call step, or use another request_id"
+            )
         sink = OutputCollector(generation.request_id, self._done)
         self._backlog[generation.request_id] = self._frontend.begin(generation, sink)
         return generation.request_id

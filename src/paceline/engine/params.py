@@ -30,7 +30,7 @@ FLAGS = ("use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_sp
 
 
 def texts(name: str, given: Any) -> tuple[str, ...]:
-    """One string or several, none of them empty, all of them together not too long."""
+    """One string or several: none is empty, and together they are not too long."""
     found: Any = (given,) if isinstance(given, str) else given
     if found is None:
         return ()
@@ -39,9 +39,9 @@ def texts(name: str, given: Any) -> tuple[str, ...]:
     strings = tuple(cast("Iterable[Any]", found))
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise RequestError(f"{name} has {string!r}; it must be a string that is not empty")
+            raise RequestError(f"{name} has {string!r}; it must have non-empty strings only")
     if sum(map(len, strings)) > MOST_CHARACTERS:
-        raise RequestError(f"{name} has more than {MOST_CHARACTERS} characters altogether")
+        raise RequestError(f"{name} has more than {MOST_CHARACTERS} characters in total")
     return cast("tuple[str, ...]", strings)
 
 
@@ -142,7 +142,7 @@ class SamplingParams(Validated):
             fix(self, name, getattr(chosen, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A mapping proxy cannot be sent to another process, a dict can."""
+        """Pickle a dict: a mapping proxy cannot be pickled."""
         values: list[Any] = [getattr(self, one.name) for one in fields(self)]
         plain = [dict(v) if v is self.logit_bias else v for v in values]
         return SamplingParams, tuple(plain)
@@ -174,30 +174,39 @@ class SamplingParams(Validated):
                 f"best_of is {self.best_of} and beam_width {self.beam_width}; give one of them"
             )
         if self.early_stopping not in (True, False, "never"):
-            raise RequestError(f'early_stopping is {self.early_stopping!r}; True, False or "never"')
+            raise RequestError(
+                f'early_stopping is {self.early_stopping!r}; it must be True, False or "never"'
+            )
         penalty: Any = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, int | float):
             raise RequestError(f"length_penalty is {penalty!r}; it must be a number")
         if not -MOST_PENALTY <= penalty <= MOST_PENALTY:
-            raise RequestError(f"length_penalty is {penalty}; it lies in [-10, 10]")
+            raise RequestError(f"length_penalty is {penalty}; it must lie in [-10, 10]")
         if self.logprobs is not None and self.silent:
-            raise RequestError("logprobs cannot be told with best_of above n or with beam search")
+            raise RequestError(
+                "logprobs cannot be returned with best_of above n, nor with beam search; "
+                "remove logprobs"
+            )
 
     def _check_search(self, chosen: Sampling) -> None:
-        """Beam search ranks by the model's own probabilities, so it refuses what changes them.
+        """Refuse settings that change the probabilities by which beam search ranks.
 
-        A temperature of 0 or 1 is accepted: both are what clients send without meaning one.
+        A temperature of 0 or 1 is accepted, because clients send both as defaults.
         """
         if not self.beams:
             for name, plain in BEAM_ONLY.items():
                 if getattr(self, name) != plain:
-                    raise RequestError(f"{name} is for beam search; set use_beam_search")
+                    raise RequestError(
+                        f"{name} is for beam search; set use_beam_search, or remove {name}"
+                    )
             return
         changed = [name for name in EDITS if getattr(chosen, name) != getattr(PLAIN, name)]
         changed += ["temperature"] * (chosen.temperature not in (0, 1))
         changed += ["min_tokens"] * (self.min_tokens > 0)
         if changed:
-            raise RequestError(f"{changed[0]} cannot be combined with beam search")
+            raise RequestError(
+                f"{changed[0]} cannot be combined with beam search; remove {changed[0]}"
+            )
 
     @property
     def prompt_only(self) -> bool:

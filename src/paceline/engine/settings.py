@@ -1,4 +1,4 @@
-"""What an operator may choose about the step loop and the process it runs in."""
+"""Settings of the step loop and of the process it runs in."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,9 +26,9 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Where the step loop runs, and what becomes of a server whose loop has died.
+    """Where the step loop runs, and what the server does when the loop dies.
 
-    A loop on a thread cannot be begun anew, so a server that has one ends with it.
+    A loop on a thread cannot be restarted, so its server exits.
     """
 
     core: Literal["process", "thread"] = "process"  # a crash of a process leaves the server alive
@@ -43,7 +43,10 @@ class CoreSettings:
         require(
             self.core_restarts > 0, f"core_restarts is {self.core_restarts}; it must be positive"
         )
-        require(self.core_restart_span_s > 0, "core_restart_span_s must be positive")
+        require(
+            self.core_restart_span_s > 0,
+            f"core_restart_span_s is {self.core_restart_span_s}; it must be positive",
+        )
 
     @property
     def restarts(self) -> int:

@@ -1,4 +1,4 @@
-"""The model of an event loop: streams of text, while the step loop runs elsewhere."""
+"""An engine for an event loop: streams of text, while the step loop runs elsewhere."""
 
 from asyncio import AbstractEventLoop, Event, get_running_loop, timeout, to_thread, wrap_future
 from collections import deque
@@ -22,9 +22,9 @@ from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.offline import Prompt, as_generation
 from paceline.text.tokenizer import Tokenizer
 
-TICK_S = 0.001  # added to timeouts: the clock of an event loop may be coarser
+TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
 LONG_TEXT = 4096  # characters; a longer text is tokenized on a thread
-STATS_S = 2.0  # then `stats` returns the latest figures it has
+STATS_S = 2.0  # to wait for figures; then `stats` returns the previous ones
 
 
 class StreamingEngine:
@@ -43,14 +43,14 @@ class StreamingEngine:
         self._lock = Lock()
         self._quiet = Event()  # set while no request is open
         self._gone = Event()
-        self._end = ""  # why the core is gone for good
+        self._end = ""  # why the core stopped for good
         capacity = core.ready()
         frontend.max_model_len = capacity.max_model_len
         self._figures = first_figures(capacity)  # the latest answer to "gauges"
 
     @classmethod
     def of(cls, components: EngineComponents) -> "StreamingEngine":
-        """An engine whose step loop is a thread of this process."""
+        """An engine whose step loop runs on a thread of this process."""
         engine = components.engine()
         return cls(ThreadCore(engine), components.frontend(engine))
 
@@ -151,7 +151,7 @@ class StreamingEngine:
         return await self._ask("snapshot")
 
     async def stats(self) -> Report:
-        """Everything counted so far: the latest known figures if the core does not answer."""
+        """All metrics; the latest known figures if the core does not answer."""
         try:
             async with timeout(STATS_S):
                 self._figures = await self._ask("gauges")
@@ -193,7 +193,7 @@ class StreamingEngine:
         return self._frontend.last_failure_s
 
     async def gone(self) -> str:
-        """Wait until the core is gone for good, and return the reason."""
+        """Wait until the core has stopped for good, and return the reason."""
         self._attach()
         await self._gone.wait()
         return self._end
@@ -234,10 +234,12 @@ class StreamingEngine:
             self._loop = loop
             self._core.start(self)
         elif self._loop is not loop:
-            raise EngineFailed("the engine belongs to another event loop; make one for each")
+            raise EngineFailed(
+                "the engine belongs to another event loop; create one per event loop"
+            )
 
     def _pump(self) -> None:
-        """Pass every delivery on to its streams."""
+        """Pass all deliveries to their streams."""
         with self._lock:
             deliveries, self._outbox = self._outbox, deque()
             self._pump_due = False

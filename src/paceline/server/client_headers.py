@@ -1,4 +1,4 @@
-"""Who sent a request, by its headers."""
+"""The request id and the trace of a client, from the headers."""
 
 import re
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class ClientHeaders:
-    """`request_id` is the client's own where it sent one that can be sent back."""
+    """`request_id` is the client's own if it sent a valid one."""
 
     request_id: str
-    traceparent: str = ""  # W3C's, as it was sent; empty without one that is well-formed
+    traceparent: str = ""  # W3C trace context as it was sent; empty if missing or malformed
 
     @classmethod
     def of(cls, headers: Mapping[str, str], prefix: str) -> "ClientHeaders":
@@ -28,6 +28,6 @@ class ClientHeaders:
 
 
 def sent_id(headers: Mapping[str, str]) -> str:
-    """The id that the client gave, empty if it gave none that is fit to be sent back."""
+    """The id of the client; empty if it is missing or cannot be sent back in a header."""
     given = headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else ""

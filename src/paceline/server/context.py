@@ -1,4 +1,4 @@
-"""What all routes share: the engine, its names, and the requests that are open."""
+"""State that all routes share: the engine, the model names, and the open requests."""
 
 import asyncio
 from collections.abc import Generator, Sequence
@@ -14,14 +14,14 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
 REMEMBERED_IDS = 4096
-PART_SEPARATOR = " "  # a request and its part; no client can send an id that has one
+PART_SEPARATOR = " "  # between the id of a request and a part; ids of clients have no space
 
 
 class ServerContext:
-    """A request is open as long as its visit lasts, under a name that no other has had lately.
+    """A request is open while `opened` lasts, under an id that no recent request has had.
 
-    `open_requests` has the ids under which the engine knows the parts of each: a completion of
-    several prompts has several.
+    `open_requests` maps it to the ids of its parts in the engine: a completion of several prompts
+    has one part per prompt.
     """
 
     def __init__(
@@ -37,29 +37,31 @@ class ServerContext:
         self.template = ChatTemplate.of(tokenizer)
         self.rate = RequestRate()
         self.open_requests: dict[str, Sequence[str]] = {}
-        self.aborted_early: set[str] = set()  # of these, aborted before the engine had them
+        self.aborted_early: set[str] = (
+            set()
+        )  # open requests that were aborted before the engine had them
         self.draining = False
-        self._recent: dict[str, int] = {}  # parts by name, oldest first
+        self._recent: dict[str, int] = {}  # number of parts by id, oldest first
 
     def model(self, name: str | None) -> str:
-        """The name it was asked by, if it is one of the model's."""
+        """The name to answer under: the given one if the model has it. 404 for another name."""
         if name is None:
             return self.models[0]
         if name not in self.models:
             known = ", ".join(self.models)
-            problem = f"the model {name!r} does not exist; there is {known}"
+            problem = f"the model {name!r} does not exist; use {known}"
             raise ApiError(NOT_FOUND, problem, param="model", code="model_not_found")
         return name
 
     @property
     def closed(self) -> str | None:
-        """Why no request is taken at present, None if they are."""
+        """Why requests are refused at present; None if they are accepted."""
         if self.draining:
-            return "the server is about to end and takes no further requests"
+            return "the server is shutting down and accepts no further requests"
         return self.engine.healthy()
 
     def name(self, request_id: str) -> str:
-        """The id itself, or one with an ending if a request of that id was here lately."""
+        """The id itself, or the id with a suffix if a recent request had it."""
         used = request_id in self._recent or request_id in self.open_requests
         name = f"{request_id}-{uuid4().hex[:8]}" if used else request_id
         self._recent[name] = 1
@@ -69,7 +71,7 @@ class ServerContext:
 
     @contextmanager
     def opened(self, name: str, parts: int) -> Generator[None]:
-        """A request is here, with an id for each of its parts; or it is not let in."""
+        """Keep a request open, with an id for each part. 503 if requests are refused."""
         self.check_open()
         self.open_requests[name] = part_ids(name, parts)
         if name in self._recent:
@@ -99,15 +101,15 @@ class ServerContext:
             await asyncio.sleep(0)  # many short texts would block other requests
         self.check_open()
         if name in self.aborted_early:
-            raise ApiError(UNAVAILABLE, "the request was aborted before it began", code="aborted")
+            raise ApiError(UNAVAILABLE, "the request was aborted before it started", code="aborted")
         return found
 
     def parts(self, name: str) -> Sequence[str]:
-        """The ids of a request that is here or was here lately; one of a part is its own."""
+        """The part ids of an open or recent request. The id of a part stands for itself."""
         return self.open_requests.get(name) or part_ids(name, self._recent.get(name, 1))
 
     def retry_after(self) -> int:
-        """Seconds after which those who are here now have left, at the pace of late."""
+        """Seconds until the open requests have ended, at the recent rate."""
         return self.rate.wait_s(len(self.open_requests))
 
 

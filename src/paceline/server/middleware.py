@@ -1,4 +1,4 @@
-"""The first thing a request meets: its key, its size, its patience."""
+"""Middleware that checks the API key and the size of each request."""
 
 import asyncio
 from hashlib import sha256
@@ -14,9 +14,9 @@ TOO_LARGE, HEAD_TOO_LARGE, TOO_SLOW = 413, 431, 408
 
 
 class RequestGuard:
-    """Nothing gets past it without a key where one is asked for, nor larger than it may be.
+    """Refuses requests without a valid API key, if keys are set, and requests that are too large.
 
-    Keys are compared by their digests, all of them, so that the time it takes tells nothing.
+    Every key is compared, by its digest, so that the time reveals nothing about the keys.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -35,13 +35,19 @@ class RequestGuard:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._settings.header_bytes:
             limit = self._settings.header_bytes
-            return ApiError(HEAD_TOO_LARGE, f"the headers have more than {limit} bytes")
+            return ApiError(
+                HEAD_TOO_LARGE, f"the headers have more than {limit} bytes (header_bytes)"
+            )
         given = dict(headers)
         length = given.get(b"content-length", b"")
         if length.isdigit() and int(length[:20]) > self._settings.body_bytes:
             return too_large(self._settings.body_bytes)
         if self._keys and scope["path"] not in OPEN_PATHS and not self._known(given):
-            return ApiError(UNAUTHORIZED, "the API key is missing or wrong", code="invalid_api_key")
+            return ApiError(
+                UNAUTHORIZED,
+                "the API key is missing or wrong; send 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+            )
         return None
 
     def _known(self, headers: dict[bytes, bytes]) -> bool:
@@ -52,11 +58,11 @@ class RequestGuard:
 
 
 def too_large(limit: int) -> ApiError:
-    return ApiError(TOO_LARGE, f"the body has more than {limit} bytes")
+    return ApiError(TOO_LARGE, f"the body has more than {limit} bytes (body_bytes)")
 
 
 class BoundedBody:
-    """A body as it comes in, up to its limit; afterwards it waits for the hang-up."""
+    """Receives a body up to its limit; after that, it waits for the disconnect."""
 
     def __init__(self, receive: Receive, settings: ServerSettings) -> None:
         self._receive, self._settings = receive, settings
@@ -70,7 +76,9 @@ class BoundedBody:
             async with asyncio.timeout(self._settings.body_s):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(TOO_SLOW, "the body did not come in time") from None
+            raise ApiError(
+                TOO_SLOW, f"no part of the body arrived within {self._settings.body_s:g} s (body_s)"
+            ) from None
         self._drained -= len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
         if self._drained < 0:

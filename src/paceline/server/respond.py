@@ -1,4 +1,4 @@
-"""Asks the engine and answers the client, whole or in pieces, until either of them is gone."""
+"""Runs a request in the engine and writes the response, whole or as a stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -25,11 +25,11 @@ from paceline.server.telemetry.request_log import RequestLogEntry
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 
-StreamDelta = tuple[int, TextDelta]  # the number of a stream, and what it says
+StreamDelta = tuple[int, TextDelta]  # the index of a stream, and its new text
 
 
 class ResponseWriter(Protocol):
-    """How an answer is written; each method gives bytes to send, which may be none."""
+    """Writes a response in the form of one route; each method returns bytes to send."""
 
     def opening(self, streams: Sequence[Stream]) -> bytes: ...
 
@@ -44,7 +44,7 @@ class ResponseWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    """One HTTP request: who sent it, its name here, what is asked, how the answer is written."""
+    """One HTTP request: its headers, its id, what to generate, and how to write the response."""
 
     client: ClientHeaders
     name: str
@@ -54,17 +54,17 @@ class GenerationJob:
 
 
 class GenerationResponse(Response):
-    """Whatever happens, each stream of the engine is closed and one line is logged.
+    """Closes every stream of the engine and logs one entry, whatever happens.
 
-    The status is sent with the first piece, so that a request which is refused late still gets
-    the status of its refusal.
+    The status is sent with the first delta, so that a request that fails before it has the status
+    of its error.
     """
 
     def __init__(self, context: ServerContext, job: GenerationJob) -> None:
         super().__init__()
         self._context, self._job = context, job
         self._streams: list[Stream] = []
-        self._begun = self._done = 0  # writes of a stream
+        self._begun = self._done = 0  # writes to the client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ends = [hung_up(receive), self._stall()] if self._job.stream else [hung_up(receive)]
@@ -108,21 +108,21 @@ class GenerationResponse(Response):
         await self._start(send, JSON, (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
 
-    # -- in pieces ----------------------------------------------------------
+    # -- streamed -----------------------------------------------------------
 
     async def _send_stream(self, send: Send, entry: RequestLogEntry) -> None:
         writer, entry.completion_tokens = self._job.writer, 0
         async with aclosing(merged(self._streams)) as deltas:
             first = await self._first(deltas)
             await self._start(send, EVENTS, (b"cache-control", b"no-cache"))
-            told = [writer.opening(self._streams), *(writer.delta(*one) for one in first)]
-            await self._send_event(send, b"".join(told))
+            body = [writer.opening(self._streams), *(writer.delta(*one) for one in first)]
+            await self._send_event(send, b"".join(body))
             entry.completion_tokens += sum(len(delta.token_ids) for _, delta in first)
             try:
                 async for part, delta in deltas:
                     entry.completion_tokens += len(delta.token_ids)
-                    if told := writer.delta(part, delta):
-                        await self._send_event(send, told)
+                    if body := writer.delta(part, delta):
+                        await self._send_event(send, body)
                 outputs = self._outputs()
                 self._check(outputs)
                 last = writer.closing(outputs)
@@ -132,7 +132,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _first(self, deltas: AsyncGenerator[StreamDelta, None]) -> list[StreamDelta]:
-        """Up to the first piece that says something; if none does, the status tells why."""
+        """Deltas up to the first with content; raises the error if there is none."""
         silent: list[StreamDelta] = []
         async for part, delta in deltas:
             silent.append((part, delta))
@@ -147,9 +147,9 @@ class GenerationResponse(Response):
         self._done += 1
 
     async def _stall(self) -> None:
-        """Ends when the client has read nothing for too long: one write outlasts a whole wait.
+        """Return when the client has not read for `unread_s`: one write lasts a whole period.
 
-        A look now and then costs less than a timer for each write.
+        Polling costs less than a timer per write.
         """
         seen = -1
         while self._begun == self._done or self._begun != seen:
@@ -162,8 +162,8 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _check(self, outputs: Sequence[RequestOutput]) -> None:
-        """A part that failed fails the whole. Being cut is an answer only if something was said:
-        an empty one looks like success, and is not asked for again elsewhere."""
+        """Raise the error of a failed part. A request that was cut short is an error only if it
+        has no token: an empty answer would look like success, and clients would not retry."""
         answers = [answer for output in outputs for answer in output.outputs]
         why = next((output.error for output in outputs if output.error), "")
         if any(answer.finish_reason == "error" for answer in answers):
@@ -177,12 +177,12 @@ class GenerationResponse(Response):
 
     def _outputs(self) -> list[RequestOutput]:
         found = [stream.output for stream in self._streams]
-        assert all(found), "a stream has ended without its output"
+        assert all(found), "a stream ended without its output"
         return [output for output in found if output is not None]
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncGenerator[StreamDelta, None]:
-    """The pieces of all streams, each with the number of its stream, as they come."""
+    """The deltas of all streams as they arrive, each with the index of its stream."""
     if len(streams) == 1:
         async for delta in streams[0]:
             yield 0, delta
@@ -210,7 +210,7 @@ async def following(stream: Stream) -> TextDelta | None:
 
 
 async def until(ends: Sequence[Coroutine[Any, Any, None]], job: Coroutine[Any, Any, None]) -> None:
-    """Do the work as long as none of the ends has come."""
+    """Run the work until it is done, or until one of `ends` returns."""
     working = asyncio.create_task(job)
     tasks = [working, *map(asyncio.create_task, ends)]
     try:

@@ -1,4 +1,4 @@
-"""How fast requests end, measured, and so how long a client should stay away."""
+"""Measures how fast requests end, for `Retry-After`."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,10 +10,9 @@ LONGEST_WAIT_S = 60
 
 
 class RequestRate:
-    """The times of the latest ends, oldest first.
+    """The rate at which requests end, from the times of the latest ends.
 
-    The rate reaches from the oldest of them to now, not to the latest, so that it falls while
-    nothing ends.
+    It is measured up to now, not up to the latest end, so that it falls while no request ends.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Serves an application until it is told to end, and then lets what runs finish."""
+"""Serves an application until a signal, and then lets open requests finish."""
 
 import asyncio
 import logging
@@ -17,14 +17,15 @@ from paceline.server.telemetry.request_log import JsonFormatter
 
 log = logging.getLogger("paceline.server")
 
-FLUSH_S = 5  # for connections to take what was written
-IDLE_S = 75  # that a connection is kept; longer than balancers keep theirs, who then end it
+FLUSH_S = 5  # for connections to send what was written
+IDLE_S = 75  # to keep an idle connection; longer than load balancers, so that they close it
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal closes the door, and the server ends when nobody is left or time is up.
+    """The first signal refuses new requests; the server exits when the open ones have finished, or
+    after `drain_s`.
 
-    With a second signal time is up; a third does not even wait for what was said to be heard.
+    A second signal ends that wait. A third one exits without flushing connections.
     """
 
     def __init__(
@@ -33,14 +34,14 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._context, self._loop = context, loop
         self._draining: asyncio.Task[None] | None = None
-        self._time_over = asyncio.Event()  # the time of those who are here
-        self.failure = ""  # of the engine, if that is what ends the server
+        self._time_over = asyncio.Event()  # for the open requests
+        self.failure = ""  # why the engine stopped, if that ends the server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self.begin_drain)
 
     def begin_drain(self) -> None:
-        """To be called on the event loop."""
+        """Call it on the event loop."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
         elif not self._time_over.is_set() and not self._draining.done():
@@ -60,7 +61,7 @@ class DrainingServer(uvicorn.Server):
         await asyncio.wait((leaving, up), return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             taken_s = self._loop.time() - begin
-            log.warning("%d requests are cut after %.3g s", len(context.open_requests), taken_s)
+            log.warning("aborting %d requests after %.3g s", len(context.open_requests), taken_s)
             for parts in [*context.open_requests.values()]:
                 for part in parts:
                     await context.engine.abort(part)
@@ -69,21 +70,21 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def _drained(self) -> None:
-        """When nobody is here any more."""
+        """Return when no request is open."""
         try:
             await self._context.engine.drain()
         except EngineFailed as error:
-            log.warning("nobody is left: %s", error)
+            log.warning("no request is open: %s", error)
 
     async def end_with_engine(self) -> None:
-        """When the engine is gone for good, there is nothing to serve."""
+        """Exit when the engine has stopped for good."""
         self.failure = await self._context.engine.gone()
-        log.error("the server ends: %s", self.failure)
+        log.error("the server exits: %s", self.failure)
         self.should_exit = True
 
 
 def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
-    """To be made on the event loop that serves; port 0 takes any that is free."""
+    """Create it on the event loop that serves; port 0 takes any free port."""
     context: ServerContext = app.state.context
     config = uvicorn.Config(
         app,
@@ -100,18 +101,20 @@ def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
 
 
 def check_port(host: str, port: int) -> None:
-    """A place where others listen already is told before a model is loaded."""
+    """ConfigError if the port is in use, before a model is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        raise ConfigError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; choose another --port"
+        ) from None
 
 
 async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Returns when the server has ended; the engine is the caller's to shut down.
+    """Serve until a signal. The caller shuts the engine down.
 
-    EngineFailed if the engine is gone, so that there was nothing left to serve.
+    Raises EngineFailed if the engine has stopped for good.
     """
     server = draining_server(app, host, port)
     watching = asyncio.create_task(server.end_with_engine())
@@ -124,7 +127,7 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None
 
 
 def log_to_stderr(level: int = logging.INFO, as_json: bool = False) -> None:
-    """What the server and its engine have to say, in lines of text or of JSON."""
+    """Log to stderr, in lines of text or of JSON."""
     text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(JsonFormatter() if as_json else text)

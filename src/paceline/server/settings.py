@@ -1,4 +1,4 @@
-"""What an operator may choose about the server itself."""
+"""Settings of the HTTP server."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,20 +10,20 @@ POSITIVE = ("body_bytes", "header_bytes", "body_s", "unread_s", "drain_s")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits are positive; without keys everybody is let in, without origins no web page is.
+    """Limits are positive. Without keys every client is accepted; without origins no web page is.
 
-    api_keys         one of them is asked for, except on the probes and the metrics
+    api_keys         keys that clients send, one of them; probes and metrics need none
     allowed_origins  web pages that may call from a browser; "*": all
     aliases          further names of the model
     body_bytes       largest body of a request
-    header_bytes     largest head of a request, names and values together
-    body_s           seconds within which each part of a body must come
-    unread_s         seconds to leave a stream unread; within twice as many a client is dropped
-    drain_s          seconds that running requests get when the server is told to end
-    timeout_s        seconds that a request gets where it names no timeout; 0: no limit
-    timings          are timings part of every response, or only of those that ask for them?
-    log_format       lines of the log: text, or json, one object each
-    otlp_endpoint    where spans go, one for each request; empty: nowhere
+    header_bytes     most bytes of the headers of a request, names and values
+    body_s           seconds within which each part of a body must arrive
+    unread_s         seconds a client may leave a stream unread; it is dropped within twice as many
+    drain_s          seconds that open requests have to finish after a signal
+    timeout_s        timeout of requests without one, in seconds; 0: none
+    timings          return timings in every response, not only on request
+    log_format       lines of the log: text, or json with one object per line
+    otlp_endpoint    where the span of each request is sent; empty: nowhere
     """
 
     api_keys: tuple[str, ...] = ()
@@ -49,6 +49,6 @@ class ServerSettings:
             raise ConfigError(f"log_format is {self.log_format!r}; choose one of text, json")
         where = self.otlp_endpoint
         if where and not where.startswith(("http://", "https://")):
-            raise ConfigError(f"otlp_endpoint is {where!r}; it begins with http:// or https://")
+            raise ConfigError(f"otlp_endpoint is {where!r}; it must begin with http:// or https://")
         if not all(self.api_keys):
-            raise ConfigError("an API key is empty")
+            raise ConfigError("an API key is empty; give at least one character, or no key")

@@ -1,4 +1,4 @@
-"""Where tokens begin in a text, in characters, as `logprobs` of completions tell it."""
+"""The character offsets of tokens in a text, for `logprobs` of completions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,10 +7,10 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class TokenOffsets:
-    """Where tokens begin in a text, which each of them makes longer by what it completes.
+    """The offset of each token in a text, which grows by the characters that a token completes.
 
-    So a token that ends a character begins where the character does, and one that is left out of
-    the text makes it no longer. `prompt` comes before the text, whose first token is at `at`.
+    A token that completes a character begins where the character begins. A token that is left out
+    of the text adds nothing. `prompt` precedes the text, whose first token is at `at`.
     """
 
     def __init__(
@@ -21,22 +21,22 @@ class TokenOffsets:
         self._at = at
 
     def of(self, ids: Iterable[int]) -> list[int]:
-        """Those of the next tokens."""
+        """The offsets of the next tokens."""
         return [self._next(id) for id in ids]
 
     def _next(self, id: int) -> int:
         completed = len(self._detokenizer.push((id,)))
         own = len(utf8_decoder("replace").decode(self._bytes[id]))
-        # One character more than its own is half a one, left by those before it.
+        # A character beyond its own was begun by earlier tokens.
         begin = self._at + max(completed - own, 0)
         self._at += completed
         return begin
 
 
 def echoed_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str, given: bool) -> list[int]:
-    """Those of a prompt's tokens in its text, which was given or else is that of the tokens.
+    """The offsets of a prompt's tokens in `text`, which is the given text, or decoded from the ids.
 
-    A text that was given has all of its special tokens, and none of those that frame it.
+    A given text contains its special tokens, and none that the tokenizer adds around it.
     """
     before, after = framing(tokenizer) if given else (0, 0)
     inner = TokenOffsets(tokenizer, skip_special=not given).of(ids[before : len(ids) - after])
@@ -44,7 +44,7 @@ def echoed_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str, given: b
 
 
 def framing(tokenizer: Tokenizer) -> tuple[int, int]:
-    """How many tokens are put before a text, and how many behind it."""
+    """The number of special tokens that the tokenizer adds before and after a text."""
     framed, bare = tokenizer.encode("x"), tokenizer.encode("x", special=False)
     places = range(len(framed) - len(bare), -1, -1)
     before = next((at for at in places if framed[at : at + len(bare)] == bare), 0)

@@ -224,7 +224,7 @@ def test_one_that_died_is_closed_and_the_next_takes_its_place(
     assert puppets.made[0].closed.is_set()
     assert puppets.core.healthy() is None
     assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]
-    assert [one.getMessage() for one in caplog.records] == ["gone", "the engine runs again"]
+    assert [one.getMessage() for one in caplog.records] == ["gone", "the engine has been restarted"]
     puppets.core.abort("a", 1)
     assert puppets.made[1].aborted == [("a", 1)]
     puppets.core.close()

@@ -140,7 +140,7 @@ def test_the_engine_lets_go_of_a_text_that_has_stopped() -> None:
     while not ear.deltas or ear.deltas[-1].finish_reason is None:
         harness.turn()
     assert "a" in harness.frontend.open  # until the engine confirms, the name is taken
-    with pytest.raises(RequestError, match="already here"):
+    with pytest.raises(RequestError, match="already open"):
         harness.frontend.begin(one, Ear())
     harness.run()
     assert harness.engine.scheduler.stats.sampled < 6
@@ -326,7 +326,7 @@ def test_a_refusal_reaches_its_client() -> None:
     ("one", "complaint"),
     [
         (GenerationRequest(prompt=""), "the prompt is empty"),
-        (GenerationRequest(prompt_token_ids=[5, 100_000]), "token 100000"),
+        (GenerationRequest(prompt_token_ids=[5, 100_000]), "token id 100000"),
         (GenerationRequest(prompt_token_ids=[tokenizer().vocab_size]), "the vocabulary has"),
         (GenerationRequest(prompt_token_ids=[-1]), "negative"),
         (GenerationRequest(prompt_token_ids=["a"]), "token ids"),  # type: ignore[list-item]
@@ -458,7 +458,7 @@ def test_a_name_is_taken_until_the_engine_lets_go_of_a_late_request() -> None:
     assert ear.output is not None
     assert {one.finish_reason for one in ear.output.outputs} == {"timeout"}
     late.tell(Ended("a", Finish.ABORT, child=0))  # one of two
-    with pytest.raises(RequestError, match="already here"):
+    with pytest.raises(RequestError, match="already open"):
         late.begin(None)
     late.tell(Ended("a", Finish.ABORT))
     late.begin(None)

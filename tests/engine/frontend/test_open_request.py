@@ -71,7 +71,7 @@ def test_time_runs_from_the_arrival() -> None:
 def test_nothing_is_told_after_the_end() -> None:
     one, ear = conversation(stop="l")
     assert one.push(-1, tokenizer().encode("hello"))
-    assert one.told
+    assert one.all_ended
     assert not one.push(-1, tokenizer().encode("hello"))
     assert not one.push(-1, (), ended=Ended("reference", Finish.ABORT))
     assert len(ear.deltas) == 1

@@ -156,8 +156,8 @@ def test_what_is_wrong_is_named(on: Play, extra: dict[str, object], param: str |
         ([-1], "token ids cannot be negative"),
         ([[1], [2, -3]], "token ids cannot be negative"),
         ([2**31], "token ids are at most 2147483647"),
-        ([1, "a"], "it is a text, a list of token ids, or a list of several of either"),
-        (None, "it is a text, a list of token ids, or a list of several of either"),
+        ([1, "a"], "it must be a text, a list of token ids, or a list of several of either"),
+        (None, "it must be a text, a list of token ids, or a list of several of either"),
     ],
 )
 def test_a_prompt_is_refused_for_one_reason(on: Play, prompt: object, reason: str) -> None:
@@ -182,11 +182,11 @@ def test_an_id_that_has_the_name_of_a_field_is_not_at_fault(on: Play) -> None:
 def test_it_is_told_how_many_tokens_may_be_asked_for(on: Play, most: int) -> None:
     async def scenario(site: Site) -> None:
         error = (await site.post(PATH, prompt="the", max_tokens=most)).json()["error"]
-        bounds = "it lies in 1..2147483647, or is 0 to have a prompt echoed alone"
+        bounds = "it must lie in 1..2147483647, or 0 with echo"
         assert error["message"] == f"max_tokens: it is {most}; {bounds}"
         chat = {"messages": [{"role": "user", "content": "the"}], "max_tokens": most}
         error = (await site.post("/v1/chat/completions", **chat)).json()["error"]
-        assert error["message"] == f"max_tokens: it is {most}; it lies in 1..2147483647"
+        assert error["message"] == f"max_tokens: it is {most}; it must lie in 1..2147483647"
 
     on(scenario)
 

@@ -111,7 +111,7 @@ def test_what_is_not_known_of_a_request_is_left_out(caplog: pytest.LogCaptureFix
         assert "in the queue" not in entry["said"]
         assert "cached" not in entry["said"]
     assert found["whole"]["completion_tokens"] is None
-    assert "(the client has hung up); 9 tokens in; " in found["whole"]["said"]
+    assert "(the client disconnected); 9 tokens in; " in found["whole"]["said"]
     assert found["streamed"]["completion_tokens"] is not None
     assert found["cut"]["completion_tokens"] > 0
     assert found["long"]["prompt_tokens"] is None

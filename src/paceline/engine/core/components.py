@@ -1,4 +1,4 @@
-"""What an engine is put together from, and how that is found."""
+"""The components of an engine, and how their factory is found."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from paceline.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineComponents:
-    """A scheduler and a runner that agree in their blocks, and the text of the same model."""
+    """A scheduler and a runner with the same blocks, and the tokenizer of the same model."""
 
     model: str
     scheduler: Scheduler
@@ -33,15 +33,15 @@ class EngineComponents:
         return Frontend(self.tokenizer, self.template, engine.clock)
 
 
-Factory = Callable[..., EngineComponents]  # of a model's name and settings by name
+Factory = Callable[..., EngineComponents]  # takes a model name, and settings by name
 
 
 def factory_named(name: str) -> Factory:
-    """The function behind `module:function`, imported when it is asked for."""
+    """Import the function named `module:function`."""
     module, _, function = name.partition(":")
     try:
         return getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or ""):
-            raise  # it is there, and lacks something itself
-        raise ConfigError(f"{name!r} does not name a factory of engine parts: {error}") from None
+            raise  # the module exists, but one of its imports does not
+        raise ConfigError(f"{name!r} names no factory of engine components: {error}") from None

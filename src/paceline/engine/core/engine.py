@@ -30,17 +30,17 @@ from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 
-RETRY_S = 0.002  # between two attempts to plan work that cannot go on yet
-PARKED_RETRY_S = 0.05  # the same while every request is parked: only deadlines can pass
+RETRY_S = 0.002  # between two attempts to plan while no request can run yet
+PARKED_RETRY_S = 0.05  # the same while every request is parked and only deadlines can pass
 DEFAULTS = EngineSettings()
 
 
 class Engine:
-    """One turn after another, on one thread; any thread may submit, abort, park, wake and ask.
+    """Runs one turn after another on one thread; any thread may submit, abort, park, wake and ask.
 
-    Every request that was submitted is told of exactly once as refused or as ended. When a step
-    fails, those whose work was in flight end with an error; then the engine goes on, or stops
-    for good and ends the others too.
+    Every submitted request is reported exactly once as refused or as ended. When a step fails, the
+    requests in flight end with an error; then the engine continues, or it stops for good and ends
+    the other requests too.
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class Engine:
         observer: StepObserver | None = None,
     ) -> None:
         if depth < 1:
-            raise ConfigError(f"depth is {depth}; at least one step is in flight")
+            raise ConfigError(f"depth is {depth}; it must be at least 1")
         self.scheduler, self.clock = scheduler, clock
-        self.broken = ""  # why it stopped for good
-        self.resting = True  # did the latest turn find nothing that can go on?
+        self.broken = ""  # why the engine stopped for good
+        self.resting = True  # did the latest turn find nothing to run?
         self.settings, self._runner, self._observer = settings, runner, observer
         self._pipeline = Pipeline(runner, depth)
         self._inbox = Inbox(settings.inbox_requests)
         self._counts = StepCounts()
         self._refused: list[Refused] = []
-        self._ended: list[Ended] = []  # outside a commit
-        self._has_news = False  # did commands come since the latest turn?
+        self._ended: list[Ended] = []  # ended outside a commit
+        self._has_news = False  # were commands applied since the latest turn?
 
     # -- for any thread -----------------------------------------------------
 
     def submit(self, request: Request, parked: str = "") -> None:
-        """Have it considered in the next turn, or parked then for a reason, until `wake`.
+        """Submit a request in the next turn; with a reason, it is parked until `wake`.
 
-        QueueFull if the inbox is full.
+        Raises QueueFull if the inbox is full, and EngineFailed if the engine has stopped.
         """
         if self.broken:
             raise EngineFailed(self.broken)
@@ -80,26 +80,26 @@ class Engine:
         self._inbox.put(Abort(request_id, child))
 
     def park(self, request_id: str, reason: str) -> None:
-        """Set a waiting request aside; one that runs or has ended is left alone."""
+        """Set a waiting request aside; ignored if it runs or has ended."""
         self._inbox.put(Park(request_id, reason))
 
     def wake(self, request_id: str) -> None:
         """Let a parked request wait again, in its old place."""
         self._inbox.put(Wake(request_id))
 
-    def ask(self, asked: PendingQuestion) -> None:
-        """Have a question answered in the next turn."""
-        self._inbox.put(asked)
+    def ask(self, pending: PendingQuestion) -> None:
+        """Answer a question in the next turn."""
+        self._inbox.put(pending)
 
     def nudge(self) -> None:
-        """Let `rest` return."""
+        """End a present or the next `rest`."""
         self._inbox.nudge()
 
     # -- for its own thread -------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Is there nothing to do and nothing to tell?"""
+        """Whether there is nothing to do and nothing to report."""
         return self.scheduler.idle and not (self._inbox or self._ended or self._refused)
 
     @property
@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def patience_s(self) -> float | None:
-        """Seconds to wait for a message before the next turn; None: until one comes."""
+        """Seconds to wait for a message before the next turn; None: until a message arrives."""
         if not self.resting:
             return 0.0
         if self.idle:
@@ -135,7 +135,7 @@ class Engine:
         return self._delivery(outputs, result, self.clock())
 
     def rest(self) -> None:
-        """Wait for something to do, if the latest turn found nothing."""
+        """Wait for a command or for the time to retry, if the latest turn had nothing to do."""
         if self.resting and not self._inbox:
             self._inbox.wait(self.patience_s)
 
@@ -170,7 +170,7 @@ class Engine:
         self._refused.append(Refused(request_id, error))
 
     def _end(self, request_id: str, finish: Finish, message: str = "") -> None:
-        """From outside; the scheduler learns of it as an abort, whatever the reason."""
+        """End a request outside a commit. The scheduler aborts it, whatever the reason is."""
         if self.scheduler.abort(request_id, self.clock()):
             self._ended.append(Ended(request_id, finish, message=message))
 
@@ -183,13 +183,13 @@ class Engine:
         except (RequestError, EngineFailed) as error:
             self.refuse(request.id, error)
 
-    def _answer(self, asked: PendingQuestion) -> None:
-        if not asked.answer.set_running_or_notify_cancel():
+    def _answer(self, pending: PendingQuestion) -> None:
+        if not pending.answer.set_running_or_notify_cancel():
             return
         try:
-            asked.answer.set_result(self.answer(asked.question))
+            pending.answer.set_result(self.answer(pending.question))
         except PacelineError as error:
-            asked.answer.set_exception(error)
+            pending.answer.set_exception(error)
 
     def answer(self, question: Question) -> Any:
         found = answer(self.scheduler, question, self.clock())
@@ -198,11 +198,11 @@ class Engine:
     # -- a step -------------------------------------------------------------
 
     def _step(self) -> tuple[Outputs, StepResult | None]:
-        """Outputs of a step, with its result if there was one."""
+        """The outputs of a step, and its result if one was waited for."""
         try:
             latest = self._launch()
             self.resting = not self._pipeline
-            if self.resting:  # nothing runs and nothing can, but there may be ends to tell
+            if self.resting:  # nothing runs and nothing can run, but requests may have ended
                 return self._commit(latest, StepResult.of(latest, {})), None
             if not (latest.empty or self._pipeline.full):
                 return NO_OUTPUTS, None  # the next turn plans another step before any result
@@ -214,10 +214,10 @@ class Engine:
             return self._fail(error), None
 
     def _of_live_requests(self, result: StepResult) -> StepResult:
-        """Without scores for requests that are gone, whose names may be others' by now.
+        """Drop prompt scores of requests that have ended: another request may have their id.
 
-        Those of a sequence that has lost its slot are told all the same: what it computed may be
-        found in the cache when it comes back, and is not computed again then.
+        Scores of a preempted sequence are kept: its blocks may be found in the cache when it
+        resumes, and are not computed again then.
         """
         if not result.prompt:
             return result
@@ -245,7 +245,7 @@ class Engine:
         assert suspect is not None
         self._pipeline.abandon()
         self.resting = True
-        if suspect.empty:  # there may be ends to tell all the same
+        if suspect.empty:  # requests may have ended all the same
             outputs = self._commit(suspect, StepResult.of(suspect, {}))
         else:
             outputs = self.scheduler.fail(suspect, self.clock(), message)
@@ -254,7 +254,7 @@ class Engine:
         return outputs
 
     def _stop(self, reason: str) -> None:
-        """End everyone who is left with an error, and take nobody any more."""
+        """End all remaining requests with an error, and refuse new ones."""
         self.broken = f"the engine has stopped: {reason}"
         for request_id in self.scheduler.view.live_ids():
             self._end(request_id, Finish.ERROR, self.broken)
@@ -268,7 +268,7 @@ class Engine:
         prompt = () if result is None else result.prompt
         if not (ended or refused or prompt or len(outputs.count)):
             return None
-        told = Delivery(
+        delivery = Delivery(
             now,
             outputs.request_id,
             outputs.child,
@@ -278,13 +278,13 @@ class Engine:
             refused=refused,
             prompt=prompt,
         )
-        return told if result is None else scored(told, outputs, result)
+        return delivery if result is None else scored(delivery, outputs, result)
 
 
-def scored(told: Delivery, outputs: Outputs, result: StepResult) -> Delivery:
-    """With the result's log-probabilities, for the rows of it that were not stale."""
+def scored(delivery: Delivery, outputs: Outputs, result: StepResult) -> Delivery:
+    """Add the log-probabilities of the rows that are not stale."""
     logprob, found, rows = result.logprob, result.candidates, outputs.row
     if rows is not None:
         logprob = None if logprob is None else logprob[rows]
         found = None if found is None else Candidates(found.ids[rows], found.logprob[rows])
-    return replace(told, logprob=logprob, candidates=found)
+    return replace(delivery, logprob=logprob, candidates=found)

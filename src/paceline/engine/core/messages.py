@@ -13,12 +13,12 @@ Verb = Literal["explain", "snapshot", "gauges", "pause", "resume", "drain", "res
 
 
 class EngineFailed(PacelineError):
-    """The engine's fault: it has stopped, and takes no requests."""
+    """The engine's fault: it has stopped and refuses requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much an engine holds, as it was settled when it was built."""
+    """The sizes of an engine, fixed when it is built."""
 
     max_model_len: int  # tokens of a sequence, prompt and output together
     block_size: int  # positions in one block
@@ -62,7 +62,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something to be asked of the scheduler between two steps; the answer is plain data."""
+    """A question to the scheduler between two steps; the answer is plain data."""
 
     verb: Verb
     argument: str = ""
@@ -70,18 +70,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingQuestion:
-    """A question and where its answer goes."""
+    """A question, and the future for its answer."""
 
     question: Question
     answer: Future[Any]
 
 
-Command = Submit | Abort | Park | Wake | PendingQuestion  # what any thread sends to an engine
+Command = Submit | Abort | Park | Wake | PendingQuestion  # from any thread to an engine
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that never began."""
+    """A request that never started."""
 
     request_id: str
     error: PacelineError
@@ -89,7 +89,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """What one turn tells, in columns: row i has the first `count[i]` of `ids[i]` as new."""
+    """The report of one turn, in columns: the first `count[i]` of `ids[i]` are the new tokens of
+    row i."""
 
     time: float  # seconds on the engine's clock
     request_id: Names

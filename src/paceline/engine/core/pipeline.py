@@ -1,4 +1,4 @@
-"""The steps that a runner has in hand, oldest first."""
+"""The steps in flight, oldest first."""
 
 from collections import deque
 from contextlib import suppress
@@ -9,12 +9,12 @@ from paceline.engine.core.ports import Runner
 
 
 class Pipeline:
-    """At most `depth` steps. Any error of the runner is raised as a StepError; `suspect` is the
+    """Holds at most `depth` steps. An error of the runner is raised as StepError; `suspect` is the
     plan that failed."""
 
     def __init__(self, runner: Runner, depth: int) -> None:
         self._runner, self._depth = runner, depth
-        self._flight: deque[Plan] = deque()  # launched, and to be waited for
+        self._flight: deque[Plan] = deque()  # launched, and not waited for yet
         self.suspect: Plan | None = None
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Pipeline:
             raise self._failure(plan, error) from error
 
     def abandon(self) -> None:
-        """Let the steps in flight come to whatever end; nobody wants their results."""
+        """Wait for the steps in flight, and drop their results and errors."""
         while self._flight:
             self._flight.popleft()
             with suppress(Exception):

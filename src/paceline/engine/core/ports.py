@@ -1,4 +1,4 @@
-"""What the engine needs of others: a device, a clock, and somewhere to send its words."""
+"""The protocols of the engine: runner, clock, sink, receiver and core."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,7 +11,7 @@ from paceline.core.request import Request
 from paceline.engine.api import RequestOutput, TextDelta
 from paceline.engine.core.messages import Capacity, Delivery, Question
 
-Clock = Callable[[], float]  # seconds, never backwards
+Clock = Callable[[], float]  # seconds, monotonic
 
 
 class Runner(Protocol):
@@ -24,7 +24,7 @@ class Runner(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What requests may ask of it; the engine refuses the rest."""
+        """What the runner supports; the engine refuses other requests."""
         ...
 
     def launch(self, plan: Plan) -> None: ...
@@ -32,7 +32,7 @@ class Runner(Protocol):
     def wait(self) -> StepResult: ...
 
     def is_lost(self) -> bool:
-        """Called after an error: can the device run nothing more? The engine stops then."""
+        """Whether the device can run nothing more. Called after an error; the engine stops then."""
         ...
 
     def close(self) -> None: ...
@@ -49,7 +49,7 @@ class StepObserver(Protocol):
 
 
 class Sink(Protocol):
-    """Where the words of one request go: pieces, then one `close`; or one `refuse` and nothing."""
+    """Receives the output of one request: deltas and one `close`, or one `refuse`."""
 
     def put(self, delta: TextDelta) -> None: ...
 
@@ -59,26 +59,26 @@ class Sink(Protocol):
 
 
 class Receiver(Protocol):
-    """Hears of everything that a core does, on the core's thread."""
+    """Receives the deliveries of a core, on the core's thread."""
 
     def deliver(self, delivery: Delivery) -> None: ...
 
     def died(self, reason: str, for_good: bool) -> None:
-        """Its requests are lost; unless it is for good, it will take others later."""
+        """The core died and its requests are lost. It is restarted unless `for_good`."""
         ...
 
 
 class Core(Protocol):
-    """A step loop that runs by itself, on a thread or in a process; any thread may call."""
+    """A step loop on a thread or in a process; any thread may call it."""
 
     def ready(self) -> Capacity:
-        """Wait until it is built. Raises what went wrong if it cannot be."""
+        """Wait until it is built. Raises the error if that fails."""
         ...
 
     def start(self, receiver: Receiver) -> None: ...
 
     def submit(self, request: Request, parked: str = "") -> None:
-        """Let a request wait, or park it for a reason until `wake`."""
+        """Submit a request; with a reason, it is parked until `wake`."""
         ...
 
     def abort(self, request_id: str, child: int | None = None) -> None: ...

@@ -1,4 +1,4 @@
-"""The step loop in another process, seen from here."""
+"""The step loop in another process, as its parent sees it."""
 
 import logging
 import os
@@ -21,29 +21,29 @@ from paceline.engine.core.ports import Receiver
 from paceline.engine.core.stall_detector import StallDetector
 from paceline.engine.settings import EngineSettings
 
-POLL_MS = 50  # between two looks at whether the process is alive
-CLOSE_S = 10.0  # that it gets to end by itself
+POLL_MS = 50  # between two checks that the process is alive
+CLOSE_S = 10.0  # for the process to exit by itself; then it is killed
 DEFAULTS = EngineSettings()
 
 
 class ProcessCore:
-    """See `ports.Core`. When the process is gone, by whatever cause, nobody waits for it.
+    """See `ports.Core`. When the process is gone, no caller waits for it.
 
-    It builds its engine while others go on here; `ready` waits for that. Requests and questions
-    go out through one socket under a lock; a thread reads the other one.
+    The process builds its engine in the background; `ready` waits for it. Requests and questions
+    are sent through one socket under a lock; a thread reads the other socket.
     """
 
     def __init__(
         self, factory: str, model: str, settings: dict[str, Any], engine: EngineSettings = DEFAULTS
     ) -> None:
-        # For this user's eyes only; it goes when this object does, finished or not.
+        # Only this user can read it. It is deleted with this object.
         self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
         self._context: zmq.Context[Any] = zmq.Context()
         self._context.linger = 0
         self._commands = self._connected(zmq.PUSH, "in")
         self._inbox = self._connected(zmq.PULL, "out")
         self._lock = Lock()
-        self._death = ""  # what ended it
+        self._death = ""  # why it ended
         self._numbers = count()
         self._questions: dict[int, Future[Any]] = {}
         self._stalls = StallDetector(engine.stall_s)
@@ -59,7 +59,7 @@ class ProcessCore:
         self._reader.start()
 
     def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
-        """An end that connects takes messages whether or not the other one is there."""
+        """A socket that connects accepts messages before the other end binds."""
         socket = self._context.socket(kind)
         socket.set_hwm(0)
         socket.connect(f"{self._address}/{end}")
@@ -70,7 +70,7 @@ class ProcessCore:
         return f"ipc://{self._folder.name}"
 
     def ready(self) -> Capacity:
-        """Wait until it is built. Raises what went wrong if it cannot be, and is closed then."""
+        """Wait until it is built. If that fails, close it and raise the error."""
         try:
             return self._capacity.result()
         except PacelineError:
@@ -94,7 +94,7 @@ class ProcessCore:
             raise
 
     def abort(self, request_id: str, child: int | None = None) -> None:
-        with suppress(EngineFailed):  # with the process its requests have ended too
+        with suppress(EngineFailed):  # its requests ended with the process
             self._send(wire.AbortMessage(Abort(request_id, child)))
 
     def park(self, request_id: str, reason: str) -> None:
@@ -128,7 +128,7 @@ class ProcessCore:
         with suppress(EngineFailed):
             self._send(wire.Close())
         if not self._capacity.done():
-            self._process.kill()  # it hears nothing while it is being built
+            self._process.kill()  # it reads no messages while it is being built
         try:
             self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -160,7 +160,7 @@ class ProcessCore:
                 case wire.EncodedDelivery():
                     delivery = wire.decode_delivery(message)
                     self._stalls.delivered(delivery)
-                    assert self._receiver is not None, "nobody submits before the start"
+                    assert self._receiver is not None, "a request was submitted before the start"
                     self._receiver.deliver(delivery)
                 case wire.NumberedAnswer(number, value, fault):
                     settle(self._questions.pop(number), value, fault and fault.error())
@@ -175,7 +175,7 @@ class ProcessCore:
             receiver.died(self._death, for_good=True)
 
     def _next(self) -> wire.FromCore | None:
-        """What it says next; None: it is gone and has said everything."""
+        """The next message; None after the last message of a process that is gone."""
         while True:
             alive = self._process.poll() is None
             if self._inbox.poll(POLL_MS):
@@ -190,7 +190,7 @@ class ProcessCore:
         )
 
     def _die(self, reason: str) -> Receiver | None:
-        """Returns who is to be told; whoever starts it later is told then."""
+        """Record why the core ended; returns the receiver, if there is one already."""
         with self._lock:
             self._death, receiver = self._death or reason, self._receiver
         settle(self._capacity, None, EngineFailed(self._death))
@@ -200,7 +200,7 @@ class ProcessCore:
 
 
 def settle(answer: Future[Any], value: Any, error: PacelineError | None) -> None:
-    with suppress(InvalidStateError):  # it is settled, or nobody waits for it any more
+    with suppress(InvalidStateError):  # it is settled already, or was cancelled
         if error is None:
             answer.set_result(value)
         else:

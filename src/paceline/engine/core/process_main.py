@@ -22,14 +22,14 @@ log = logging.getLogger("paceline.engine.core.process_main")  # its name is __ma
 
 
 def main(address: str) -> None:
-    """Commands come in at one end of `address`, everything else goes out at the other."""
+    """Read commands from `address`/in and send messages to `address`/out."""
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)  # the parent decides when this process ends
     Thread(target=die_with_parent, daemon=True).start()
     context = zmq.Context()
     commands, out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, end in ((commands, "in"), (out, "out")):
-        socket.set_hwm(0)  # the engine waits for nobody; what it takes is bounded in its inbox
+        socket.set_hwm(0)  # sending never blocks; incoming requests are bounded by inbox_requests
         socket.bind(f"{address}/{end}")
     outbox = Outbox(out)
     logging.basicConfig(level=logging.INFO, handlers=[outbox], format="%(message)s")
@@ -53,7 +53,7 @@ def main(address: str) -> None:
 
 
 class Outbox(logging.Handler):
-    """What a core has to tell, and what it writes to its log, from any thread."""
+    """Sends messages and log records of a core, from any thread."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         super().__init__()
@@ -68,9 +68,9 @@ class Outbox(logging.Handler):
 
 
 def die_with_parent() -> None:
-    """The parent holds the other end of stdin, and lets go of it however it ends.
+    """Exit when stdin closes: the parent holds its other end until it exits or dies.
 
-    The file itself is read, since a lock on `sys.stdin` would be in the way of a regular end.
+    Reads the file descriptor, because a lock on `sys.stdin` would block a regular exit.
     """
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
@@ -144,7 +144,7 @@ class CoreLoop:
 
 
 def received(socket: zmq.Socket[bytes]) -> bytes | None:
-    """The next message, if one is there."""
+    """The next message, or None if there is none yet."""
     try:
         return socket.recv(zmq.NOBLOCK)
     except zmq.Again:

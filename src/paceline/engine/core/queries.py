@@ -1,4 +1,4 @@
-"""Answers from the scheduler, as plain data."""
+"""Answers questions about the scheduler with plain data."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,10 +12,10 @@ Answerer = Callable[[Scheduler, str, float], Any]
 
 
 def answer(scheduler: Scheduler, question: Question, now: float) -> Any:
-    """RequestError if it is about something that is not here."""
+    """Answer a question. RequestError if it is unknown, or about an unknown request."""
     known = ANSWERERS.get(question.verb)
     if known is None:
-        raise RequestError(f"no question {question.verb!r}")
+        raise RequestError(f"unknown question {question.verb!r}")
     return known(scheduler, question.argument, now)
 
 
@@ -26,7 +26,7 @@ def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, float
 
 def pause(scheduler: Scheduler, mode: str, _now: float) -> None:
     if mode not in ("new", "all"):
-        raise RequestError(f"a pause is 'new' or 'all', not {mode!r}")
+        raise RequestError(f"mode is {mode!r}; it must be 'new' or 'all'")
     scheduler.pause(mode)
 
 

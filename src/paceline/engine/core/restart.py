@@ -1,4 +1,4 @@
-"""A step loop that is begun anew in another process when its own has died."""
+"""A core that is restarted in a new process when its process dies."""
 
 import logging
 from collections import deque
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 class RestartingCore:
-    """See `ports.Core`. While `_trouble` is not empty there is no core, and nothing is taken.
+    """See `ports.Core`. While `_trouble` is not empty there is no core, and requests are refused.
 
-    A core that dies takes its requests with it, whoever comes after it. After too many deaths
-    in too short a time there is none after it.
+    The requests of a core that dies are lost. After more than `core_restarts` restarts within
+    `core_restart_span_s` the core is not restarted.
     """
 
     def __init__(self, make: Callable[[], ProcessCore], settings: CoreSettings) -> None:
         self._make, self._settings = make, settings
         self._lock = Lock()
-        self._restarts: deque[float] = deque()  # when the latest were
+        self._restarts: deque[float] = deque()  # times of the latest restarts
         self._trouble = ""
         self._closing = False
         self._receiver: Receiver | None = None
@@ -90,13 +90,13 @@ class RestartingCore:
                 return
             again = self._may_restart()
             self._trouble = f"{reason}; it is being restarted" if again else reason
-        self._tell(reason, for_good=not again)
+        self._report(reason, for_good=not again)
         if again:
             self._replacing = Thread(target=self._replace, name="restart", daemon=True)
             self._replacing.start()
 
     def _may_restart(self) -> bool:
-        """Count a restart, if one more is allowed."""
+        """Count a restart, if another one is allowed."""
         now, settings = monotonic(), self._settings
         while self._restarts and now - self._restarts[0] > settings.core_restart_span_s:
             self._restarts.popleft()
@@ -105,7 +105,7 @@ class RestartingCore:
         self._restarts.append(now)
         return True
 
-    def _tell(self, reason: str, for_good: bool) -> None:
+    def _report(self, reason: str, for_good: bool) -> None:
         log.error("%s", reason)
         assert self._receiver is not None
         self._receiver.died(reason, for_good)
@@ -113,19 +113,19 @@ class RestartingCore:
     # -- a thread of its own ------------------------------------------------
 
     def _replace(self) -> None:
-        """Build another, and again if that one cannot be built."""
+        """Build a new core, and try again if that fails."""
         while (reason := self._rebuild()) is not None:
             with self._lock:
                 if self._closing:
                     return
                 again = self._may_restart()
                 self._trouble = f"{reason}; it is being restarted" if again else reason
-            self._tell(reason, for_good=not again)
+            self._report(reason, for_good=not again)
             if not again:
                 return
 
     def _rebuild(self) -> str | None:
-        """None, or why it cannot be built."""
+        """Returns None, or why the new core cannot be built."""
         try:
             self._core.close()
             core = self._make()
@@ -135,12 +135,12 @@ class RestartingCore:
                 core.close()
                 return None
             core.ready()
-        except (PacelineError, OSError) as error:  # there may be no memory for another process
+        except (PacelineError, OSError) as error:  # there may be no memory for a new process
             return str(error)
-        core.start(self)  # before anyone can submit to it
+        core.start(self)  # before a request can be submitted
         with self._lock:
-            dead = core.healthy()  # it may be gone already; until now nobody was told
+            dead = core.healthy()  # it may have died before the start
             self._trouble = dead or ""
         if dead is None:
-            log.warning("the engine runs again")
+            log.warning("the engine has been restarted")
         return dead

@@ -1,4 +1,4 @@
-"""Notice from outside that a step loop is stuck."""
+"""Detects from outside that a step loop is stuck."""
 
 from time import monotonic
 
@@ -22,7 +22,7 @@ class StallDetector:
         self._since = clock()
 
     def submitted(self, request_id: str, parked: str = "") -> None:
-        """To be called before the request is sent, so that its end comes later."""
+        """Call it before the request is sent, so that it precedes the end."""
         if not self._is_waiting:
             self._since = self._clock()
         self._open[request_id] = None
@@ -57,7 +57,7 @@ class StallDetector:
             self.ended(one.request_id)
 
     def stalled(self) -> str | None:
-        """None, or for how long no step has ended."""
+        """None, or a message with the seconds since the last step."""
         silence = self._clock() - self._since
         if self._paused or not self._is_waiting or silence <= self._stall_s:
             return None
@@ -65,5 +65,5 @@ class StallDetector:
 
     @property
     def _is_waiting(self) -> bool:
-        """Is a request open that is not parked?"""
+        """Whether a request is open that is not parked."""
         return len(self._open) > len(self._parked)

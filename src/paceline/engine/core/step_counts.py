@@ -1,4 +1,4 @@
-"""What single steps were like, which only the step loop sees."""
+"""Statistics of steps."""
 
 from collections import Counter
 from typing import Any
@@ -12,12 +12,12 @@ TOKENS_PER_STEP = (1.0, 8.0, *(float(2**power) for power in range(4, 15)))
 
 
 class StepCounts:
-    """Only grows."""
+    """Counters that only grow."""
 
     def __init__(self) -> None:
         self.tokens = Histogram(TOKENS_PER_STEP)
         self.drafts = 0  # rows that had drafts to verify
-        self.accepted_at: Counter[int] = Counter()  # drafts that were right, by place
+        self.accepted_at: Counter[int] = Counter()  # accepted drafts, by position
 
     def landed(self, plan: Plan, result: StepResult) -> None:
         drafts = result.drafts_of(plan.rows)
@@ -26,7 +26,7 @@ class StepCounts:
         if not drafted.any():
             return
         self.drafts += int(drafted.sum())
-        right = result.count[drafted] - 1  # the last token of a row is no draft
+        right = result.count[drafted] - 1  # the last token of a row is not a draft
         for place in range(int(right.max(initial=0))):
             self.accepted_at[place] += int(np.count_nonzero(right > place))
 

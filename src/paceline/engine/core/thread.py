@@ -11,18 +11,18 @@ from paceline.engine.core.messages import Capacity, EngineFailed, PendingQuestio
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.stall_detector import StallDetector
 
-CLOSE_S = 10.0  # that the step in flight gets to end
+CLOSE_S = 10.0  # for the step in flight to finish
 
 
 class ThreadCore:
-    """Alive from `start` to `close`, or to the first mistake of ours; then it answers nobody."""
+    """Runs from `start` to `close`, or to the first internal error; then every call raises."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._stalls = StallDetector(engine.settings.stall_s)
         self._closing = False
-        self._death = ""  # what ended it
-        self._lock = Lock()  # a question is either answered or refused
+        self._death = ""  # why it ended
+        self._lock = Lock()  # so that each question is either answered or refused
         self._questions: set[Future[Any]] = set()
         self._thread: Thread | None = None
 
@@ -69,7 +69,7 @@ class ThreadCore:
         return self._death or self._engine.broken or self._stalls.stalled()
 
     def close(self) -> None:
-        """Returns when the step in flight has ended; one that never does is left to itself."""
+        """Wait for the step in flight, for at most CLOSE_S."""
         self._closing = True
         self._engine.nudge()
         if self._thread is None:
@@ -86,7 +86,7 @@ class ThreadCore:
                     self._stalls.delivered(delivery)
                     receiver.deliver(delivery)
                 self._engine.rest()
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for it
+        except Exception as error:  # noqa: BLE001 - callers must not wait after any error
             self._die(f"the engine has died: {type(error).__name__}: {error}")
             receiver.died(self._death, for_good=True)
         finally:
@@ -97,5 +97,5 @@ class ThreadCore:
             self._death = self._death or reason
             questions = list(self._questions)
         for answer in questions:
-            with suppress(InvalidStateError):  # it has just been answered, or given up
+            with suppress(InvalidStateError):  # it was answered or cancelled just now
                 answer.set_exception(EngineFailed(self._death))

@@ -1,4 +1,4 @@
-"""How long each stage of an ended request took, read from its life."""
+"""The duration of each stage of an ended request."""
 
 from collections.abc import Sequence as Row
 from dataclasses import replace
@@ -10,20 +10,20 @@ from paceline.sched.scheduler import Scheduler
 
 
 def timed(scheduler: Scheduler, ended: Ended) -> Ended:
-    """With timings and cached tokens, for the end of a request.
+    """Add timings and cached tokens to the end of a request.
 
     Call it before the next plan; after that the scheduler remembers only the latest ends.
     """
     sequence = scheduler.view.ended(ended.request_id)
     if ended.child >= 0 or sequence is None:
         return ended
-    # The last sequence of a family shares the life of all; its own `cached` counts its own hits.
+    # Sequences of a family share one life; `cached` of a sequence counts only its own hits.
     cached = next((one.amount for one in sequence.life if one.happened is Happened.ADMITTED), 0)
     return replace(ended, timings=timings(sequence), cached=cached)
 
 
 def timings(sequence: Sequence) -> Timings:
-    """Stages follow one another from arrival to the end; the last one reached takes the rest."""
+    """Stages run from arrival to the end; the last stage that was reached takes the rest."""
     life = sequence.life
     end = life[-1].time
     admitted = first(life, Happened.ADMITTED, end)

@@ -51,7 +51,7 @@ class EncodedError(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Build(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The first message to a core: what to run, as `module:function` with its arguments."""
+    """The first message to a core: the factory as `module:function`, with its arguments."""
 
     factory: str
     model: str
@@ -92,7 +92,7 @@ class Close(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The first message of a core: it is built and so large, or cannot be built."""
+    """The first message of a core: its capacity, or why it cannot be built."""
 
     capacity: Capacity | None = None
     fault: EncodedError | None = None
@@ -105,13 +105,13 @@ class NumberedAnswer(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The last message of a core that made a mistake."""
+    """The last message of a core that failed."""
 
     reason: str
 
 
 class LogMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A line for the log, which the parent keeps."""
+    """A log record for the parent."""
 
     name: str
     level: int
@@ -119,7 +119,7 @@ class LogMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class EncodedMatrix(msgspec.Struct, array_like=True, frozen=True):
-    """A matrix by rows."""
+    """A matrix, row by row."""
 
     rows: int
     width: int
@@ -142,7 +142,7 @@ class EncodedRefusal(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EncodedScores(msgspec.Struct, array_like=True, frozen=True):
-    """Scores of a prompt, column by column."""
+    """Scores of a prompt, in columns."""
 
     request_id: str
     serial: int
@@ -177,7 +177,7 @@ class EncodedScores(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A delivery, column by column."""
+    """A delivery, in columns."""
 
     time: float
     request_id: list[str]

@@ -1,4 +1,4 @@
-"""Text in, streams of text out: the only loop over requests, off the engine's thread."""
+"""Turns prompts into requests, and delivered tokens into text for their clients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,37 +24,39 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class Frontend:
-    """Each request that was opened is closed exactly once: when the engine tells of its end, or
-    when its time is over, whatever the engine does.
+    """Each open request is closed exactly once: when the engine reports its end, or when its
+    timeout passes.
 
-    A text that ends earlier, at a stop string, is told at once. A name cannot be taken again
-    until the engine has let go of it: its request stays open, or is one of `_leaving`.
+    A choice that reaches a stop string ends at once. An id can be used again only after the engine
+    has released it: until then its request is open, or the id is in `_leaving`.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, clock: Clock) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.metrics = Metrics()
-        self.max_model_len = 0  # of the engine; 0: it refuses by itself what is too long
+        self.max_model_len = 0  # of the engine; 0: the engine refuses prompts that are too long
         self.open: dict[str, OpenRequest] = {}
-        self._failed_at: float | None = None  # when a request ended with an error, the last one
+        self._failed_at: float | None = None  # when a request last ended with an error
         self._clock = clock
-        self._due: list[tuple[float, str]] = []  # a heap; some of these have ended
-        self._leaving: set[str] = set()  # closed here, and not yet by the engine
+        self._due: list[tuple[float, str]] = []  # a heap; some of these requests have ended
+        self._leaving: set[str] = set()  # closed here, and not yet released by the engine
 
     # -- in -----------------------------------------------------------------
 
     def begin(self, generation: GenerationRequest, sink: Sink) -> Request:
-        """What the engine is to run; its words will go to the sink. RequestError if malformed."""
+        """Open a request and return it for the engine. RequestError if it is malformed."""
         name = generation.request_id or uuid4().hex
         if name in self.open or name in self._leaving:
-            raise RequestError(f"request {name!r} is already here")
+            raise RequestError(f"request {name!r} is already open; use another request_id")
         text, ids = self.encode(generation)
         self._check_length(len(ids), "tokens")
         arrival = self._clock() if generation.arrival is None else generation.arrival
         request = self._request(name, ids, generation, arrival)
-        largest, words = int(request.prompt.max()), self.tokenizer.vocab_size
-        if largest >= words:
-            raise RequestError(f"the prompt has token {largest}; the vocabulary has {words} words")
+        largest, vocabulary = int(request.prompt.max()), self.tokenizer.vocab_size
+        if largest >= vocabulary:
+            raise RequestError(
+                f"the prompt has token id {largest}; the vocabulary has {vocabulary} tokens"
+            )
         one = OpenRequest(
             request, generation.params, text, sink, self.tokenizer, arrival, generation.timeout
         )
@@ -64,14 +66,14 @@ class Frontend:
         return request
 
     def encode(self, generation: GenerationRequest) -> tuple[str | None, Sequence[int]]:
-        """The prompt as text, if there was one, and as token ids."""
+        """The prompt as text, if it has one, and as token ids."""
         text = self.text_of(generation)
         if text is None:
             return generation.text, generation.prompt_token_ids or ()
         return text, self.ids_of(text, framed=generation.messages is None)
 
     def text_of(self, generation: GenerationRequest) -> str | None:
-        """What is to be made token ids of."""
+        """The text to tokenize; None if the prompt is token ids."""
         if generation.messages is None:
             return generation.prompt
         return self.template.render(
@@ -82,7 +84,7 @@ class Frontend:
         )
 
     def ids_of(self, text: str, framed: bool) -> list[int]:
-        """For any thread. A text that can only be too long is not read."""
+        """Tokenize a text, on any thread. A text that is certainly too long is refused unread."""
         if self.max_model_len and len(text) > self.max_model_len:
             least = len(text) // self.tokenizer.longest
             self._check_length(least, f"tokens at least ({len(text)} characters)")
@@ -90,7 +92,7 @@ class Frontend:
 
     def _check_length(self, tokens: int, what: str) -> None:
         if self.max_model_len and tokens >= self.max_model_len:
-            # Clients know what is wrong by the words of the second half.
+            # Clients recognise this error by the second half of the message.
             raise PromptTooLong(
                 f"a prompt of {tokens} {what} leaves no room for one more within max_model_len "
                 f"{self.max_model_len}; this model's maximum context length is "
@@ -102,12 +104,12 @@ class Frontend:
     ) -> Request:
         params = generation.params
         if params.prompt_only:
-            # A prompt is computed for the sake of a token, so one is drawn where none is wanted.
-            # `OpenChoice` does not tell it, and whichever it is, the end is "length".
+            # A step that computes a prompt samples a token, so one is sampled here too.
+            # `OpenChoice` drops it, and the finish reason is "length" whatever the token is.
             params = replace(params, max_tokens=1, ignore_eos=True, stop_token_ids=())
         sampling = params.sampling
         sampling.check_vocab(self.tokenizer.vocab_size)
-        # What is found in the cache has no logits. A salt of its own lets nothing be found.
+        # Cached blocks have no logits. With a unique salt no cached block is found.
         salt = generation.cache_salt if params.prompt_logprobs is None else uuid4().hex
         return Request(
             id=name,
@@ -126,7 +128,7 @@ class Frontend:
             n=params.n,
             best_of=None if params.beams else params.best_of,
             beam_width=params.beams,
-            # Alternatives are known for the first token of a row, not for drafts behind it.
+            # Alternatives are known for the first token of a row, not for its drafts.
             drafts=0 if params.logprobs else None,
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
@@ -136,10 +138,10 @@ class Frontend:
     # -- out ----------------------------------------------------------------
 
     def deliver(self, delivery: Delivery) -> list[Abort]:
-        """Pass on what is new; returns what the engine should let go of: requests, and single
-        choices that have ended at a stop string while others go on."""
+        """Pass new tokens to their sinks. Returns what to abort in the engine: requests, and
+        choices that ended at a stop string while others continue."""
         ends = {(one.request_id, one.child): one for one in delivery.ended}
-        told: list[Abort] = []
+        aborts: list[Abort] = []
         for scores in delivery.prompt:
             self._add_prompt_logprobs(scores)
         names: list[str] = delivery.request_id.tolist()
@@ -152,25 +154,25 @@ class Frontend:
             logprobs = self._logprobs(delivery, row, open_request)
             ended = ends.get((name, child))
             if open_request.push(child, ids[:count], logprobs, ended) and ended is None:
-                told.append(Abort(name, None if open_request.told else child))
+                aborts.append(Abort(name, None if open_request.all_ended else child))
         for ended in delivery.ended:
             self._end(ended)
         for refused in delivery.refused:
             self.forget(refused.request_id, refused.error)
-        return [one for one in told if one.request_id in self.open]
+        return [one for one in aborts if one.request_id in self.open]
 
     def forget(self, request_id: str, error: PacelineError) -> None:
-        """It never began, and hears why."""
+        """Close a request that never started, and report why."""
         if open_request := self.drop(request_id):
             open_request.sink.refuse(error)
 
     def drop(self, request_id: str) -> OpenRequest | None:
-        """It never began, and whoever asked for it knows."""
+        """Remove a request that never started, without a report."""
         self._leaving.discard(request_id)
         return self.open.pop(request_id, None)
 
     def end(self, request_id: str, finish: Finish, message: str = "") -> None:
-        """The engine does not have it, or is gone and cannot tell where the time went."""
+        """End a request that the engine does not have, or whose engine is gone."""
         open_request = self.open.pop(request_id)
         took = Timings(total_s=self._clock() - open_request.arrival)
         ended = Ended(request_id, finish, message=message, timings=took)
@@ -180,7 +182,7 @@ class Frontend:
         self._count_ends(output)
 
     def end_all(self, finish: Finish, message: str = "") -> list[str]:
-        """There is no engine any more; returns who was here."""
+        """End every request because the engine is gone; returns their ids."""
         names = list(self.open)
         for name in names:
             self.end(name, finish, message)
@@ -188,25 +190,27 @@ class Frontend:
         return names
 
     def expire(self) -> list[str]:
-        """End those whose time is over; returns the requests that the engine should let go of."""
+        """End requests whose timeout has passed; returns those to abort in the engine."""
         now, late = self._clock(), list[str]()
         while self._due and self._due[0][0] <= now:
             due, name = heappop(self._due)
             open_request = self.open.get(name)
             if open_request is None or open_request.due != due:
-                continue  # it has ended, and the name may be another's
-            self.end(name, Finish.TIMEOUT, f"it did not end within {open_request.timeout:g} s")
+                continue  # it has ended, and another request may have its id
+            self.end(
+                name, Finish.TIMEOUT, f"the request did not end within {open_request.timeout:g} s"
+            )
             self._leaving.add(name)
             late.append(name)
         return late
 
     def release_id(self, request_id: str) -> None:
-        """The engine never had it, so it will not tell of its end."""
+        """Free an id that the engine never had."""
         self._leaving.discard(request_id)
 
     @property
     def last_failure_s(self) -> float | None:
-        """How long ago a request ended with an error, if one has."""
+        """Seconds since a request last ended with an error; None if none has."""
         return None if self._failed_at is None else self._clock() - self._failed_at
 
     def _record_failure(self, ended: Ended) -> None:
@@ -235,9 +239,9 @@ class Frontend:
         self._count_ends(output)
 
     def _lengths(self, open_request: OpenRequest, output: RequestOutput) -> Lengths:
-        asked = open_request.params
+        params = open_request.params
         outputs = [len(one.token_ids) for one in output.outputs]
-        return Lengths(output.usage.prompt_tokens, outputs, asked.n, asked.max_tokens)
+        return Lengths(output.usage.prompt_tokens, outputs, params.n, params.max_tokens)
 
     def _measure(self, open_request: OpenRequest, child: int, count: int, time: float) -> None:
         choice = open_request.choices[max(child, 0)]
@@ -245,11 +249,11 @@ class Frontend:
             return
         self._first(open_request, time - open_request.arrival)
         if open_request.params.prompt_only:
-            return  # nobody hears of the token
+            return  # the token is not part of the output
         self.metrics.generated(count)
-        if choice.last_told is not None:
-            self.metrics.next_tokens(time - choice.last_told)
-        choice.last_told = time
+        if choice.last_tokens_at is not None:
+            self.metrics.next_tokens(time - choice.last_tokens_at)
+        choice.last_tokens_at = time
 
     def _first(self, open_request: OpenRequest, after_s: float) -> None:
         if not open_request.begun:
@@ -268,13 +272,13 @@ class Frontend:
         count = int(delivery.count[row])
         ids, values = delivery.ids[row, :count].tolist(), delivery.logprob[row].tolist()
         chosen = zip(ids, values[:count], strict=True)
-        told = [TokenLogprob(self._alternative(*pair), ()) for pair in chosen]
+        entries = [TokenLogprob(self._alternative(*pair), ()) for pair in chosen]
         found = delivery.candidates
         if wanted and found is not None:
             pairs = zip(found.ids[row].tolist(), found.logprob[row].tolist(), strict=True)
             top = [self._alternative(*pair) for pair in list(pairs)[:wanted] if pair[0] >= 0]
-            told[0] = replace(told[0], top=tuple(top))
-        return told
+            entries[0] = replace(entries[0], top=tuple(top))
+        return entries
 
     def _add_prompt_logprobs(self, scores: PromptScores) -> None:
         if (open_request := self.open.get(scores.request_id)) is None:

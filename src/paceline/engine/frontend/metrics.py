@@ -1,4 +1,4 @@
-"""Counts and histograms, as a fold over what the engine tells."""
+"""Counters and histograms of requests."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ NO_REQUESTS: dict[str, Any] = dict.fromkeys(
 
 
 def first_figures(capacity: Capacity) -> dict[str, Any]:
-    """What an engine answers to "gauges" before it has done anything."""
+    """The answer to "gauges" of an engine without any request so far."""
     size = {"total_blocks": capacity.num_blocks, "block_size": capacity.block_size}
     totals = dict.fromkeys((*TOTALS.values(), "failed_rows"), 0)
     return NO_REQUESTS | totals | StepCounts().to_dict() | size
@@ -76,7 +76,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How much a request was, and how much it asked for."""
+    """Token counts of a request, and the limits it set."""
 
     prompt: int
     outputs: Sequence[int]  # of each choice
@@ -89,7 +89,7 @@ class Lengths:
 
 
 class Metrics:
-    """Only grows. What the scheduler counts by itself is asked of it when reporting."""
+    """Counters only grow. A report adds the counts of the scheduler."""
 
     def __init__(self) -> None:
         self._seconds = {name: Histogram(LATENCY_S) for name in SECONDS}
@@ -125,7 +125,7 @@ class Metrics:
         self._counts["request_prefill_kv_computed_tokens"].observe(prompt - cached)
 
     def cut(self, lengths: Lengths, total_s: float) -> None:
-        """A request is over, and nobody knows where its time went."""
+        """A request is over, and the time in each stage is unknown."""
         self._seconds["e2e_request_latency_seconds"].observe(total_s)
         counts = self._counts
         counts["request_prompt_tokens"].observe(lengths.prompt)
@@ -139,11 +139,11 @@ class Metrics:
         self._crashes += 1
 
     def finished(self, reason: str) -> None:
-        """One choice is over."""
+        """A choice has ended."""
         self._success[reason] += 1
 
     def report(self, now: Mapping[str, Any]) -> Report:
-        """With what the engine answers to "gauges"."""
+        """All metrics; `now` is the answer of the engine to "gauges"."""
         *sizes, total = now["step_tokens"]
         measured = self._seconds | self._counts | {"request_params_n": self._params_n}
         measured["iteration_tokens_total"] = Histogram(TOKENS_PER_STEP, sizes, total)

@@ -1,4 +1,4 @@
-"""One request as its client sees it: text that grows, choice by choice, until all have ended."""
+"""An open request as its client sees it: choices whose text grows until they end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,13 +21,14 @@ from paceline.engine.core.ports import Sink
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.tokenizer import Tokenizer
 
-PromptSoFar = list[PromptLogprob | None]  # by token; those that are not known yet are None
+PromptSoFar = list[PromptLogprob | None]  # by token; None: not known yet
 
 
 class OpenChoice:
-    """Its pieces add up to its answer; the last one has the finish reason, and nothing follows.
+    """Its deltas add up to its output; the last one has the finish reason.
 
-    The first one has what is known of the prompt by then, which is everything unless it failed.
+    The first delta has the log-probabilities of the prompt that are known by then: all of them,
+    unless the request failed.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class OpenChoice:
         self._scores = scores
         self._prompt: PromptLogprobs | None = None
         self.finish_reason: FinishReason | None = None
-        self.last_told: float | None = None  # when it last got tokens
+        self.last_tokens_at: float | None = None  # the time of the latest tokens
         self.token_ids: list[int] = []
         self._stop_reason: str | int | None = None
         self._texts: list[str] = []
@@ -65,7 +66,7 @@ class OpenChoice:
         logprobs: Sequence[TokenLogprob] = (),
         ended: Ended | Choice | None = None,
     ) -> TextDelta:
-        """Its next tokens; the last ones if it ended, or if a stop string is found."""
+        """Add tokens. They are the last ones if it ended, or if they complete a stop string."""
         detokenizer, before = self._detokenizer, self._detokenizer.tokens
         ids = () if self._prompt_only else ids
         stopped = ended is not None and ended.stop_token is not None
@@ -93,28 +94,28 @@ class OpenChoice:
         self.token_ids += ids
         if self._logprobs is not None:
             self._logprobs += logprobs
-        told = None if self._logprobs is None else logprobs
+        reported = None if self._logprobs is None else logprobs
         return TextDelta(
             self.index,
             text,
             ids,
-            told,
+            reported,
             self.finish_reason,
             self._stop_reason,
             self._prompt if begins else None,
         )
 
     def answer(self) -> ChoiceOutput:
-        """All of it so far."""
-        told = None if self._logprobs is None else tuple(self._logprobs)
+        """The whole choice so far."""
+        reported = None if self._logprobs is None else tuple(self._logprobs)
         text, ids = "".join(self._texts), tuple(self.token_ids)
         ending = self.finish_reason, self._stop_reason
-        return ChoiceOutput(self.index, text, ids, told, *ending, self._prompt)
+        return ChoiceOutput(self.index, text, ids, reported, *ending, self._prompt)
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A request that its client has not seen the end of; choices are there from the beginning."""
+    """A request that has not ended. It has all its choices from the start."""
 
     request: Request
     params: SamplingParams
@@ -123,9 +124,9 @@ class OpenRequest:
     tokenizer: Tokenizer
     arrival: float
     timeout: float | None = None  # seconds from arrival to its end
-    begun: bool = False  # has it got a token?
+    begun: bool = False  # does it have a token?
     choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
-    scores: PromptSoFar | None = None  # None: not wanted
+    scores: PromptSoFar | None = None  # None: not requested
 
     def __post_init__(self) -> None:
         if self.params.prompt_logprobs is not None:
@@ -136,17 +137,17 @@ class OpenRequest:
 
     @property
     def due(self) -> float:
-        """When its time is over."""
+        """The time at which its timeout passes."""
         return self.arrival + (inf if self.timeout is None else self.timeout)
 
     @property
-    def told(self) -> bool:
-        """Have all choices ended?"""
+    def all_ended(self) -> bool:
+        """Whether all choices have ended."""
         return all(choice.finish_reason is not None for choice in self.choices)
 
     def add_prompt_logprobs(self, first: int, scores: Sequence[PromptLogprob]) -> None:
-        """Of tokens of the prompt, from one on; what is known of them already stays."""
-        assert self.scores is not None, "nobody asked for them"
+        """Record scores of prompt tokens from position `first` on; known ones are kept."""
+        assert self.scores is not None, "no prompt log-probabilities were requested"
         for place, one in enumerate(scores, first):
             self.scores[place] = self.scores[place] or one
 
@@ -157,7 +158,7 @@ class OpenRequest:
         logprobs: Sequence[TokenLogprob] = (),
         ended: Ended | Choice | None = None,
     ) -> bool:
-        """News of one of its sequences; what comes after its end is dropped. Did it end now?"""
+        """Add tokens to a choice, unless it has ended; returns whether it ends now."""
         choice = self.choices[max(child, 0)]
         if choice.finish_reason is not None:
             return False
@@ -165,7 +166,7 @@ class OpenRequest:
         return choice.finish_reason is not None
 
     def close(self, ended: Ended) -> RequestOutput:
-        """The request has ended, and so have its choices that are still open."""
+        """End the request and the choices that are still open."""
         for index, choice in enumerate(ended.choices):
             self.push(index, choice.tokens, ended=choice)
         for choice in self.choices:

@@ -46,7 +46,7 @@ class Progress:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """An interrupted batch leaves the terminal as it was found."""
+        """Restore the terminal after an interrupt."""
         if self._bar is not None:
             self._bar.close()
 

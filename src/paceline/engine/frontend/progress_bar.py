@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class TerminalBar:
-    """Is redrawn by `draw` only, so it needs no thread of its own."""
+    """Only `draw` redraws it, so it needs no thread."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self._bar = Progress(

@@ -1,4 +1,4 @@
-"""The reader's end of one request: pieces that wait, as one per choice, until they are taken."""
+"""The reader's end of one request: deltas wait, joined per choice, until they are read."""
 
 from asyncio import CancelledError, Event
 from collections.abc import AsyncIterator, Callable
@@ -10,9 +10,9 @@ from paceline.engine.api import RequestOutput, TextDelta
 
 
 class DeltaBuffer:
-    """Holds at most one piece per choice: what comes before the last one was taken is added to it.
+    """Holds at most one delta per choice: a new delta is joined to one that was not read yet.
 
-    So a slow reader costs no more than the text it has not read.
+    So a slow reader costs no more memory than the text it has not read.
     """
 
     def __init__(self) -> None:
@@ -40,17 +40,17 @@ class DeltaBuffer:
 
     @property
     def ended(self) -> bool:
-        """Has the request come to its end?"""
+        """Whether the request has ended."""
         return self.output is not None or self.error is not None
 
     def shut(self) -> None:
-        """The reader wants nothing more."""
+        """The reader has closed the stream."""
         self.closed = True
         self._news.set()
         self._end.set()
 
     async def take(self) -> TextDelta | None:
-        """The next piece, in the order in which choices had something to say; None: the end."""
+        """The next delta, in the order in which choices got text; None at the end."""
         while not (self._pieces or self._end.is_set()):
             self._news.clear()
             await self._news.wait()
@@ -68,7 +68,7 @@ class DeltaBuffer:
 
 
 class DeltaStream:
-    """See `api.Stream`. However it is left before its end, `abort` is called, once."""
+    """See `api.Stream`. A stream that is left before its end calls `abort` once."""
 
     def __init__(
         self,
@@ -119,12 +119,12 @@ class DeltaStream:
         return output
 
     async def aclose(self) -> None:
-        """Let go of the request, if it has not ended."""
+        """Abort the request if it has not ended."""
         self._leave()
         self._mailbox.shut()
 
 
 def leave(request_id: str, buffer: DeltaBuffer, abort: Callable[[str], None]) -> None:
-    """The reader is gone. After the end the name may be another's, so nothing is aborted."""
+    """Abort the request, unless it has ended: another request may have its id then."""
     if not buffer.ended:
         abort(request_id)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: conversations."""
+"""POST /v1/chat/completions."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def chat_routes(context: ServerContext) -> APIRouter:
 
 
 class ChatWriter:
-    """Every choice begins with its role, and its last chunk has the finish reason."""
+    """Each choice begins with its role; its last chunk has the finish reason."""
 
     def __init__(self, envelope: Envelope, params: SamplingParams) -> None:
         self._envelope, self._params = envelope, params

@@ -32,7 +32,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/completions", responses=GENERATED)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        """Continue a text, or each of several."""
+        """Continue a text, or each of several texts."""
         client = ClientHeaders.of(request.headers, "cmpl")
         model, generations = context.model(body.model), completion_asks(body)
         name = context.name(client.request_id)
@@ -55,8 +55,8 @@ def prompt_text(context: ServerContext, generation: GenerationRequest) -> str:
 class CompletionWriter:
     """The n choices of the first prompt come first, then those of the second, and so on.
 
-    `_echoed` has the texts of the prompts, if they begin the texts of the choices; then their
-    tokens come with the first ones of each choice too.
+    With `echo`, `_echoed` has the texts of the prompts, which begin the texts of the choices; the
+    logprobs of their tokens precede the first ones of each choice.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class CompletionWriter:
         self._envelope, self._body, self._echoed = envelope, body, echoed
         self._tokenizer = tokenizer
         self._prompts: list[tuple[int, ...]] = []  # token ids, where logprobs are wanted
-        self._begun: set[int] = set()  # choices of which something was told
-        self._offsets: dict[int, TokenOffsets] = {}  # by choice, if their logprobs are told
+        self._begun: set[int] = set()  # choices that have been written to
+        self._offsets: dict[int, TokenOffsets] = {}  # by choice, where logprobs are wanted
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
@@ -118,19 +118,19 @@ class CompletionWriter:
     def _logprobs(
         self, part: int, index: int, delta: TextDelta, echoes: bool
     ) -> TextLogprobs | None:
-        """Of the tokens of a piece; with those of a prompt before them, if one is echoed."""
+        """Logprobs of the tokens of a delta, after those of the prompt if it is echoed here."""
         most = self._body.logprobs
         if most is None or delta.logprobs is None:
             return None
         tokens = [one.chosen.text for one in delta.logprobs]
         offsets = self._offsets_of(part, index).of(one.chosen.token_id for one in delta.logprobs)
-        told: list[TokenLogprob | None] = list(delta.logprobs)
+        entries: list[TokenLogprob | None] = list(delta.logprobs)
         if echoes:
             ids, text = self._prompts[part], self._echoed[part]
             tokens = [*map(self._tokenizer.token, ids), *tokens]
             offsets = echoed_offsets(self._tokenizer, ids, text, self._given) + offsets
-            told = [*(delta.prompt_logprobs or ()), *told]
-        return text_logprobs(tokens, told, most, offsets)
+            entries = [*(delta.prompt_logprobs or ()), *entries]
+        return text_logprobs(tokens, entries, most, offsets)
 
     def _offsets_of(self, part: int, index: int) -> TokenOffsets:
         if index not in self._offsets:
@@ -141,6 +141,6 @@ class CompletionWriter:
 
     @property
     def _given(self) -> bool:
-        """Are the prompts texts?"""
+        """Whether the prompts are texts."""
         prompt = self._body.prompt
         return isinstance(prompt, str) or isinstance(prompt[0], str)

@@ -20,9 +20,9 @@ def probe_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/health", responses=PROBED)
     async def health() -> dict[str, str | float]:
-        """Does the engine work? It may, though a request has failed: how long ago is told.
+        """Report whether the engine works, and the seconds since a request last failed.
 
-        Why it did is for its client and the log, since anybody may look here.
+        The reason of that failure is not shown, because this route needs no key.
         """
         if reason := context.engine.healthy():
             raise ApiError(UNAVAILABLE, reason, code="unhealthy")
@@ -33,14 +33,14 @@ def probe_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/ready", responses=PROBED)
     async def ready() -> dict[str, str]:
-        """Are requests taken?"""
+        """Report whether requests are accepted."""
         if reason := context.closed:
             raise ApiError(UNAVAILABLE, reason, code="not_ready")
         return {"status": "ok"}
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         report = await context.engine.stats()
         body = exposition(report, context.models[0], context.engine.healthy() is None)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -51,7 +51,7 @@ def probe_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/load")
     async def load() -> dict[str, int]:
-        """Requests that are open."""
+        """The number of open requests."""
         return {"server_load": len(context.open_requests)}
 
     return router
@@ -62,7 +62,7 @@ def control_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/pause")
     async def pause(mode: Literal["new", "all"] = "new") -> dict[str, str]:
-        """Let new requests wait, or stop those that run as well."""
+        """Stop admitting requests, or stop running ones as well."""
         await context.engine.pause(mode)
         return {"status": "paused"}
 
@@ -73,41 +73,41 @@ def control_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(reset_running_requests: bool = False) -> dict[str, bool]:
-        """Forget cached prefixes; false if requests that run still hold some."""
+        """Forget cached prefixes; false if running requests hold blocks of them."""
         return {"reset": await context.engine.reset_prefix_cache(reset_running_requests)}
 
     @router.post("/abort_requests")
     async def abort_requests(body: AbortRequest) -> dict[str, Any]:
-        """End requests, which their clients are told of by the finish reason."""
+        """End requests with the finish reason "abort"."""
         aborted = [name for name in body.request_ids if await abort(context, name)]
         return {"aborted": aborted}
 
     @router.get("/requests/{request_id:path}/explain", response_class=PlainTextResponse)
     async def explain(request_id: str) -> Response:
-        """The life of a request, in sentences; of several parts, one after the other."""
+        """What happened to a request, in sentences, part by part."""
         return PlainTextResponse(await explanation(context, request_id))
 
     return router
 
 
 async def abort(context: ServerContext, name: str) -> bool:
-    """All parts of a request, or one part by its own id."""
+    """Abort all parts of a request, or one part by its own id."""
     ended = any([await context.engine.abort(part) for part in context.parts(name)])
-    if not ended and name in context.open_requests:  # its text is being read
+    if not ended and name in context.open_requests:  # its prompt is being tokenized
         context.aborted_early.add(name)
         return True
     return ended
 
 
 async def explanation(context: ServerContext, name: str) -> str:
-    """Of all parts that are remembered, or of one part by its own id."""
-    told: list[str] = []
+    """What happened to all remembered parts, or to one part by its own id."""
+    found: list[str] = []
     problem = ""
     for part in context.parts(name):
         try:
-            told.append(await context.engine.explain(part))
+            found.append(await context.engine.explain(part))
         except RequestError as error:
             problem = str(error)
-    if not told:
+    if not found:
         raise ApiError(NOT_FOUND, problem, param="request_id")
-    return "\n".join(told)
+    return "\n".join(found)

@@ -27,7 +27,7 @@ from paceline.server.schemas.responses import (
 )
 
 TEXTS = ("input_text", "output_text", "text")
-NOT_KEPT = "responses are not kept here: send the whole conversation as the input"
+NOT_KEPT = "responses are not stored; send the whole conversation as input"
 
 
 def response_routes(context: ServerContext) -> APIRouter:
@@ -66,31 +66,39 @@ def check_supported(body: ResponseRequest) -> None:
     if body.conversation is not None:
         raise unsupported("conversation", NOT_KEPT)
     if body.background:
-        raise unsupported("background", "a response is made while its client waits")
+        raise unsupported("background", "background responses are not supported; remove background")
     if body.tools and body.tool_choice != "none":
-        raise unsupported("tools", "they cannot be called")
+        raise unsupported(
+            "tools", "tools cannot be called; remove tools, or set tool_choice to none"
+        )
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-        raise unsupported("top_logprobs", "there are none; /v1/chat/completions has them")
+        raise unsupported("top_logprobs", "not supported on this route; use /v1/chat/completions")
     kind = (body.text or {}).get("format") or {"type": "text"}
     if kind != {"type": "text"}:
-        raise unsupported("text", f"the format {kind!r} is not supported; there is only text")
+        raise unsupported(
+            "text",
+            f"the format {kind!r} is not supported: structured output is not built yet; "
+            "remove text",
+        )
     if (body.n or 1) > 1:
-        raise unsupported("n", "a response has one choice")
+        raise unsupported("n", "a response has one choice; remove n")
 
 
 def messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As chats have them."""
+    """The input as the messages of a chat."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not given:
-        raise unsupported("input", "it is empty")
+        raise unsupported("input", "it is empty; give a text or at least one message")
     return [message(item) for item in given]
 
 
 def message(item: Mapping[str, Any]) -> dict[str, Any]:
     kind, role = item.get("type", "message"), item.get("role")
     if kind != "message" or not isinstance(role, str):
-        raise unsupported("input", f"an item is a message with a role, not {kind!r}")
+        raise unsupported(
+            "input", f"an item has the type {kind!r}; it must be a message with a role"
+        )
     return {"role": role, "content": text_of(item.get("content"))}
 
 
@@ -98,7 +106,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise unsupported("input", "the content of a message is a text or a list of parts")
+        raise unsupported("input", "the content of a message must be a text or a list of parts")
     return "".join(part_text(part) for part in cast("list[Any]", content))
 
 
@@ -106,14 +114,16 @@ def part_text(part: Any) -> str:
     found = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
     text = found.get("text")
     if found.get("type") not in TEXTS or not isinstance(text, str):
-        raise unsupported("input", f"a part of a message is a text, not {found.get('type')!r}")
+        raise unsupported(
+            "input", f"a part of a message has the type {found.get('type')!r}; it must be text"
+        )
     return text
 
 
 def begun(
     body: ResponseRequest, generation: GenerationRequest, name: str, model: str
 ) -> ResponseBody:
-    """The response before there is anything of it."""
+    """The response before it has any output."""
     return ResponseBody(
         name,
         int(time()),
@@ -162,8 +172,8 @@ class ResponsesWriter:
         )
 
     def failing(self, error: ErrorBody) -> bytes:
-        told = error.error
-        return self._event("error", code=told.code, message=told.message, param=told.param)
+        detail = error.error
+        return self._event("error", code=detail.code, message=detail.message, param=detail.param)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         return encode(self._whole(outputs))

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, and the list of models: what a router asks an engine."""
+"""POST /tokenize and /detokenize, and GET /v1/models."""
 
 from time import time
 from typing import Any
@@ -18,18 +18,18 @@ def token_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
-        """The token ids of a text, or of a conversation as the model reads it."""
+        """The token ids of a text, or of a conversation after the chat template."""
         context.model(body.model)
-        told = await run_in_threadpool(tokenized, context, body)
-        return Response(told, media_type="application/json")
+        answer = await run_in_threadpool(tokenized, context, body)
+        return Response(answer, media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """The text of token ids, special ones included."""
         context.model(body.model)
-        largest, words = max(body.tokens, default=0), context.tokenizer.vocab_size
-        if largest >= words:
-            problem = f"tokens has {largest}; the vocabulary has {words} words"
+        largest, vocabulary = max(body.tokens, default=0), context.tokenizer.vocab_size
+        if largest >= vocabulary:
+            problem = f"tokens has {largest}; the vocabulary has {vocabulary} tokens"
             raise ApiError(BAD_REQUEST, problem, param="tokens")
         return {"prompt": context.tokenizer.decode(body.tokens, skip_special=False)}
 
@@ -37,16 +37,16 @@ def token_routes(context: ServerContext) -> APIRouter:
 
 
 def tokenized(context: ServerContext, body: TokenizeRequest) -> bytes:
-    """Written here, since a text may be long."""
+    """The body of the response, made on a thread because a text may be long."""
     ids = encoded(context, body)
     strings = [context.tokenizer.token(id) for id in ids] if body.return_token_strs else None
-    told = {
+    answer = {
         "count": len(ids),
         "max_model_len": context.engine.max_model_len,
         "tokens": ids,
         "token_strs": strings,
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(answer)
 
 
 def encoded(context: ServerContext, body: TokenizeRequest) -> list[int]:

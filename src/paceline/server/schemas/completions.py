@@ -1,4 +1,4 @@
-"""The bodies of responses, field by field as OpenAI's clients read them."""
+"""Bodies of responses, with the fields of OpenAI's API."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -22,13 +22,13 @@ encode = msgspec.json.encode
 
 
 class PromptTokensDetails(Struct, frozen=True):
-    """Of the prompt, what came from the prefix cache."""
+    """Prompt tokens from the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionUsage(Struct, frozen=True):
-    """Tokens that a response took."""
+    """Token counts of a response."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -37,7 +37,7 @@ class CompletionUsage(Struct, frozen=True):
 
 
 class StageTimings(Struct, frozen=True):
-    """Where the time went, in seconds."""
+    """Seconds in each stage."""
 
     queue_s: float
     prefill_s: float
@@ -48,7 +48,7 @@ class StageTimings(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token that could have been chosen."""
+    """A likely token at a position."""
 
     token: str
     logprob: float
@@ -56,7 +56,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class ChatLogprob(Struct, frozen=True):
-    """A token of the text, and the likeliest ones in its place."""
+    """A token of the text, and the likeliest tokens at its position."""
 
     token: str
     logprob: float
@@ -83,14 +83,16 @@ class TextLogprobs(Struct, frozen=True):
 
 
 class RankedLogprob(Struct, frozen=True):
-    """A token in the place of one of the prompt's; the likeliest one has rank 1."""
+    """A token at a position of the prompt; the likeliest one has rank 1."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-PromptColumn = list[dict[str, RankedLogprob] | None]  # by token id, the prompt's own one first
+PromptColumn = list[
+    dict[str, RankedLogprob] | None
+]  # by token id; the token of the prompt is first
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
@@ -109,7 +111,7 @@ class AssistantMessage(Struct, frozen=True):
 
 
 class ChatChunkChoice(Struct, frozen=True):
-    """What is new in one choice of a chat."""
+    """New content of one choice of a chat."""
 
     index: int
     delta: Delta
@@ -129,7 +131,7 @@ class ChatChoice(Struct, frozen=True):
 
 
 class TextChoice(Struct, frozen=True):
-    """A choice of a completion, or what is new in it."""
+    """A choice of a completion, or its new content."""
 
     index: int
     text: str
@@ -177,7 +179,7 @@ class Completion(Struct, frozen=True):
 
 
 def event(message: Struct) -> bytes:
-    """A message as one server-sent event."""
+    """Encode a message as a server-sent event."""
     return b"data: " + encode(message) + b"\n\n"
 
 
@@ -189,7 +191,7 @@ def usage_of(counted: Sequence[Usage]) -> CompletionUsage:
 
 
 def spent_by(outputs: Sequence[RequestOutput]) -> StageTimings:
-    """Of several parts, the longest of each stage."""
+    """Seconds in each stage; of several parts, the longest."""
     timings = [output.timings for output in outputs]
     return StageTimings(
         queue_s=max(each.queue_s for each in timings),
@@ -205,10 +207,10 @@ def finite(logprob: float) -> float:
     return logprob if isfinite(logprob) else IMPOSSIBLE
 
 
-def chat_logprobs(told: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
-    if told is None:
+def chat_logprobs(entries: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+    if entries is None:
         return None
-    return ChatLogprobs([chat_logprob(entry) for entry in told])
+    return ChatLogprobs([chat_logprob(entry) for entry in entries])
 
 
 def chat_logprob(entry: TokenLogprob) -> ChatLogprob:
@@ -222,26 +224,29 @@ def top_logprob(other: Alternative) -> TopLogprob:
 
 def text_logprobs(
     tokens: Sequence[str],
-    told: Sequence[TokenLogprob | None],
+    entries: Sequence[TokenLogprob | None],
     most: int,
     offsets: Sequence[int],
 ) -> TextLogprobs:
-    """Of tokens with at most so many alternatives, and with the places where they begin."""
+    """Columns for tokens and their offsets, with at most `most` alternatives."""
     return TextLogprobs(
         list(tokens),
-        [entry and finite(entry.chosen.logprob) for entry in told],
-        [entry and {one.text: finite(one.logprob) for one in entry.top[:most]} for entry in told],
+        [entry and finite(entry.chosen.logprob) for entry in entries],
+        [
+            entry and {one.text: finite(one.logprob) for one in entry.top[:most]}
+            for entry in entries
+        ],
         list(offsets),
     )
 
 
 def prompt_column(
-    told: Sequence[PromptLogprob | None] | None, most: int | None
+    entries: Sequence[PromptLogprob | None] | None, most: int | None
 ) -> PromptColumn | UnsetType:
-    """With at most so many alternatives; nothing at all where that is None."""
-    if told is None or most is None:
+    """Prompt logprobs with at most `most` alternatives; unset if `most` is None."""
+    if entries is None or most is None:
         return UNSET
-    return [entry and ranked(entry, most) for entry in told]
+    return [entry and ranked(entry, most) for entry in entries]
 
 
 def ranked(entry: PromptLogprob, most: int) -> dict[str, RankedLogprob]:

@@ -1,4 +1,4 @@
-"""What every message of an answer carries besides its choices."""
+"""The fields of a response besides its choices."""
 
 from collections.abc import Sequence
 from time import time
@@ -28,7 +28,7 @@ NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
 
 
 class Envelope:
-    """Usage is told as the client asks for it: never, at the end, or in each chunk so far."""
+    """Adds id, model and time, and usage as requested: not at all, at the end, or in each chunk."""
 
     def __init__(self, name: str, model: str, options: StreamOptions, timings: bool) -> None:
         self.id, self.model, self.created = name, model, int(time())
@@ -39,9 +39,9 @@ class Envelope:
 
     @classmethod
     def of(cls, body: GenerationBody, name: str, model: str, timings: bool) -> "Envelope":
-        """`timings` is what happens where the body does not say."""
-        told = timings if body.timings is None else body.timings
-        return cls(name, model, body.stream_options or NO_OPTIONS, told)
+        """`timings` is the default for bodies without that field."""
+        wanted = timings if body.timings is None else body.timings
+        return cls(name, model, body.stream_options or NO_OPTIONS, wanted)
 
     def count_prompts(self, streams: Sequence[Stream]) -> None:
         self._prompt = sum(stream.prompt_tokens for stream in streams)
@@ -57,7 +57,7 @@ class Envelope:
         return event(made(self.id, self.created, self.model, (choice,), self._running_usage()))
 
     def closing(self, kind: Chunk, outputs: Sequence[RequestOutput]) -> bytes:
-        """The end of a stream, after a chunk without a choice if there is something to tell."""
+        """The end of a stream, after a chunk with usage and timings if they are requested."""
         if not (self._include or self._timings):
             return DONE
         usage = self.usage(outputs) if self._include else UNSET
@@ -65,7 +65,7 @@ class Envelope:
         return event(last) + DONE
 
     def _running_usage(self) -> CompletionUsage | UnsetType | None:
-        """Of a chunk. How much of the prompt was cached is known at the end only."""
+        """The usage so far. Cached tokens are known only at the end."""
         if not self._include:
             return UNSET
         if not self._running:

@@ -1,4 +1,4 @@
-"""The bodies of /v1/responses, field by field as OpenAI's clients read them."""
+"""Bodies of /v1/responses, with the fields of OpenAI's API."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -12,13 +12,13 @@ Status = Literal["in_progress", "completed", "incomplete", "cancelled"]
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """No model here thinks apart from its text."""
+    """Reasoning is not separated from the text, so its count is 0."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(Struct, frozen=True):
-    """Tokens that a response took."""
+    """Token counts of a response."""
 
     input_tokens: int
     output_tokens: int
@@ -47,25 +47,25 @@ class OutputMessage(Struct, frozen=True):
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Why the text is not whole."""
+    """Why the text is incomplete."""
 
     reason: str
 
 
 class TextFormat(Struct, frozen=True):
-    """The only one there is."""
+    """The only supported format."""
 
     type: str = "text"
 
 
 class TextSettings(Struct, frozen=True):
-    """What the text looks like."""
+    """The format of the text."""
 
     format: TextFormat = TextFormat()
 
 
 class ResponseBody(Struct, frozen=True):
-    """A response so far, or the whole of it; it is not kept here.
+    """A response, complete or so far. It is not stored.
 
     The fields: id, created_at, model, instructions, max_output_tokens, temperature, top_p, user,
     metadata, status, output, usage, incomplete_details, timings, object, error,
@@ -98,7 +98,7 @@ class ResponseBody(Struct, frozen=True):
 
 
 def response_event(kind: str, number: int, **fields: Any) -> bytes:
-    """One server-sent event, with its type in both places where clients look."""
+    """A server-sent event, with its type as event name and in its body."""
     body = encode({"type": kind, "sequence_number": number, **fields})
     return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 

@@ -1,4 +1,4 @@
-"""The engine's counts as Prometheus reads them, under vLLM's names."""
+"""The metrics of the engine in the format of Prometheus, under vLLM's names."""
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -20,7 +20,7 @@ from paceline.server.telemetry.metric_help import METRIC_HELP
 LABELS = ("model_name", "engine")
 WAITING = ("num_requests_waiting_by_reason", "reason")
 ACCEPTED = ("spec_decode_num_accepted_tokens_per_pos", "position")
-# Names that routers still look for, beside those that took their place.
+# Old names that routers still read, and their present names.
 OLD_GAUGES = {"gpu_cache_usage_perc": "kv_cache_usage_perc"}
 OLD_COUNTERS = {
     "gpu_prefix_cache_queries": "prefix_cache_queries",
@@ -29,7 +29,7 @@ OLD_COUNTERS = {
 
 
 class Exposition(Collector):
-    """One report; every family has the labels of the model and of the engine."""
+    """Collects one report. Every family has the labels of the model and of the engine."""
 
     def __init__(self, report: Report, model: str, healthy: bool) -> None:
         self._report, self._values, self._healthy = report, (model, "0"), healthy
@@ -74,7 +74,7 @@ class Exposition(Collector):
         yield cache
 
     def _own(self) -> Iterator[Metric]:
-        """What others have no name for."""
+        """Metrics without a name in vLLM."""
         report = self._report
         for kind, name, value in (
             (GaugeMetricFamily, "engine_healthy", float(self._healthy)),
@@ -93,7 +93,7 @@ def with_old_names(values: Mapping[str, float], old: Mapping[str, str]) -> dict[
 
 
 def buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Prometheus counts in each bucket what lies at or below its bound."""
+    """Cumulative counts: each bucket has the values at or below its bound."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
 

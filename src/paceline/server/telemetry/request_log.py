@@ -1,4 +1,4 @@
-"""One line of the log for each request that came to its end, whatever the end."""
+"""One entry in the log for each request that has ended, however it ended."""
 
 import logging
 from asyncio import CancelledError
@@ -20,8 +20,8 @@ Outcome = Literal["finished", "aborted", "timeout", "refused", "failed"]
 
 
 class RequestLogEntry(msgspec.Struct):
-    """What is known about a request when it has left; None for what is not, which are the stages
-    of one that was cut, and the answer of one that was refused.
+    """A request after its end. Unknown values are None: the stages of a request that was cut
+    short, and the output of one that was refused.
 
     Its fields: request_id, path, time, outcome, reason, finish_reasons, prompt_tokens,
     completion_tokens, cached_tokens, preemptions, queue_s, prefill_s, decode_s, total_s, tenant,
@@ -47,7 +47,7 @@ class RequestLogEntry(msgspec.Struct):
     stream: bool = False
 
     def account(self, outputs: Sequence[RequestOutput]) -> None:
-        """Take the figures of all parts that have ended."""
+        """Add the figures of all parts."""
         self.prompt_tokens = sum(each.usage.prompt_tokens for each in outputs)
         self.completion_tokens = sum(each.usage.completion_tokens for each in outputs)
         self.total_s = round(max(each.timings.total_s for each in outputs), 6)
@@ -68,11 +68,11 @@ class RequestLogEntry(msgspec.Struct):
             self.outcome = "aborted"
 
     def end_by(self, error: BaseException, unread: bool) -> None:
-        """It was cut short, with something still unread or not."""
+        """Record the error that ended the request; `unread`: a write was still pending."""
         match error:
             case CancelledError():
                 self.outcome = "aborted"
-                self.reason = UNREAD if unread else "the client has hung up"
+                self.reason = UNREAD if unread else "the client disconnected"
             case HTTPException(status_code=status) if status == GATEWAY_TIMEOUT:
                 self.outcome, self.reason = "timeout", readable(str(error.detail))
             case RequestError() | HTTPException():
@@ -86,7 +86,7 @@ class RequestLogEntry(msgspec.Struct):
             log.info("%s", self)
 
     def __str__(self) -> str:
-        """For people: who, how it ended, how much, how long."""
+        """A line of text: id, outcome, tokens, seconds."""
         why = f" ({self.reason})" if self.reason else ""
         tokens = known(
             ("{} tokens in", self.prompt_tokens),
@@ -94,13 +94,13 @@ class RequestLogEntry(msgspec.Struct):
             ("{} out", self.completion_tokens),
         )
         times = known(("{:.3f} s in the queue", self.queue_s), ("{:.3f} s in all", self.total_s))
-        told = "; ".join(part for part in (tokens, times) if part)
-        return f"{self.request_id} {self.path}: {self.outcome}{why}; {told}"
+        summary = "; ".join(part for part in (tokens, times) if part)
+        return f"{self.request_id} {self.path}: {self.outcome}{why}; {summary}"
 
 
 def known(*figures: tuple[str, float | None]) -> str:
-    """Those that are, each in its words."""
-    return ", ".join(words.format(figure) for words, figure in figures if figure is not None)
+    """The known figures, each in its format."""
+    return ", ".join(form.format(figure) for form, figure in figures if figure is not None)
 
 
 def now() -> str:
@@ -108,7 +108,7 @@ def now() -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Every record is one line with one JSON object; that of a request has all its fields."""
+    """Formats each record as one line with a JSON object. The entry of a request has all fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         arguments: Any = record.args

@@ -1,4 +1,4 @@
-"""Each request as a span of OpenTelemetry, with the names that others give its attributes."""
+"""Sends each request as an OpenTelemetry span, with the usual names of attributes."""
 
 from time import time_ns
 
@@ -17,7 +17,7 @@ NS = 1_000_000_000
 
 
 class Spans:
-    """A span begins and ends with its request, below the one that the caller named."""
+    """A span has the start and the end of its request; its parent is the span of the client."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         provider = TracerProvider(resource=Resource.create({"service.name": "paceline"}))
@@ -26,7 +26,7 @@ class Spans:
 
     @classmethod
     def sent_to(cls, endpoint: str) -> "Spans":
-        """In batches, by HTTP; what cannot be delivered is lost and logged."""
+        """Send spans in batches over HTTP. A failure to send is logged, and the spans are lost."""
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
     def ended(self, client: ClientHeaders, params: SamplingParams, entry: RequestLogEntry) -> None:
@@ -47,7 +47,7 @@ class Spans:
 def attributes(
     client: ClientHeaders, params: SamplingParams, entry: RequestLogEntry
 ) -> dict[str, str | int | float | list[str]]:
-    """Those that are known."""
+    """The attributes with a known value."""
     found = {
         "gen_ai.request.id": client.request_id,
         "gen_ai.request.n": params.n,

@@ -1,4 +1,4 @@
-"""What a tracer has to do, and how one is found where spans are wanted."""
+"""The protocol of a tracer, and its import on request."""
 
 from importlib import import_module
 from typing import Protocol
@@ -10,7 +10,7 @@ from paceline.server.telemetry.request_log import RequestLogEntry
 
 
 class Tracing(Protocol):
-    """Hears of each request once, when it has left."""
+    """Receives each request once, after its end."""
 
     def ended(
         self, client: ClientHeaders, params: SamplingParams, entry: RequestLogEntry
@@ -18,10 +18,10 @@ class Tracing(Protocol):
 
 
 def tracing_to(endpoint: str) -> Tracing:
-    """OpenTelemetry is imported only where somebody asks for it."""
+    """Import OpenTelemetry, which is needed only if spans are sent."""
     try:
         spans = import_module("paceline.server.telemetry.spans")
     except ImportError as error:
-        wanted = "otlp_endpoint needs OpenTelemetry, pip install 'paceline[otel]'"
+        wanted = "otlp_endpoint needs OpenTelemetry; run pip install 'paceline[otel]'"
         raise ConfigError(f"{wanted}: {error}") from error
     return spans.Spans.sent_to(endpoint)
