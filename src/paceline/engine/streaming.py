@@ -19,7 +19,7 @@ from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
-from paceline.engine.offline import Prompt, as_generation
+from paceline.engine.prompts import Prompt, as_generation
 from paceline.text.tokenizer import Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
