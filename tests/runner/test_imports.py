@@ -16,6 +16,7 @@ KERNELS = {
     "cuda/kernels/decode_attention.py": {"triton"},
     "cuda/kernels/tiled_attention.py": {"triton"},
     "cuda/kernels/columns.py": {"triton"},
+    "cuda/kernels/drafts.py": {"triton"},
     "cuda/kernels/layers.py": {"triton"},
     "cuda/kernels/sampling.py": {"triton"},
     "cuda/kernels/split_k.py": {"triton"},

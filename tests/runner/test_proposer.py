@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline import ConfigError
 from paceline.core.config import SpeculationConfig
-from paceline.runner.proposer import Proposer, filled, load
+from paceline.runner.proposer import Proposer, load
 from paceline.runner.proposers.ngram import Ngram
 
 
@@ -45,9 +45,3 @@ def test_a_proposer_is_found_by_its_path_and_reads_the_settings() -> None:
 def test_a_proposer_that_cannot_be_used_is_refused_by_name(name: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(SpeculationConfig(proposer=name))
-
-
-def test_places_without_a_draft_get_token_0() -> None:
-    drafts = torch.tensor([[5, -1, -1], [6, 7, 8], [-1, -1, -1]])
-    found = filled(drafts, torch.tensor([2, 3, 1]))
-    assert found.tolist() == [[5, 0, -1], [6, 7, 8], [0, -1, -1]]

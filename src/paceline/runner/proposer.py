@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
 from paceline.core import plugins
@@ -34,10 +33,3 @@ def load(config: SpeculationConfig) -> Proposer:
     """Load the proposer by module name in `proposers`, or by dotted path to a class."""
     package = "paceline.runner.proposers"
     return plugins.load("proposer", config.proposer, package, Proposer)(config)
-
-
-def filled(drafts: Tensor, number: Tensor) -> Tensor:
-    """Return the tokens to compute: row i has `number[i]` places. A place without a draft gets
-    token 0, and -1 marks what is behind the places."""
-    places = torch.arange(drafts.shape[1], device=drafts.device)
-    return torch.where(places < number[:, None], drafts.clamp(min=0), -1)

@@ -67,11 +67,11 @@ class Discipline(ABC):
         """Who computes how much now."""
 
     def want(self, slot: Index) -> I32:
-        """Positions that residents could use in a step in which somebody is admitted."""
+        """Positions that residents could use in a step that admits a sequence."""
         return self._at.table.remaining(slot)
 
     def demand(self, slot: Index) -> I32:
-        """Positions that residents take of a step in which somebody is admitted."""
+        """Positions that residents take of a step that admits a sequence."""
         return self._clip(slot, self.want(slot))
 
     def chunk(self, row: ArrivalRow) -> int:
@@ -146,7 +146,7 @@ class Discipline(ABC):
             self._give_way(missing, int(slot[wanting][0]))
 
     def _give_way(self, missing: int, needy: int) -> None:
-        """Preempt whom the policy names, because blocks are missing for a resident."""
+        """Preempt the resident that the policy names, because blocks are missing for a resident."""
         at = self._at
         victim = at.policy.victim()
         whom = "itself" if needy == victim else repr(at.table.name[needy])

@@ -27,7 +27,7 @@ class SlotTable:
         computed[s] <= planned[s]     positions confirmed / handed out to the runner
         known[s]                      token ids the host has seen; `tokens[s, :known[s]]`
         planned[s] >= known[s]        a sample for s is in flight
-        prompt[s], limit[s]           tokens asked with / tokens at which it ends
+        prompt[s], limit[s]           tokens of the prompt / tokens at which it ends
         bounded[s]                    has it a `max_tokens`, so that its latest end is known?
         ceiling[s]                    positions that may be handed out for now: the least of all
                                       caps of s, and below the limit

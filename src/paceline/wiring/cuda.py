@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,10 +19,21 @@ from paceline.runner.cuda.runner import CudaRunner
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Proposer
 from paceline.runner.proposer import load as load_proposer
+from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
+from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
-from paceline.wiring.settings import GIB, Hardware, check, gpu_defaults, part_of, resolve
+from paceline.wiring.settings import (
+    GIB,
+    MEASURED_S,
+    Hardware,
+    check,
+    gpu_defaults,
+    part_of,
+    resolve,
+    room_of,
+)
 
 DEPTH = 2
 ATTENTION = "triton"
@@ -75,9 +87,14 @@ def assemble(
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
     runner = runner_of(model, kv, attention, proposer, config.step)
-    log.info("capturing graphs")
-    runner.warm()
+    drafts = config.speculation.num_speculative_tokens
+    runner.warm(drafts > 0)
     scheduler = scheduler_of(config)
+    if drafts:
+        timer = StepTimer(runner, room_of(config), perf_counter, torch.cuda.synchronize)
+        plain, drafted = timer.measure(MEASURED_S)
+        if drafted:
+            scheduler.measure_steps(StepTimes(plain, drafted))
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(rate, runner.blocks_per_s()))

@@ -30,6 +30,7 @@ class Flashinfer:
     """
 
     most_in_flight = PLANS
+    plans_on_host = True  # so the host must know where rows begin
 
     def __init__(self) -> None:
         self._scratch: Tensor | None = None

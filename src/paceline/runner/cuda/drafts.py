@@ -1,21 +1,27 @@
 """Steps with drafts on a GPU: the host proposes, the GPU computes, the sampler verifies."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.plan import Plan, StepResult
-from paceline.core.request import Request
-from paceline.runner.attention.backend import Attention
+from paceline.core.arrays import I32, Index
+from paceline.core.plan import Plan
+from paceline.runner.cuda.eager import EagerSteps
+from paceline.runner.cuda.flight import LaunchedStep, Silent
+from paceline.runner.cuda.graphs.mixed import MixedGraphs
+from paceline.runner.cuda.kernels.drafts import accept, put_drafts
+from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
+from paceline.runner.cuda.residents import Residents
+from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
-from paceline.runner.kv_store import KVStore
-from paceline.runner.proposer import Proposer, filled
-from paceline.runner.result import ResultBuilder
-from paceline.runner.sampler import Sampler, TokenScores
+from paceline.runner.proposer import Proposer
+from paceline.runner.sampler import Sampler
+from paceline.runner.sampling_controls import Controls
 
 
 class DraftedSteps:
@@ -25,72 +31,145 @@ class DraftedSteps:
     def __init__(
         self,
         model: CudaModel,
-        kv: KVStore,
-        attention: Attention,
-        proposer: Proposer,
+        state: CudaState,
+        graphs: MixedGraphs | None,
+        eager: EagerSteps,
         prompts: PromptScorer,
+        proposer: Proposer,
+        choice: "Verification",
     ) -> None:
-        self._model, self._kv, self._attention, self._prompts = model, kv, attention, prompts
-        self._proposer = proposer
+        """Steps that fit into no graph are launched kernel by kernel."""
+        self._model, self._state, self._graphs, self._eager = model, state, graphs, eager
+        self._prompts, self._proposer, self._choice = prompts, proposer, choice
 
-    def run(
-        self, plan: Plan, state: CudaState, sampler: Sampler, requests: dict[int, Request]
-    ) -> StepResult:
-        """Compute a plan with drafts. Only the GPU knows the positions of its rows."""
-        rows = plan.rows
-        plan = replace(plan, start=state.stands(rows.slot))
-        wanted = np.flatnonzero(rows.samples)
-        number = rows.drafts[wanted]
-        first = (plan.start + rows.count - rows.drafts)[wanted]  # where the sampled token goes
-        drafts = self._propose(state, rows.slot[wanted], first, number)
-        logits, prompt = self._logits(plan, state, wanted, drafts.shape[1])
-        asked = [requests[slot] for slot in rows.slot[wanted].tolist()]
-        quiet = [row for row, request in enumerate(asked) if request.silent]
-        raw = logits[quiet].cpu()
-        controls = sampler.controls(rows.slot[wanted].tolist())
-        places = torch.from_numpy(first.astype(np.int64)).to(logits.device)
-        found = sampler.verify(logits, drafts, controls, places)
-        controls.observe(found.ids, places)
-        state.settle(rows.slot[wanted], places, found.ids, found.count)
-        result = ResultBuilder(plan, wanted, found.ids.cpu(), found.count.cpu())
-        result.fail(found.bad.cpu())
-        result.add_logprobs(controls, tuple(map(on_host, found.scores)))
-        for row, own in zip(quiet, raw, strict=True):
-            result.add_silent_logprobs(row, own, found.ids[row].cpu(), asked[row])
-        whole = result.build()
-        return whole if prompt is None else replace(whole, prompt=prompt.read())
+    def capture(self) -> Iterator[int]:
+        """Capture the graphs of every size."""
+        yield from () if self._graphs is None else self._graphs.capture_lengths()
 
-    def _propose(
-        self, state: CudaState, slot: np.ndarray, first: np.ndarray, number: np.ndarray
-    ) -> Tensor:
-        """Return drafts [samples, most drafts], and write them after the known tokens."""
-        known, places = (torch.from_numpy(one.astype(np.int64)) for one in (first, number))
-        device = state.tokens.device
-        tokens = state.tokens[torch.from_numpy(slot).to(device), : int(first.max())].cpu().long()
-        drafts = self._proposer.propose(tokens, known, places, int(number.max()))
-        state.write(slot, known.to(device), filled(drafts, places).to(device))
-        return drafts.to(device)
+    def forget(self) -> None:
+        """Sequences came or left: slots may have changed hands."""
+        self._choice.forget()
 
-    def _logits(
-        self, plan: Plan, state: CudaState, wanted: np.ndarray, most: int
+    def launch(self, plan: Plan, order: Index, is_moving: bool) -> LaunchedStep:
+        """Launch a plan that has drafts; a graph computes the rows in this order, in which rows of
+        one position come first. If rows are moving, the host does not know where they begin."""
+        size = self._size(plan)
+        if size is None:
+            order = np.arange(len(plan.rows))
+        rows, lines = plan.rows, lines_of(plan, order)
+        wanted = order[rows.samples[order]]
+        own, known, drafts = self._propose(plan, wanted)
+        hidden, prompt = self._hidden(plan, size, order, lines, is_moving)
+        logits = self._model.logits(hidden)
+        return self._choice.verify(plan, wanted, logits, (own, known, drafts), prompt)
+
+    def _size(self, plan: Plan) -> int | None:
+        """Of the graph that the step fits into."""
+        if self._graphs is None or self._prompts.spans(plan):
+            return None
+        return self._graphs.size(plan)
+
+    def _propose(self, plan: Plan, wanted: Index) -> tuple[Tensor, Tensor, Tensor]:
+        """Return slots [samples], known tokens [samples] and drafts [samples, most drafts] of the
+        rows that sample; the drafts are behind the known tokens."""
+        rows, state = plan.rows, self._state
+        width = (rows.count - rows.drafts)[wanted]
+        sent = rows.slot[wanted].astype(np.int32), width, rows.drafts[wanted]
+        own, behind, number = state.send(*sent)
+        known = state.position.index_select(0, own) + behind
+        longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
+        tokens = state.tokens[:, :longest].index_select(0, own)
+        drafts = self._proposer.propose(tokens, known, number, int(rows.drafts.max()))
+        put_drafts(state.tokens, own, known, drafts, number)
+        return own, known, drafts
+
+    def _hidden(
+        self, plan: Plan, size: int | None, order: Index, lines: I32, is_moving: bool
     ) -> tuple[Tensor, ScoredPrompts | None]:
-        """Return logits after each place of a draft, [samples, 1 + most drafts, vocab], and the
-        scores of prompts."""
-        batch, cells, slot = state.batch(plan)
-        prepared = self._attention.prepare(batch, self._kv)
-        last = batch.starts[1:][wanted] - 1
-        places = (last - plan.rows.drafts[wanted])[:, None] + np.arange(1 + most)
-        at = torch.from_numpy(np.minimum(places, last[:, None]).astype(np.int64)).flatten()
-        at = at.to(cells.device)
-        is_asked = bool(self._prompts.spans(plan))  # prompt scores need any position
-        hidden = self._model.forward(batch, cells, self._kv, prepared, None if is_asked else at)
-        state.advance(slot, batch.context)
-        prompt = self._prompts.score(plan, hidden)
-        logits = self._model.logits(hidden.index_select(0, at) if is_asked else hidden)
-        return logits.float().view(len(wanted), 1 + most, -1), prompt
+        """Hidden states of all lines, and scores of prompts."""
+        if self._graphs is not None and size is not None:
+            return self._graphs.forward_lines(plan, size, order, lines), None
+        (at,) = self._state.send(lines)
+        hidden, _, prompt = self._eager.hidden(plan, is_moving, at)
+        return hidden, prompt
 
 
-def on_host(scores: TokenScores | None) -> TokenScores | None:
-    if scores is None:
-        return None
-    return TokenScores(scores.given.cpu(), scores.rank.cpu(), scores.ids.cpu(), scores.values.cpu())
+class Verification:
+    """Samples after each line, and keeps what agrees with the drafts."""
+
+    def __init__(
+        self, state: CudaState, sampler: Sampler, residents: Residents, returns: Readback
+    ) -> None:
+        self._state, self._sampler = state, sampler
+        self._residents, self._returns = residents, returns
+        self._controls: Controls | None = None
+        self._slots: list[int] = []  # that the controls are for
+
+    def forget(self) -> None:
+        self._controls = None
+
+    def verify(
+        self,
+        plan: Plan,
+        wanted: Index,
+        logits: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        prompt: ScoredPrompts | None,
+    ) -> LaunchedStep:
+        """From logits [samples * (1 + most drafts), vocab], and the slots, known tokens and drafts
+        of the rows that sample."""
+        own, known, drafts = rows
+        step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
+        if self._residents.are_plain(plan.rows.slot[wanted]):
+            ids = self._choose(logits, *rows)
+        else:
+            step, ids = self._sample(step, logits, known, drafts)
+        accept((self._state.tokens, self._state.position), own, known, ids, drafts)
+        return replace(step, ticket=self._returns.fetch(ids.view(-1)))
+
+    def _choose(self, logits: Tensor, own: Tensor, known: Tensor, drafts: Tensor) -> Tensor:
+        """Rows that want no more than a temperature: ids [samples, 1 + most drafts]."""
+        state, width = self._state, 1 + drafts.shape[1]
+        places = torch.arange(width, dtype=torch.int32, device=known.device)
+        slot = own[:, None].expand(-1, width).reshape(-1)
+        context = (known[:, None] + places).reshape(-1)
+        ids = torch.empty((len(own), width), dtype=torch.int32, device=known.device)
+        choose(logits, state.temperature, state.key, slot, context, ids.view(-1))
+        return ids
+
+    def _sample(
+        self, step: LaunchedStep, logits: Tensor, known: Tensor, drafts: Tensor
+    ) -> tuple[LaunchedStep, Tensor]:
+        """Rows of which some want more: the step with what they want, and ids as above."""
+        slots: list[int] = step.plan.rows.slot[step.wanted].tolist()
+        controls = self._controls_for(slots)
+        scores = logits.float().view(len(drafts), 1 + drafts.shape[1], -1)
+        silent = tuple(
+            Silent(row, request, scores[row].clone())
+            for row, request in enumerate(map(self._residents.requests.__getitem__, slots))
+            if request.silent
+        )
+        places = known.long()
+        found = self._sampler.verify(scores, drafts, controls, places)
+        controls.observe(found.ids, places)
+        ids = found.ids.masked_fill(found.bad[:, None], -1).int()
+        return replace(step, controls=controls, scores=found.scores, silent=silent), ids
+
+    def _controls_for(self, slots: list[int]) -> Controls:
+        if self._controls is None or self._slots != slots:
+            self._controls, self._slots = self._sampler.controls(slots), slots
+        return self._controls
+
+
+def lines_of(plan: Plan, order: Index) -> I32:
+    """Where logits are wanted, among the positions of the rows in this order: for each row that
+    samples its last known token and its drafts, [samples * (1 + most drafts)].
+
+    A row with fewer drafts repeats its last line.
+    """
+    rows = plan.rows
+    last = (np.cumsum(rows.count[order]) - 1)[rows.samples[order]]
+    drafts = rows.drafts[order][rows.samples[order]]
+    places = np.arange(1 + int(rows.drafts.max()))
+    lines: I32 = (last - drafts)[:, None] + np.minimum(places, drafts[:, None])
+    return lines.astype(np.int32).reshape(-1)

@@ -3,7 +3,6 @@
 from collections import deque
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,40 +12,26 @@ from paceline.core.arrays import I32, Index
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import StepError
 from paceline.core.plan import Plan, Rows, StepResult
-from paceline.core.request import Request
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.block_copies import BlockCopies
-from paceline.runner.cuda.drafts import DraftedSteps, on_host
+from paceline.runner.cuda.drafts import DraftedSteps, Verification
+from paceline.runner.cuda.eager import EagerSteps
+from paceline.runner.cuda.flight import LaunchedStep, Silent
 from paceline.runner.cuda.graphs.capture import GraphMemory
 from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
-from paceline.runner.cuda.graphs.mixed import MixedCapturable, MixedGraphs
+from paceline.runner.cuda.graphs.mixed import Extent, MixedCapturable, MixedGraphs
 from paceline.runner.cuda.kernels.columns import settle
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
+from paceline.runner.cuda.prompt_scores import PromptScorer
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Proposer
-from paceline.runner.result import ResultBuilder
 from paceline.runner.runner import quickest
-from paceline.runner.sampler import Sampler, TokenScores
+from paceline.runner.sampler import Sampler
 from paceline.runner.sampling_controls import Controls
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LaunchedStep:
-    """A step in flight. `wait` reads what is still on the GPU."""
-
-    plan: Plan
-    wanted: np.ndarray  # rows that sample
-    ticket: Any  # of their ids
-    controls: Controls | None = None
-    scores: TokenScores | None = None
-    raw: tuple[tuple[int, Request, Tensor], ...] = ()  # logits of rows scored at the end
-    result: StepResult | None = None  # of a step that has ended when `launch` returns
-    prompt: ScoredPrompts | None = None  # scores of prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +48,9 @@ class RowLayout:
 class CudaRunner:
     """Runs plans in order. `launch` returns before the step has ended.
 
-    The store has one block that plans do not use, for rows that fill up a batch.
+    While a step with drafts is in flight, rows are moving: where they begin is known on the GPU
+    alone, and plans have an upper bound. The store has one block more than plans know of, for
+    rows that fill up a batch.
     """
 
     capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
@@ -78,22 +65,28 @@ class CudaRunner:
         max_model_len: int,
         most_positions: int,
     ) -> None:
-        """Steps of more than `most_positions`, and mixed steps of an attention backend without
-        graphs for them, are launched kernel by kernel."""
-        self._model, self._kv, self._attention = model, kv, attention
+        """Steps of more than so many positions, or of an attention without graphs for rows of
+        any length, are launched kernel by kernel."""
+        self._kv, self._attention = kv, attention
         state = self.state = CudaState(slots, max_model_len, kv)
         memory = GraphMemory()
         self.graphs = DecodeGraphs(model, kv, attention, state, memory)
-        self.mixed = None
+        self.mixed = drafted = None
         if isinstance(attention, MixedCapturable):
-            self.mixed = MixedGraphs(model, kv, attention, state, most_positions, memory)
+            extent = Extent.of_prompts(most_positions, slots)
+            self.mixed = MixedGraphs(model, kv, attention, state, extent, memory)
+            extent = Extent.of_drafts(most_positions)
+            drafted = MixedGraphs(model, kv, attention, state, extent, memory)
         self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
         self._residents = Residents(slots, self._sampler)
         self._same: RowLayout | None = None
         self._controls: Controls | None = None
         self._prompts = PromptScorer(model, self._residents.asking, slots, kv.content.device)
-        self._drafted = DraftedSteps(model, kv, attention, proposer, self._prompts)
         self._returns = Readback(slots)
+        self._eager_steps = EagerSteps(model, kv, attention, state, self._prompts)
+        choice = Verification(state, self._sampler, self._residents, self._returns)
+        steps = self._eager_steps, self._prompts, proposer, choice
+        self._drafted = DraftedSteps(model, state, drafted, *steps)
         self._moves = BlockCopies(kv, 0)
         self._flight: deque[LaunchedStep] = deque()
 
@@ -103,11 +96,12 @@ class CudaRunner:
         self._moves = BlockCopies(self._kv, blocks)
 
     @torch.inference_mode()
-    def warm(self) -> None:
-        """Capture the graphs of every size, with sampling and without. A later capture would delay
-        requests and take memory that is not reserved."""
-        decodes = map(self.graphs.capture, (True, False))
-        for _ in chain(self.mixed.capture() if self.mixed else (), *decodes):
+    def warm(self, drafts: bool = False) -> None:
+        """Capture the graphs of every size, with sampling and without, and those for drafts: a
+        capture while requests wait would hold them up, and take memory that was not set aside."""
+        drafted = self._drafted.capture() if drafts else ()
+        mixed = self.mixed.capture() if self.mixed else ()
+        for _ in chain(mixed, drafted, *map(self.graphs.capture, (True, False))):
             pass
 
     @torch.inference_mode()
@@ -147,33 +141,24 @@ class CudaRunner:
         if not len(plan.rows):
             self._flight.append(LaunchedStep(plan, np.empty(0, np.intp), None))
             return
+        is_moving = any(step.is_drafted for step in self._flight)
+        if is_moving and getattr(self._attention, "plans_on_host", False):
+            plan = replace(plan, start=self.state.stands(plan.rows.slot))
+            is_moving = False
         if plan.rows.drafts.any():
             self._same = self._controls = None
-            found = self._drafted.run(plan, self.state, self._sampler, self._residents.requests)
-            self._flight.append(LaunchedStep(plan, np.empty(0, np.intp), None, result=found))
-            return
-        if any(step.result is not None for step in self._flight):
-            plan = replace(plan, start=self.state.stands(plan.rows.slot))  # drafts were rejected
-        same = self._batching(plan)
-        self._flight.append(self._run(plan, same))
+            order = self._residents.order(plan)
+            self._flight.append(self._drafted.launch(plan, order, is_moving))
+        else:
+            self._flight.append(self._run(plan, self._batching(plan), is_moving))
 
     def wait(self) -> StepResult:
         step = self._flight.popleft()
-        result = self._result(step)
-        return result if step.prompt is None else replace(result, prompt=step.prompt.read())
-
-    def _result(self, step: LaunchedStep) -> StepResult:
-        if step.result is not None:
-            return step.result
         if step.ticket is None:
-            return StepResult.of(step.plan, {})
-        ids = self._returns.read(step.ticket)
-        is_plain = step.controls is None and len(ids) == len(step.plan.rows)
-        if is_plain and ids.min() >= 0:
-            found = np.empty((len(ids), 1), np.int32)
-            found[step.wanted, 0] = ids
-            return StepResult(found, np.ones(len(ids), np.int32))
-        return result_of(step, torch.from_numpy(ids).long()[:, None])
+            result = StepResult.of(step.plan, {})
+        else:
+            result = step.result(self._returns.read(step.ticket))
+        return result if step.prompt is None else replace(result, prompt=step.prompt.read())
 
     def is_lost(self) -> bool:
         """Whether the GPU is unusable for this process, as after an illegal memory access."""
@@ -194,6 +179,7 @@ class CudaRunner:
         self.state.apply(plan)
         if plan.admitted or plan.released:
             self._same = self._controls = None
+            self._drafted.forget()
 
     def _batching(self, plan: Plan) -> RowLayout:
         rows, same = plan.rows, self._same
@@ -211,14 +197,16 @@ class CudaRunner:
 
     # -- a step -------------------------------------------------------------
 
-    def _run(self, plan: Plan, same: RowLayout) -> LaunchedStep:
-        if not same.is_decode and self._prompts.spans(plan):  # decodes are past their prompts
-            return self._eager(plan, same)
-        # A new row may read what others write in this step; decode graphs do not allow that.
-        is_decode = same.is_decode and not plan.admitted
-        return self._decode(plan, same) if is_decode else self._mixed(plan, same)
+    def _run(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep:
+        if not same.is_decode and self._prompts.spans(plan):  # a row that samples has no span
+            return self._eager(plan, same, is_moving)
+        # A new row may read what others write in this step, which a decode does not allow.
+        if same.is_decode and not plan.admitted:
+            return self._decode(plan, same)
+        return self._mixed(plan, same, is_moving)
 
     def _decode(self, plan: Plan, same: RowLayout) -> LaunchedStep:
+        """The graph goes by the positions on the GPU."""
         rows = len(plan.rows)
         size = self.graphs.size(rows)
         contexts: I32 = np.ones(size, np.int32)
@@ -229,11 +217,11 @@ class CudaRunner:
         slot, context = self.graphs.slot[:rows], self.graphs.context[:rows]
         return self._sample(plan, same, self.graphs.logits[:rows], slot, context)
 
-    def _mixed(self, plan: Plan, same: RowLayout) -> LaunchedStep:
+    def _mixed(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep:
         size = self.mixed.size(plan) if self.mixed else None
         if self.mixed is None or size is None:
-            return self._eager(plan, same)
-        self.mixed.forward(plan, size, same.order, same.wanted)
+            return self._eager(plan, same, is_moving)
+        self.mixed.forward(plan, size, same.order, same.wanted, is_moving)
         samples = len(same.wanted)
         if not samples:
             return LaunchedStep(plan, same.wanted, None)
@@ -241,18 +229,9 @@ class CudaRunner:
             return LaunchedStep(plan, same.wanted, self._returns.fetch(self.mixed.sample(samples)))
         return self._sample(plan, same, *self.mixed.wanted(samples))
 
-    def _eager(self, plan: Plan, same: RowLayout) -> LaunchedStep:
-        """Launch kernel by kernel, with rows in the order of the plan."""
-        self._same = self._controls = None  # they are for another order of rows
-        batch, cells, slot = self.state.batch(plan)
-        prepared = self._attention.prepare(batch, self._kv)
-        is_asked = bool(self._prompts.spans(plan))  # prompt scores need any position
-        wanted = None if is_asked else batch.sample_at
-        hidden = self._model.forward(batch, cells, self._kv, prepared, wanted)
-        self.state.advance(slot, batch.context)
-        prompt = self._prompts.score(plan, hidden)
-        if is_asked:
-            hidden = hidden.index_select(0, batch.sample_at)
+    def _eager(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep:
+        self._same = self._controls = None  # which are for rows in another order
+        hidden, batch, prompt = self._eager_steps.hidden(plan, is_moving)
         return replace(self._chosen(plan, same, batch, hidden), prompt=prompt)
 
     def _chosen(self, plan: Plan, same: RowLayout, batch: Batch, hidden: Tensor) -> LaunchedStep:
@@ -261,7 +240,7 @@ class CudaRunner:
         if not len(wanted):
             return LaunchedStep(plan, wanted, None)
         same = replace(same, wanted=wanted)
-        logits = self._model.logits(hidden)
+        logits = self._eager_steps.logits(hidden)
         context = batch.position.index_select(0, batch.sample_at) + 1
         own = self.state.slots(plan.rows.slot[wanted].astype(np.int32), len(wanted))
         if not same.is_plain:
@@ -281,8 +260,8 @@ class CudaRunner:
             self._controls = self._sampler.controls(own)
         controls, scores = self._controls, logits.float()
         asked = [self._residents.requests[place] for place in own]
-        raw = tuple(
-            (row, request, scores[row].clone())
+        silent = tuple(
+            Silent(row, request, scores[row : row + 1].clone())
             for row, request in enumerate(asked)
             if request.silent
         )
@@ -291,15 +270,4 @@ class CudaRunner:
         ids = sampled.ids.masked_fill(sampled.bad, -1).int()
         settle(self.state.tokens, self.state.position, slot, context, ids)
         ticket = self._returns.fetch(ids)
-        return LaunchedStep(plan, same.wanted, ticket, controls, sampled.scores, raw)
-
-
-def result_of(step: LaunchedStep, ids: Tensor) -> StepResult:
-    """The result of a step in which some rows did not sample, failed, or want log-probabilities."""
-    result = ResultBuilder(step.plan, step.wanted, ids, torch.ones(len(ids), dtype=torch.long))
-    result.fail(ids[:, 0] < 0)
-    if step.controls is not None:
-        result.add_logprobs(step.controls, (on_host(step.scores),))
-        for row, request, raw in step.raw:
-            result.add_silent_logprobs(row, raw.cpu()[None], ids[row], request)
-    return result.build()
+        return LaunchedStep(plan, same.wanted, ticket, controls, (sampled.scores,), silent)

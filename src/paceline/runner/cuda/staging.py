@@ -9,6 +9,11 @@ from torch import Tensor
 LEAST = 1 << 16  # numbers of 32 bits
 
 
+def pinned_numbers(size: int) -> Tensor:
+    """GraphMemory of the host that a GPU copies from and to by itself."""
+    return torch.empty(size, dtype=torch.int32, pin_memory=True)
+
+
 class Staging:
     """Sends the arrays of a step in one copy. Pinned memory is reused once its copy has ended."""
 
@@ -47,7 +52,7 @@ class Staging:
             pinned = self._free.popleft()[1]
             if len(pinned) >= size:
                 return pinned  # a smaller one is dropped for a larger one
-        return torch.empty(max(size, LEAST), dtype=torch.int32, pin_memory=True)
+        return pinned_numbers(max(size, LEAST))
 
 
 class Readback:
@@ -59,9 +64,10 @@ class Readback:
 
     def fetch(self, ids: Tensor) -> tuple[torch.cuda.Event, Tensor, int]:
         if not self._free:
-            pinned = torch.empty(self._rows, dtype=torch.int32, pin_memory=True)
-            self._free.append((torch.cuda.Event(), pinned))
+            self._free.append((torch.cuda.Event(), pinned_numbers(self._rows)))
         event, pinned = self._free.pop()
+        if len(pinned) < len(ids):  # rows with drafts have several
+            pinned = pinned_numbers(len(ids))
         pinned[: len(ids)].copy_(ids, non_blocking=True)
         event.record()
         return event, pinned, len(ids)

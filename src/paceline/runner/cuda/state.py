@@ -6,6 +6,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Admitted, Grown, Plan
+from paceline.runner.batch import Batch
 from paceline.runner.cuda.batch import BatchWithLengths
 from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.staging import Staging
@@ -72,6 +73,10 @@ class CudaState:
         """Overwrite the numbers of the previous step."""
         self._staging.send_into(target, content)
 
+    def send(self, *columns: np.ndarray) -> list[Tensor]:
+        """Columns of 32 bits each, on the GPU."""
+        return self._staging.send(*columns)
+
     def slots(self, slot: I32, rows: int) -> Tensor:
         """Return a column of slots, padded to `rows`."""
         filled = np.full(rows, self.padding_slot, np.int32)
@@ -80,12 +85,15 @@ class CudaState:
 
     # -- a step of any rows -------------------------------------------------
 
-    def batch(self, plan: Plan) -> tuple[BatchWithLengths, Tensor, Tensor]:
-        """Return the tensors of a step, where in the store its positions go, and the slot of each
-        row. Without drafts in flight the host knows all positions; it does not need the tokens.
+    def batch(self, plan: Plan, is_moving: bool = False) -> tuple[Batch, Tensor, Tensor]:
+        """The tensors of a step, where in the store its positions go, and the slot of each row.
+
+        If rows are moving, because drafts are in flight, they begin where their slots stand on
+        the GPU, and not behind what the plan says. Otherwise the host knows all lengths.
         """
         rows = plan.rows
-        count, slot, start = rows.count, rows.slot.astype(np.int32), plan.start
+        count, slot = rows.count, rows.slot.astype(np.int32)
+        start = np.zeros_like(plan.start) if is_moving else plan.start
         starts = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
         position = np.repeat(start - starts[:-1], count) + np.arange(starts[-1])
         contexts = (start + count).astype(np.int32)
@@ -98,19 +106,14 @@ class CudaState:
             starts[1:][rows.samples] - 1,
         )
         owner, at, row_start, context, row_slot, sample_at = self._staging.send(*columns)
+        if is_moving:
+            at += self.position.index_select(0, owner)
+            context += self.position.index_select(0, row_slot)
         tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
-        most = -(-int(contexts.max()) // self._kv.block_size)
-        batch = BatchWithLengths(
-            tokens=tokens,
-            position=at,
-            row_start=row_start,
-            context=context,
-            block_table=self.table.index_select(0, row_slot)[:, :most].contiguous(),
-            write_cell=cells,
-            sample_at=sample_at,
-            starts=starts,
-            contexts=contexts,
-        )
+        most = -(-int((plan.start + count).max()) // self._kv.block_size)
+        table = self.table.index_select(0, row_slot)[:, :most].contiguous()
+        columns = tokens, at, row_start, context, table, cells, sample_at
+        batch = Batch(*columns) if is_moving else BatchWithLengths(*columns, starts, contexts)
         return batch, cells, row_slot
 
     def advance(self, slot: Tensor, context: Tensor) -> None:
@@ -121,15 +124,3 @@ class CudaState:
     def stands(self, slot: Index) -> I32:
         """Return the positions of slots, after all launched steps have ended."""
         return self.position[torch.from_numpy(slot).to(self.position.device)].cpu().numpy()
-
-    def write(self, slot: Index, first: Tensor, ids: Tensor) -> None:
-        """Write tokens [rows, width] from `first` on, except negative ones."""
-        own = torch.from_numpy(slot).to(ids.device)
-        for column in range(ids.shape[1]):
-            given = ids[:, column] >= 0
-            self.tokens[own[given], first[given] + column] = ids[given, column].int()
-
-    def settle(self, slot: Index, first: Tensor, ids: Tensor, count: Tensor) -> None:
-        """Write verified tokens, and set the position to that of the last one."""
-        self.write(slot, first, ids)
-        self.position[torch.from_numpy(slot).to(ids.device)] = (first + count - 1).int()

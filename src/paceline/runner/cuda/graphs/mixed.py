@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,8 +21,8 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 
-SHARE = 64  # positions for each row of more than one: a graph has so many rows at most
 LEAST_ROWS = 8
+DRAFTED = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # positions
 BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = range(7)
 
 
@@ -47,9 +48,30 @@ def lengths(most: int) -> list[int]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Which graphs there are, and what they have room for."""
+
+    lengths: tuple[int, ...]  # positions of each graph
+    share: int  # positions for each row of more than one
+    lines: int  # hidden states that come out of the largest
+
+    @staticmethod
+    def of_prompts(most: int, rows: int) -> "Extent":
+        """Few rows of a graph are long, and each row samples once at most."""
+        return Extent(tuple(lengths(most)), 64, rows)
+
+    @staticmethod
+    def of_drafts(most: int) -> "Extent":
+        """Every row may have a draft, and every position a line."""
+        found = tuple(length for length in DRAFTED if length < most)
+        largest = min(most, DRAFTED[-1])
+        return Extent((*found, largest)[: len(DRAFTED)], 2, largest)
+
+
 class MixedGraphs:
-    """Two graphs for a step: from slots to hidden states of the rows that sample, and from these to
-    sampled ids, which are written to the state too.
+    """The positions of a step, from slots to hidden states of the lines that are wanted, as a
+    graph; and from these to ids that are in the state already, as another.
 
         columns    the rows of the step, sent by the host
         rows       | of one position ...     | longer ones ... | padding ...
@@ -64,7 +86,7 @@ class MixedGraphs:
         kv: KVStore,
         attention: MixedCapturable,
         state: CudaState,
-        most: int,
+        extent: Extent,
         memory: GraphMemory,
     ) -> None:
         """Graphs of at most `most` positions."""
@@ -72,33 +94,38 @@ class MixedGraphs:
         self._rows = state.padding_slot
         device = kv.content.device
         column: dict[str, Any] = {"dtype": torch.int32, "device": device}
-        width = -(-(self._rows + 1) // 4) * 4
+        self._extent = extent
+        width = -(-(max(self._rows, extent.lines) + 1) // 4) * 4
         self._blank = np.zeros((7, width), np.int32)
         self._blank[[SLOTS, SAMPLE_SLOTS]] = state.padding_slot
-        self._columns = torch.from_numpy(self._blank).to(device)
+        self._columns = torch.tensor(self._blank, device=device)
         self._table = torch.zeros((self._rows, state.table.shape[1]), **column)
         self._hidden = torch.zeros(
-            (self._rows, model.config.width), dtype=model.dtype, device=device
+            (extent.lines, model.config.width), dtype=model.dtype, device=device
         )
         self.ids = torch.zeros(self._rows, **column)
-        self._lengths, self._sizes = lengths(most), sizes(self._rows)
+        self._sizes = sizes(self._rows)
         self._held: dict[int, GraphAttention] = {}
         self._forward = CapturedGraphs(self._positions, memory)
         self._sample = CapturedGraphs(self._samples, memory)
 
     def capture(self) -> Iterator[int]:
         """Capture every size, largest first, so that the smaller ones fit into its memory."""
-        for positions in reversed(self._lengths):
-            self._forward.graph(positions)
-            yield positions
+        yield from self.capture_lengths()
         for rows in reversed(self._sizes):
             self._sample.graph(rows)
             yield rows
 
+    def capture_lengths(self) -> Iterator[int]:
+        """The same without sampling."""
+        for positions in reversed(self._extent.lengths):
+            self._forward.graph(positions)
+            yield positions
+
     @property
     def most(self) -> int:
         """Positions of the largest graph."""
-        return self._lengths[-1]
+        return self._extent.lengths[-1]
 
     def rehearse(self) -> None:
         """Run the largest step with the current columns, without a graph."""
@@ -106,15 +133,38 @@ class MixedGraphs:
         self._samples(self._rows)
 
     def size(self, plan: Plan) -> int | None:
-        """The size of the smallest graph that a step fits into, or None."""
-        longer = int((plan.rows.count > 1).sum())
-        needed = max(plan.total, longer * SHARE if longer > LEAST_ROWS else 0)
-        return self._lengths[bisect_left(self._lengths, needed)] if needed <= self.most else None
+        """Of the graph that a step fits into, if there is one."""
+        longer, found = int((plan.rows.count > 1).sum()), self._extent
+        needed = max(plan.total, longer * found.share if longer > LEAST_ROWS else 0)
+        return found.lengths[bisect_left(found.lengths, needed)] if needed <= self.most else None
 
-    def forward(self, plan: Plan, size: int, order: Index, wanted: Index) -> None:
-        """Compute the rows in this order. Rows of one position come first."""
-        self._state.send_into(self._columns, self._columns_of(plan, order, wanted))
+    def forward(self, plan: Plan, size: int, order: Index, wanted: Index, is_moving: bool) -> None:
+        """Compute the rows in this order, in which singles come first. If rows are moving, they
+        begin where their slots stand on the GPU, whatever the plan says."""
+        rows, start = plan.rows, np.zeros_like(plan.start) if is_moving else plan.start
+        columns, ends = self._columns_of(plan, order, start)
+        columns[SAMPLE_AT, : len(wanted)] = ends[rows.samples[order]] - 1
+        columns[SAMPLE_SLOTS, : len(wanted)] = rows.slot[wanted]
+        columns[SAMPLE_CONTEXTS, : len(wanted)] = (start + rows.count)[wanted]
+        self._state.send_into(self._columns, columns)
+        if is_moving:
+            self._stand(CONTEXTS, SLOTS)
+            self._stand(SAMPLE_CONTEXTS, SAMPLE_SLOTS)
         self._forward.replay(size)
+
+    def forward_lines(self, plan: Plan, size: int, order: Index, lines: I32) -> Tensor:
+        """Compute the rows where their slots stand on the GPU. Readback the hidden states of lines
+        among the positions, which the next step overwrites."""
+        columns, _ = self._columns_of(plan, order, np.zeros_like(plan.start))
+        columns[SAMPLE_AT, : len(lines)] = lines
+        self._state.send_into(self._columns, columns)
+        self._stand(CONTEXTS, SLOTS)
+        self._forward.replay(size)
+        return self._hidden[: len(lines)]
+
+    def _stand(self, contexts: int, slots: int) -> None:
+        """Let contexts that were counted from zero count from where the slots stand."""
+        self._columns[contexts] += self._state.position.index_select(0, self._columns[slots])
 
     def sample(self, rows: int) -> Tensor:
         """Return ids of so many rows. The next step overwrites them."""
@@ -126,20 +176,17 @@ class MixedGraphs:
         slot, context = self._columns[SAMPLE_SLOTS, :rows], self._columns[SAMPLE_CONTEXTS, :rows]
         return self._model.logits(self._hidden[:rows]), slot, context
 
-    def _columns_of(self, plan: Plan, order: Index, wanted: Index) -> np.ndarray:
+    def _columns_of(self, plan: Plan, order: Index, start: I32) -> tuple[np.ndarray, np.ndarray]:
+        """The columns of the rows in this order, and where each row ends among the positions."""
         rows, columns = plan.rows, self._blank.copy()
         count, number = rows.count[order], len(order)
-        contexts: I32 = plan.start + rows.count
         ends = np.cumsum(count)
         columns[BOUNDS, :2] = (count == 1).sum(), number
         columns[STARTS, 1:] = ends[-1]
         columns[STARTS, 1 : number + 1] = ends
-        columns[CONTEXTS, :number] = contexts[order]
+        columns[CONTEXTS, :number] = (start + rows.count)[order]
         columns[SLOTS, :number] = rows.slot[order]
-        columns[SAMPLE_AT, : len(wanted)] = ends[rows.samples[order]] - 1
-        columns[SAMPLE_SLOTS, : len(wanted)] = rows.slot[wanted]
-        columns[SAMPLE_CONTEXTS, : len(wanted)] = contexts[wanted]
-        return columns
+        return columns, ends
 
     # -- what is captured ---------------------------------------------------
 
@@ -155,10 +202,11 @@ class MixedGraphs:
             positions,
             self._kv,
         )
-        sample_at = columns[SAMPLE_AT, :rows]
+        lines = min(self._extent.lines, positions)
+        sample_at = columns[SAMPLE_AT, :lines]
         batch = Batch(tokens, position, starts, context[:rows], table, cells, sample_at)
         if positions not in self._held:
-            longer = min(rows, max(positions // SHARE, LEAST_ROWS))
+            longer = min(rows, max(positions // self._extent.share, LEAST_ROWS))
             queries = Queries(self._model.config.heads, self._model.dtype)
             held = self._attention.prepare_mixed_graph(
                 batch, self._kv, columns[BOUNDS], longer, queries
@@ -167,7 +215,7 @@ class MixedGraphs:
         held = self._held[positions]
         held.lay_out()
         hidden = self._model.forward(batch, cells, self._kv, held, sample_at)
-        self._hidden[:rows].copy_(hidden)
+        self._hidden[:lines].copy_(hidden)
 
     def _samples(self, rows: int) -> None:
         state, ids = self._state, self.ids[:rows]

@@ -1,0 +1,71 @@
+"""Steps in flight on a GPU, and their results when they have landed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.arrays import Index
+from paceline.core.plan import Plan, StepResult
+from paceline.core.request import Request
+from paceline.runner.cuda.prompt_scores import ScoredPrompts
+from paceline.runner.result import ResultBuilder
+from paceline.runner.sampler import TokenScores
+from paceline.runner.sampling_controls import Controls
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Silent:
+    """A row of a family that is reported at its end: its logits, before they were edited."""
+
+    row: int  # among those that sample
+    request: Request
+    logits: Tensor  # [places, vocab]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """A step on its way. What is still on the GPU is fetched when the step is waited for."""
+
+    plan: Plan
+    wanted: Index  # rows that sample
+    ticket: Any  # of their ids; None if no row samples
+    controls: Controls | None = None
+    scores: tuple[TokenScores | None, ...] = ()  # of each place
+    silent: tuple[Silent, ...] = ()
+    prompt: ScoredPrompts | None = None  # scores of prompts
+    is_drafted: bool = False
+
+    def result(self, ids: np.ndarray) -> StepResult:
+        """From the ids of the rows that sample, one after the other; -1 is none."""
+        found = ids.reshape(len(self.wanted), -1)  # [samples, places]
+        first = found[:, 0]
+        if self.controls is None and len(found) == len(self.plan.rows) and first.min() >= 0:
+            return self._plain(found)
+        return self._whole(torch.from_numpy(found).long())
+
+    def _plain(self, found: np.ndarray) -> StepResult:
+        """Every row sampled, and no request wants more than its tokens."""
+        ids = np.empty(found.shape, np.int32)
+        ids[self.wanted] = found
+        if not self.is_drafted:
+            return StepResult(ids, np.ones(len(ids), np.int32))
+        return StepResult(ids, (ids >= 0).sum(1, dtype=np.int32))
+
+    def _whole(self, ids: Tensor) -> StepResult:
+        """Some rows did not sample, failed, or want more than their tokens."""
+        result = ResultBuilder(self.plan, self.wanted, ids, (ids >= 0).sum(1))
+        result.fail(ids[:, 0] < 0)
+        if self.controls is not None:
+            result.add_logprobs(self.controls, tuple(map(on_host, self.scores)))
+            for one in self.silent:
+                result.add_silent_logprobs(one.row, one.logits.cpu(), ids[one.row], one.request)
+        return result.build()
+
+
+def on_host(scores: TokenScores | None) -> TokenScores | None:
+    if scores is None:
+        return None
+    return TokenScores(scores.given.cpu(), scores.rank.cpu(), scores.ids.cpu(), scores.values.cpu())

@@ -1,0 +1,48 @@
+"""The CUDA runtime on a CPU: what is launched runs at once, and graphs run their work again."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.runner.cuda.graphs.capture import CapturedGraphs
+
+
+class Done:
+    """An event, a stream or a graph: nothing is under way on a CPU."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def wait_event(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        """No: a copy to the device is the host's own memory here, and must not be used again."""
+        return False
+
+
+def without_capture(self: CapturedGraphs, size: Any) -> Any:
+    """Do the work once before its first use, as a capture does, so that it is laid out."""
+    if size not in self._graphs:
+        self._work(size)
+        self._graphs[size] = Done()  # pyright: ignore[reportArgumentType]
+    return self._graphs[size]
+
+
+def use_host(patch: pytest.MonkeyPatch) -> None:
+    """Let a `CudaRunner` run on the CPU."""
+    empty = torch.empty
+
+    def unpinned(*size: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+        return empty(*size, **how)
+
+    patch.setattr(torch, "empty", unpinned)
+    for name in ("Event", "Stream", "current_stream"):
+        patch.setattr(torch.cuda, name, Done)
+    patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    patch.setattr(CapturedGraphs, "graph", without_capture)
+    patch.setattr(CapturedGraphs, "replay", lambda self, size: (self.graph(size), self._work(size)))

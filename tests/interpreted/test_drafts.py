@@ -1,0 +1,169 @@
+"""Steps with drafts: kernels by themselves, and the runner under the scheduler at any depth."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import Request, Scheduler
+from paceline.core.sampling import Sampling
+from paceline.runner.attention.backend import load
+from paceline.runner.cuda.kernels import few_rows
+from paceline.runner.cuda.kernels.drafts import accept, put_drafts
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.cuda.state import CudaState
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.model import Model
+from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.runner import Runner
+from paceline.runner.weights.dummy import Dummy
+from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
+from tests.interpreted.host_device import use_host
+from tests.runner.driving import SETTINGS, drive
+from tests.runner.support import tiny
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes a while for each program, however large it is."""
+    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
+    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
+
+
+def column(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def tokens_of(slots: int, width: int = 12) -> torch.Tensor:
+    return torch.arange(slots * width, dtype=torch.int32).view(slots, width) + 100
+
+
+def test_drafts_go_behind_the_known_tokens() -> None:
+    tokens = tokens_of(4)
+    expected = tokens.clone()
+    drafts = torch.tensor([[1, 2, 3], [4, -1, -1], [5, 6, -1]])
+    put_drafts(tokens, column(2, 0, 3), column(5, 0, 9), drafts, column(3, 2, 1))
+    expected[2, 5:8] = column(1, 2, 3)
+    expected[0, 0:2] = column(4, 0)  # a place without a draft is computed anyway
+    expected[3, 9] = 5  # has one place
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize(
+    ("ids", "drafts", "kept"),
+    [
+        ([7, 8, 9], [1, 2], [7]),
+        ([1, 8, 9], [1, 2], [1, 8]),
+        ([1, 2, 9], [1, 2], [1, 2, 9]),
+        ([1, 2, 9], [-1, -1], [1]),
+        ([1, 2, 9], [1, -1], [1, 2]),
+        ([7, 2, 9], [1, 2], [7]),  # what follows a wrong draft is wrong, even if it agrees
+    ],
+)
+def test_ids_are_kept_up_to_the_first_that_was_not_drafted(
+    ids: list[int], drafts: list[int], kept: list[int]
+) -> None:
+    tokens, position = tokens_of(3), column(3, 4, 5)
+    before, found = tokens.clone(), torch.tensor([ids], dtype=torch.int32)
+    accept((tokens, position), column(1), column(5), found, torch.tensor([drafts]))
+    assert found.tolist() == [kept + [-1] * (3 - len(kept))]
+    before[1, 5 : 5 + len(kept)] = column(*kept)
+    assert torch.equal(tokens, before)
+    assert position.tolist() == [3, 5 + len(kept) - 1, 5]
+
+
+def test_a_row_whose_last_id_is_no_token_fails_as_a_whole() -> None:
+    tokens, position = tokens_of(2), column(3, 4)
+    ids, drafts = torch.tensor([[1, -1, 9]], dtype=torch.int32), torch.tensor([[1, 2]])
+    accept((tokens, position), column(1), column(5), ids, drafts)
+    assert ids.tolist() == [[-1, -1, -1]]
+
+
+# -- under the scheduler -----------------------------------------------------
+
+ASKED = [[4, 4, 8], [33] * 9, [7, 8, 7, 8, 7, 8]]
+
+
+class Circular(Ngram):
+    """Proposes for every row, whether something was found or not."""
+
+    def propose(self, tokens: Any, known: Any, number: Any, most: int) -> torch.Tensor:
+        found = super().propose(tokens, known, number, most)
+        places = torch.arange(most) < number[:, None]
+        return torch.where(places & (found < 0), 5, found)
+
+
+def requests(**fields: Any) -> list[Request]:
+    return [
+        Request(id=f"r{i}", prompt=prompt, max_tokens=4 + 2 * i, ignore_eos=True, **fields)
+        for i, prompt in enumerate(ASKED)
+    ]
+
+
+def ways(*ways: dict[str, Any]) -> Any:
+    return pytest.mark.parametrize(
+        "way", ways, ids=lambda way: ", ".join(f"{k} {v}" for k, v in way.items())
+    )
+
+
+def source() -> Dummy:
+    return Dummy(tiny(architectures=["Qwen3ForCausalLM"], **SMALL), seed=3)
+
+
+def expected(asked: list[Request]) -> dict[str, Any]:
+    """By the CPU runner, without drafts."""
+    scheduler, model = Scheduler.create(**SETTINGS), Model.load(source())
+    kv = KVStore(model.config, SETTINGS["num_blocks"], SETTINGS["block_size"])
+    sizes = SETTINGS["max_num_seqs"], SETTINGS["max_model_len"]
+    proposer = Ngram(scheduler.config.speculation)
+    return drive(scheduler, Runner(model, kv, load("sdpa"), proposer, *sizes), asked)
+
+
+def interpreted(
+    asked: list[Request], depth: int, patch: pytest.MonkeyPatch, **changes: Any
+) -> tuple[dict[str, Any], Scheduler]:
+    """By the runner for a GPU."""
+    use_host(patch)
+    patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
+    drafting = {"num_speculative_tokens": 2, "speculation": "fixed"}
+    scheduler = Scheduler.create(**{**SETTINGS, **drafting, **changes})
+    config = scheduler.config
+    model = CudaModel.load(source(), 64, torch.float32, device="cpu")
+    kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
+    step = config.step
+    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
+    runner = CudaRunner(model, kv, load("triton"), Circular(config.speculation), *sizes)
+    return drive(scheduler, runner, asked, depth), scheduler
+
+
+@ways({"depth": 2}, {"depth": 3, "max_num_batched_tokens": 8})
+def test_tokens_are_those_of_a_run_without_drafts(
+    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no step is waited for: that the host reads where slots stand is an error here."""
+
+    def refused(self: CudaState, slot: Any) -> Any:
+        raise AssertionError("the host waits for a step")
+
+    asked = requests()
+    due = expected(asked)
+    monkeypatch.setattr(CudaState, "stands", refused)
+    got, scheduler = interpreted(asked, way["depth"], monkeypatch, **without(way, "depth"))
+    assert got == due
+    assert 0 < scheduler.stats.accepted < scheduler.stats.drafted
+
+
+def test_rows_that_want_more_than_a_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(sampling=Sampling(temperature=0.8, top_k=5, repetition_penalty=1.2), seed=4)[
+        1:
+    ]
+    due = expected(asked)
+    got, scheduler = interpreted(asked, 2, monkeypatch)
+    assert got == due
+    assert scheduler.stats.drafted
+
+
+def without(way: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in way.items() if key != name}
