@@ -24,6 +24,7 @@ from paceline.runner.cuda.runner import CudaRunner
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
+from paceline.runner.proposer import Proposer
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 
@@ -84,7 +85,10 @@ class Times:
 class Bench:
     """A model on the card, and a scheduler for each workload."""
 
-    def __init__(self, name: str, attention: str, block_size: int = 16) -> None:
+    def __init__(
+        self, name: str, attention: str, block_size: int = 16, proposer: Proposer | None = None
+    ) -> None:
+        """With a proposer, the graphs for drafts are captured too."""
         raw = json.loads((files("paceline.runner.models") / f"shapes/{name}.json").read_text())
         begin = perf_counter()
         self.name, self.attention = name, attention
@@ -96,10 +100,10 @@ class Bench:
         self.blocks, self.block_size = ROWS * 1152 // block_size, block_size
         kv = KVStore(self.config, self.blocks + 1, block_size, torch.bfloat16, "cuda")
         kv.content.normal_()
-        proposer, sizes = Ngram(SpeculationConfig()), (ROWS, MAX_MODEL_LEN, BUDGET)
-        self.runner = CudaRunner(self.model, kv, load(attention), proposer, *sizes)
+        proposes, sizes = proposer or Ngram(SpeculationConfig()), (ROWS, MAX_MODEL_LEN, BUDGET)
+        self.runner = CudaRunner(self.model, kv, load(attention), proposes, *sizes)
         begin = perf_counter()
-        self.runner.warm()
+        self.runner.warm(drafts=proposer is not None)
         torch.cuda.synchronize()
         self.capture_s = perf_counter() - begin
 
