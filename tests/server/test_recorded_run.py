@@ -114,7 +114,7 @@ def test_a_served_run_replays_to_the_same_plans(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.paceline"
-    recording = {"record": str(path), "record_max_bytes": 150_000, "record_files": 100}
+    recording = {"record": str(path), "record_max_bytes": 130_000, "record_files": 100}
     with running(folder, **TIGHT, **recording) as server:
         client = asyncio.run(busy(str(server.http.base_url)))
         ended(server)
