@@ -40,7 +40,7 @@ def test_refusals_are_counted_by_their_status() -> None:
     async def scenario(site: Site) -> None:
         unknown = await ask(site.http, replace(TARGET, model="nobody"))
         assert unknown.error == "status 404"
-        assert unknown.message == "the model 'nobody' does not exist; there is oracle"
+        assert unknown.message == "the model 'nobody' does not exist; use oracle"
         long = await ask(site.http, one=call(tokens=900))
         assert long.error == "status 400"
         assert long.message.startswith("a prompt of 900 tokens leaves no room")
