@@ -205,7 +205,7 @@ def test_the_worked_example_counts_as_the_scheduler_does() -> None:
     )
     prompt = list(range(12))
     scheduler.submit(Request(id="a", prompt=prompt, max_tokens=7), now=0.0)  # pyright: ignore[reportArgumentType]
-    columns = scheduler.residency.table
+    columns = scheduler.state.table
     plans: dict[str, Plan] = {}
     for call, row, *counters, _ in table:
         verb, step = call.split()

@@ -133,12 +133,14 @@ def test_third_party_imports_are_found() -> None:
     assert third_party(text) == {"attrs", "yaml"}
 
 
-def names_residency(text: str) -> list[int]:
+def reads_state(text: str) -> list[int]:
     """Lines that read the scheduler's inner state, which changes with `sched` alone."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Attribute) and node.attr == "residency"
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("state", "parts")
+        and ast.unparse(node.value).endswith("scheduler")
     ]
 
 
@@ -152,13 +154,14 @@ OUTSIDE_SCHED = sorted(
 @pytest.mark.parametrize(
     "path", OUTSIDE_SCHED, ids=lambda path: path.relative_to(SOURCE).as_posix()
 )
-def test_only_sched_reads_the_residency(path: Path) -> None:
-    """Everyone else asks `Scheduler.view`."""
-    assert names_residency(path.read_text(encoding="utf-8")) == []
+def test_only_sched_reads_the_state_of_a_scheduler(path: Path) -> None:
+    """Other layers ask `Scheduler.view`."""
+    assert reads_state(path.read_text(encoding="utf-8")) == []
 
 
-def test_a_read_of_the_residency_is_found() -> None:
-    assert names_residency("x = 1\nlive = scheduler.residency.live") == [2]
+def test_a_read_of_the_state_is_found() -> None:
+    assert reads_state("x = 1\nlive = scheduler.state.live") == [2]
+    assert reads_state("x = self._scheduler.parts\ny = sequence.state") == [1]
 
 
 def test_light_layers_import_with_numpy_alone() -> None:

@@ -83,7 +83,7 @@ def variants() -> Iterator[Variant]:
 
 def patience_s(policy: str, **settings: Any) -> float:
     """How long a request waits at most before it goes first, infinite where age does not count."""
-    return Scheduler.create(policy=policy, **settings).residency.policy.patience_s
+    return Scheduler.create(policy=policy, **settings).state.policy.patience_s
 
 
 # -- a run ------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Course:
 
     @property
     def waiting(self) -> int:
-        return len(self.scheduler.residency.queue)
+        return len(self.scheduler.state.queue)
 
     def preemptions(self, name: str) -> int:
         return self.preempted.count(name)

@@ -67,7 +67,7 @@ def test_every_block_is_in_one_state_and_every_request_ends_once(
     course.settle(5_000)
     assert {name: len(ends) for name, ends in course.ends.items() if len(ends) != 1} == {}
     assert course.ends.keys() == course.requests.keys()
-    pool = course.scheduler.residency.cache.pool
+    pool = course.scheduler.state.cache.pool
     assert pool.free == pool.size, "blocks are held after the end"
 
 

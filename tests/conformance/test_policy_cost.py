@@ -89,7 +89,7 @@ class Crowd:
 
     @property
     def queue(self) -> WaitingQueue:
-        return self.scheduler.residency.queue
+        return self.scheduler.state.queue
 
     def submit(self) -> str:
         request = invented(len(self.names))
@@ -260,7 +260,7 @@ def test_a_scan_of_all_who_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
     def scanning(queue: WaitingQueue, now: float) -> Sequence | None:
         for sequence in queue:
-            crowd.scheduler.residency.policy.rank(sequence)
+            crowd.scheduler.state.policy.rank(sequence)
         return head(queue, now)
 
     monkeypatch.setattr(WaitingQueue, "head", scanning)

@@ -88,7 +88,7 @@ class Drive:
             self.scheduler = Scheduler.create(**self.settings)
         if self.drafting.random() < 0.5:
             self.scheduler.measure_steps(random_step_times(self.drafting))
-        cache = self.scheduler.residency.cache
+        cache = self.scheduler.state.cache
         r = self.random
         self.vocab = r.choice([3, 7, 50])
         self.depth = r.randint(1, 4)
@@ -233,7 +233,7 @@ class Drive:
 
     @property
     def pool(self) -> TightPool:
-        pool = self.scheduler.residency.cache.pool
+        pool = self.scheduler.state.cache.pool
         assert isinstance(pool, TightPool)
         return pool
 
@@ -367,7 +367,7 @@ class Drive:
     def _condemn(self, plan: Plan, result: StepResult) -> None:
         """From now on nothing may be found that rows which failed have written; of those that
         are gone, since that step."""
-        alive = self.scheduler.residency.table.alive(plan.rows)
+        alive = self.scheduler.state.table.alive(plan.rows)
         for one in result.failed:
             self.seen["failed rows"] += 1
             residence = int(plan.rows.slot[one.row]), int(plan.rows.epoch[one.row])
@@ -401,7 +401,7 @@ class Drive:
 
     def _assert_not_stuck(self, before: dict[str, Any], told: dict[str, Any]) -> None:
         """Nothing was planned and nothing is in flight: there must be a good reason."""
-        excused = self.scheduler._paused or self.pool.withheld or told["preempted"]  # pyright: ignore[reportPrivateUsage]
+        excused = self.scheduler._planner.paused or self.pool.withheld or told["preempted"]  # pyright: ignore[reportPrivateUsage]
         here = {*before["waiting"], *before["running"], *before["swapped"]}
         ended = set(told["finished"]) >= set(before["waiting"]) | set(before["swapped"])
         assert excused or ended or not here, "stuck"
@@ -473,10 +473,10 @@ class Drive:
         if self.more.random() < 0.02:
             scheduler.measure(Rates(self.more.choice([1.0, 1e6]), self.more.choice([1.0, 100.0])))
         if r.random() < 0.05 and self.requests:
-            scheduler.residency.live and scheduler.explain(next(iter(scheduler.residency.live)))
+            scheduler.state.live and scheduler.explain(next(iter(scheduler.state.live)))
 
     def abort(self, request_id: str) -> None:
-        before = request_id in self.scheduler.residency.live
+        before = request_id in self.scheduler.state.live
         assert self.scheduler.abort(request_id, self.now) == before
         assert not self.scheduler.abort(request_id, self.now)
         if before:
@@ -485,7 +485,7 @@ class Drive:
 
     def abort_child(self, request_id: str, child: int) -> None:
         request, label = self.requests[request_id], child_label(request_id, child)
-        here = request_id in self.scheduler.residency.live
+        here = request_id in self.scheduler.state.live
         if here and request.silent:
             with pytest.raises(RequestError, match="alone"):
                 self.scheduler.abort(request_id, self.now, child)
@@ -497,7 +497,7 @@ class Drive:
             self.seen["ended alone"] += 1
             self.ends[label] = "abort"
             rest = [one for one in self._labels(request)[1:] if one not in self.ends]
-            assert (request_id in self.scheduler.residency.live) == bool(rest)
+            assert (request_id in self.scheduler.state.live) == bool(rest)
 
     def calm_down(self) -> None:
         """No more trouble: from here on everything must come to its end."""
@@ -515,7 +515,7 @@ class Drive:
         pool, length = self.pool, self.settings["max_model_len"]
         pool.withheld = 0
         assert pool.free == pool.size, "blocks are held after the end"
-        host = self.scheduler.residency.cache.host
+        host = self.scheduler.state.cache.host
         assert host.free == host.size, "host blocks are held after the end"
         for request in self.requests.values():
             if request.width > 1:

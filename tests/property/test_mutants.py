@@ -19,19 +19,21 @@ from paceline.kv.pool import BlockPool
 from paceline.kv.tables import BlockTables
 from paceline.kv.tier import HostTier, Stored
 from paceline.kv.unkeyed import UnkeyedRun
-from paceline.sched import hits, sealing
+from paceline.sched import hits
 from paceline.sched.accounting import Accounting
-from paceline.sched.changes import News
+from paceline.sched.arrivals import Arrivals
+from paceline.sched.changes import Changes
+from paceline.sched.departures import Departures
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.failures import Failures
-from paceline.sched.families.abort_child import Children
+from paceline.sched.families.abort_child import ChildAborts
 from paceline.sched.families.beams import BeamSearch
 from paceline.sched.families.family import LOCKSTEP, Family
 from paceline.sched.families.forks import Forks
+from paceline.sched.prefixes import Prefixes
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.queue_limits import QueueLimits
-from paceline.sched.residency import Residency
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
@@ -173,30 +175,33 @@ def rejected_drafts_count_as_computed(original: Any) -> Any:
 @mutant(Unified, "_draft")
 def drafts_ride_on_unfinished_prompts(original: Any) -> Any:
     def draft(self: Unified, step: Any) -> Any:
-        given, self._at.table.given = self._at.table.given, np.zeros_like(self._at.table.given)
+        given, self._state.table.given = (
+            self._state.table.given,
+            np.zeros_like(self._state.table.given),
+        )
         try:
             return original(self, step)
         finally:
-            self._at.table.given = given
+            self._state.table.given = given
 
     return draft
 
 
-@mutant(Residency, "preempt")
+@mutant(Departures, "preempt")
 def a_preempted_sequence_forgets_its_outputs(original: Any) -> Any:
-    def preempt(self: Residency, slot: int, cause: str, may_swap: bool = True) -> None:
-        self.table.known[slot] = self.table.prompt[slot]
-        self.table.computed[slot] = min(self.table.computed[slot], self.table.prompt[slot])
+    def preempt(self: Departures, slot: int, cause: str, may_swap: bool = True) -> None:
+        table = self._state.table
+        table.known[slot] = table.prompt[slot]
+        table.computed[slot] = min(table.computed[slot], table.prompt[slot])
         original(self, slot, cause, may_swap)
 
     return preempt
 
 
-@mutant(Residency, "seal_filled")
+@mutant(Prefixes, "seal_filled")
 def a_block_is_sealed_before_its_last_position_is_handed_out(_original: Any) -> Any:
-    def seal_filled(self: Residency, slot: int) -> bool:
-        known = int(self.table.known[slot])
-        return sealing._seal(self.table, self.cache, slot, known, self.step)
+    def seal_filled(self: Prefixes, slot: int) -> bool:
+        return self._seal(slot, int(self._view.table.known[slot]), self._view.step)
 
     return seal_filled
 
@@ -247,7 +252,8 @@ def a_request_that_started_still_counts_as_waiting(_original: Any) -> Any:
 @mutant(Accounting, "_end_complete")
 def the_end_of_a_request_is_told_but_not_done(original: Any) -> Any:
     def end_complete(self: Accounting, slot: Any, outputs: Any, stops: Any) -> Any:
-        with patch.object(Residency, "_release", lambda self, slot: self.table.sequence(slot)):
+        sequence = self._state.table.sequence
+        with patch.object(Departures, "_release", lambda self, slot: sequence(slot)):
             return original(self, slot, outputs, stops)
 
     return end_complete
@@ -256,7 +262,7 @@ def the_end_of_a_request_is_told_but_not_done(original: Any) -> Any:
 @mutant(Unified, "demand")
 def the_budget_is_not_respected(original: Any) -> Any:
     def demand(self: Unified, slot: Any) -> Any:
-        with patch.object(self._at.policy, "share", lambda slot, want, budget: want):
+        with patch.object(self._state.policy, "share", lambda slot, want, budget: want):
             return original(self, slot)
 
     return demand
@@ -356,7 +362,7 @@ def all_children_have_the_same_seed(_original: Any) -> Any:
 
 @mutant(Forks, "due")
 def a_family_forks_before_its_prompt_is_handed_out(_original: Any) -> Any:
-    return lambda self: list(self._at.families.forking.values())
+    return lambda self: list(self._state.families.forking.values())
 
 
 @mutant(Family, "best")
@@ -406,7 +412,7 @@ def lifting_one_cap_lifts_all(original: Any) -> Any:
     return lift
 
 
-@mutant(News, "release")
+@mutant(Changes, "release")
 def what_was_to_be_told_of_a_slot_outlives_it(_original: Any) -> Any:
     return lambda self, slot: self.released.append(slot)
 
@@ -414,7 +420,7 @@ def what_was_to_be_told_of_a_slot_outlives_it(_original: Any) -> Any:
 @mutant(PrefillFirst, "_one_left")
 def prefill_and_decode_share_a_step(original: Any) -> Any:
     def one_left(self: PrefillFirst, slot: Any) -> Any:
-        return np.minimum(self._at.table.remaining(slot), 4)
+        return np.minimum(self._state.table.remaining(slot), 4)
 
     return one_left
 
@@ -437,19 +443,19 @@ def a_failed_row_ends_all_of_its_step(original: Any) -> Any:
     return end
 
 
-@mutant(Children, "_leave")
+@mutant(ChildAborts, "_leave")
 def a_child_that_ends_alone_is_still_there(_original: Any) -> Any:
     return lambda self, family, one: []
 
 
-@mutant(Children, "end")
+@mutant(ChildAborts, "end")
 def the_end_of_one_child_is_the_end_of_all(_original: Any) -> Any:
-    def end(self: Children, leader: Any, child: int) -> Any:
-        family = self._at.family(leader)
+    def end(self: ChildAborts, leader: Any, child: int) -> Any:
+        family = self._state.family(leader)
         here = family is not None and not leader.request.silent
         if not here or child not in [one.child for one in family.members]:
             return _original(self, leader, child)
-        return [end for end in self._at.dismiss(leader, Finish.ABORT) if end.child < 0]
+        return [end for end in self._departures.dismiss(leader, Finish.ABORT) if end.child < 0]
 
     return end
 
@@ -472,7 +478,7 @@ def what_is_found_on_the_host_is_not_copied(original: Any) -> Any:
     return load
 
 
-@mutant(Residency, "_load", loading)
+@mutant(Arrivals, "_load", loading)
 def blocks_of_the_host_are_copied_in_the_wrong_order(original: Any) -> Any:
     return lambda self, sequence, hit: original(self, sequence, replace(hit, host=hit.host[::-1]))
 

@@ -17,7 +17,7 @@ from paceline.sched.gates.gate import AdmissionGate, Shut
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limit, LimitView
 from paceline.sched.limits.rows import WantedRows
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 from tests.property.schedules import Drive
 
 SEEDS, CHUNKS = 120, 4
@@ -42,11 +42,11 @@ class AlignedIfPossible(Limit):
 class OneTenant(AdmissionGate):
     """All residents belong to one tenant; requests of others are passed over."""
 
-    def __init__(self, at: Residency) -> None:
+    def __init__(self, at: SchedulerState) -> None:
         self._at = at
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> "OneTenant":
+    def create(cls, config: Config, at: SchedulerState) -> "OneTenant":
         return cls(at)
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
@@ -84,7 +84,7 @@ class SeamsDrive(Drive):
         self.seen["passed over"] += any(
             reason == "for its tenant's turn" for reason in self.scheduler.why().values()
         )
-        at = self.scheduler.residency
+        at = self.scheduler.state
         for queue in (at.queue, at.swapped):
             most = max((queue.overtaken(one) for one in queue), default=0)
             assert most < MOST_OVERTAKEN + self.settings["max_num_seqs"]

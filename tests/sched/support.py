@@ -111,14 +111,14 @@ def counters(scheduler: Scheduler, name: str) -> tuple[int, int, int]:
 
 
 def sequence(scheduler: Scheduler, name: str) -> Sequence:
-    return scheduler.residency.live[name]
+    return scheduler.state.live[name]
 
 
 def findable(scheduler: Scheduler, prompt: Iterable[int], **more: Any) -> int:
     """Tokens that a request with this prompt would find in the cache."""
     asked = ask("finder", [*prompt, 0], **more)
     finder = Sequence(asked, -1, 0, 0.0, asked.prompt)
-    return scheduler.residency.lookup(finder).tokens
+    return scheduler.state.prefixes.lookup(finder).tokens
 
 
 class Pipeline:
@@ -127,8 +127,8 @@ class Pipeline:
     def __init__(
         self, scheduler: Scheduler, depth: int, accept: float = 0.7, vocab: int = VOCAB
     ) -> None:
-        pool, host = scheduler.residency.cache.pool, scheduler.residency.cache.host
-        size = scheduler.residency.cache.block_size
+        pool, host = scheduler.state.cache.pool, scheduler.state.cache.host
+        size = scheduler.state.cache.block_size
         self.scheduler, self.depth = scheduler, depth
         self.runner = OracleRunner(
             pool.size, size, vocab, accept, host_blocks=host.size, lag=depth - 1

@@ -34,13 +34,14 @@ GATES = Discipline.gates
 
 def admission(scheduler: Scheduler) -> Admission:
     """With the gates of the product, and no limits but those of the chunk that is passed."""
-    at, config = scheduler.residency, scheduler.config
-    return Admission(config, at, Forks(at), Limits((), config, at), Gates(GATES, config, at))
+    parts, inner, config = scheduler.parts, scheduler.state, scheduler.config
+    limits, gates = Limits((), config, inner), Gates(GATES, config, inner)
+    return Admission(config, parts, Forks(parts), limits, gates)
 
 
 def makes(scheduler: Scheduler) -> Entrants:
-    at, config = scheduler.residency, scheduler.config
-    return Entrants(config, at, Forks(at), Limits((), config, at))
+    inner, config = scheduler.state, scheduler.config
+    return Entrants(config, inner, Forks(scheduler.parts), Limits((), config, inner))
 
 
 def whole(row: ArrivalRow) -> int:
@@ -88,7 +89,7 @@ def test_those_who_wait_come_in_by_rank_until_one_does_not_fit() -> None:
     )
     assert found.gate is not None
     assert (found.gate.reason, found.gate.request_id, found.gate.short) == ("budget", "c", 8)
-    assert scheduler.residency.table.planned[:2].tolist() == [10, 10]
+    assert scheduler.state.table.planned[:2].tolist() == [10, 10]
 
 
 def test_nobody_waits_and_nobody_is_let_in() -> None:
@@ -175,7 +176,7 @@ def test_slots_that_are_kept_for_a_family_are_nobody_elses() -> None:
     scheduler.submit(ask("b", 1), 0.0)
     scheduler.submit(ask("c", 1), 0.0)
     scheduler.plan(0.0)
-    assert scheduler.residency.table.vacant == 1
+    assert scheduler.state.table.vacant == 1
     plans = [scheduler.plan(0.0) for _ in range(2)]
     assert plans[1].to_dict()["new"] == ["1_a", "2_a", "b"]
     assert gate(scheduler) == ("seqs", "c", 1)
@@ -188,7 +189,7 @@ def test_a_family_needs_the_blocks_of_the_prompt_and_one_for_each_fork(
     """Nine tokens: three blocks for the first, and one more for each of the other two."""
     scheduler = small(num_blocks=6)
     scheduler.submit(ask("a", 9, max_tokens=1, n=3), 0.0)
-    scheduler.residency.cache.pool.take(6 - blocks)
+    scheduler.state.cache.pool.take(6 - blocks)
     leader = sequence(scheduler, "a")
     assert makes(scheduler).missing(leader, MISS, 8) == 5
     plan = scheduler.plan(0.0)
@@ -203,7 +204,7 @@ def test_a_family_whose_prompt_is_cached_needs_less() -> None:
     finish_all(scheduler)
     scheduler.submit(ask("a", range(9), max_tokens=1, n=3), 0.0)
     leader = sequence(scheduler, "a")
-    hit = scheduler.residency.lookup(leader)
+    hit = scheduler.state.prefixes.lookup(leader)
     assert hit.tokens == 8
     assert makes(scheduler).missing(leader, hit, 1) == 3 + 2
 
@@ -214,7 +215,7 @@ def test_a_family_that_comes_back_needs_what_its_members_knew() -> None:
     step(scheduler)
     for _ in range(5):
         step(scheduler, **{"0_a": [1], "1_a": [2]})
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     leader = sequence(scheduler, "a")
     assert len(leader.tokens) == 10  # three blocks, of which one is shared
     assert makes(scheduler).missing(leader, MISS, 4) == 3 + 2
@@ -253,7 +254,7 @@ def away(beside: bool = False, **settings: Any) -> Scheduler:
     scheduler.submit(ask("a", 5, max_tokens=9, n=2), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     scheduler.pause()
     step(scheduler)
     scheduler.resume()
@@ -268,7 +269,7 @@ def test_a_family_returns_as_a_whole() -> None:
 
 def test_a_family_waits_for_a_slot_for_each() -> None:
     scheduler = away(max_num_seqs=4)
-    table = scheduler.residency.table
+    table = scheduler.state.table
     for _ in range(3):
         table.reserve()
     step(scheduler)
@@ -287,7 +288,7 @@ def test_a_family_waits_for_budget_for_each() -> None:
 def test_a_family_waits_for_the_blocks_of_all() -> None:
     """Each has two blocks, of which the first is the same."""
     scheduler = away()
-    pool = scheduler.residency.cache.pool
+    pool = scheduler.state.cache.pool
     pool.take(pool.free - 2)
     assert scheduler.plan(0.0).empty
     assert gate(scheduler) == ("blocks", "a", 1)
@@ -297,7 +298,7 @@ def test_a_family_waits_for_the_blocks_of_all() -> None:
 def test_one_that_returns_leaves_a_watermark_if_somebody_runs(others: bool, returns: bool) -> None:
     """Three blocks are needed, four are to be left, and six are free."""
     scheduler = away(others, watermark=0.25)
-    pool = scheduler.residency.cache.pool
+    pool = scheduler.state.cache.pool
     pool.take(pool.free - 6)
     assert bool(scheduler.plan(0.0).to_dict()["resumed"]) == returns
     assert gate(scheduler) == (None if returns else ("blocks", "a", 1))

@@ -1,7 +1,7 @@
 """What the next plan tells the runner, and what of it is void when a slot is given up."""
 
 from paceline.core.plan import Admitted
-from paceline.sched.changes import News
+from paceline.sched.changes import Changes
 from tests.sched.support import ask
 
 
@@ -10,9 +10,9 @@ def newcomer(slot: int) -> Admitted:
     return Admitted(slot, request, request.prompt, 0, (1,), resumed=False)
 
 
-def gathered() -> News:
+def gathered() -> Changes:
     """A fork into each of slots 1 and 2."""
-    news = News()
+    news = Changes()
     for slot in (1, 2):
         news.admitted.append(newcomer(slot))
         news.copies.append((slot, ((0, slot),)))
@@ -21,12 +21,12 @@ def gathered() -> News:
 
 
 def test_there_is_no_news_at_first_and_none_is_shared() -> None:
-    news = News()
+    news = Changes()
     assert (news.released, news.preempted, list(news.finished)) == ([], [], [])
     assert (news.admitted, news.copies, news.chosen) == ([], [], {})
     assert (news.swap_out, news.swap_in) == ((), ())
     news.released.append(3)
-    assert News().released == []
+    assert Changes().released == []
 
 
 def test_what_was_to_be_told_of_a_slot_is_void_when_it_is_given_up() -> None:
@@ -42,7 +42,7 @@ def test_a_slot_of_which_nothing_was_to_be_told_is_just_given_up() -> None:
     news = gathered()
     news.release(5)
     assert (news.released, len(news.admitted), len(news.copies)) == ([5], 2, 2)
-    empty = News()
+    empty = Changes()
     empty.release(5)
     assert empty.released == [5]
 

@@ -70,7 +70,7 @@ def test_tenants_pay_only_for_what_is_told() -> None:
     stops = {"max_tokens": 20, "stop_token_ids": (9,), "tenant": "t"}
     scheduler.submit(request("a", [1, 2, 3], **stops), 0.0)
     step(scheduler)
-    plan, policy = scheduler.plan(0.0), scheduler.residency.policy
+    plan, policy = scheduler.plan(0.0), scheduler.state.policy
     served: dict[str, float] = policy.served  # pyright: ignore[reportAttributeAccessIssue]
     before = served["t"]
     assert plan.rows.drafts.tolist() == [3]
@@ -81,7 +81,7 @@ def test_tenants_pay_only_for_what_is_told() -> None:
 def test_a_beam_that_was_preempted_forgets_what_it_reported() -> None:
     scheduler = make(max_num_batched_tokens=4)
     scheduler.submit(request("b", [1, 2, 3], max_tokens=4, beam_width=2), 0.0)
-    family = scheduler.residency.families["b"]
+    family = scheduler.state.families["b"]
     while not scheduler.stats.sampled:
         plan = scheduler.plan(0.0)
         told = {label: [(5, -1.0), (6, -2.0), (7, -3.0), (8, -4.0)] for label in sampling(plan)}
@@ -131,7 +131,7 @@ def test_what_comes_back_without_a_row_is_in_flight() -> None:
         plan = scheduler.plan(float(now))
         rows = plan.rows.slot.tolist()
         if plan.swap_in and (back := [new for new in plan.admitted if new.slot not in rows]):
-            assert back[0].slot in scheduler.residency.in_flight()
+            assert back[0].slot in scheduler.state.in_flight()
             return
         result = StepResult.of(plan, {label: [5] for label in sampling(plan)})
         scheduler.commit(plan, result, float(now))
@@ -140,7 +140,7 @@ def test_what_comes_back_without_a_row_is_in_flight() -> None:
 
 def test_ranks_of_the_swapped_are_asked_for_again_in_every_step() -> None:
     scheduler = make(policy="shortest")
-    swapped = scheduler.residency.swapped
+    swapped = scheduler.state.swapped
     swapped._asks_left = 0
     scheduler.plan(0.0)
     assert swapped._asks_left > 0

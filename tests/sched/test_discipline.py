@@ -13,8 +13,7 @@ from paceline.sched.discipline import Discipline, load
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.limits.rows import ArrivalRow
-from paceline.sched.residency import Residency
-from paceline.sched.speculation import Fixed
+from paceline.sched.parts import SchedulerParts
 from tests.sched.support import SMALL, ask, crowded, finish_all, gate, small, step
 
 
@@ -23,14 +22,14 @@ class OneByOne(Discipline):
 
     def build(self, now: float, admitting: bool) -> Composition:
         served = self._serve(*self._fit(self.demand))
-        if not admitting or len(self._at.table.order):
+        if not admitting or len(self._state.table.order):
             return self._admission.closed(served, "seqs", now, 1)
         step = self._admission.let_in(served, now, self.chunk)
         return replace(step, kind="mixed")
 
     def demand(self, slot: Index) -> I32:
         first = np.zeros(len(slot), np.int32)
-        first[:1] = self._at.table.remaining(slot)[:1]
+        first[:1] = self._state.table.remaining(slot)[:1]
         return first
 
     def chunk(self, row: ArrivalRow) -> int:
@@ -47,7 +46,7 @@ class Vague(Discipline):
 
 def loaded(name: str) -> Discipline:
     config = Config.of(**SMALL, discipline=name)
-    return load(config, Residency(config), Fixed(config.speculation))
+    return load(config, SchedulerParts.of(config))
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_12_a_hit_that_is_free_counts_as_needed_and_a_failure_leaves_it_free() -
     assert step(scheduler)["new"] == []
     assert scheduler.snapshot()["free_blocks"] == 2
     assert findable(scheduler, PROMPT[:9]) == 8
-    gate = scheduler.residency.journal.spells[-1].gate
+    gate = scheduler.state.journal.spells[-1].gate
     assert (gate.reason, gate.short) == ("blocks", 1)
 
 
@@ -587,14 +587,14 @@ def test_63_an_abort_of_the_parent_reaches_every_child() -> None:
         for _ in range(steps):
             step(scheduler)
         if steps == 3:
-            scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+            scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
             step(scheduler)
         assert scheduler.abort("a", 0.0)
         scheduler.check()
-        assert (scheduler.idle, scheduler.residency.families) == (True, {})
+        assert (scheduler.idle, scheduler.state.families) == (True, {})
         told = scheduler.snapshot()
         assert (told["free_blocks"], told["host_free_blocks"]) == (16, 8)
-        assert scheduler.residency.table.vacant == 4
+        assert scheduler.state.table.vacant == 4
         assert scheduler.plan(0.0).finished == ("a",)
 
 
@@ -662,7 +662,7 @@ def test_66_residents_are_counted_once_against_every_limit(discipline: str) -> N
     for _ in range(3):
         step(scheduler)
     assert step(scheduler)["tokens"] == {"0_a": 1, "1_a": 1, "2_a": 1, "b": 1, "c": 1}
-    assert scheduler.residency.table.vacant == 0
+    assert scheduler.state.table.vacant == 0
 
 
 @DISCIPLINES
@@ -700,7 +700,7 @@ def test_68_a_lone_sequence_that_cannot_grow_gives_way_to_itself(discipline: str
     scheduler = small(num_blocks=3, discipline=discipline)
     scheduler.submit(ask("a", 4, max_tokens=8), 0.0)
     step(scheduler)
-    pool = scheduler.residency.cache.pool
+    pool = scheduler.state.cache.pool
     taken = pool.take(pool.free)
     for _ in range(3):
         assert scheduler.plan(0.0).empty
@@ -736,7 +736,7 @@ def test_70_capacity_is_what_is_free_after_the_hit_is_held(discipline: str) -> N
     scheduler.submit(ask("c", [*PROMPT[:8], *range(12)], max_tokens=1), 0.0)
     assert step(scheduler)["new"] == []
     scheduler.check()
-    assert scheduler.residency.journal.spells[-1].gate.short == 1
+    assert scheduler.state.journal.spells[-1].gate.short == 1
 
 
 def test_71_a_parked_request_holds_no_slot() -> None:

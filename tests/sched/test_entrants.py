@@ -16,8 +16,8 @@ from tests.sched.support import ask, crowded, sequence, small, step
 
 
 def entrants(scheduler: Scheduler) -> Entrants:
-    at, config = scheduler.residency, scheduler.config
-    return Entrants(config, at, Forks(at), Limits((Budget,), config, at))
+    state, config = scheduler.state, scheduler.config
+    return Entrants(config, state, Forks(scheduler.parts), Limits((Budget,), config, state))
 
 
 def cut(row: ArrivalRow) -> int:

@@ -160,8 +160,8 @@ def test_the_host_forgets_it_too() -> None:
     scheduler = small(preemption_mode="swap", swap_space=16, max_num_batched_tokens=8)
     scheduler.submit(ask("a", range(20), max_tokens=9), 0.0)
     step(scheduler)
-    at = scheduler.residency
-    at.preempt(at.live["a"].slot, "a test")
+    at = scheduler.state
+    scheduler.parts.departures.preempt(at.live["a"].slot, "a test")
     assert len(at.swapped) == 1
     host = at.cache.host
     while scheduler.unfinished:
@@ -283,7 +283,7 @@ def away(scheduler: Scheduler) -> None:
     """Another one, which builds on the first piece and has sampled nothing, goes to the host."""
     scheduler.submit(ask("b", [*range(8), *range(100, 132)]), 0.0)
     assert step(scheduler)["tokens"] == {"a": 8, "b": 8}
-    scheduler.residency.preempt(sequence(scheduler, "b").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
     assert scheduler.snapshot()["swapped"] == ["b"]
 
 
@@ -295,7 +295,7 @@ def test_who_took_what_it_shares_to_the_host_begins_anew() -> None:
     told = scheduler.snapshot()
     assert (told["swapped"], told["waiting"]) == ([], ["b"])
     assert "failed on the same prefix" in scheduler.explain("b")
-    assert scheduler.residency.cache.host.cached == 0
+    assert scheduler.state.cache.host.cached == 0
 
 
 def test_who_brought_what_it_shares_back_from_the_host_begins_anew() -> None:
@@ -307,7 +307,7 @@ def test_who_brought_what_it_shares_back_from_the_host_begins_anew() -> None:
     assert not plan.rows.samples.any()
     fail(scheduler, plan, "a")
     assert scheduler.snapshot()["waiting"] == ["b"]
-    assert scheduler.residency.cache.host.cached == 0
+    assert scheduler.state.cache.host.cached == 0
 
 
 def test_who_computes_the_same_in_the_same_blocks_later_goes_on() -> None:

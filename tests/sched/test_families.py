@@ -252,7 +252,7 @@ def test_a_family_counts_all_its_sequences_also_before_it_forks() -> None:
     scheduler.submit(ask("b", 3), 0.0)
     for _ in range(2):
         step(scheduler)
-        assert scheduler.residency.table.vacant == 0
+        assert scheduler.state.table.vacant == 0
     assert gate(scheduler) == ("seqs", "b", 1)
 
 
@@ -365,7 +365,7 @@ def test_an_abort_frees_everything() -> None:
     assert scheduler.abort("a", 0.0)
     scheduler.check()
     assert scheduler.snapshot()["free_blocks"] == 16
-    assert scheduler.residency.table.vacant == 4
+    assert scheduler.state.table.vacant == 4
     assert not scheduler.abort("a", 0.0)
     plan = scheduler.plan(0.0)
     assert (plan.finished, len(plan.released)) == (("a",), 3)
@@ -384,10 +384,10 @@ def test_an_abort_before_the_fork_gives_the_kept_slots_back() -> None:
     scheduler = small()
     scheduler.submit(ask("a", 6, n=3), 0.0)
     plan = scheduler.plan(0.0)
-    assert scheduler.residency.table.vacant == 1
+    assert scheduler.state.table.vacant == 1
     scheduler.abort("a", 0.0)
     scheduler.check()
-    assert scheduler.residency.table.vacant == 4
+    assert scheduler.state.table.vacant == 4
     assert commit(scheduler, plan) == {}
 
 
@@ -473,7 +473,7 @@ def test_a_family_is_swapped_as_a_whole_and_shared_blocks_once() -> None:
     scheduler.submit(ask("a", 9, max_tokens=9, n=3), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     plan = step(scheduler)
     assert len(plan["swap_out"]) == 2 + 3
     assert {child["state"] for child in each(scheduler)} == {"SWAPPED"}
@@ -492,7 +492,7 @@ def test_a_family_that_has_yet_to_fork_is_not_swapped() -> None:
     scheduler = small(preemption_mode="swap", swap_space=8)
     scheduler.submit(ask("a", 6, n=3), 0.0)
     step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     scheduler.check()
     plan = step(scheduler)
     assert (plan["swap_out"], state(scheduler, "a")["preemptions"]) == ([], 1)
@@ -517,7 +517,7 @@ def test_a_family_comes_back_to_where_each_of_it_was() -> None:
     scheduler = forked(3, max_tokens=8)
     for _ in range(3):
         step(scheduler, **{f"{child}_a": [child] for child in range(3)})
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     resumed: dict[str, list[int]] = {}
     for _ in range(2):
         plan = scheduler.plan(0.0)
@@ -532,7 +532,7 @@ def test_what_a_family_still_finds_is_not_computed_again() -> None:
     for _ in range(5):
         step(scheduler, **{f"{child}_a": [child] for child in range(3)})
     assert [counters(scheduler, "a")] == [(15, 14, 14)]
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     before = scheduler.stats.planned
     while state(scheduler, "a")["computed"] < 15:
         step(scheduler)
@@ -566,7 +566,7 @@ def test_the_one_that_is_left_of_a_family_gives_way_and_returns_alone(mode: str)
     step(scheduler)
     step(scheduler)
     step(scheduler, **{"0_a": [STOP]})
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     scheduler.check()
     assert set(finish_all(scheduler)) == {"1_a", "a"}
     assert scheduler.snapshot()["free_blocks"] == 11
@@ -581,7 +581,7 @@ def test_a_leader_that_ends_before_the_others_have_come_back_leaves_them_to_begi
     while sum(map(len, pipeline.got.values())) < 15:
         pipeline.launch()
         pipeline.land()
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     pipeline.run()
     assert pipeline.got | children(asked) == pipeline.got
     assert sorted(pipeline.ends) == ["0_a", "1_a", "2_a", "a"]
@@ -819,7 +819,7 @@ def searching(**fields: Any) -> Scheduler:
 
 def outputs_of(scheduler: Scheduler, name: str = "a") -> list[list[int]]:
     """What each beam has generated, by index."""
-    at = scheduler.residency
+    at = scheduler.state
     family = at.families[name]
     prompt = len(family.request.prompt)
     known = at.table.known
@@ -835,7 +835,7 @@ def test_all_beams_come_from_the_first_at_first() -> None:
     assert (outputs.to_dict(), outputs_of(scheduler)) == ({}, [[1], [2], [3]])
     assert scheduler.plan(0.0).chosen == tuple(
         (one.slot, token)
-        for one, token in zip(scheduler.residency.families["a"].members, (1, 2, 3), strict=True)
+        for one, token in zip(scheduler.state.families["a"].members, (1, 2, 3), strict=True)
     )
 
 
@@ -848,11 +848,11 @@ def test_a_beam_that_dies_goes_on_from_another() -> None:
     scheduler.commit(plan, ranked(plan, beam_1=best), 0.0)
     scheduler.check()
     assert outputs_of(scheduler) == [[1, 1], [2, 7], [2, 8]]
-    slots = [one.slot for one in scheduler.residency.families["a"].members]
+    slots = [one.slot for one in scheduler.state.families["a"].members]
     plan = scheduler.plan(0.0)
     assert plan.released == (slots[2],)
     ((source, target),) = plan.copies
-    assert [scheduler.residency.cache.tables.blocks(slot)[1] for slot in slots][1:] == [
+    assert [scheduler.state.cache.tables.blocks(slot)[1] for slot in slots][1:] == [
         source,
         target,
     ]
@@ -996,8 +996,8 @@ def test_a_search_gives_way_when_only_some_of_its_beams_have_told_their_candidat
     for _ in range(3):
         pipeline.launch()
         pipeline.land()
-    assert len(scheduler.residency.families["a"].reports) == 1
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    assert len(scheduler.state.families["a"].reports) == 1
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     scheduler.check()
     assert state(scheduler, "a")["state"] == ("SWAPPED" if mode == "swap" else "PREEMPTED")
     pipeline.run()
@@ -1086,7 +1086,7 @@ def test_a_family_that_returned_is_not_on_the_host_any_more() -> None:
     scheduler.submit(ask("a", 5, max_tokens=8, n=2), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     step(scheduler)
     assert scheduler.snapshot()["swapped"] == ["a"]
     step(scheduler)

@@ -69,7 +69,7 @@ def test_what_a_swapped_request_keeps_there_is_found_too() -> None:
     scheduler.submit(ask("victim", TEXT[:12], max_tokens=9), 0.0)
     while not scheduler.snapshot()["swapped"]:
         step(scheduler)
-    cache = scheduler.residency.cache
+    cache = scheduler.state.cache
     cache.pool.drop(cache.pool.take(cache.pool.free))  # nothing of it is left on the device
     step(scheduler)
     free = scheduler.snapshot()["host_free_blocks"]
@@ -161,7 +161,7 @@ def test_a_life_tells_what_was_loaded() -> None:
     scheduler = stocked()
     admitted(scheduler)
     told = scheduler.explain("new")
-    step_number = scheduler.residency.step
+    step_number = scheduler.state.step
     assert f"admitted in step {step_number}; 12 tokens came from the prefix cache." in told
     assert f"12 tokens of these are loaded from host memory in step {step_number}." in told
 
@@ -197,7 +197,7 @@ def test_a_preemption_while_the_copy_is_in_flight_loses_nothing() -> None:
     scheduler = stocked()
     scheduler.submit(ask("new", TEXT[:16]), 0.0)
     plan = scheduler.plan(0.0)
-    scheduler.residency.preempt(sequence(scheduler, "new").slot, "a test", may_swap=False)
+    scheduler.parts.departures.preempt(sequence(scheduler, "new").slot, "a test", may_swap=False)
     scheduler.check()
     commit(scheduler, plan)
     again = step(scheduler)
@@ -210,7 +210,7 @@ def test_one_that_is_swapped_out_while_the_copy_is_in_flight_returns() -> None:
     scheduler = stocked()
     scheduler.submit(ask("new", TEXT[:16]), 0.0)
     plan = scheduler.plan(0.0)
-    scheduler.residency.preempt(sequence(scheduler, "new").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "new").slot, "a test")
     scheduler.check()
     assert scheduler.snapshot()["swapped"] == ["new"]
     commit(scheduler, plan)

@@ -19,7 +19,7 @@ class Ranked(Policy):
     """Ranks and lanes come from dictionaries that tests write to."""
 
     def __init__(self, patience_s: float = inf, refresh: bool = False) -> None:
-        super().__init__(PolicyConfig(), small().residency)
+        super().__init__(PolicyConfig(), small().state)
         self.patience_s, self.refresh = patience_s, refresh
         self.ranks: dict[str, tuple[float, ...]] = {}
         self.lanes: dict[str, str] = {}

@@ -35,10 +35,10 @@ class Toy(ResultHook):
 
     def ended(self, rows: ResultRows) -> list[Ended]:
         self.moments.append("ended")
-        table, secret = self._at.table, self._at.live.get("secret")
+        table, secret = self._state.table, self._state.live.get("secret")
         if secret is None or table.known[secret.slot] < table.prompt[secret.slot] + 3:
             return []
-        return self._at.finish(secret, Finish.STOP)
+        return self._departures.finish(secret, Finish.STOP)
 
 
 class WithToy(Accounting):
@@ -48,7 +48,7 @@ class WithToy(Accounting):
 def start(*names: str) -> tuple[Scheduler, Plan]:
     """A scheduler with the toy feature, and its first plan."""
     scheduler = small()
-    scheduler._accounting = WithToy(scheduler.residency)
+    scheduler._accounting = WithToy(scheduler.parts)
     for name in names:
         scheduler.submit(ask(name, 4, max_tokens=9), 0.0)
     Toy.moments.clear()
@@ -81,7 +81,7 @@ def test_a_feature_can_hold_tokens_back() -> None:
 
 def test_a_feature_can_report_less_than_is_known_and_end_a_sequence() -> None:
     scheduler, plan = start("a", "secret")
-    scheduler.residency.table.need_host(scheduler.residency.live["secret"].slot, "toy")
+    scheduler.state.table.need_host(scheduler.state.live["secret"].slot, "toy")
     got = [commit(scheduler, plan), *(commit(scheduler, scheduler.plan(0.0)) for _ in range(2))]
     assert [one["a"]["tokens"] for one in got] == [[9], [9], [9]]
     assert [one.get("secret") for one in got] == [None, None, {"tokens": [], "finish": "stop"}]
@@ -92,7 +92,7 @@ def test_rows_that_are_stale_are_left_out() -> None:
     scheduler, plan = start("a", "b", "c")
     result = answer(plan, {"a": [1], "b": [2], "c": [3]})
     scheduler.abort("b", 0.0)
-    rows = ResultRows.of(plan, result, scheduler.residency.table.alive(plan.rows))
+    rows = ResultRows.of(plan, result, scheduler.state.table.alive(plan.rows))
     assert rows.rows.request_id.tolist() == ["a", "c"]
     assert (rows.ids[:, 0].tolist(), rows.yielded.tolist()) == ([1, 3], [1, 1])
     assert [rows.source(row) for row in range(2)] == [0, 2]
@@ -101,7 +101,7 @@ def test_rows_that_are_stale_are_left_out() -> None:
 def test_if_all_rows_are_here_the_result_is_not_copied() -> None:
     scheduler, plan = start("a", "b")
     result = answer(plan)
-    rows = ResultRows.of(plan, result, scheduler.residency.table.alive(plan.rows))
+    rows = ResultRows.of(plan, result, scheduler.state.table.alive(plan.rows))
     assert rows.rows is plan.rows
     assert rows.ids is result.ids
     assert (rows.origin, rows.source(1)) == (None, 1)

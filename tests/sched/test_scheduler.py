@@ -658,7 +658,7 @@ def test_a_clock_that_goes_backwards_stands_still_here() -> None:
     step(scheduler, 12.0)
     step(scheduler, -3.0)
     scheduler.abort("b", 11.0)
-    assert scheduler.residency.now == 12.0
+    assert scheduler.state.now == 12.0
     assert "waited 2.0 s: 2.0 s for a slot" in scheduler.explain("b")
     assert "2.0 s: ended (abort)" in scheduler.explain("b")
     assert finish_all(scheduler) == {"a": [9] * 6}
@@ -730,7 +730,7 @@ def test_a_slot_forgets_how_often_its_last_sequence_got_nothing() -> None:
     scheduler.submit(ask("a", 3, max_tokens=2), 0.0)
     step(scheduler)
     slot = np.array([sequence(scheduler, "a").slot])
-    scheduler.residency.table.idle(slot, step=1, cause=np.array([Idle.BUDGET]))
+    scheduler.state.table.idle(slot, step=1, cause=np.array([Idle.BUDGET]))
     assert "1 step without a position" in scheduler.explain("a")
     finish_all(scheduler)
     scheduler.submit(ask("b", 3), 0.0)
@@ -756,7 +756,7 @@ def test_who_was_swapped_last_comes_back_first() -> None:
         scheduler.submit(ask(name, 5, max_tokens=9), 0.0)
     step(scheduler)
     for name in "ab":
-        scheduler.residency.preempt(sequence(scheduler, name).slot, "a test")
+        scheduler.parts.departures.preempt(sequence(scheduler, name).slot, "a test")
     assert scheduler.snapshot()["swapped"] == ["b", "a"]
 
 
@@ -786,6 +786,6 @@ def test_the_swapped_count_among_those_who_wait_when_one_comes() -> None:
     scheduler = small(preemption_mode="swap", swap_space=16)
     scheduler.submit(ask("a", 5, max_tokens=9), 0.0)
     step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     scheduler.submit(ask("b", 5), 0.0)
     assert "submitted, with 1 request waiting" in scheduler.explain("b")

@@ -322,7 +322,7 @@ def test_a_new_sequence_begins_with_the_acceptance_of_all_before_it() -> None:
         step(scheduler, a=[1])  # the first of three drafts is wrong
     scheduler.submit(ask("b", 5, max_tokens=40), 0.0)
     step(scheduler, a=[1])
-    table = scheduler.residency.table
+    table = scheduler.state.table
     assert table.acceptance[sequence(scheduler, "b").slot] == pytest.approx(
         expected(expected(expected(expected(0.5, 0, 1), 0, 1), 0, 1), 0, 1)
     )
@@ -747,6 +747,6 @@ def test_one_that_returns_to_the_end_of_the_model_gets_no_block_behind_it() -> N
     while len(sequence(scheduler, "a").tokens) and not scheduler.stats.sampled:
         step(scheduler)
     step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     finish_all(scheduler)
     assert scheduler.stats.swapped_in_blocks + scheduler.stats.swapped_out_blocks > 0

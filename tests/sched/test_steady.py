@@ -194,7 +194,7 @@ def test_a_better_request_at_the_head_is_looked_at() -> None:
     before = steady_plan(scheduler)
     scheduler.submit(ask("d", 3, priority=1), 0.0)
     assert scheduler.plan(0.0).rows is not before.rows
-    spell = scheduler.residency.journal.spells[-1]
+    spell = scheduler.state.journal.spells[-1]
     assert spell.gate.request_id == "d"
 
 
@@ -241,7 +241,7 @@ def test_lookahead_is_never_steady() -> None:
 
 def test_nobody_is_not_steady() -> None:
     scheduler = small()
-    at, plan = scheduler.residency, scheduler.plan(0.0)
+    at, plan = scheduler.state, scheduler.plan(0.0)
     assert not Steady.suits(plan.rows, plan.start, at.table)
 
 
@@ -258,7 +258,7 @@ def test_the_last_one_to_drop_out_of_drafting_makes_it_steady() -> None:
 
 def test_any_feature_that_needs_the_host_for_a_row_interrupts_it() -> None:
     scheduler = decoding()
-    table, slot = scheduler.residency.table, scheduler.residency.live["b"].slot
+    table, slot = scheduler.state.table, scheduler.state.live["b"].slot
     before = steady_plan(scheduler)
     table.need_host(slot, "toy")
     plans = [scheduler.plan(0.0), scheduler.plan(0.0)]
@@ -278,10 +278,10 @@ def test_a_result_is_looked_at_row_by_row_if_a_feature_has_come_to_need_the_host
     scheduler = decoding()
     steady_plan(scheduler)
     plan = scheduler.plan(0.0)
-    steady = scheduler._steady
+    steady = scheduler._planner.steady
     assert steady is not None
     assert steady.sampled_once(answer(plan))
-    scheduler.residency.table.need_host(scheduler.residency.live["a"].slot, "toy")
+    scheduler.state.table.need_host(scheduler.state.live["a"].slot, "toy")
     assert not steady.sampled_once(answer(plan))
     assert commit(scheduler, plan, a=[5], b=[6])["b"]["tokens"] == [6]
 

@@ -32,7 +32,7 @@ def swapping(**settings: Any) -> Scheduler:
 
 
 def wanted(scheduler: Scheduler, name: str) -> bool:
-    at = scheduler.residency
+    at = scheduler.state
     return at.swapping.wanted(at.group(sequence(scheduler, name)))
 
 
@@ -113,9 +113,8 @@ def test_a_block_that_is_hardly_filled_costs_what_is_in_it() -> None:
 
 def test_what_is_on_the_host_already_is_not_copied_there_again() -> None:
     scheduler = begun(swapping(preemption_mode="auto", num_blocks=32), a=range(9), b=range(9))
-    at = scheduler.residency
     scheduler.measure(FAST_COPIES)
-    at.preempt(sequence(scheduler, "b").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
     scheduler.pause()
     step(scheduler)
     assert state(scheduler, "b")["state"] == "SWAPPED"
@@ -136,22 +135,22 @@ def test_one_that_has_computed_nothing_has_nothing_to_keep() -> None:
 
 def test_a_prompt_in_pieces_is_worth_what_is_there() -> None:
     scheduler = begun(swapping(max_num_batched_tokens=6), a=9)
-    at = scheduler.residency
-    at.preempt(sequence(scheduler, "a").slot, "a test")
+    at = scheduler.state
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     assert at.swapping.tier.stored(sequence(scheduler, "a")).tokens == 6
 
 
 def test_the_last_known_token_is_computed_again_to_sample_from() -> None:
     scheduler = begun(swapping(), a=8)
     slot = sequence(scheduler, "a").slot
-    scheduler.residency.preempt(slot, "a test")
-    assert scheduler.residency.swapping.tier.stored(sequence(scheduler, "a")).tokens == 8
+    scheduler.parts.departures.preempt(slot, "a test")
+    assert scheduler.state.swapping.tier.stored(sequence(scheduler, "a")).tokens == 8
 
 
 def test_measured_rates_are_kept() -> None:
     scheduler = swapping()
     scheduler.measure(Rates(3.0, 4.0))
-    assert scheduler.residency.swapping.rates == Rates(3.0, 4.0)
+    assert scheduler.state.swapping.rates == Rates(3.0, 4.0)
 
 
 @pytest.mark.parametrize("rates", [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, float("nan"))])
@@ -248,7 +247,7 @@ def test_outputs_are_named_before_they_go() -> None:
     for _ in range(3):
         step(scheduler)
     for name in "ab":
-        scheduler.residency.preempt(sequence(scheduler, name).slot, "a test")
+        scheduler.parts.departures.preempt(sequence(scheduler, name).slot, "a test")
     assert scheduler.plan(0.0).to_dict()["swap_out"] == [[0, 0], [2, 1], [3, 2]]
 
 
@@ -334,7 +333,7 @@ def test_what_keeps_it_out_is_told(reason: str) -> None:
     step(scheduler)
     step(scheduler)
     if reason == "seqs":
-        at = scheduler.residency
+        at = scheduler.state
         kept = [at.table.reserve() for _ in range(at.table.vacant)]
         step(scheduler)
         assert gate(scheduler) == ("seqs", "b", 1)
@@ -348,7 +347,7 @@ def test_what_keeps_it_out_is_told(reason: str) -> None:
 def test_one_whose_content_is_all_on_the_host_already_leaves_in_an_empty_step() -> None:
     """ "b" went before it with the same content. Nothing runs, and so nothing is waited for."""
     scheduler = begun(swapping(), a=range(8), b=range(8))
-    pool = scheduler.residency.cache.pool
+    pool = scheduler.state.cache.pool
     taken = pool.take(pool.free)
     plan = scheduler.plan(0.0)
     assert (plan.preempted, len(plan.swap_out)) == (("b",), 2)
@@ -503,7 +502,7 @@ def test_and_with_drafts(depth: int) -> None:
 def test_one_that_leaves_in_an_empty_step_waits_for_the_copies_in_flight() -> None:
     """ "b" goes before it with the same content, which is not on the host yet."""
     scheduler = begun(swapping(), a=range(8), b=range(8))
-    pool = scheduler.residency.cache.pool
+    pool = scheduler.state.cache.pool
     taken = pool.take(pool.free)
     first = scheduler.plan(0.0)
     assert (first.preempted, len(first.swap_out)) == (("b",), 2)
@@ -525,10 +524,10 @@ def test_a_reset_that_cannot_be_leaves_the_host_as_it_is() -> None:
     scheduler.submit(ask("a", 9, 20), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     for _ in range(3):
         step(scheduler)
-    kept = scheduler.residency.cache.host.cached
+    kept = scheduler.state.cache.host.cached
     assert kept
     assert not scheduler.reset_prefix_cache()
-    assert scheduler.residency.cache.host.cached == kept
+    assert scheduler.state.cache.host.cached == kept

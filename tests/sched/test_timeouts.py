@@ -11,7 +11,7 @@ from tests.sched.support import ask, small, step
 
 def rules(**settings: Any) -> tuple[Timeout, ...]:
     made = small(**settings)
-    return timeouts.load(made.residency.policy, made._limits, made.residency.live)
+    return timeouts.load(made.state.policy, made._limits, made.state.live)
 
 
 def one_late(**settings: Any) -> Scheduler:

@@ -77,7 +77,7 @@ def test_drafts_do_not_change_the_tokens(llm: LLM, folder: Path) -> None:
 def test_steps_are_measured_where_there_are_drafts(folder: Path) -> None:
     small = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
     times = [
-        build(str(folder), **small, **drafting).scheduler.residency.speculation.times
+        build(str(folder), **small, **drafting).scheduler.state.speculation.times
         for drafting in ({}, {"num_speculative_tokens": 2})
     ]
     assert times[0] is None

@@ -84,7 +84,7 @@ def test_mistakes_are_told_before_weights_are_read(
 def test_the_speed_of_swapping_is_measured_where_there_is_a_place_to_swap_to(folder: Path) -> None:
     settings = {"load_format": "dummy", "device": "cpu", "kv_cache_gib": 0.01, "max_num_seqs": 4}
     scheduler = build(str(folder), swap_space=0.01, **settings).scheduler
-    guessed, found = scheduler.config.preemption, scheduler.residency.swapping.rates
+    guessed, found = scheduler.config.preemption, scheduler.state.swapping.rates
     assert found.recompute_tokens_per_s != guessed.recompute_tokens_per_s
     assert found.swap_blocks_per_s != guessed.swap_blocks_per_s
 

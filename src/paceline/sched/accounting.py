@@ -15,7 +15,7 @@ from paceline.sched.explain.journal import note
 from paceline.sched.failures import Failures
 from paceline.sched.families.beam_reports import BeamReports
 from paceline.sched.families.best_samples import BestSamples
-from paceline.sched.residency import Residency
+from paceline.sched.parts import SchedulerParts
 from paceline.sched.result_rows import ResultHook, ResultRows
 from paceline.sched.steady import Steady
 
@@ -28,10 +28,12 @@ class Accounting:
 
     hooks: ClassVar[tuple[type[ResultHook], ...]] = (DraftResults, BestSamples, BeamReports)
 
-    def __init__(self, residency: Residency) -> None:
-        self._at = residency
-        self._failures = Failures(residency)
-        hooks = [kind(residency) for kind in self.hooks]
+    def __init__(self, parts: SchedulerParts) -> None:
+        self._state = parts.state
+        self._departures = parts.departures
+        self._stops = parts.stops
+        self._failures = Failures(parts)
+        hooks = [kind(parts) for kind in self.hooks]
         self._verify = [one.verify for one in hooks if type(one).verify is not ResultHook.verify]
         self._arrived = [
             one.arrived for one in hooks if type(one).arrived is not ResultHook.arrived
@@ -54,23 +56,23 @@ class Accounting:
 
     def _fold(self, plan: Plan, result: StepResult) -> Outputs:
         """Append what each row sampled whose sequence is still here, and end complete ones."""
-        at, table = self._at, self._at.table
+        state, table = self._state, self._state.table
         folded = ResultRows.of(plan, result, table.alive(plan.rows))
         rows, slot = folded.rows, folded.rows.slot
-        at.stats.stale_rows += len(plan.rows) - len(rows)
+        state.stats.stale_rows += len(plan.rows) - len(rows)
         rejected = np.where(rows.samples, rows.drafts + 1 - folded.yielded, 0)
         table.confirm(slot, rows.count, rejected)
         known = table.known[slot]
         folded.count = np.minimum(folded.yielded, table.limit[slot] - known)
         for arrived in self._arrived:
             arrived(folded)
-        stops = at.stops.cut(table, slot, folded.ids, folded.count)
+        stops = self._stops.cut(table, slot, folded.ids, folded.count)
         first = rows.samples & (known == table.prompt[slot])
         table.append(slot, folded.ids, folded.count)
         for place in slot[first].tolist():
             self._note_first(table.sequence(place), plan.step)
-        at.stats.sampled += int(folded.count.sum())
-        at.policy.sampled(slot, folded.count)
+        state.stats.sampled += int(folded.count.sum())
+        state.policy.sampled(slot, folded.count)
         for appended in self._appended:
             appended(folded)
         ends = self._end_complete(slot, self._outputs(folded), stops)
@@ -86,14 +88,14 @@ class Accounting:
 
     def commit_steady(self, steady: Steady, result: StepResult) -> Outputs:
         """Commit a step in which every row sampled one token and no feature takes part."""
-        at, rows, ids = self._at, steady.rows, result.ids
-        suspects = at.stops.suspects(ids[:, 0])
+        state, rows, ids = self._state, steady.rows, result.ids
+        suspects = self._stops.suspects(ids[:, 0])
         stops: dict[int, int] = {}
         if suspects is not None and suspects.any():
-            stops = at.stops.cut(at.table, rows.slot, ids[:, :1], result.count.copy())
-        at.table.append_one(rows.slot, ids[:, 0])
-        at.stats.sampled += steady.size
-        at.policy.sampled(rows.slot, result.count)
+            stops = self._stops.cut(state.table, rows.slot, ids[:, :1], result.count.copy())
+        state.table.append_one(rows.slot, ids[:, 0])
+        state.stats.sampled += steady.size
+        state.policy.sampled(rows.slot, result.count)
         outputs = Outputs(rows.serial, rows.request_id, rows.child, ids, result.count)
         if stops or steady.completes_some():
             return self._end_complete(rows.slot, outputs, stops)
@@ -101,19 +103,19 @@ class Accounting:
 
     def _end_complete(self, slot: Index, outputs: Outputs, stops: dict[int, int]) -> Outputs:
         """End the rows that stopped or reached their limit."""
-        full: Bool = self._at.table.known[slot] >= self._at.table.limit[slot]
+        full: Bool = self._state.table.known[slot] >= self._state.table.limit[slot]
         complete = sorted({*stops, *np.flatnonzero(full).tolist()})
         ended = [end for row in complete for end in self._end(int(slot[row]), stops.get(row))]
         return replace(outputs, finished=tuple(ended)) if ended else outputs
 
     def _end(self, slot: int, stop_token: int | None) -> list[Ended]:
         finish = Finish.LENGTH if stop_token is None else Finish.STOP
-        return self._at.finish(self._at.table.sequence(slot), finish, stop_token)
+        return self._departures.finish(self._state.table.sequence(slot), finish, stop_token)
 
     def _note_first(self, sequence: Sequence, step: int) -> None:
         """Note the first token of a request, for a family once."""
         if all(moment.happened is not Happened.FIRST_TOKEN for moment in sequence.life):
-            note(sequence, Happened.FIRST_TOKEN, self._at.now, step)
+            note(sequence, Happened.FIRST_TOKEN, self._state.now, step)
 
     @staticmethod
     def _refuse_nonsense(plan: Plan, result: StepResult) -> None:

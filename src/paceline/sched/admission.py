@@ -14,7 +14,7 @@ from paceline.sched.gates.gate import Gates, Shut
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows, Used
-from paceline.sched.residency import Residency
+from paceline.sched.parts import SchedulerParts
 
 MOST_PASSED_OVER = 8  # sequences in one step; the next one that a gate shuts out stops the queue
 MOST_OVERTAKEN = 64  # admissions past one sequence; from then on it stops the queue
@@ -47,23 +47,24 @@ class Admission:
     """
 
     def __init__(
-        self, config: Config, residency: Residency, forks: Forks, limits: Limits, gates: Gates
+        self, config: Config, parts: SchedulerParts, forks: Forks, limits: Limits, gates: Gates
     ) -> None:
         self._budget = config.step.max_num_batched_tokens
-        self._at = residency
+        self._state = parts.state
+        self._arrivals = parts.arrivals
         self._forks = forks
         self._limits = limits
         self._gates = gates
-        self._entrants = Entrants(config, residency, forks, limits)
+        self._entrants = Entrants(config, parts.state, forks, limits)
         self._watermark = int(config.step.watermark * config.cache.num_blocks)
 
     def let_in(
         self, served: Composition, now: float, chunk: Chunk, returning: bool = False
     ) -> Composition:
         """Admit until a gate stops the queue; only swapped sequences, if `returning`."""
-        at, joining = self._at, Joining(self._room_behind(served), chunk)
+        state, joining = self._state, Joining(self._room_behind(served), chunk)
         gate: Gate | None = None
-        while gate is None and (head := at.head(now)) is not None:
+        while gate is None and (head := state.head(now)) is not None:
             if returning and not head.swapped:
                 gate = self._gate_at(head, Shut("decodes"), now)
                 break
@@ -90,7 +91,7 @@ class Admission:
         self, served: Composition, reason: str, now: float, short: int = 0, lasting: bool = False
     ) -> Composition:
         """No sequence is admitted in this step."""
-        head = self._at.head(now)
+        head = self._state.head(now)
         return served.closed(
             self._gate_at(head, Shut(reason, short, lasting), now) if head else None
         )
@@ -99,11 +100,11 @@ class Admission:
 
     def _room_behind(self, served: Composition) -> StepRoom:
         """What the rows of residents leave."""
-        at = self._at
+        state = self._state
         return StepRoom(
-            vacant=at.table.vacant,
+            vacant=state.table.vacant,
             left=self._budget - int(served.count.sum()),
-            free=at.cache.pool.free - self.spared(len(at.table.order)),
+            free=state.cache.pool.free - self.spared(len(state.table.order)),
             first=not len(served.slot),
             used=self.used_by(served.slot, served.start, served.count),
         )
@@ -117,7 +118,7 @@ class Admission:
         each row goes on where its resident stands."""
         used: Used = {}
         if self._limits.counting:
-            self._limits.spend(ResidentRows(self._at.table, slot, count, 0, start), used)
+            self._limits.spend(ResidentRows(self._state.table, slot, count, 0, start), used)
         return used
 
     # -- joining ------------------------------------------------------------
@@ -129,37 +130,37 @@ class Admission:
 
     def _join(self, entrant: WaitingEntrant | SwappedEntrant, joining: Joining) -> None:
         """Let an entrant in, with its family."""
-        at, room = self._at, joining.room
+        state, room = self._state, joining.room
         if isinstance(entrant, WaitingEntrant):
             self._enter(entrant, joining)
         else:
             self._bring_back(entrant, joining)
         for one in joining.passed_over:
-            at.queue_of(one).overtake(one)
-        room.vacant = at.table.vacant
-        room.free = at.cache.pool.free - self.spared(len(at.table.order))
+            state.queue_of(one).overtake(one)
+        room.vacant = state.table.vacant
+        room.free = state.cache.pool.free - self.spared(len(state.table.order))
 
     def _bring_back(self, entrant: SwappedEntrant, joining: Joining) -> None:
         """Restore a swapped sequence."""
-        joining.admitted += self._at.restore(entrant.sequence, entrant.spans)
+        joining.admitted += self._arrivals.restore(entrant.sequence, entrant.spans)
         for one in entrant.members:
             self._first_row(one, joining)
 
     def _enter(self, entrant: WaitingEntrant, joining: Joining) -> None:
         """Admit a waiting sequence, and those that fork from it at once."""
-        at, head, hit = self._at, entrant.sequence, entrant.hit
-        joining.admitted.append(at.admit(head, hit, entrant.span))
+        state, head, hit = self._state, entrant.sequence, entrant.hit
+        joining.admitted.append(self._arrivals.admit(head, hit, entrant.span))
         self._add(joining, head, hit.tokens, entrant.tokens)
-        family = at.family(head)
+        family = state.family(head)
         if family is not None and self._forks.at_once(family, hit):
             self._forks.fork(family)
-            at.cache.fences.add_copies(at.step, (), [one.serial for one in family.members])
+            state.cache.fences.add_copies(state.step, (), [one.serial for one in family.members])
             for one in family.members[1:]:
                 self._first_row(one, joining)
 
     def _first_row(self, sequence: Sequence, joining: Joining) -> None:
         """Let a sequence that came with another compute what limits and blocks allow."""
-        table, cache, slot, room = self._at.table, self._at.cache, sequence.slot, joining.room
+        table, cache, slot, room = self._state.table, self._state.cache, sequence.slot, joining.room
         start = int(table.planned[slot])
         rest = int(table.known[slot]) - start
         row = ArrivalRow(sequence, start, rest, room.left, room.first, room.used)
@@ -176,15 +177,15 @@ class Admission:
         if self._limits.counting:
             row = ArrivalRow(sequence, start, count, count, room.first, room.used)
             self._limits.spend(row, room.used)
-        self._at.table.advance(slot, start + count)
-        self._at.seal_rivals()
+        self._state.table.advance(slot, start + count)
+        self._state.prefixes.seal_rivals()
 
     # -- gates --------------------------------------------------------------
 
     def _may_pass_over(self, head: Sequence, shut: Shut, joining: Joining, now: float) -> bool:
         if not shut.passes_over or len(joining.passed_over) >= MOST_PASSED_OVER:
             return False
-        queue = self._at.queue_of(head)
+        queue = self._state.queue_of(head)
         return queue.overtaken(head) < MOST_OVERTAKEN and queue.impatient(now) is not head
 
     def _pass_over(self, head: Sequence, shut: Shut, joining: Joining, now: float) -> None:
@@ -192,17 +193,17 @@ class Admission:
         gate = self._gate_at(head, shut, now)
         joining.gates.append(replace(gate, passed_over=True, lasting=False))
         joining.passed_over.append(head)
-        self._at.queue_of(head).set_aside(head)
+        self._state.queue_of(head).set_aside(head)
 
     def _put_back(self, joining: Joining, gate: Gate | None) -> Gate:
         """Let those wait in their places again that were passed over.
 
         Such a gate may open at any time, so the next step is built anew.
         """
-        for queue in (self._at.swapped, self._at.queue):
+        for queue in (self._state.swapped, self._state.queue):
             queue.put_back()
         return joining.gates[0] if gate is None else replace(gate, lasting=False)
 
     def _gate_at(self, head: Sequence, shut: Shut, now: float) -> Gate:
-        aged = self._at.queue.impatient(now) is head
+        aged = self._state.queue.impatient(now) is head
         return Gate(shut.reason, head.serial, head.id, shut.short, aged, shut.lasting)

@@ -4,7 +4,7 @@ from paceline.core.plan import Admitted, Pairs
 from paceline.core.request import Sequence
 
 
-class News:
+class Changes:
     """Gathers until the next plan takes it along."""
 
     def __init__(self) -> None:

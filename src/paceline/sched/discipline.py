@@ -28,12 +28,12 @@ from paceline.sched.limits.model_length import ModelLength
 from paceline.sched.limits.policy_share import PolicyShare
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows
 from paceline.sched.limits.whole_prompts import WholePrompts
-from paceline.sched.residency import Residency
-from paceline.sched.speculation import DraftRows, Speculation
+from paceline.sched.parts import SchedulerParts
+from paceline.sched.speculation import DraftRows
 
 
 class Discipline(ABC):
-    """Builds the rows of one step. Everything it may change is in the Residency.
+    """Builds the rows of one step. Everything it may change is in `parts`.
 
     A subclass says in `build` who computes how much; the parts it is made of are here. `limits`
     clip the rows of residents and of arrivals alike, in this order, and `draft_limits` the drafts
@@ -50,15 +50,16 @@ class Discipline(ABC):
         FreeBlocks,
     )
 
-    def __init__(self, config: Config, residency: Residency, speculation: Speculation) -> None:
+    def __init__(self, config: Config, parts: SchedulerParts) -> None:
         self._config = config.step
-        self._at = residency
-        self._forks = Forks(residency)
-        self._limits = Limits(self.limits, config, residency)
-        self._draft_limits = Limits(self.draft_limits, config, residency)
-        gates = Gates(self.gates, config, residency)
-        self._admission = Admission(config, residency, self._forks, self._limits, gates)
-        self._speculation = speculation
+        self._state = parts.state
+        self._departures = parts.departures
+        self._forks = Forks(parts)
+        self._limits = Limits(self.limits, config, parts.state)
+        self._draft_limits = Limits(self.draft_limits, config, parts.state)
+        gates = Gates(self.gates, config, parts.state)
+        self._admission = Admission(config, parts, self._forks, self._limits, gates)
+        self._speculation = parts.state.speculation
         self._lookahead = config.speculation.lookahead_slots
         self._given_way = 0  # residents that gave way in this step
 
@@ -68,7 +69,7 @@ class Discipline(ABC):
 
     def want(self, slot: Index) -> I32:
         """Positions that residents could use in a step that admits a sequence."""
-        return self._at.table.remaining(slot)
+        return self._state.table.remaining(slot)
 
     def demand(self, slot: Index) -> I32:
         """Positions that residents take of a step that admits a sequence."""
@@ -80,7 +81,7 @@ class Discipline(ABC):
 
     def _clip(self, slot: Index, want: I32) -> I32:
         """Positions that residents may have of those that they want."""
-        rows = ResidentRows(self._at.table, slot, want, self._config.max_num_batched_tokens)
+        rows = ResidentRows(self._state.table, slot, want, self._config.max_num_batched_tokens)
         return self._limits.clip(rows)
 
     def compose(self, now: float, admitting: bool) -> Composition:
@@ -88,7 +89,7 @@ class Discipline(ABC):
         self._given_way = 0
         self._fork()
         step = self.build(now, admitting)
-        if self._at.table.drafting:
+        if self._state.table.drafting:
             step = self._draft(step)
         # Positions beyond a row need blocks that only a plan of its own provides.
         return replace(step, quiet=0) if self._lookahead else step
@@ -101,13 +102,13 @@ class Discipline(ABC):
 
     def _fork(self) -> None:
         """Let families fork whose prompt has been handed out, if there are blocks for it."""
-        at = self._at
+        state = self._state
         for family in self._forks.due():
             while family.kept:
-                missing = self._forks.need(family) - at.cache.pool.free
+                missing = self._forks.need(family) - state.cache.pool.free
                 if missing <= 0:
                     self._forks.fork(family)
-                elif missing <= at.cache.fences.coming:
+                elif missing <= state.cache.fences.coming:
                     break  # the blocks come when the steps in flight have run
                 else:
                     self._give_way(missing, family.leader.slot)
@@ -116,14 +117,14 @@ class Discipline(ABC):
 
     def _serve(self, slot: Index, count: I32, short: I32) -> Composition:
         """Hand out `count[i]` positions and `short[i]` new blocks to each resident."""
-        at = self._at
-        grown = at.cache.tables.grow(slot, short)
+        state = self._state
+        grown = state.cache.tables.grow(slot, short)
         if not count.all():
             busy = count > 0
             slot, count = slot[busy], count[busy]
-        start = at.table.planned[slot]
-        at.table.advance(slot, start + count)
-        at.seal_rivals()
+        start = state.table.planned[slot]
+        state.table.advance(slot, start + count)
+        state.prefixes.seal_rivals()
         return Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
 
     def _fit(
@@ -131,79 +132,80 @@ class Discipline(ABC):
     ) -> tuple[Index, I32, I32]:
         """Residents with positions and new blocks for each; if blocks are short, some give way, or
         else wait."""
-        at = self._at
+        state = self._state
         while True:
-            slot = at.table.order
+            slot = state.table.order
             count = share(slot)
-            short, free = self._short(slot, count), at.cache.pool.free
+            short, free = self._short(slot, count), state.cache.pool.free
             missing = int(short.sum()) - free
             if missing <= 0:
                 return slot, count, short
             wanting = (short > 0) & (np.cumsum(short) > free)
             # Blocks that steps in flight copy are worth waiting for.
-            if missing <= at.cache.fences.coming or not giving_way:
+            if missing <= state.cache.fences.coming or not giving_way:
                 return slot, np.where(wanting, 0, count), np.where(wanting, 0, short)
             self._give_way(missing, int(slot[wanting][0]))
 
     def _give_way(self, missing: int, needy: int) -> None:
         """Preempt the resident that the policy names, because blocks are missing for a resident."""
-        at = self._at
-        victim = at.policy.victim()
-        whom = "itself" if needy == victim else repr(at.table.name[needy])
+        state = self._state
+        victim = state.policy.victim()
+        whom = "itself" if needy == victim else repr(state.table.name[needy])
         short = f"1 block for {whom}" if missing == 1 else f"{missing} blocks, first for {whom}"
-        at.preempt(victim, cause=f"want of {short}")
+        self._departures.preempt(victim, cause=f"want of {short}")
         self._given_way += 1
 
     def _draft(self, step: Composition) -> Composition:
         """Add drafts within the budget and the blocks that are left."""
-        at, slot = self._at, step.slot
-        table, end = at.table, step.start + step.count
-        drafts = self._speculation.drafts(DraftRows.of(table, step, at.step))
+        state, slot = self._state, step.slot
+        table, end = state.table, step.start + step.count
+        drafts = self._speculation.drafts(DraftRows.of(table, step, state.step))
         left = self._config.max_num_batched_tokens - int(step.count.sum())
         drafts = self._draft_limits.clip(ResidentRows(table, slot, drafts, left, end))
         short = self._short(slot, drafts)
-        unaffordable = (short > 0) & (np.cumsum(short) > at.cache.pool.free)
+        unaffordable = (short > 0) & (np.cumsum(short) > state.cache.pool.free)
         drafts[unaffordable] = short[unaffordable] = 0
         step = replace(step, quiet=self._speculation.quiet)
         if not drafts.any():
             return step
-        grown = step.grown.followed_by(at.cache.tables.grow(slot, short))
+        grown = step.grown.followed_by(state.cache.tables.grow(slot, short))
         table.advance(slot, end + drafts)
         return replace(step, count=step.count + drafts, drafts=drafts, grown=grown)
 
     def _short(self, slot: Index, count: I32) -> I32:
-        end = self._at.table.planned[slot] + count
+        end = self._state.table.planned[slot] + count
         if self._lookahead:
             end = np.minimum(end + self._lookahead, self._config.max_model_len)
-        return np.where(count > 0, self._at.cache.tables.short(slot, end), 0)
+        return np.where(count > 0, self._state.cache.tables.short(slot, end), 0)
 
     # -- displacement -------------------------------------------------------
 
     def _displace(self, now: float) -> None:
         """Let an arrival push out residents that it may displace, if that lets it in."""
-        at = self._at
-        head = at.head(now)
+        state = self._state
+        head = state.head(now)
         if head is None or head.swapped:
             return
-        candidates = at.policy.displaceable(head, now)
+        candidates = state.policy.displaceable(head, now)
         for number in range(len(candidates) + 1) if candidates else ():
             if self._fits_without(head, candidates[:number]):
                 for slot in candidates[:number]:
-                    if at.table.resident[slot]:  # it may have gone with its family
-                        at.preempt(slot, f"{head.id!r}, which goes before it", may_swap=False)
+                    if state.table.resident[slot]:  # it may have gone with its family
+                        cause = f"{head.id!r}, which goes before it"
+                        self._departures.preempt(slot, cause, may_swap=False)
                 return
 
     def _fits_without(self, head: Sequence, gone: list[int]) -> bool:
         """Would `head` be admitted in this step if the residents in `gone` were not here?"""
-        at, admission = self._at, self._admission
-        slot = at.table.order[~np.isin(at.table.order, gone)]
+        state, admission = self._state, self._admission
+        slot = state.table.order[~np.isin(state.table.order, gone)]
         count = self.demand(slot)
-        taken, freed = int(count.sum()), at.cache.tables.held_only_by(gone)
+        taken, freed = int(count.sum()), state.cache.tables.held_only_by(gone)
         grown = int(self._short(slot, count).sum())
         room = StepRoom(
-            vacant=at.table.vacant + len(gone),
+            vacant=state.table.vacant + len(gone),
             left=self._config.max_num_batched_tokens - taken,
-            free=at.cache.pool.free + len(freed) - grown - admission.spared(len(slot)),
+            free=state.cache.pool.free + len(freed) - grown - admission.spared(len(slot)),
             first=not taken,
             used=admission.used_by(slot, None, count),
             gone=tuple(gone),
@@ -211,8 +213,8 @@ class Discipline(ABC):
         return admission.would_fit(head, room, freed, self.chunk)
 
 
-def load(config: Config, residency: Residency, speculation: Speculation) -> Discipline:
+def load(config: Config, parts: SchedulerParts) -> Discipline:
     """The discipline by module name in `disciplines`, or by dotted path to a class."""
     package = "paceline.sched.disciplines"
     kind = plugins.load("discipline", config.step.discipline, package, Discipline)
-    return kind(config, residency, speculation)
+    return kind(config, parts)

@@ -12,7 +12,7 @@ class DraftResults(ResultHook):
         drafted = rows.rows.drafts > 0
         if not drafted.any():
             return
-        table, stats, planned = self._at.table, self._at.stats, rows.plan.rows
+        table, stats, planned = self._state.table, self._state.stats, rows.plan.rows
         slot, accepted = rows.rows.slot[drafted], rows.yielded[drafted] - 1
         drafts = rows.result.drafts_of(planned)
         computed = (drafts if rows.origin is None else drafts[rows.origin])[drafted]
@@ -27,4 +27,4 @@ class DraftResults(ResultHook):
         stats.accepted += right
         width = planned.count - planned.drafts
         step = (int(width.sum()), int(planned.samples.sum()), number, right)
-        self._at.speculation.verified(DraftedStep(*step, is_decode=bool((width == 1).all())))
+        self._state.speculation.verified(DraftedStep(*step, is_decode=bool((width == 1).all())))

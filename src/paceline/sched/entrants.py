@@ -10,7 +10,7 @@ from paceline.sched.families.forks import Forks
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 Chunk = Callable[[ArrivalRow], int]
 """Positions that an arrival's row may have."""
@@ -49,12 +49,12 @@ class WaitingEntrant(Entrant):
     __slots__ = ("_entrants", "_row", "hit", "span")
 
     def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom, chunk: Chunk) -> None:
-        at = entrants.at
-        hit = at.lookup(head)
+        state = entrants.state
+        hit = state.prefixes.lookup(head)
         rest, taken = entrants.rest(head, hit), entrants.budget - room.left
-        allowed = at.policy.room(head, rest, taken, room.left)
+        allowed = state.policy.room(head, rest, taken, room.left)
         row = ArrivalRow(head, hit.tokens, rest, allowed, room.first, room.used)
-        size = 1 if head.child < 0 else len(at.group(head))
+        size = 1 if head.child < 0 else len(state.group(head))
         super().__init__(head, size, rest, allowed, chunk(row))
         self._entrants = entrants
         self._row = row
@@ -66,7 +66,7 @@ class WaitingEntrant(Entrant):
         return self._entrants.limits.reason(self._row.again())
 
     def short_of_blocks(self, free: int) -> int:
-        if self.size == 1 and self._entrants.at.cache.blocks_for(self.span) <= free:
+        if self.size == 1 and self._entrants.state.cache.blocks_for(self.span) <= free:
             return 0  # it fits even if no other sequence holds anything of the hit
         return self._entrants.missing(self.sequence, self.hit, self.tokens) - free
 
@@ -77,7 +77,7 @@ class SwappedEntrant(Entrant):
     __slots__ = ("_entrants", "members", "spans")
 
     def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom) -> None:
-        members = entrants.at.group(head)
+        members = entrants.state.group(head)
         size, left = len(members), room.left
         super().__init__(head, size, rest=size, room=left, tokens=size if size <= left else 0)
         self._entrants = entrants
@@ -86,17 +86,17 @@ class SwappedEntrant(Entrant):
 
     @property
     def ready(self) -> bool:
-        return self._entrants.at.swapping.tier.ready(self.sequence)
+        return self._entrants.state.swapping.tier.ready(self.sequence)
 
     def short_of_blocks(self, free: int) -> int:
-        return self._entrants.at.swapping.tier.need(self.members, self.spans) - free
+        return self._entrants.state.swapping.tier.need(self.members, self.spans) - free
 
 
 class Entrants:
     """Makes entrants, and reckons what they take."""
 
-    def __init__(self, config: Config, at: Residency, forks: Forks, limits: Limits) -> None:
-        self.at = at
+    def __init__(self, config: Config, state: SchedulerState, forks: Forks, limits: Limits) -> None:
+        self.state = state
         self.limits = limits
         self.budget = config.step.max_num_batched_tokens
         self._forks = forks
@@ -106,7 +106,7 @@ class Entrants:
 
     def rest(self, head: Sequence, hit: Hit) -> int:
         """Positions to compute before it samples, or before its family forks."""
-        family = self.at.family(head)
+        family = self.state.family(head)
         if family is not None and len(family.members) > 1 and hit.tokens < family.fork_point:
             return family.fork_point - hit.tokens
         return len(head.tokens) - hit.tokens
@@ -121,8 +121,8 @@ class Entrants:
 
     def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
         """Free blocks that an admission uses up, with those its family takes when it forks."""
-        family = self.at.family(head)
-        missing = self.at.cache.missing(hit, self.span(head, hit, tokens))
+        family = self.state.family(head)
+        missing = self.state.cache.missing(hit, self.span(head, hit, tokens))
         if family is not None and len(family.members) > 1:
             missing += self._forks.need(family, self._span_alone, hit)
         return missing

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paceline.core.plan import Ended, Plan, StepResult
 from paceline.core.request import Finish, Sequence
-from paceline.sched.residency import Residency
+from paceline.sched.parts import SchedulerParts
 
 CAUSE = "a row that failed on the same prefix"
 
@@ -27,12 +27,13 @@ class Failures:
     somebody computes those again. Whoever finds it fails, and it is forgotten with that one.
     """
 
-    def __init__(self, residency: Residency) -> None:
-        self._at = residency
+    def __init__(self, parts: SchedulerParts) -> None:
+        self._state = parts.state
+        self._departures = parts.departures
 
     def end(self, plan: Plan, result: StepResult) -> list[Ended]:
         """End the requests of all rows that failed, as far as they are here."""
-        at, rows, table = self._at, plan.rows, self._at.table
+        state, rows, table = self._state, plan.rows, self._state.table
         alive, slots = table.alive(rows), rows.slot.tolist()
         reasons = {slots[one.row]: one.reason for one in result.failed if alive[one.row]}
         well = {*rows.slot[alive & rows.samples].tolist()} - reasons.keys()
@@ -40,16 +41,16 @@ class Failures:
         doubtful: Doubtful = {}
         for one in result.failed:
             if not alive[one.row]:
-                doubtful |= at.cache.index.retract((slots[one.row], int(rows.epoch[one.row])))
+                doubtful |= state.cache.index.retract((slots[one.row], int(rows.epoch[one.row])))
         for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
             if slot not in reasons or not table.resident[slot]:  # it may have gone with its family
                 continue
             if not self._may_be_inherited(slot, doubtful):
-                leader = at.live[table.sequence(slot).id]
-                for member in at.group(leader):
+                leader = state.live[table.sequence(slot).id]
+                for member in state.group(leader):
                     doubtful |= self._forget(member)
-                ended += at.dismiss(leader, Finish.ERROR, reasons[slot])
-                at.stats.failed_rows += 1
+                ended += self._departures.dismiss(leader, Finish.ERROR, reasons[slot])
+                state.stats.failed_rows += 1
         if doubtful:
             self._forget_on_host(doubtful.values())
             self._compute_again(doubtful, well)
@@ -57,45 +58,45 @@ class Failures:
 
     def _may_be_inherited(self, slot: int, doubtful: Doubtful) -> bool:
         """May a failure come from what one that was admitted earlier has computed?"""
-        shares = not doubtful.keys().isdisjoint(self._at.cache.tables.blocks(slot))
+        shares = not doubtful.keys().isdisjoint(self._state.cache.tables.blocks(slot))
         return shares and not self._has_sampled(slot)
 
     def _forget(self, sequence: Sequence) -> Doubtful:
         """Let nothing doubtful of a sequence be found."""
-        cache, slot = self._at.cache, sequence.slot
+        cache, slot = self._state.cache, sequence.slot
         if slot < 0:
             return {}  # it has yet to fork
-        good = int(self._at.table.computed[slot]) if self._has_sampled(slot) else 0
+        good = int(self._state.table.computed[slot]) if self._has_sampled(slot) else 0
         found = cache.unseal(slot, sequence, good // cache.block_size)
-        self._at.table.distrust(slot, good)
+        self._state.table.distrust(slot, good)
         return found
 
     def _forget_on_host(self, keys: Iterable[bytes]) -> None:
-        host = self._at.cache.host
+        host = self._state.cache.host
         for key in keys:
             for block in host.find([key]):
                 host.unseal(block, key)
 
     def _has_sampled(self, slot: int) -> bool:
         """Since it was admitted; it has read everything before it then."""
-        return bool(self._at.table.known[slot] > self._at.table.given[slot])
+        return bool(self._state.table.known[slot] > self._state.table.given[slot])
 
     def _compute_again(self, doubtful: Doubtful, well: set[int]) -> None:
         """Let those begin anew that have read doubtful blocks, unless they sampled well, in this
         step or before."""
-        at = self._at
-        for slot in at.table.order[::-1].tolist():
-            if not at.table.resident[slot] or slot in well or self._has_sampled(slot):
+        state = self._state
+        for slot in state.table.order[::-1].tolist():
+            if not state.table.resident[slot] or slot in well or self._has_sampled(slot):
                 continue
-            if doubtful.keys().isdisjoint(at.cache.tables.blocks(slot)):
+            if doubtful.keys().isdisjoint(state.cache.tables.blocks(slot)):
                 continue
-            for one in at.group(at.table.sequence(slot)):
+            for one in state.group(state.table.sequence(slot)):
                 self._forget_on_host(self._forget(one).values())
-            at.preempt(slot, CAUSE, may_swap=False)
+            self._departures.preempt(slot, CAUSE, may_swap=False)
         keys = set(doubtful.values())
-        for sequence in list(at.swapped):
-            group = at.group(sequence)
+        for sequence in list(state.swapped):
+            group = state.group(sequence)
             if any(not keys.isdisjoint(one.keys) for one in group):
                 for one in group:
                     self._forget_on_host(one.keys)
-                at.demote(sequence, CAUSE)
+                self._departures.demote(sequence, CAUSE)

@@ -7,7 +7,7 @@ from paceline.core.arrays import I32
 from paceline.core.events import Moment
 from paceline.core.request import Sequence
 from paceline.sched.explain.journal import Spell
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +30,35 @@ class SchedulerView:
     An answer holds until the next call that changes the scheduler.
     """
 
-    def __init__(self, residency: Residency) -> None:
-        self._at = residency
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
 
     # -- requests -----------------------------------------------------------
 
     def is_live(self, request_id: str) -> bool:
         """Has the request been submitted and not ended?"""
-        return request_id in self._at.live
+        return request_id in self._state.live
 
     def live_ids(self) -> list[str]:
         """Live requests, in order of submission."""
-        return list(self._at.live)
+        return list(self._state.live)
 
     def leader_serial(self, request_id: str) -> int | None:
         """The serial of the first sequence of a live request; None if the request is not live."""
-        leader = self._at.live.get(request_id)
+        leader = self._state.live.get(request_id)
         return None if leader is None else leader.serial
 
     def life(self, request_id: str) -> list[Moment]:
         """What happened to a live request so far."""
-        return self._at.live[request_id].life
+        return self._state.live[request_id].life
 
     def ended(self, request_id: str) -> Sequence | None:
         """The latest request of that id that has ended, if it is still remembered.
 
         Every request that ended since the latest plan is remembered.
         """
-        at = self._at
-        return at.news.finished.get(request_id) or at.journal.recall(request_id)
+        state = self._state
+        return state.changes.finished.get(request_id) or state.journal.recall(request_id)
 
     # -- families -----------------------------------------------------------
 
@@ -67,58 +67,58 @@ class SchedulerView:
 
         Empty if the request is not live or has a single sequence.
         """
-        family = self._at.families.get(request_id)
+        family = self._state.families.get(request_id)
         return [] if family is None else [one.child for one in family.members]
 
     def is_silent(self, request_id: str) -> bool:
         """Is it a live family whose tokens are reported only at its end?"""
-        family = self._at.families.get(request_id)
+        family = self._state.families.get(request_id)
         return family is not None and family.request.silent
 
     def child_tokens(self, request_id: str, child: int) -> I32:
         """Every known token of a resident child."""
-        at = self._at
-        members = at.families[request_id].members
+        state = self._state
+        members = state.families[request_id].members
         slot = next(one.slot for one in members if one.child == child)
-        return at.table.tokens[slot, : at.table.known[slot]]
+        return state.table.tokens[slot, : state.table.known[slot]]
 
     # -- queues and memory --------------------------------------------------
 
     @property
     def queued(self) -> int:
         """Requests that are not resident: waiting, swapped out or parked."""
-        return self._at.waiting + len(self._at.queue.parked)
+        return self._state.waiting + len(self._state.queue.parked)
 
     @property
     def is_runnable(self) -> bool:
         """Is there a live request that is not parked?"""
-        return len(self._at.live) > len(self._at.queue.parked)
+        return len(self._state.live) > len(self._state.queue.parked)
 
     def gauges(self) -> Gauges:
-        at, table = self._at, self._at.table
+        state, table = self._state, self._state.table
         return Gauges(
             running=len({table.sequence(slot).id for slot in table.order.tolist()}),
-            waiting=at.waiting,
-            parked=len(at.queue.parked),
-            swapped=len(at.swapped),
+            waiting=state.waiting,
+            parked=len(state.queue.parked),
+            swapped=len(state.swapped),
             kv_usage=self.kv_usage,
-            total_blocks=at.cache.pool.size,
-            block_size=at.cache.block_size,
-            drafting_paused=at.speculation.is_paused,
+            total_blocks=state.cache.pool.size,
+            block_size=state.cache.block_size,
+            drafting_paused=state.speculation.is_paused,
         )
 
     @property
     def kv_usage(self) -> float:
         """Share of blocks held. Cached blocks without a holder are free."""
-        pool = self._at.cache.pool
+        pool = self._state.cache.pool
         return 1.0 - pool.free / pool.size
 
     def free_cached(self, keys: Iterable[bytes]) -> int:
         """How many of the blocks that are findable under these keys have no holder."""
-        pool = self._at.cache.pool
+        pool = self._state.cache.pool
         return sum(pool.free_among(pool.find([key])) for key in keys)
 
     @property
     def open_spell(self) -> Spell | None:
         """Why admission stopped in the latest step, and since when; None if it did not stop."""
-        return self._at.journal.open_spell
+        return self._state.journal.open_spell

@@ -152,7 +152,7 @@ def origins(text: str) -> dict[int, int]:
 
 def test_beams_go_on_from_those_whose_tokens_they_have() -> None:
     stage = Stage(build({"requests": [request("a", 10, beam_width=4)]}, "test", {}))
-    at = stage.scheduler.residency
+    at = stage.scheduler.state
     before: list[dict[int, list[int]]] = [{}]  # tokens of each beam after each turn
     replaced = 0
     for turn in stage.turns(50):

@@ -241,7 +241,7 @@ def test_a_prompt_that_cannot_go_on_makes_room_too() -> None:
     scheduler = first(num_blocks=5, max_num_batched_tokens=8, reserve_full_prompt=False)
     submit(scheduler, a=3, long=10)
     assert kinds(scheduler, 2) == [("prefill", {"a": 3}), ("prefill", {"long": 8})]
-    pool = scheduler.residency.cache.pool
+    pool = scheduler.state.cache.pool
     taken = pool.take(pool.free)
     plan = scheduler.plan(0.0)
     assert (plan.preempted, plan.to_dict()["tokens"]) == (("long",), {"a": 1})
@@ -255,7 +255,7 @@ def test_a_lone_sequence_that_cannot_grow_does_not_stop_the_engine() -> None:
     scheduler = first(num_blocks=3, enable_prefix_caching=False)
     submit(scheduler, a=4)
     kinds(scheduler, 1)
-    pool = scheduler.residency.cache.pool
+    pool = scheduler.state.cache.pool
     taken = pool.take(pool.free)  # something else holds all that is left
     plan = scheduler.plan(0.0)
     assert (plan.preempted, plan.empty, plan.kind) == (("a",), True, "decode")
@@ -323,7 +323,7 @@ def test_one_that_returns_with_more_than_one_position_to_compute_catches_up() ->
     )
     submit(scheduler, a=16)
     kinds(scheduler, 1)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     plan = scheduler.plan(0.0)
     assert (plan.swap_in, plan.total) == ((), 0)
     commit(scheduler, plan)
@@ -339,7 +339,7 @@ def test_those_who_wait_are_told_that_one_that_returned_catches_up() -> None:
     scheduler = first(preemption_mode="swap", swap_space=8, max_num_batched_tokens=8)
     submit(scheduler, a=16)
     kinds(scheduler, 1)
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     submit(scheduler, c=3)
     kinds(scheduler, 1)
     plan = scheduler.plan(0.0)
@@ -352,7 +352,7 @@ def test_one_that_returns_beside_others_catches_up_in_the_next_step() -> None:
     submit(scheduler, b=3, a=16)
     kinds(scheduler, 2)
     assert state(scheduler, "a")["computed"] == 8
-    scheduler.residency.preempt(sequence(scheduler, "a").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     assert kinds(scheduler, 3) == [
         ("decode", {"b": 1}),
         ("decode", {"b": 1}),
@@ -367,7 +367,7 @@ def test_a_prompt_that_has_begun_goes_on_before_anybody_returns() -> None:
     kinds(scheduler, 2)
     submit(scheduler, long=24)
     kinds(scheduler, 1)
-    scheduler.residency.preempt(sequence(scheduler, "b").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
     plan = scheduler.plan(0.0)
     assert (plan.kind, plan.to_dict()["tokens"]) == ("prefill", {"long": 8})
     assert gate(scheduler) == ("prefill", "b", 0)

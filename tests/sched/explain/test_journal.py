@@ -175,7 +175,7 @@ def test_a_passage_counts_only_what_has_to_be_computed() -> None:
     finish_all(scheduler)
     scheduler.submit(ask("b", range(10), max_tokens=1), 1.0)
     finish_all(scheduler, 1.0)
-    assert [(p.serial, p.tokens) for p in scheduler.residency.journal.passages] == [(0, 9), (1, 2)]
+    assert [(p.serial, p.tokens) for p in scheduler.state.journal.passages] == [(0, 9), (1, 2)]
 
 
 def test_the_journal_does_not_grow_with_those_who_wait() -> None:
@@ -185,8 +185,8 @@ def test_the_journal_does_not_grow_with_those_who_wait() -> None:
     for now in range(20):
         plan = scheduler.plan(float(now))
         scheduler.commit(plan, answer(plan), float(now))
-    assert len(scheduler.residency.journal.spells) == 1
-    assert scheduler.residency.journal.spells[0].until == 19.0
+    assert len(scheduler.state.journal.spells) == 1
+    assert scheduler.state.journal.spells[0].until == 19.0
 
 
 # -- those who are passed over -------------------------------------------------

@@ -200,7 +200,7 @@ def test_the_aged_stand_where_they_will_be_admitted() -> None:
     scheduler.submit(ask("old", 5, priority=2), 0.0)
     scheduler.submit(ask("new", 5, priority=1), 11.0)
     step(scheduler, 12.0)
-    head = scheduler.residency.queue.head(12.0)
+    head = scheduler.state.queue.head(12.0)
     assert head is not None
     assert head.id == "old"
     assert told(scheduler)["waiting"] == ["old", "new"]

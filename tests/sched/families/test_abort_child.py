@@ -51,7 +51,7 @@ def test_its_blocks_and_its_slot_are_free_at_once() -> None:
     before = scheduler.snapshot()["free_blocks"]
     assert scheduler.abort("a", 0.0, 2)
     assert scheduler.snapshot()["free_blocks"] > before
-    assert scheduler.residency.table.vacant == 2
+    assert scheduler.state.table.vacant == 2
     assert set(state(scheduler, "a")["children"]) == {"0", "1"}
 
 
@@ -66,7 +66,7 @@ def test_a_family_that_has_no_slots_ends_with_its_last_child(
     if place in ("preempted", "swapped"):
         for _ in range(3):
             step(scheduler)
-        scheduler.residency.preempt(scheduler.residency.live["a"].slot, "a test")
+        scheduler.parts.departures.preempt(scheduler.state.live["a"].slot, "a test")
     if place == "swapped":
         step(scheduler)
     for child in order:
@@ -76,7 +76,7 @@ def test_a_family_that_has_no_slots_ends_with_its_last_child(
     assert scheduler.unfinished == 0
     assert commit(scheduler, scheduler.plan(0.0)) == {"a": {"tokens": [], "finish": "abort"}}
     assert scheduler.idle
-    host = scheduler.residency.cache.host
+    host = scheduler.state.cache.host
     assert host.free == host.size
 
 
@@ -142,10 +142,10 @@ def test_what_was_found_in_the_cache_is_known_of_every_child() -> None:
     scheduler.submit(ask("a", list(range(17)), max_tokens=6, n=2), 0.0)
     for _ in range(2):
         step(scheduler)
-    found = scheduler.residency.live["a"].cached
+    found = scheduler.state.live["a"].cached
     assert found == 16
     assert scheduler.abort("a", 0.0, 0)
-    assert scheduler.residency.live["a"].cached == found
+    assert scheduler.state.live["a"].cached == found
 
 
 def test_nobody_waits_behind_a_child_of_its_own_that_has_ended() -> None:

@@ -16,7 +16,7 @@ def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler,
     scheduler = small(**settings)
     scheduler.submit(ask("a", prompt, n=children), 0.0)
     scheduler.plan(0.0)
-    return scheduler, scheduler.residency.families["a"], Forks(scheduler.residency)
+    return scheduler, scheduler.state.families["a"], Forks(scheduler.parts)
 
 
 # -- when --------------------------------------------------------------------
@@ -25,7 +25,7 @@ def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler,
 def test_a_family_forks_when_all_that_it_shares_was_handed_out() -> None:
     scheduler, family, forks = started(6)
     assert forks.due() == [family]
-    assert scheduler.residency.families.forking == {"a": family}
+    assert scheduler.state.families.forking == {"a": family}
 
 
 def test_and_not_while_its_prompt_is_in_pieces() -> None:
@@ -40,7 +40,7 @@ def test_several_that_are_due_fork_oldest_first() -> None:
     for name in "ba":
         scheduler.submit(ask(name, 5, n=2), 0.0)
     scheduler.plan(0.0)
-    assert [one.request.id for one in Forks(scheduler.residency).due()] == ["b", "a"]
+    assert [one.request.id for one in Forks(scheduler.parts).due()] == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_a_family_forks_as_it_is_admitted_if_nothing_has_to_be_copied(
         scheduler.submit(ask("first", range(cached + 1), max_tokens=1), 0.0)
         finish_all(scheduler)
     scheduler.submit(ask("a", range(prompt), n=2), 0.0)
-    at = scheduler.residency
+    at = scheduler.state
     leader = sequence(scheduler, "a")
-    hit = at.lookup(leader)
+    hit = at.prefixes.lookup(leader)
     assert hit.tokens == cached
-    assert Forks(at).at_once(at.families["a"], hit) == expected
+    assert Forks(scheduler.parts).at_once(at.families["a"], hit) == expected
     assert (len(scheduler.plan(0.0).rows) == 2) == expected
 
 
@@ -91,12 +91,12 @@ def test_what_a_member_still_finds_of_its_own_is_not_taken_again() -> None:
     step(scheduler)
     for _ in range(9):
         step(scheduler, **{"0_a": [1], "1_a": [2]})
-    at = scheduler.residency
-    at.preempt(sequence(scheduler, "a").slot, "a test")
-    family, forks = at.families["a"], Forks(at)
+    at = scheduler.state
+    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    family, forks = at.families["a"], Forks(scheduler.parts)
     other = family.members[1]
-    assert at.lookup(other).tokens == 12
-    found = at.lookup(family.leader)
+    assert at.prefixes.lookup(other).tokens == 12
+    found = at.prefixes.lookup(family.leader)
     assert forks.need(family, lambda one: len(one.tokens), found) == 1 + 2
     assert forks.need(family, lambda one: len(one.tokens), MISS) == 1 + 3
 
@@ -107,7 +107,7 @@ def test_what_a_member_still_finds_of_its_own_is_not_taken_again() -> None:
 @pytest.mark.parametrize(("prompt", "copies"), [(6, 2), (8, 2), (5, 0), (9, 0)])
 def test_forks_share_full_blocks_and_copy_the_one_being_written(prompt: int, copies: int) -> None:
     scheduler, family, forks = started(prompt)
-    at = scheduler.residency
+    at = scheduler.state
     free, leader = at.cache.pool.free, family.leader.slot
     forks.fork(family)
     scheduler.check()
@@ -116,15 +116,15 @@ def test_forks_share_full_blocks_and_copy_the_one_being_written(prompt: int, cop
     tables = [at.cache.tables.blocks(one.slot) for one in family.members]
     assert all(table[:full] == tables[0][:full] for table in tables)
     assert len({table[full] for table in tables}) == 3
-    assert [len(pairs) for _, pairs in at.news.copies] == [copies // 2] * 2
-    sources = [source for _, pairs in at.news.copies for source, _ in pairs]
+    assert [len(pairs) for _, pairs in at.changes.copies] == [copies // 2] * 2
+    sources = [source for _, pairs in at.changes.copies for source, _ in pairs]
     assert sources == [at.cache.tables.blocks(leader)[full]] * copies
 
 
 def test_the_runner_is_told_of_each_fork_as_of_a_request() -> None:
     scheduler, family, forks = started(6)
     forks.fork(family)
-    new = scheduler.residency.news.admitted
+    new = scheduler.state.changes.admitted
     assert [one.request.id for one in new] == ["1_a", "2_a"]
     assert [one.computed for one in new] == [5, 5]
     assert [one.slot for one in new] == [one.slot for one in family.members[1:]]
@@ -139,7 +139,7 @@ def test_forks_stand_behind_their_leader_and_before_those_who_came_later() -> No
     step(scheduler)
     plan = step(scheduler)
     assert list(plan["tokens"]) == ["0_a", "1_a", "b"]
-    at = scheduler.residency
+    at = scheduler.state
     assert [at.table.sequence(slot).label for slot in at.table.order] == ["0_a", "1_a", "b"]
 
 
@@ -149,12 +149,12 @@ def test_a_fork_is_counted_and_told_once() -> None:
     assert scheduler.stats.forks == 2
     told = [moment for moment in family.leader.life if moment.happened is Happened.FORKED]
     assert [(moment.amount, moment.step) for moment in told] == [(3, 1)]
-    assert (scheduler.residency.families.forking, family.kept, forks.due()) == ({}, [], [])
+    assert (scheduler.state.families.forking, family.kept, forks.due()) == ({}, [], [])
 
 
 def test_the_leader_goes_on_when_all_have_forked() -> None:
     scheduler, family, forks = started(6)
-    table, slot = scheduler.residency.table, family.leader.slot
+    table, slot = scheduler.state.table, family.leader.slot
     assert table.remaining(table.order).tolist() == [0]
     forks.fork(family)
     assert table.remaining(table.order).tolist() == [1, 1, 1]
@@ -166,7 +166,7 @@ def test_beams_go_no_further_than_they_know() -> None:
     scheduler.submit(ask("a", 6, beam_width=2), 0.0)
     scheduler.plan(0.0)
     scheduler.plan(0.0)
-    table = scheduler.residency.table
+    table = scheduler.state.table
     assert table.planned[table.order].tolist() == table.known[table.order].tolist() == [6, 6]
     assert table.remaining(table.order).tolist() == [0, 0]
 
@@ -174,7 +174,7 @@ def test_beams_go_no_further_than_they_know() -> None:
 def test_a_copy_is_listed_in_the_plan_that_first_writes_behind_it() -> None:
     scheduler, family, _ = started(6)
     plan = scheduler.plan(0.0)
-    source = scheduler.residency.cache.tables.blocks(family.leader.slot)[1]
+    source = scheduler.state.cache.tables.blocks(family.leader.slot)[1]
     assert [pair[0] for pair in plan.copies] == [source] * 2
     assert plan.start.tolist() == [5, 5, 5]
     assert scheduler.stats.copied_blocks == 2
@@ -222,7 +222,7 @@ def test_a_fork_waits_for_as_many_blocks_as_it_needs() -> None:
     scheduler.submit(ask("a", 5, max_tokens=2, n=2), 0.0)
     scheduler.submit(ask("b", 3, max_tokens=2), 0.0)
     step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "b").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
     assert step(scheduler)["preempted"] == ["b"]
     assert scheduler.snapshot()["running"] == ["a"]
     assert set(step(scheduler)["tokens"]) == {"0_a", "1_a"}

@@ -9,7 +9,7 @@ from paceline.sched.disciplines.unified import Unified
 from paceline.sched.entrants import Entrant
 from paceline.sched.gates.gate import AdmissionGate, Shut
 from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 from tests.sched.support import ask
 
 
@@ -43,11 +43,11 @@ class OneAdapter(AdmissionGate):
 
     asked: ClassVar[int] = 0  # how often
 
-    def __init__(self, at: Residency) -> None:
+    def __init__(self, at: SchedulerState) -> None:
         self._at = at
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> "OneAdapter":
+    def create(cls, config: Config, at: SchedulerState) -> "OneAdapter":
         return cls(at)
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
@@ -66,7 +66,7 @@ class Barred(AdmissionGate):
     stops: ClassVar[set[str]] = set()
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> "Barred":
+    def create(cls, config: Config, at: SchedulerState) -> "Barred":
         return cls()
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
@@ -79,7 +79,7 @@ class NeverShut(AdmissionGate):
     """A gate that its settings never shut."""
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> None:
+    def create(cls, config: Config, at: SchedulerState) -> None:
         return None
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:

@@ -10,7 +10,7 @@ from paceline.sched.admission import MOST_OVERTAKEN, MOST_PASSED_OVER
 from paceline.sched.gates.free_blocks import FreeBlocks
 from paceline.sched.gates.gate import Gates
 from paceline.sched.gates.vacant_slots import VacantSlots
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 from tests.sched.gates.support import (
     BARRED,
     ONE_ADAPTER,
@@ -48,7 +48,7 @@ def waiting(scheduler: Scheduler) -> list[str]:
 
 def test_the_first_gate_that_is_shut_answers() -> None:
     config = Config.of(**SMALL)
-    gates = Gates((VacantSlots, NeverShut, FreeBlocks), config, Residency(config))
+    gates = Gates((VacantSlots, NeverShut, FreeBlocks), config, SchedulerState(config))
     assert len(gates) == 2
     assert gates.shut(Newcomer(), room()) is None
     both = gates.shut(Newcomer(size=2, blocks=9), room(vacant=1))
@@ -127,7 +127,7 @@ def test_a_request_is_overtaken_so_often_and_no_more() -> None:
 def test_an_admission_takes_the_count_of_the_overtaken_back() -> None:
     scheduler = mixed("xyx")
     step(scheduler)
-    queue, one = scheduler.residency.queue, scheduler.residency.live["y1"]
+    queue, one = scheduler.state.queue, scheduler.state.live["y1"]
     assert queue.overtaken(one) == 1
     finish_all(scheduler)
     assert queue.overtaken(one) == 0

@@ -223,6 +223,6 @@ def test_ended_requests_are_not_kept_until_their_deadline() -> None:
     for number in range(1_000):
         scheduler.submit(ask(f"r{number}", 2, 1, deadline=1e9), now=0.0)
         scheduler.abort(f"r{number}", now=0.0)
-    policy = scheduler.residency.policy
+    policy = scheduler.state.policy
     kept = [held for held in vars(policy).values() if isinstance(held, (list, dict))]
     assert sum(map(len, kept)) <= 200

@@ -23,7 +23,7 @@ def fair(**settings: Any) -> Scheduler:
 
 
 def counters(scheduler: Scheduler) -> dict[str, float]:
-    policy = scheduler.residency.policy
+    policy = scheduler.state.policy
     assert isinstance(policy, Fair)
     return policy.served
 
@@ -263,7 +263,7 @@ class Arena:
         self.random = Random(seed)
 
     def step(self, present: Mapping[str, Sizes]) -> None:
-        waiting = Counter(s.request.tenant for s in self.course.scheduler.residency.queue)
+        waiting = Counter(s.request.tenant for s in self.course.scheduler.state.queue)
         for tenant, sizes in present.items():
             for _ in range(10 - waiting[tenant]):
                 self.course.submit(self.invent(tenant, sizes))
@@ -366,7 +366,7 @@ MOST_KEPT = 2_500  # entries of any one container, where a handful of tenants is
 
 def kept(scheduler: Scheduler) -> int:
     """The size of the largest thing that the policy keeps."""
-    held = vars(scheduler.residency.policy).values()
+    held = vars(scheduler.state.policy).values()
     return max(len(one) for one in held if isinstance(one, (dict, list)))
 
 
@@ -422,7 +422,7 @@ def test_who_is_here_is_remembered_while_others_are_forgotten() -> None:
     before = counters(scheduler)["resident"]
     step(scheduler)
     assert counters(scheduler)["resident"] - before == OUTPUT
-    assert scheduler.residency.policy.victim() == 0
+    assert scheduler.state.policy.victim() == 0
 
 
 def test_a_slot_that_changes_hands_is_charged_to_its_new_tenant() -> None:

@@ -120,7 +120,7 @@ def test_shared_blocks_are_kept_and_do_not_count_as_lost() -> None:
     scheduler.submit(ask("newest", 16, 20), now=0.0)
     step(scheduler)
     losses = {
-        name: scheduler.residency.loss(slot(scheduler, name))
+        name: scheduler.state.loss(slot(scheduler, name))
         for name in ("one", "two", "lonely", "newest")
     }
     assert losses["one"] == losses["two"] == 20 - 16  # computed, less four blocks that both hold
@@ -134,9 +134,9 @@ def test_a_block_that_the_other_holder_gave_up_is_lost_again() -> None:
     scheduler.submit(ask("one", [*common, 91], 8), now=0.0)
     scheduler.submit(ask("two", [*common, 81], 8), now=0.0)
     step(scheduler)
-    assert scheduler.residency.loss(slot(scheduler, "one")) == 17 - 16
+    assert scheduler.state.loss(slot(scheduler, "one")) == 17 - 16
     scheduler.abort("two", now=0.0)
-    assert scheduler.residency.loss(slot(scheduler, "one")) == 17
+    assert scheduler.state.loss(slot(scheduler, "one")) == 17
 
 
 def test_what_was_not_computed_yet_is_not_lost() -> None:
@@ -149,8 +149,8 @@ def test_what_was_not_computed_yet_is_not_lost() -> None:
     scheduler.submit(ask("mostly cached", [*prompt, 7], 20), now=0.0)
     step(scheduler)
     begun, cached = slot(scheduler, "begun"), slot(scheduler, "mostly cached")
-    assert scheduler.residency.loss(begun) == 2
-    assert scheduler.residency.loss(cached) >= 20
+    assert scheduler.state.loss(begun) == 2
+    assert scheduler.state.loss(cached) >= 20
     gone: list[str] = []
     while not gone:
         gone = step(scheduler)["preempted"]

@@ -303,7 +303,7 @@ def test_one_that_was_swapped_displaces_nobody() -> None:
     scheduler.submit(ask("good", 5, 8, priority=0), 0.0)
     scheduler.submit(ask("bad", 7, 8, priority=5), 0.0)
     step(scheduler)
-    scheduler.residency.preempt(sequence(scheduler, "good").slot, "a test")
+    scheduler.parts.departures.preempt(sequence(scheduler, "good").slot, "a test")
     for _ in range(3):
         assert step(scheduler)["preempted"] in (["good"], [])
     assert scheduler.snapshot()["running"] == ["bad"]

@@ -157,7 +157,7 @@ def test_measured_rates_are_replayed(tmp_path: Path) -> None:
         scheduler.measure(Rates(3.5, 0.1 + 0.2))
     replay = Replay(tmp_path / "run")
     replay.run()
-    assert replay.scheduler.residency.swapping.rates == Rates(3.5, 0.1 + 0.2)
+    assert replay.scheduler.state.swapping.rates == Rates(3.5, 0.1 + 0.2)
 
 
 def test_measured_step_times_are_replayed(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_measured_step_times_are_replayed(tmp_path: Path) -> None:
         scheduler.measure_steps(times)
     replay = Replay(tmp_path / "run")
     replay.run()
-    assert replay.scheduler.residency.speculation.times == times
+    assert replay.scheduler.state.speculation.times == times
 
 
 def test_drafts_that_were_computed_are_replayed(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_refused_call_moves_the_clock_as_it_did(tmp_path: Path) -> None:
     replay = Replay(recorder.recording.path)
     summary = replay.run()
     assert (summary.requests, summary.refused, summary.verified) == (1, 1, 1)
-    assert replay.scheduler.residency.now == 50.0
+    assert replay.scheduler.state.now == 50.0
 
 
 def test_a_plan_that_only_the_replay_refuses_diverges(

@@ -35,13 +35,13 @@ class PrefillFirst(Discipline):
         step = self._prefill(now, admitting)
         if not len(step.slot):
             return self._decode(now, admitting, gated=step)
-        if self._held_since is None and self._one_left(self._at.table.order).any():
+        if self._held_since is None and self._one_left(self._state.table.order).any():
             self._held_since = now
         return replace(step, kind="prefill")
 
     def _overdue(self, now: float) -> bool:
         """Is there somebody who decodes and has been held up for long enough?"""
-        if not self._one_left(self._at.table.order).any():
+        if not self._one_left(self._state.table.order).any():
             self._held_since = None
         held = self._held_since
         return held is not None and now - held >= self._config.max_wait
@@ -55,13 +55,13 @@ class PrefillFirst(Discipline):
             return self._admission.closed(served, "preempted", now, self._given_way)
         if not admitting:
             return self._admission.closed(served, "paused", now, lasting=True)
-        if len(self._at.swapped):  # a decode step decides whether they can return
+        if len(self._state.swapped):  # a decode step decides whether they can return
             return self._admission.closed(served, "prefill", now)
         return self._admission.let_in(served, now, self.chunk)
 
     def want(self, slot: Index) -> I32:
         """All that a resident lacks that is behind by more than one position."""
-        want = self._at.table.remaining(slot)
+        want = self._state.table.remaining(slot)
         return np.where(want > 1, want, 0)
 
     # -- decode -------------------------------------------------------------
@@ -71,14 +71,14 @@ class PrefillFirst(Discipline):
     ) -> Composition:
         """One position for every resident that is not behind; then those return who were
         swapped."""
-        at = self._at
+        state = self._state
         self._held_since = None
         step = replace(self._serve(*self._fit(self._decodes)), kind="decode")
         if self._given_way:
             return self._admission.closed(step, "preempted", now, self._given_way)
         if not admitting:
             return self._admission.closed(step, "paused", now, lasting=True)
-        if len(at.swapped):
+        if len(state.swapped):
             step = self._admission.let_in(step, now, self._last, returning=True)
             return step if len(step.slot) else self._catch_up(step)
         if gated is not None:
@@ -95,7 +95,7 @@ class PrefillFirst(Discipline):
 
     def _one_left(self, slot: Index) -> I32:
         """One position for each resident that has just one to compute."""
-        want = self._at.table.remaining(slot)
+        want = self._state.table.remaining(slot)
         return np.where(want == 1, want, 0)
 
     def _decodes(self, slot: Index) -> I32:

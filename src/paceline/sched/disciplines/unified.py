@@ -30,10 +30,10 @@ class Unified(Discipline):
 
     def _tell_idle(self, slot: Index, count: I32) -> None:
         """Who could have computed something and got nothing, and why."""
-        at = self._at
-        idle = (count == 0) & (at.table.remaining(slot) > 0)
+        state = self._state
+        idle = (count == 0) & (state.table.remaining(slot) > 0)
         granted = self.demand(slot)
         is_spent = int(granted.sum()) >= self._config.max_num_batched_tokens
         left_out = Idle.BUDGET if is_spent else Idle.ROOM
         cause = np.where(granted[idle] > 0, Idle.BLOCKS, left_out)
-        at.table.idle(slot[idle], at.step, cause)
+        state.table.idle(slot[idle], state.step, cause)

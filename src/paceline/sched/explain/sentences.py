@@ -7,8 +7,8 @@ from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
 from paceline.sched.explain.journal import Passage, Spell
-from paceline.sched.residency import Residency
 from paceline.sched.slots import Idle
+from paceline.sched.state import SchedulerState
 
 SHOWN_S = 0.0005  # a shorter time would be printed as 0 ms
 
@@ -34,7 +34,7 @@ def forgotten(request_id: str, config: JournalConfig) -> str:
     )
 
 
-def tell(sequence: Sequence, at: Residency) -> str:
+def tell(sequence: Sequence, at: SchedulerState) -> str:
     """One sentence for each moment in the life of a request, and one for each wait."""
     request = sequence.request
     new = sequence.limit - len(request.prompt)
@@ -100,7 +100,7 @@ def sentence(moment: Moment) -> str:
     )
 
 
-def progress(sequence: Sequence, at: Residency) -> str:
+def progress(sequence: Sequence, at: SchedulerState) -> str:
     slot = sequence.slot
     known, computed = int(at.table.known[slot]), int(at.table.computed[slot])
     line = f"now: {computed:,} of {tokens(known)} computed"
@@ -108,7 +108,7 @@ def progress(sequence: Sequence, at: Residency) -> str:
     return line + (f"; {plural(idle, 'step')} without a position." if idle else ".")
 
 
-def drafting(sequence: Sequence, at: Residency) -> str:
+def drafting(sequence: Sequence, at: SchedulerState) -> str:
     """How the drafts of a resident fared so far."""
     table, slot = at.table, sequence.slot
     line = f"drafts: {int(table.accepted[slot]):,} of {int(table.drafted[slot]):,} accepted"
@@ -124,7 +124,7 @@ IDLING = {
 }
 
 
-def why(at: Residency) -> dict[str, str]:
+def why(at: SchedulerState) -> dict[str, str]:
     """For each live request that got nothing in the latest step, the reason."""
     reasons = {one.id: f"parked for {one.parked}" for one in at.queue.parked.values()}
     spell = at.journal.open_spell
@@ -142,7 +142,7 @@ def why(at: Residency) -> dict[str, str]:
     return reasons
 
 
-def wait_lines(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> list[str]:
+def wait_lines(sequence: Sequence, at: SchedulerState, begin: Moment, end: Moment) -> list[str]:
     """What the wait from `begin` to `end` was for; nothing if it took less than SHOWN_S."""
     if end.time - begin.time < SHOWN_S:
         return []
@@ -153,7 +153,7 @@ def wait_lines(sequence: Sequence, at: Residency, begin: Moment, end: Moment) ->
 
 
 def causes(
-    sequence: Sequence, at: Residency, begin: Moment, end: Moment
+    sequence: Sequence, at: SchedulerState, begin: Moment, end: Moment
 ) -> Iterable[tuple[str, float]]:
     """Why a wait lasted, longest first."""
     own: dict[str, float] = defaultdict(float)
@@ -231,7 +231,7 @@ def head_cause(spell: Spell) -> str:
     return f"{spell.gate.request_id!r}, which waits {own_cause(spell)}"
 
 
-def overtakers(sequence: Sequence, at: Residency, begin: Moment, end: Moment) -> str:
+def overtakers(sequence: Sequence, at: SchedulerState, begin: Moment, end: Moment) -> str:
     """Requests that were admitted during the wait, with their tokens."""
     others: list[Passage] = []
     for passage in at.journal.passages:

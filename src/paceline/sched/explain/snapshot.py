@@ -3,13 +3,13 @@
 from typing import Any
 
 from paceline.core.request import Sequence
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 
-def take(at: Residency) -> dict[str, Any]:
+def take(at: SchedulerState) -> dict[str, Any]:
     """Queues, counters and blocks by request id; finished requests until the next plan."""
     stats, pool = at.stats, at.cache.pool
-    requests = {**at.news.finished, **at.live}
+    requests = {**at.changes.finished, **at.live}
     residents = [at.table.sequence(slot).id for slot in at.table.order.tolist()]
     return {
         "step": at.step,
@@ -26,7 +26,7 @@ def take(at: Residency) -> dict[str, Any]:
     }
 
 
-def describe(at: Residency, sequence: Sequence) -> dict[str, Any]:
+def describe(at: SchedulerState, sequence: Sequence) -> dict[str, Any]:
     """One request; a family as its leader, with its unfinished sequences under `children`."""
     found = describe_one(at, sequence)
     if sequence.child >= 0 and sequence.finish is None:
@@ -34,7 +34,7 @@ def describe(at: Residency, sequence: Sequence) -> dict[str, Any]:
     return found
 
 
-def describe_one(at: Residency, sequence: Sequence) -> dict[str, Any]:
+def describe_one(at: SchedulerState, sequence: Sequence) -> dict[str, Any]:
     slot, table = sequence.slot, at.table
     resident = slot >= 0
     known = int(table.known[slot]) if resident else len(sequence.tokens)

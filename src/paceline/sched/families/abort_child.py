@@ -4,20 +4,21 @@ from paceline.core.errors import RequestError
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Sequence
 from paceline.sched.families.family import FORK_POINT, Family
-from paceline.sched.residency import Residency
+from paceline.sched.parts import SchedulerParts
 
 
-class Children:
+class ChildAborts:
     """Parallel samples are the client's, one by one. Beams, and samples of which only the best
     are told, are not."""
 
-    def __init__(self, residency: Residency) -> None:
-        self._at = residency
+    def __init__(self, parts: SchedulerParts) -> None:
+        self._state = parts.state
+        self._departures = parts.departures
 
     def end(self, leader: Sequence, child: int) -> list[Ended] | None:
         """End a child wherever it is; None if it is not here. If it was the last one, the end of
         the request is returned."""
-        family = self._at.family(leader)
+        family = self._state.family(leader)
         if leader.request.silent:
             raise RequestError(
                 f"request {leader.id!r} tells only the best of its sequences, and none of them "
@@ -28,7 +29,7 @@ class Children:
         if family is None or one is None:
             return None
         if one.slot >= 0:
-            ended = self._at.finish(one, Finish.ABORT)
+            ended = self._departures.finish(one, Finish.ABORT)
         elif len(members) == 1:
             ended = self._last(family, one)
         else:
@@ -39,33 +40,33 @@ class Children:
         """Nobody is left, and the last one has no slot."""
         self._note(family, one)
         family.members.append(one)  # the request ends as a whole
-        return self._at.dismiss(one, family.finish)
+        return self._departures.dismiss(one, family.finish)
 
     def _leave(self, family: Family, one: Sequence) -> list[Ended]:
         """It waits with the others, or they are resident and it has yet to fork."""
-        at, was_leading = self._at, one is family.leader
+        state, was_leading = self._state, one is family.leader
         self._note(family, one)
-        at.swapping.tier.discard(one)
+        state.swapping.tier.discard(one)
         if was_leading:
             self._succeed(one, family.leader)
         elif family.leader.slot >= 0:
-            at.table.give_back(family.kept.pop())
+            state.table.give_back(family.kept.pop())
             if not family.kept:
-                del at.families.forking[one.id]
-                at.table.lift(family.leader.slot, FORK_POINT)
+                del state.families.forking[one.id]
+                state.table.lift(family.leader.slot, FORK_POINT)
         one.swapped, one.parked = False, ""
         return []
 
     def _succeed(self, one: Sequence, heir: Sequence) -> None:
         """Another stands for the family from now on, in the same place."""
-        at = self._at
-        at.queue_of(one).succeed(one, heir)
-        at.live[one.id] = heir
-        at.journal.left(one, at.now)
-        at.policy.joined(heir)
+        state = self._state
+        state.queue_of(one).succeed(one, heir)
+        state.live[one.id] = heir
+        state.journal.left(one, state.now)
+        state.policy.joined(heir)
         if one.parked:
-            at.policy.parked(heir)
-        at.policy.left(one)
+            state.policy.parked(heir)
+        state.policy.left(one)
 
     @staticmethod
     def _note(family: Family, one: Sequence) -> None:

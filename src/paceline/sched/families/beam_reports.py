@@ -8,7 +8,7 @@ from paceline.core.plan import Ended, Plan, StepResult
 from paceline.sched.families.beams import Candidate
 from paceline.sched.families.family import Family
 from paceline.sched.families.forks import Forks
-from paceline.sched.residency import Residency
+from paceline.sched.parts import SchedulerParts
 from paceline.sched.result_rows import ResultHook, ResultRows
 
 
@@ -16,13 +16,13 @@ class BeamReports(ResultHook):
     """Discards what the device sampled for a beam, and collects its candidates. When a family has
     them all, the search chooses the next tokens."""
 
-    def __init__(self, residency: Residency) -> None:
-        super().__init__(residency)
-        self._forks = Forks(residency)
+    def __init__(self, parts: SchedulerParts) -> None:
+        super().__init__(parts)
+        self._forks = Forks(parts)
 
     def verify(self, plan: Plan, result: StepResult) -> None:
         """A row of a beam that yields a token must have candidates."""
-        table, rows, found = self._at.table, plan.rows, result.candidates
+        table, rows, found = self._state.table, plan.rows, result.candidates
         if not table.silenced:
             return
         listed = np.zeros(len(rows), np.bool_)
@@ -33,16 +33,16 @@ class BeamReports(ResultHook):
             raise StepError(f"step {plan.step}: {rows.labels[row]!r} asked for candidates")
 
     def arrived(self, rows: ResultRows) -> None:
-        if self._at.table.silenced:
+        if self._state.table.silenced:
             rows.count[self._beams(rows.rows.slot)] = 0
 
     def ended(self, rows: ResultRows) -> list[Ended]:
-        if not self._at.table.silenced:
+        if not self._state.table.silenced:
             return []
         complete: list[Family] = []
         for row in self._beams(rows.rows.slot, rows.rows.samples):
-            sequence = self._at.table.sequence(int(rows.rows.slot[row]))
-            family = self._at.families[sequence.id]
+            sequence = self._state.table.sequence(int(rows.rows.slot[row]))
+            family = self._state.families[sequence.id]
             family.reports[sequence.child] = _candidates(rows.result, rows.source(row))
             if len(family.reports) == len(family.members):
                 complete.append(family)
@@ -50,7 +50,7 @@ class BeamReports(ResultHook):
 
     def _beams(self, slot: Index, where: Bool | bool = True) -> list[int]:
         """Rows of beams, `where` it is so."""
-        table = self._at.table
+        table = self._state.table
         silent = np.flatnonzero(table.silent[slot] & where).tolist()
         return [row for row in silent if table.sequence(int(slot[row])).request.beam_width]
 

@@ -13,7 +13,7 @@ class BestSamples(ResultHook):
 
     def verify(self, plan: Plan, result: StepResult) -> None:
         """A row that yields a token must have its log-probability."""
-        table, rows = self._at.table, plan.rows
+        table, rows = self._state.table, plan.rows
         if not table.silenced:
             return
         shape = (0,) if result.logprob is None else result.logprob.shape
@@ -26,15 +26,15 @@ class BestSamples(ResultHook):
                 raise StepError(f"step {plan.step}: {label!r} asked for log-probabilities")
 
     def appended(self, rows: ResultRows) -> None:
-        at = self._at
-        if not at.table.silenced:
+        state = self._state
+        if not state.table.silenced:
             return
         slot, logprob = rows.rows.slot, rows.result.logprob
-        silent: Bool = at.table.silent[slot]
+        silent: Bool = state.table.silent[slot]
         rows.reported = np.where(silent, 0, rows.count)
         for row in np.flatnonzero(rows.rows.samples & silent).tolist():
-            sequence = at.table.sequence(int(slot[row]))
-            family = at.families[sequence.id]
+            sequence = state.table.sequence(int(slot[row]))
+            family = state.families[sequence.id]
             if family.search is None:
                 assert logprob is not None
                 gained: list[float] = logprob[rows.source(row), : rows.count[row]].tolist()

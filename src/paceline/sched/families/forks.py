@@ -11,27 +11,29 @@ from paceline.kv.hit import MISS, Hit
 from paceline.sched.explain.journal import note
 from paceline.sched.families.beams import Step
 from paceline.sched.families.family import FORK_POINT, LOCKSTEP, Family
-from paceline.sched.residency import Residency
+from paceline.sched.parts import SchedulerParts
 
 
 class Forks:
     """Forks share full blocks and copy the one being written, before the next step writes."""
 
-    def __init__(self, residency: Residency) -> None:
-        self._at = residency
+    def __init__(self, parts: SchedulerParts) -> None:
+        self._state = parts.state
+        self._arrivals = parts.arrivals
+        self._departures = parts.departures
 
     # -- after the prompt ---------------------------------------------------
 
     def due(self) -> list[Family]:
         """Families whose leader has been given the whole of what they share, oldest first."""
-        planned = self._at.table.planned
-        forking = self._at.families.forking.values()
+        planned = self._state.table.planned
+        forking = self._state.families.forking.values()
         return [one for one in forking if planned[one.leader.slot] >= one.fork_point]
 
     def at_once(self, family: Family, hit: Hit) -> bool:
         """May a family fork as it is admitted? Not if blocks must be copied: what is found in
         the cache may be written in this very step."""
-        whole = family.fork_point % self._at.cache.block_size == 0
+        whole = family.fork_point % self._state.cache.block_size == 0
         return len(family.members) > 1 and whole and hit.tokens >= family.fork_point
 
     def need(
@@ -39,61 +41,62 @@ class Forks:
     ) -> int:
         """Free blocks that the fork takes, with room for `span` positions of each, or for one
         more; blocks of `held` are taken care of."""
-        size = self._at.cache.block_size
+        size = self._state.cache.block_size
         found: set[int] = set()
         new = 0
         for one in family.members[1:]:
             hit = self._own(one, family)
             blocks = family.fork_point // size if hit is None else len(hit.device)
             found.update(() if hit is None else hit.device)
-            new += max(1, self._at.cache.blocks_for(span(one)) - blocks if span else 1)
-        return new + self._at.cache.pool.free_among(list(found.difference(held.device)))
+            new += max(1, self._state.cache.blocks_for(span(one)) - blocks if span else 1)
+        return new + self._state.cache.pool.free_among(list(found.difference(held.device)))
 
     def _own(self, sequence: Sequence, family: Family) -> Hit | None:
         """What a member that ran before still finds beyond what all share."""
         if len(sequence.tokens) <= len(family.request.prompt):
             return None
-        hit = self._at.lookup_device(sequence)
+        hit = self._state.prefixes.lookup_device(sequence)
         return hit if hit.tokens > family.fork_point else None
 
     def fork(self, family: Family) -> None:
         """Let all begin where the leader stands."""
-        at, leader = self._at, family.leader
-        at.seal_filled(leader.slot)
+        state, leader = self._state, family.leader
+        state.prefixes.seal_filled(leader.slot)
         before = leader
         for one in family.members[1:]:
             self._begin(one, family)
-            at.table.stand_behind(one.slot, before.slot)
+            state.table.stand_behind(one.slot, before.slot)
             before = one
-        at.table.lift(leader.slot, FORK_POINT)
-        del at.families.forking[family.request.id]
-        at.stats.forks += len(family.members) - 1
-        note(leader, Happened.FORKED, at.now, at.step, len(family.members))
+        state.table.lift(leader.slot, FORK_POINT)
+        del state.families.forking[family.request.id]
+        state.stats.forks += len(family.members) - 1
+        note(leader, Happened.FORKED, state.now, state.step, len(family.members))
 
     def _begin(self, sequence: Sequence, family: Family) -> None:
         """Let a member begin at the fork, or behind what it still finds of its own."""
-        at, leader, hit = self._at, family.leader, self._own(sequence, family)
+        state, leader, hit = self._state, family.leader, self._own(sequence, family)
         start = family.fork_point if hit is None else hit.tokens
-        full = start // at.cache.block_size
+        full = start // state.cache.block_size
         if len(sequence.keys) < full:
             sequence.keys = leader.keys[:full]
         sequence.cached = leader.cached
-        slot = at.table.admit(sequence, start, at.drafts(sequence), family.kept.pop())
+        drafts = self._arrivals.drafts(sequence)
+        slot = state.table.admit(sequence, start, drafts, family.kept.pop())
         if hit is None:
-            copies = at.cache.fork(leader.slot, slot, sequence, start)
-            at.news.copies.append((slot, copies))
+            copies = state.cache.fork(leader.slot, slot, sequence, start)
+            state.changes.copies.append((slot, copies))
         else:
-            at.cache.attach(slot, sequence, hit, start + 1)
-        blocks = tuple(at.cache.tables.blocks(slot))
-        at.news.admitted.append(at.settle(sequence, start, blocks))
+            state.cache.attach(slot, sequence, hit, start + 1)
+        blocks = tuple(state.cache.tables.blocks(slot))
+        state.changes.admitted.append(self._arrivals.settle(sequence, start, blocks))
 
     # -- beams --------------------------------------------------------------
 
     def advance(self, family: Family) -> list[Ended]:
         """All beams have told their candidates: choose, and let beams die and fork."""
-        at, search = self._at, family.search
+        state, search = self._state, family.search
         assert search is not None
-        prompt, table = len(family.request.prompt), at.table
+        prompt, table = len(family.request.prompt), state.table
         slots = [one.slot for one in family.members]
         known = int(table.known[slots[0]])
         outputs = [tuple(table.tokens[slot, prompt:known].tolist()) for slot in slots]
@@ -101,7 +104,7 @@ class Forks:
         family.reports.clear()
         steps = search.advance(outputs, candidates)
         if not steps:
-            return [at.conclude(family)]
+            return [self._departures.conclude(family)]
         placed = self._place(steps)
         for beam, step in placed.items():
             if step.parent != beam:
@@ -109,27 +112,27 @@ class Forks:
         for beam, step in placed.items():
             table.choose(slots[beam], step.token)
             table.cap(slots[beam], LOCKSTEP, known + 1)
-            at.news.chosen[slots[beam]] = step.token
+            state.changes.chosen[slots[beam]] = step.token
         search.follow(placed)
-        at.stats.sampled += len(placed)
-        at.policy.sampled(np.array(slots, np.intp), np.ones(len(slots), np.int32))
+        state.stats.sampled += len(placed)
+        state.policy.sampled(np.array(slots, np.intp), np.ones(len(slots), np.int32))
         return []
 
     def _rebase(self, sequence: Sequence, parent: Sequence, known: int) -> None:
         """Let a beam go on from all that another one knows instead of its own."""
-        at, slot = self._at, sequence.slot
-        at.seal_filled(parent.slot)
-        at.cache.index.unlist(slot)
+        state, slot = self._state, sequence.slot
+        state.prefixes.seal_filled(parent.slot)
+        state.cache.index.unlist(slot)
         sequence.keys = list(parent.keys)
-        sequence.tokens = tokens = at.table.tokens[parent.slot, :known].copy()
-        copies = at.cache.rebase(slot, sequence, parent.slot, known)
-        at.table.rebase(slot, parent.slot)
-        at.news.release(slot)
-        at.news.copies.append((slot, copies))
+        sequence.tokens = tokens = state.table.tokens[parent.slot, :known].copy()
+        copies = state.cache.rebase(slot, sequence, parent.slot, known)
+        state.table.rebase(slot, parent.slot)
+        state.changes.release(slot)
+        state.changes.copies.append((slot, copies))
         request = sequence.request.child(sequence.child)
-        blocks = tuple(at.cache.tables.blocks(slot))
-        at.news.admitted.append(Admitted(slot, request, tokens, known, blocks, resumed=True))
-        at.stats.forks += 1
+        blocks = tuple(state.cache.tables.blocks(slot))
+        state.changes.admitted.append(Admitted(slot, request, tokens, known, blocks, resumed=True))
+        state.stats.forks += 1
 
     @staticmethod
     def _place(steps: list[Step]) -> dict[int, Step]:

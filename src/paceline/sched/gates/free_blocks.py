@@ -4,14 +4,14 @@ from paceline.core.config import Config
 from paceline.sched.entrants import Entrant
 from paceline.sched.gates.gate import AdmissionGate, Shut
 from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 
 class FreeBlocks(AdmissionGate):
     """There are blocks for the entrant and for the sequences that fork from it."""
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> "FreeBlocks":
+    def create(cls, config: Config, state: SchedulerState) -> "FreeBlocks":
         return cls()
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from paceline.core.config import Config
 from paceline.sched.entrants import Entrant
 from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class AdmissionGate(Protocol):
 
     @classmethod
     @abstractmethod
-    def create(cls, config: Config, at: Residency) -> "AdmissionGate | None":
+    def create(cls, config: Config, state: SchedulerState) -> "AdmissionGate | None":
         """The gate with its settings; None if these settings never shut it."""
 
     @abstractmethod
@@ -45,8 +45,10 @@ class AdmissionGate(Protocol):
 class Gates:
     """An ordered list of gates; the first one that is shut answers."""
 
-    def __init__(self, kinds: Iterable[type[AdmissionGate]], config: Config, at: Residency) -> None:
-        made = [kind.create(config, at) for kind in kinds]
+    def __init__(
+        self, kinds: Iterable[type[AdmissionGate]], config: Config, state: SchedulerState
+    ) -> None:
+        made = [kind.create(config, state) for kind in kinds]
         self._gates = [gate for gate in made if gate is not None]
 
     def __len__(self) -> int:

@@ -4,14 +4,14 @@ from paceline.core.config import Config
 from paceline.sched.entrants import Entrant
 from paceline.sched.gates.gate import AdmissionGate, Shut
 from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 
 class HostCopy(AdmissionGate):
     """A swapped sequence returns only after all of its blocks have reached the host."""
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> "HostCopy":
+    def create(cls, config: Config, state: SchedulerState) -> "HostCopy":
         return cls()
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:

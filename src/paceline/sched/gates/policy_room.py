@@ -4,14 +4,14 @@ from paceline.core.config import Config
 from paceline.sched.entrants import Entrant
 from paceline.sched.gates.gate import AdmissionGate, Shut
 from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 
 class PolicyRoom(AdmissionGate):
     """The policy leaves the entrant positions of the budget to begin with."""
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> "PolicyRoom":
+    def create(cls, config: Config, state: SchedulerState) -> "PolicyRoom":
         return cls()
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:

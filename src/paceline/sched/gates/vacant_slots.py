@@ -4,14 +4,14 @@ from paceline.core.config import Config
 from paceline.sched.entrants import Entrant
 from paceline.sched.gates.gate import AdmissionGate, Shut
 from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 
 
 class VacantSlots(AdmissionGate):
     """There is a slot for every sequence of a request."""
 
     @classmethod
-    def create(cls, config: Config, at: Residency) -> "VacantSlots":
+    def create(cls, config: Config, state: SchedulerState) -> "VacantSlots":
         return cls()
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored
-from paceline.sched.residency import Residency
+from paceline.sched.state import SchedulerState
 from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,
@@ -238,8 +238,8 @@ def test_a_victim_keeps_its_outputs_and_nothing_else() -> None:
     scheduler.submit(ask("a", 5, max_tokens=9), 0.0)
     step(scheduler, a=[1])
     step(scheduler, a=[2])
-    scheduler.residency.preempt(0, "a test")
-    scheduler.residency.check()
+    scheduler.parts.departures.preempt(0, "a test")
+    scheduler.state.check()
     now = state(scheduler, "a")
     assert (now["state"], now["known"], now["planned"], now["computed"]) == ("PREEMPTED", 7, 0, 0)
     assert sequence(scheduler, "a").tokens[-2:].tolist() == [1, 2]
@@ -274,11 +274,11 @@ def test_work_in_flight_is_counted_oldest_first() -> None:
     scheduler = small()
     for name in "ab":
         scheduler.submit(ask(name, 5), 0.0)
-    assert scheduler.residency.in_flight() == []
+    assert scheduler.state.in_flight() == []
     plan = scheduler.plan(0.0)
-    assert scheduler.residency.in_flight() == [0, 1]
+    assert scheduler.state.in_flight() == [0, 1]
     commit(scheduler, plan)
-    assert scheduler.residency.in_flight() == []
+    assert scheduler.state.in_flight() == []
 
 
 # -- what a preemption would cost --------------------------------------------
@@ -290,16 +290,16 @@ def test_the_loss_of_a_resident_is_what_it_computed_and_nobody_else_holds() -> N
         scheduler.submit(ask(name, PROMPT), 0.0)
     scheduler.submit(ask("c", 7), 0.0)
     step(scheduler)
-    assert [scheduler.residency.loss(slot) for slot in (0, 1, 2)] == [13 - 12, 13 - 12, 7]
+    assert [scheduler.state.loss(slot) for slot in (0, 1, 2)] == [13 - 12, 13 - 12, 7]
 
 
 def test_uncached_is_what_a_waiting_sequence_would_have_to_compute() -> None:
     scheduler = small(max_num_seqs=1)
     for name in "ab":
         scheduler.submit(ask(name, PROMPT), 0.0)
-    assert scheduler.residency.uncached(sequence(scheduler, "b")) == 13
+    assert scheduler.state.uncached(sequence(scheduler, "b")) == 13
     step(scheduler)
-    assert scheduler.residency.uncached(sequence(scheduler, "b")) == 1
+    assert scheduler.state.uncached(sequence(scheduler, "b")) == 1
 
 
 # -- the memory that is left -------------------------------------------------
@@ -360,14 +360,14 @@ def test_no_events_are_kept_unless_somebody_wants_them() -> None:
         lambda at: at.cache.release(0, at.live["a"]),
     ],
 )
-def test_the_check_notices_what_is_lost(spoil: Callable[[Residency], object]) -> None:
+def test_the_check_notices_what_is_lost(spoil: Callable[[SchedulerState], object]) -> None:
     scheduler = small()
     scheduler.submit(ask("a", 5), 0.0)
     step(scheduler)
     scheduler.pause()
     scheduler.submit(ask("b", 5), 0.0)
     scheduler.check()
-    spoil(scheduler.residency)
+    spoil(scheduler.state)
     with pytest.raises(AssertionError):
         scheduler.check()
 

@@ -1,0 +1,102 @@
+"""Turn the state into the plan of the next step."""
+
+from typing import Literal
+
+from paceline.core.config import Config
+from paceline.core.plan import Plan, Rows
+from paceline.sched import discipline
+from paceline.sched.changes import Changes
+from paceline.sched.composition import Composition
+from paceline.sched.explain.journal import Gate
+from paceline.sched.parts import SchedulerParts
+from paceline.sched.queue_limits import QueueLimits
+from paceline.sched.steady import Steady
+
+Pause = Literal["", "new", "all"]
+
+
+class Planner:
+    """Repeats the rows of the previous step if they are steady and no request could join them.
+    Otherwise the discipline builds a step anew.
+
+    steady   rows that may be repeated; None: the next step is built anew
+    gate     what stopped admission in the latest step; None: nothing did, or that has changed
+    paused   what is not planned for now: nothing, new requests, or all
+    """
+
+    def __init__(self, config: Config, parts: SchedulerParts, limits: QueueLimits) -> None:
+        self.steady: Steady | None = None
+        self.gate: Gate | None = None
+        self.paused: Pause = ""
+        self._state = parts.state
+        self._limits = limits
+        self._discipline = discipline.load(config, parts)
+
+    def plan(self) -> Plan:
+        """The plan of step `state.step`."""
+        return self._repeat() or self._build()
+
+    def _repeat(self) -> Plan | None:
+        """The same rows again, if no request could join them."""
+        state, steady = self._state, self.steady
+        if steady is None or self.paused == "all":
+            return None
+        waiting = state.waiting
+        if waiting and not self._gate_stays_shut():
+            return None
+        plan = steady.plan(state.step)
+        if plan is not None:
+            state.stats.planned += steady.size
+            if waiting:
+                state.journal.blocked(self.gate, state.now)
+        return plan
+
+    def _gate_stays_shut(self) -> bool:
+        """Whether admission would stop as before. Steady steps free no slot and no block."""
+        state, gate = self._state, self.gate
+        if gate is None or not gate.lasting:
+            return False
+        head = state.head(state.now)
+        return head is not None and head.serial == gate.serial
+
+    def _build(self) -> Plan:
+        state = self._state
+        if self.paused == "all":
+            step = self._discipline.rest(state.now)
+        else:
+            step = self._discipline.compose(state.now, admitting=not self.paused)
+        rows = state.table.rows(step.slot, step.start, step.count, step.drafts)
+        state.stats.planned += int(step.count.sum())
+        state.journal.blocked(step.gate, state.now, step.passed_over)
+        self.gate = step.gate
+        self.steady = Steady.of(step, rows, state.table, state.cache)
+        return self._with_changes(step, rows)
+
+    def _with_changes(self, step: Composition, rows: Rows) -> Plan:
+        """The plan, with everything that happened since the previous one."""
+        state, changes = self._state, self._state.changes
+        state.changes = Changes()
+        admitted = (*changes.admitted, *step.admitted)
+        for new in admitted:
+            self._limits.left(state.table.name[new.slot])
+        for slot, copies in changes.copies:
+            if slot >= 0:
+                serial = int(state.table.serial[slot])
+                state.cache.fences.add_copies(state.step, copies, [serial])
+        copies = tuple(pair for _, pairs in changes.copies for pair in pairs)
+        state.stats.copied_blocks += len(copies)
+        return Plan(
+            state.step,
+            rows,
+            step.start,
+            step.grown,
+            admitted,
+            tuple(changes.released),
+            tuple(changes.preempted),
+            tuple(changes.finished),
+            copies,
+            changes.swap_out,
+            changes.swap_in,
+            tuple(changes.chosen.items()),
+            step.kind,
+        )

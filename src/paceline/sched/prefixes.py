@@ -1,0 +1,84 @@
+"""Prefixes that waiting sequences find, and when the blocks of residents get the keys for that.
+
+A steady step seals nothing, and most content is never looked for, so hashing waits until a lookup,
+a departure or an event needs the keys.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.request import Sequence
+from paceline.kv.cache import KVCache
+from paceline.kv.hit import Hit
+from paceline.sched.slots import SlotTable
+
+
+class BlocksView(Protocol):
+    """What prefixes are found in."""
+
+    @property
+    def table(self) -> SlotTable: ...
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    @property
+    def step(self) -> int:
+        """The latest step, which is in flight."""
+        ...
+
+
+class Prefixes:
+    """Finds prefixes, and seals full blocks of residents so that they are found."""
+
+    def __init__(self, view: BlocksView) -> None:
+        self._view = view
+
+    def lookup(self, sequence: Sequence) -> Hit:
+        """The longest prefix that has been computed, or is being computed by residents, on the
+        device and on the host."""
+        return self._view.cache.lookup(sequence, self.seal_filled)
+
+    def lookup_device(self, sequence: Sequence) -> Hit:
+        """The same without what the host has."""
+        return self._view.cache.lookup_device(sequence, self.seal_filled)
+
+    def seal_filled(self, slot: int) -> bool:
+        """Seal the full blocks of a resident that have been handed out. Returns whether there were
+        any."""
+        table, step = self._view.table, self._view.step
+        known = int(table.known[slot])
+        done = self._seal(slot, min(int(table.computed[slot]), known), None)
+        return self._seal(slot, min(int(table.planned[slot]), known), step) or done
+
+    def seal_rivals(self) -> None:
+        """Seal what residents have filled that compute the same as another one, oldest first."""
+        table, index = self._view.table, self._view.cache.index
+        if not index.rivals:
+            return
+        for slot in [slot for slot in table.order.tolist() if slot in index.rivals]:
+            self.seal_filled(slot)
+            if index.sealed[slot] >= int(table.given[slot]) // self._view.cache.block_size:
+                index.rivals.discard(slot)
+
+    def seal_computed(self) -> None:
+        """Seal all full blocks that residents have computed."""
+        table = self._view.table
+        order = table.order
+        filled = np.minimum(table.computed[order], table.known[order])
+        for slot, tokens in zip(order.tolist(), filled.tolist(), strict=True):
+            self._seal(slot, tokens, None)
+
+    def _seal(self, slot: int, tokens: int, step: int | None) -> bool:
+        """Seal the full blocks of the first `tokens` positions, which `step` fills if it is in
+        flight. Returns whether any got sealed: a lookup asks again until none does."""
+        table, cache = self._view.table, self._view.cache
+        before = cache.index.sealed[slot]
+        if tokens // cache.block_size <= before or not cache.index.enabled:
+            return False
+        sequence = table.sequence(slot)
+        sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
+        cache.index.extend_keys(sequence)
+        cache.seal(slot, sequence, tokens, step)
+        return cache.index.sealed[slot] > before

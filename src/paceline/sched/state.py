@@ -1,0 +1,109 @@
+"""The state of a scheduler: which sequences there are, and where."""
+
+import numpy as np
+
+from paceline.core.config import Config
+from paceline.core.request import Sequence
+from paceline.kv.cache import KVCache
+from paceline.sched import policy, speculation
+from paceline.sched.changes import Changes
+from paceline.sched.explain.journal import Journal
+from paceline.sched.families.family import Families, Family
+from paceline.sched.prefixes import Prefixes
+from paceline.sched.queue import WaitingQueue
+from paceline.sched.slots import SlotTable
+from paceline.sched.stats import Stats
+from paceline.sched.swapping import Swapping
+
+
+class SchedulerState:
+    """Every live request is in exactly one place: in slots, waiting, swapped, or parked.
+
+    `Arrivals` and `Departures` move sequences between places, and `ChildAborts` those that end
+    before others of their family. What the runner must know of it is collected in `changes` until
+    the next plan takes it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        slots, length = config.step.max_num_seqs, config.step.max_model_len
+        self.step = 0
+        self.now = 0.0
+        self.table = SlotTable(slots, length)
+        self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space)
+        self.prefixes = Prefixes(self)
+        self.swapping = Swapping(config.preemption, self.table, self.cache)
+        self.policy = policy.load(config.policy, self)
+        self.speculation = speculation.load(config.speculation)
+        self.queue = WaitingQueue(self.policy)
+        self.swapped = WaitingQueue(self.policy)
+        self.journal = Journal(config.journal)
+        self.stats = Stats()
+        self.live: dict[str, Sequence] = {}  # by request id, until they end; families: the leader
+        self.families = Families()
+        self.changes = Changes()
+
+    # -- where sequences are ------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Requests that could be admitted if there were room."""
+        return len(self.queue) + len(self.swapped)
+
+    def head(self, now: float) -> Sequence | None:
+        """The sequence to let in next: those that were swapped come before those that wait."""
+        return self.swapped.head(now) or self.queue.head(now)
+
+    def queue_of(self, sequence: Sequence) -> WaitingQueue:
+        """The queue that a sequence waits in."""
+        return self.swapped if sequence.swapped else self.queue
+
+    def family(self, sequence: Sequence) -> Family | None:
+        return self.families[sequence.id] if sequence.child >= 0 else None
+
+    def group(self, sequence: Sequence) -> list[Sequence]:
+        """The sequences of its request, which come and go with it."""
+        family = self.family(sequence)
+        return [sequence] if family is None else list(family.members)
+
+    def in_flight(self) -> list[int]:
+        """Resident slots with positions or copies that the runner has not confirmed, oldest
+        first."""
+        order, table, arriving = self.table.order, self.table, self.cache.fences.arriving
+        busy = table.planned[order] > table.computed[order]
+        if arriving:
+            busy |= np.isin(table.serial[order], list(arriving))
+        slots: list[int] = order[busy].tolist()
+        return slots
+
+    # -- what policies see --------------------------------------------------
+
+    def uncached(self, sequence: Sequence) -> int:
+        """Tokens that a waiting sequence would have to compute."""
+        return len(sequence.tokens) - self.prefixes.lookup(sequence).tokens
+
+    def loss(self, slot: int) -> int:
+        """Tokens that a resident would have to compute again after preemption."""
+        kept = self.cache.tables.shared(slot) * self.cache.block_size
+        return max(int(self.table.computed[slot]) - kept, 0)
+
+    def check(self) -> None:
+        """Every invariant, at any point between two calls."""
+        self.table.check()
+        self.cache.check()
+        self.swapping.tier.check()
+        places = [
+            {self.table.sequence(slot).id for slot in self.table.order.tolist()},
+            {sequence.id for sequence in self.queue},
+            {sequence.id for sequence in self.swapped},
+            {sequence.id for sequence in self.queue.parked.values()},
+        ]
+        for queue in (self.queue, self.swapped):
+            queue.check()
+        assert sum(map(len, places)) == len(self.live), "lost or doubled"
+        assert set[str]().union(*places) == self.live.keys()
+        assert all(sequence.swapped for sequence in self.swapped)
+        held = np.asarray(self.cache.tables.held) > 0
+        assert np.array_equal(held, self.table.resident), "blocks without a resident"
+        assert self.cache.index.epoch == self.table.epoch.tolist(), "epochs differ"
+        stopped = self.journal.open_spell
+        assert stopped is None or self.waiting, "a gate is shut, and no request waits"
