@@ -268,7 +268,7 @@ def test_who_meets_no_numbers_fails_alone(
         assert {name: got[name] for name in plainly} == plainly
         assert {name for name, tokens in got.items() if tokens} == set(plainly)
         for one in bad:
-            assert "no numbers" in scheduler.explain(one.id)
+            assert "not finite" in scheduler.explain(one.id)
             assert "FINISHED_ERROR" in scheduler.explain(one.id)
     assert scheduler.stats.failed_rows >= 2 * len(bad)
 
@@ -315,7 +315,7 @@ def test_a_row_without_numbers_is_told_as_failed(model: Model) -> None:
     result = runner.wait()
     (failed,) = result.failed
     assert (failed.row, result.count.tolist(), result.ids[0, 0]) == (0, [0, 1], -1)
-    assert failed.reason == "the logits of 'a' in step 2 are no numbers"
+    assert failed.reason == "the logits of 'a' in step 2 are not finite"
 
 
 def test_rates_are_positive(model: Model) -> None:

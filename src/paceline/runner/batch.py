@@ -8,23 +8,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What a step computes. Positions lie row by row, and those of a row follow each other.
+    """The positions that a step computes, row by row.
 
         row_start   0           3   4           7        three rows: a chunk, a decode, a chunk
         position    5   6   7 | 9 | 0   1   2 |
-        context             8  10           3            a row reads what it writes, and all before
+        context             8  10           3            a row reads its own and all before
 
-    A position of sequence i lies in block `block_table[row, i // block_size]`. Entries that a
-    row does not need are any valid block: they are read, but not attended to.
+    A position of sequence i lies in block `block_table[row, i // block_size]`. Unused
+    entries of a row are any valid block: they are read, but not attended to.
     """
 
     tokens: Tensor  # [positions]
     position: Tensor  # [positions]; place in its sequence
     row_start: Tensor  # [rows + 1]
-    context: Tensor  # [rows]; positions each row reads, its own included
+    context: Tensor  # [rows]; positions that each row reads, including its own
     block_table: Tensor  # [rows, blocks]
     write_cell: Tensor  # [positions]; block * block_size + offset
-    sample_at: Tensor  # [samples]; indices of positions whose logits are wanted
+    sample_at: Tensor  # [samples]; indices of positions whose logits are needed
 
     @property
     def positions(self) -> int:
@@ -35,7 +35,7 @@ class Batch:
         return len(self.context)
 
     def check(self, block_size: int, blocks: int) -> None:
-        """Verify every invariant against the store it is meant for. Slow: for tests."""
+        """Verify every invariant. Slow: for tests."""
         kinds = {getattr(self, name).dtype for name in self.__slots__}
         assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
         starts, contexts = self.row_start.tolist(), self.context.tolist()

@@ -1,4 +1,4 @@
-"""The slot columns as the device has them: tokens, positions, block tables."""
+"""The slot columns on the device: tokens, positions, block tables."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from paceline.runner.batch import Batch
 
 
 class DeviceState:
-    """What plans have said so far, by slot.
+    """The state of every slot as of the latest plan.
 
     `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`; the token at
-    `position[s]` is the next to compute. Sampled tokens are written here as they come, so the
+    `position[s]` is the next to compute. Sampled tokens are written here at once, so the
     next step can be launched before the host has seen them.
     """
 
@@ -28,7 +28,7 @@ class DeviceState:
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def apply(self, plan: Plan) -> None:
-        """Take over what changed since the previous plan."""
+        """Apply the changes of a plan."""
         for new in plan.admitted:
             self.tokens[new.slot, : len(new.tokens)] = torch.from_numpy(new.tokens.astype("int64"))
             self.table[new.slot, : len(new.blocks)] = self._index(new.blocks)
@@ -41,7 +41,7 @@ class DeviceState:
             self.tokens[slot, self.position[slot]] = token
 
     def batch(self, plan: Plan, slot: Tensor, count: Tensor) -> Batch:
-        """The tensors of a step. A row that samples wants logits from its last known token on."""
+        """The tensors of a step. A row that samples needs logits from its last known token on."""
         start = self.position[slot]  # not plan.start, which is an upper bound after drafts
         if plan.total == len(plan.rows):
             return self._singles(plan, slot, start)
@@ -62,7 +62,7 @@ class DeviceState:
         )
 
     def _singles(self, plan: Plan, slot: Tensor, start: Tensor) -> Batch:
-        """The same where every row has one position."""
+        """The same if every row has one position."""
         samples = plan.rows.samples
         row, context = torch.arange(len(slot) + 1, device=self.device), start + 1
         block = self.table[slot, start // self.block_size]
@@ -77,8 +77,8 @@ class DeviceState:
         )
 
     def _sampled(self, plan: Plan, row_start: Tensor) -> Tensor:
-        """Where logits are wanted: the last position before the drafts of a row, and its drafts,
-        [samples + drafts]."""
+        """Positions whose logits are needed: the last one before the drafts of a row, and its
+        drafts, [samples + drafts]."""
         rows = plan.rows
         wanted = self._index(rows.samples.nonzero()[0].tolist())
         lines = self._index(rows.drafts.tolist())[wanted] + 1
@@ -91,7 +91,7 @@ class DeviceState:
         self.position[slot] += count
 
     def append(self, slot: Tensor, first: Tensor, ids: Tensor) -> None:
-        """Write ids [rows, width] from `first` on; negative ones are none."""
+        """Write ids [rows, width] from `first` on, except negative ones."""
         for place in range(ids.shape[1]):
             given = ids[:, place] >= 0
             self.tokens[slot[given], first[given] + place] = ids[given, place]

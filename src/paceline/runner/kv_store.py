@@ -10,18 +10,18 @@ from paceline.runner.models.config import ModelConfig
 
 
 class KVStore:
-    """Paged memory in which all that belongs to one block lies together.
+    """Paged memory. All layers of a block are contiguous.
 
         content     | block 0                               | block 1                …
         run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
                       └ k of every head, then v of every head
 
-    A block is one piece, so that copying, swapping and sending it is one copy. A run, the part
-    of a block that one layer reads, is one piece too, so that a row's context is gathered run
-    by run. A cell holds k beside v, so that a position is written at once.
-    Memory is finite numbers from the start. An attention that reads unused cells and weighs them
-    by zero clears those that others had before.
+    A block is contiguous, so that swapping or sending it is one copy. A run, the part of a block
+    that one layer reads, is contiguous too, so that a context is gathered run by run. A cell
+    holds k beside v, so that a position is written at once.
+    The store starts with zeros. An attention backend that reads unused cells with a weight of zero
+    must clear cells that an earlier owner wrote, since they may hold NaN.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class KVStore:
     # -- a step -------------------------------------------------------------
 
     def cells(self, write_cell: Tensor) -> Tensor:
-        """Where each layer keeps the given cells, for `put`."""
+        """Indices of cells in each layer, for `put`."""
         size = self.block_size
         first = write_cell // size * (self.layers * size) + write_cell % size
         return first + self._layer * size  # [layers, positions]
 
     def put(self, cells: Tensor, new: Tensor) -> None:
-        """Write k and v of positions, `new` [positions, 2 * kv_heads, head_dim]."""
+        """Write k and v of positions: `new` is [positions, 2 * kv_heads, head_dim]."""
         self._cells.index_copy_(0, cells, new.to(self.dtype))
 
     def runs(self, blocks: Tensor) -> Tensor:
-        """Where each layer keeps the given blocks, for `gather`."""
+        """Indices of the runs of blocks in each layer, for `gather`."""
         return blocks.flatten() * self.layers + self._layer  # [layers, blocks]
 
     def gather(self, runs: Tensor, out: Tensor) -> None:
@@ -72,7 +72,7 @@ class KVStore:
         torch.index_select(self._runs, 0, runs, out=out.view(len(runs), -1))
 
     def clear(self, block: int, first: int) -> None:
-        """Forget the cells of a block from one on."""
+        """Set the cells of a block to zero, from `first` on."""
         self.content[block, :, first:] = 0
 
     # -- whole blocks -------------------------------------------------------
@@ -84,7 +84,7 @@ class KVStore:
             self.write(destinations, self.read(sources))
 
     def read(self, blocks: Sequence[int]) -> Tensor:
-        """The content of blocks, [blocks, layers, block_size, 2 * kv_heads, head_dim]."""
+        """Return the content of blocks, [blocks, layers, block_size, 2 * kv_heads, head_dim]."""
         return self.content.index_select(0, self._index(blocks))
 
     def write(self, blocks: Sequence[int], content: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which tokens sequences have used, and the penalties that they pay for it."""
+"""Token counts of sequences, and the penalties that depend on them."""
 
 from collections.abc import Sequence
 
@@ -9,20 +9,20 @@ from torch import Tensor
 from paceline.core.arrays import I32, Index
 from paceline.core.sampling import Sampling
 
-SHORTEST = 64  # columns of tokens that are looked at in any case
+SHORTEST = 64  # fewest columns of tokens that are read
 
 
 class TokenCounts:
-    """What sequences have used: a line for each sequence that pays for it.
+    """Token counts: a line for each sequence with penalties.
 
-    uses[line, id]           how often the output has the token, and a half if the prompt has it
-    tokens[line, position]   the tokens by position; the last column takes what has no place
-    reach[line]              how long a line may be at most, which the host knows
+    uses[line, id]           occurrences in the output, plus 0.5 if the prompt has the token
+    tokens[line, position]   tokens by position; the last column takes writes without a position
+    reach[line]              the largest possible length of a line, known to the host
 
     Lines are kept on the device from admission to release, since the host does not know the
-    tokens of steps in flight. A token that was used is named in `tokens`, so that penalties need
-    not look at the whole vocabulary; one that is named but was not used, perhaps by a sequence
-    that had the line before, is none the worse for it.
+    tokens of steps in flight. Every used token is in `tokens`, so that penalties do not read the
+    whole vocabulary. A token there that an earlier owner of the line used has a count of zero and
+    no penalty.
     """
 
     def __init__(self, vocab: int, max_model_len: int, device: torch.device) -> None:
@@ -33,11 +33,11 @@ class TokenCounts:
         self._free: list[int] = []
 
     def open(self, tokens: I32, prompt: int) -> int:
-        """A line for a sequence of these tokens, the first of which are its prompt."""
+        """Assign a line to a sequence of `tokens`; the first `prompt` of them are its prompt."""
         if not self._free:
             self._grow()
         line = self._free.pop()
-        known = np.where(tokens < self.vocab, tokens, -1)  # others stand for no word
+        known = np.where(tokens < self.vocab, tokens, -1)  # other ids are not in the vocabulary
         uses = np.bincount(known[prompt:] + 1, minlength=self.vocab + 1)[1:].astype(np.float32)
         uses[known[:prompt][known[:prompt] >= 0]] += 0.5
         self.uses[line] = torch.from_numpy(uses)
@@ -49,7 +49,7 @@ class TokenCounts:
         self._free.append(line)
 
     def span(self, lines: Index) -> int:
-        """Columns of `tokens` that cover these lines; it doubles, so that it seldom changes."""
+        """Columns of `tokens` that cover these lines, a power of two, so that it seldom changes."""
         longest = max(int(self.reach[lines].max()), SHORTEST)
         return min(1 << (longest - 1).bit_length(), self.tokens.shape[1] - 1)
 
@@ -63,7 +63,7 @@ class TokenCounts:
 
 
 class Penalties:
-    """Makes used tokens less likely, or more. Row `rows[i]` of a batch has line `lines[i]`."""
+    """Applies penalties to used tokens. Row `rows[i]` of a batch has line `lines[i]`."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class Penalties:
         own = torch.where(own > 0.0, own / factor, own * factor)
         own -= self.frequency * outputs
         own -= self.presence * outputs.clamp(max=1.0)
-        logits[rows, named] = own  # a token named twice gets the same value twice
+        logits[rows, named] = own  # a repeated token gets the same value twice
 
     def observe(self, ids: Tensor, positions: Tensor) -> None:
-        """Count ids [rows, width] that have come at the positions [rows] and after; -1 is none."""
+        """Count ids [rows, width] from the positions [rows] on, except -1."""
         tally, width = self.tally, ids.shape[1]
         own = ids.index_select(0, self.rows)  # [penalised, width]
         steps = torch.arange(width, device=ids.device)

@@ -1,4 +1,4 @@
-"""How likely the tokens of a prompt are, for requests that ask while it is computed."""
+"""Log-probabilities of prompt tokens, computed together with the prompt."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from paceline.core.request import Request
 from paceline.runner.models.model import Model
 from paceline.runner.sampler import TokenScores, score
 
-MOST_LOGITS = 1 << 22  # held at once; a long prompt is scored in slices
+MOST_LOGITS = 1 << 22  # in memory at once; a long prompt is scored in slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptSpan:
-    """Positions of a row that tell of tokens of a prompt, each of the one behind it.
+    """Positions of a row that predict tokens of its prompt: each predicts the next token.
 
-    The last position of a prompt tells of the output, and is never among them.
+    The last position of a prompt predicts the output, and is never part of a span.
     """
 
     row: int
     begin: int  # the first of these positions, among those of the step
-    first: int  # place of the first of these tokens in the prompt
+    first: int  # place of the first predicted token in the prompt
     tokens: I32
     alternatives: int
 
@@ -33,15 +33,15 @@ class PromptSpan:
 def prompt_scores(
     plan: Plan, spans: Sequence[PromptSpan], hidden: Tensor, model: Model
 ) -> tuple[PromptScores, ...]:
-    """Of all positions of a step, [positions, width], those that tell of prompts."""
+    """Score spans, from the hidden states of all positions of a step, [positions, width]."""
     size = max(1, MOST_LOGITS // model.config.vocab)
     ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in spans]
     return by_request(plan, spans, scored(hidden, spans, ids, model.logits, size))
 
 
 def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[PromptSpan]:
-    """What a step can tell of prompts, if its rows begin at the positions `start`: of the rows
-    whose requests ask, by slot, those that compute a part of a prompt."""
+    """The spans of a step whose rows begin at positions `start`, for the requests in `asking`, by
+    slot."""
     rows, found = plan.rows, list[PromptSpan]()
     ends = np.cumsum(rows.count).tolist()
     for row, slot in enumerate(rows.slot.tolist()):
@@ -63,7 +63,7 @@ def scored(
     logits: Callable[[Tensor], Tensor],
     size: int,
 ) -> list[TokenScores]:
-    """Of each span, whose tokens are `ids` where `hidden` is, so many positions at a time."""
+    """Score each span, `size` positions at a time; `ids` are on the device of `hidden`."""
     found: list[TokenScores] = []
     for span, tokens in zip(spans, ids, strict=True):
         own = hidden[span.begin : span.begin + len(tokens)]
@@ -83,7 +83,7 @@ def scored(
 def by_request(
     plan: Plan, spans: Sequence[PromptSpan], scores: Sequence[TokenScores]
 ) -> tuple[PromptScores, ...]:
-    """The same by request, from scores on the host."""
+    """Assign scores on the host to requests."""
     rows = plan.rows
     return tuple(
         PromptScores(

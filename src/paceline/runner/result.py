@@ -1,4 +1,4 @@
-"""What a step sampled, row by row, as the scheduler is told of it."""
+"""Builds the result of a step, which the scheduler commits."""
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +10,7 @@ from paceline.runner.sampling_controls import Controls
 
 
 class ResultBuilder:
-    """Gathers what a step sampled, by row of its plan."""
+    """Collects what a step sampled, by row of its plan."""
 
     def __init__(self, plan: Plan, wanted: np.ndarray, ids: Tensor, taken: Tensor) -> None:
         rows = len(plan.rows)
@@ -24,19 +24,19 @@ class ResultBuilder:
         self._failed: tuple[Failed, ...] = ()
 
     def fail(self, bad: Tensor) -> None:
-        """Rows that sample, of which some had nothing to choose from: those yield nothing."""
+        """Mark rows that sample and have no finite logits. They yield no token."""
         rows = self._wanted[bad.numpy()]
         if not len(rows):
             return
         self._ids[rows], self._count[rows] = -1, 0
         step, labels = self._plan.step, self._plan.rows.labels
         self._failed = tuple(
-            Failed(row, f"the logits of {labels[row]!r} in step {step} are no numbers")
+            Failed(row, f"the logits of {labels[row]!r} in step {step} are not finite")
             for row in rows.tolist()
         )
 
     def add_logprobs(self, controls: Controls, scores: tuple[TokenScores | None, ...]) -> None:
-        """Log-probabilities that requests ask for, and alternatives to their first token."""
+        """Add log-probabilities of sampled tokens, and alternatives to the first one."""
         if controls.scored is None:
             return
         for place, one in enumerate(scores):
@@ -48,7 +48,7 @@ class ResultBuilder:
                     self._best[int(self._wanted[row])] = best
 
     def add_silent_logprobs(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
-        """The same for a row of a family that is told of only at the end."""
+        """The same for a row of a family that is reported only at its end."""
         for place in range(int(self._count[self._wanted[row]])):
             here = slice(place, place + 1)
             found = score(raw[here], ids[here], max(request.candidates, 1))

@@ -1,4 +1,4 @@
-"""Tokens from logits: sampled, compared with drafts, scored."""
+"""Samples tokens from logits, verifies drafts, and computes log-probabilities."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from paceline.runner.token_choice import HALF, by_cells, key_of, relative_weight
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenScores:
-    """Log-probabilities by the model's own logits: of a given token, and of the likeliest.
+    """Log-probabilities from unmodified logits: of a given token, and of the likeliest tokens.
 
-    Alternatives stand in falling order, equals by rising id, so that the first few of them are
-    the same however many there are.
+    Alternatives are in descending order, ties by ascending id, so that the first few are the same
+    however many there are.
     """
 
     given: Tensor  # [scored]
@@ -31,7 +31,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """One token per row. A bad row had nothing to choose from: its id is 0 and means nothing."""
+    """One token per row. A bad row has no finite logits; its id is 0 and has no meaning."""
 
     ids: Tensor  # [rows]
     bad: Tensor  # [rows]
@@ -40,9 +40,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verified:
-    """The first `count` ids of a row are those it would have sampled one by one; -1 follows.
+    """The first `count` ids of a row are those that it would sample one by one; the others are -1.
 
-    A bad row had nothing to choose from for the last of them.
+    The last of them has no finite logits if the row is bad.
     """
 
     ids: Tensor  # [rows, 1 + drafts]
@@ -52,7 +52,7 @@ class Verified:
 
 
 def seed_of(request: Request) -> int:
-    """The seed it names, or else one made of its id, which comes back when it is resumed."""
+    """The seed of a request, or one made from its id, so that it is the same after a resume."""
     if request.seed is not None:
         return request.seed
     digest = blake2b(request.id.encode(errors="surrogatepass"), digest_size=8).digest()
@@ -60,7 +60,7 @@ def seed_of(request: Request) -> int:
 
 
 def score(logits: Tensor, ids: Tensor, alternatives: int) -> TokenScores:
-    """How likely logits [scored, vocab] make the given ids [scored], and the likeliest ids."""
+    """Score the given ids [scored] and the likeliest ids by logits [scored, vocab]."""
     peak = logits.amax(-1, keepdim=True)
     total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
     norm = peak + total.log()[:, None]  # [scored, 1]
@@ -76,12 +76,11 @@ def score(logits: Tensor, ids: Tensor, alternatives: int) -> TokenScores:
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:
-    """The ids of the largest logits, in falling order; among equals the smallest id first.
+    """The ids of the largest logits in descending order, ties by ascending id.
 
-    As many cells as ids are wanted hold all of them: those with the largest maxima, among equals
-    the first.
+    The `count` largest logits are in the `count` cells with the largest maxima, ties by order.
     """
-    count = min(count, logits.shape[-1])  # beams with many stop tokens may want more
+    count = min(count, logits.shape[-1])  # beams with many stop tokens may need more
     cells = by_cells(logits)  # [rows, cells, cell]
     size, width = cells.shape[1:]
     numbers = torch.arange(size, device=logits.device).expand(len(logits), size)
@@ -92,10 +91,10 @@ def likeliest(logits: Tensor, count: int) -> Tensor:
 
 
 def foremost(values: Tensor, ids: Tensor, count: int) -> Tensor:
-    """The ids of the largest values, in falling order; among equals the smallest id first.
+    """The ids of the largest values in descending order, ties by ascending id.
 
-    Value and id become one number: the bits of the value, so turned that they rise with it, and
-    below them the id, which falls.
+    Value and id become one integer key: the bits of the value, mapped so that they rise with it,
+    above the complement of the id.
     """
     bits = (values + 0.0).view(torch.int32)  # a negative zero becomes a zero
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -119,13 +118,13 @@ def by_groups(
 
 
 def chosen(logits: Tensor, controls: Controls, positions: Tensor, ahead: Tensor) -> Sampled:
-    """A token for each row, where the tokens `ahead` [rows, ahead] come before it uncounted."""
+    """Sample a token for each row, after tokens `ahead` [rows, ahead] that are not counted."""
     scored = controls.scored
     raw = None if scored is None else logits.index_select(0, scored.rows)
     for edit in controls.edits:
         edit.apply(logits, positions, ahead)
     ids, peak = by_groups(logits, controls.groups, positions)
-    bad = (peak - peak) != 0.0  # what is infinite or no number leaves no zero
+    bad = (peak - peak) != 0.0  # not zero for infinities and NaN
     ids = ids.masked_fill(bad, 0)
     if scored is None or raw is None:
         return Sampled(ids, bad, None)
@@ -133,10 +132,10 @@ def chosen(logits: Tensor, controls: Controls, positions: Tensor, ahead: Tensor)
 
 
 class Sampler:
-    """Knows how every resident sequence wants its tokens chosen, by slot.
+    """Sampling settings and token counts of every resident sequence, by slot.
 
-    A batch is any list of slots. Its `Controls` hold as long as the list stays the same and none
-    of the slots changes hands; tokens in between are told by `Controls.observe`.
+    A batch is any list of slots. Its `Controls` stay valid while the list and the owners of its
+    slots stay the same; `Controls.observe` counts the tokens in between.
     """
 
     def __init__(self, vocab: int, max_model_len: int, device: torch.device) -> None:
@@ -145,7 +144,7 @@ class Sampler:
         self._residents: dict[int, SequenceSampling] = {}
 
     def admit(self, slot: int, request: Request, tokens: I32) -> None:
-        """A sequence takes up a slot; `tokens` are all it has so far, prompt included."""
+        """Add a sequence. `tokens` are all that it has so far, including the prompt."""
         assert slot not in self._residents, f"slot {slot} is taken"
         prompt, sampling = len(request.prompt), request.sampling
         stops = request.eos_token_ids + request.stop_token_ids
@@ -163,11 +162,11 @@ class Sampler:
             self._tally.close(line)
 
     def controls(self, slots: Iterable[int]) -> Controls:
-        """How the sequences in these slots, row by row, choose."""
+        """The controls of the sequences in these slots."""
         return Controls.of([self._residents[slot] for slot in slots], self._tally)
 
     def sample(self, logits: Tensor, controls: Controls, positions: Tensor) -> Sampled:
-        """The token that each row has at its position [rows]. Overwrites logits [rows, vocab]."""
+        """Sample a token for each row at its position [rows]. Overwrites logits [rows, vocab]."""
         self._check(logits, controls.count, self.vocab)
         return chosen(logits, controls, positions, positions.new_empty(controls.count, 0))
 
@@ -179,12 +178,12 @@ class Sampler:
         positions: Tensor,
         at: Tensor | None = None,
     ) -> Verified:
-        """The tokens from each row's position on, for as long as its drafts agree with them.
+        """Sample tokens from each row's position on, as long as its drafts agree with them.
 
-        Overwrites logits [rows, 1 + drafts, vocab], which came of the drafts [rows, drafts]; or
-        logits [lines, vocab], of which place i of a row has line `at[row, i]`. A draft of -1 is
-        none. Each place is sampled as if the drafts before it were right; whether they are is
-        looked at afterwards.
+        Overwrites logits [rows, 1 + drafts, vocab], computed with the drafts [rows, drafts]; or
+        logits [lines, vocab], where place i of a row has line `at[row, i]`. A draft of -1 is no
+        draft. Each place is sampled as if the drafts before it were right, and drafts are compared
+        afterwards.
         """
         width = drafts.shape[1] + 1
         if at is None:

@@ -1,4 +1,4 @@
-"""The sampling settings of a batch as columns, sorted by what its rows need."""
+"""The sampling settings of a batch as tensors, grouped by what rows need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ FOREVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class SequenceSampling:
-    """What the choice of tokens for one sequence goes by, from admission to release."""
+    """The sampling settings of one sequence, from admission to release."""
 
     sampling: Sampling
-    key: int  # of its random bits
+    key: int  # of its random numbers
     free_at: int  # the first position where it may stop
-    stops: tuple[int, ...]  # what it may not choose before
-    line: int  # of its token counts; -1: none are kept
+    stops: tuple[int, ...]  # tokens not allowed before that position
+    line: int  # line of its token counts; -1: not counted
 
 
 class LogitEdit(Protocol):
     """Changes the logits of some rows, in place.
 
-    `ahead` [rows, ahead] are tokens that come before the positions [rows] and are not counted
-    yet; -1 is none.
+    `ahead` [rows, ahead] are tokens before the positions [rows] that are not counted yet; -1 is
+    no token.
     """
 
     def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None: ...
@@ -38,7 +38,7 @@ class LogitEdit(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllowedTokens:
-    """Nothing but a list of tokens. It adds, for a mask would hide what is not a number."""
+    """Allows only listed tokens. It adds, since a mask would hide NaN."""
 
     rows: Tensor  # [restricted]
     amounts: Tensor  # [restricted, vocab]; 0 or -inf
@@ -49,12 +49,12 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitBiases:
-    """Amounts for single tokens: biases, tokens never allowed, and stops that come too early."""
+    """Adds amounts to single tokens: biases, forbidden tokens, stop tokens before min_tokens."""
 
     rows: Tensor  # [amounts]
     ids: Tensor  # [amounts]
     amounts: Tensor  # [amounts]
-    until: Tensor  # [amounts]; the position from which it no longer counts
+    until: Tensor  # [amounts]; from this position on, the amount is not added
 
     def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
         now = torch.where(positions[self.rows] < self.until, self.amounts, 0.0)
@@ -62,19 +62,19 @@ class LogitBiases:
 
 
 class SamplingGroup(Protocol):
-    """Rows that choose in the same way."""
+    """Rows that are sampled in the same way."""
 
     @property
     def rows(self) -> Tensor | slice: ...
 
     def choose(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """A token id for each of its rows, and their largest logits."""
+        """Sample a token id for each of its rows. Return ids and the largest logits."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRows:
-    """Rows whose log-probabilities are asked for, and the most alternatives that one wants."""
+    """Rows with log-probabilities, and the largest number of alternatives."""
 
     rows: Tensor
     most: int
@@ -82,15 +82,15 @@ class ScoredRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Controls:
-    """How each row of a batch chooses. What no row asks for is absent, so nobody pays for it.
+    """How each row of a batch is sampled. Features that no row uses are absent and cost nothing.
 
-    It holds while the same sequences are in the same rows. Everything that depends on a step
-    comes as a tensor, so which operations a step takes is settled here.
+    It is valid while the same sequences are in the same rows. Everything that depends on a step
+    is a tensor, so the operations of a step are fixed here.
     """
 
     count: int  # rows
-    edits: tuple[LogitEdit, ...]  # in the order in which they are made
-    groups: tuple[SamplingGroup, ...]  # every row is in one
+    edits: tuple[LogitEdit, ...]  # in the order of application
+    groups: tuple[SamplingGroup, ...]  # every row is in one group
     scored: ScoredRows | None
     penalties: Penalties | None  # the last of the edits, if any row has them
 
@@ -111,9 +111,9 @@ class Controls:
         )
 
     def observe(self, ids: Tensor, positions: Tensor) -> None:
-        """Count tokens [rows] that rows have got at their positions, or [rows, width] from there.
+        """Count new tokens [rows] at their positions, or [rows, width] from there on.
 
-        A negative id is none.
+        Negative ids are not counted.
         """
         if self.penalties is not None:
             self.penalties.observe(ids.reshape(self.count, -1), positions)
@@ -155,7 +155,7 @@ def biases_of(
         wanted += [(token, -inf, FOREVER) for token in resident.sampling.bad_token_ids]
         wanted += [(token, -inf, resident.free_at) for token in resident.stops]
         for token, amount, end in wanted:
-            if token < vocab:  # what the model does not have, it cannot choose either
+            if token < vocab:  # the model has no other tokens
                 rows.append(row)
                 ids.append(token)
                 amounts.append(amount)
@@ -192,7 +192,7 @@ def scored_of(
 
 
 def filters_of(sampling: Sampling, vocab: int) -> tuple[type[Filter], ...]:
-    """The kinds of filters that a row needs, in their order."""
+    """The kinds of filters that a row needs, in order."""
     floor = (MinP,) if sampling.min_p > 0.0 else ()
     if 0 < sampling.top_k < vocab:
         return *floor, TopK
@@ -212,7 +212,7 @@ def filter_of(kind: type[Filter], asked: Sequence[Sampling], device: torch.devic
 def groups_of(
     residents: Sequence[SequenceSampling], vocab: int, device: torch.device
 ) -> tuple[SamplingGroup, ...]:
-    """Rows of the same needs together, so that none pays for the filters of another."""
+    """Group rows by their filters, so that no row pays for the filters of another."""
     greedy = [row for row, resident in enumerate(residents) if resident.sampling.greedy]
     by_need: dict[tuple[type[Filter], ...], list[int]] = {}
     for row, resident in enumerate(residents):
@@ -233,7 +233,7 @@ def groups_of(
 
 
 def places(rows: list[int], device: torch.device) -> Tensor | slice:
-    """Rows in ascending order as an index; neighbours as a slice, which copies nothing."""
+    """Ascending rows as an index; adjacent rows as a slice, which copies nothing."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)
     return indices(rows, device)

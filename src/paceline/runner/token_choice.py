@@ -1,12 +1,12 @@
-"""The choice of a token: the likeliest, or one by chance, the same wherever it is made.
+"""Chooses a token, the likeliest or a random one, with the same result on every device.
 
-Random bits come from a counter: they are SplitMix64's output function of `key + position * GAMMA`,
-where the key is its output for the seed. There is no state, so neighbours, preemption and
-chunking cannot reach a draw, and integers give the same bits on every device.
+Random bits come from a counter: SplitMix64's output function of `key + position * GAMMA`, where the
+key is its output for the seed. There is no state, so other rows, preemption and chunking cannot
+change a draw, and integer arithmetic gives the same bits on every device.
 
-A token is found where the cumulative distribution passes a random number. That takes 64 bits per
-row, where Gumbel noise takes as many for every token of the vocabulary. The masses that are added
-up are integers, so that no device has a say in the result by the order of its additions.
+A token is drawn where the cumulative distribution passes a random number. This needs 64 bits per
+row; Gumbel noise needs as many for every token of the vocabulary. The masses that are summed are
+integers, so the order of additions cannot change the result.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from torch import Tensor
 
 RANGE = 1 << 64
 HALF = (1 << 32) - 1
-CELL = 64  # tokens whose weights are added up before the first look
+CELL = 64  # tokens whose weights are summed before the first choice
 UNIT = 2.0**44  # the mass of weight 1; those of 2**18 tokens fit into 64 bits
-CELL_UNIT = 2.0**56  # its mass inside a cell: whatever gave the cell a mass has one there too
-WEIGHTLESS = -60.0  # exp of it has no mass; for much less a CPU takes 100 times as long
-FEW = 1024  # tokens that hold nearly every share that is asked for
+CELL_UNIT = 2.0**56  # its mass inside a cell: no token that gives the cell a mass has zero
+WEIGHTLESS = -60.0  # its exp has no mass; exp of much less is 100 times slower on a CPU
+FEW = 1024  # tokens that are enough for nearly every top_p
 
 
 def signed(word: int) -> int:
@@ -37,41 +37,41 @@ SECOND = signed(0x94D049BB133111EB)
 
 
 def shifted(words: Tensor, bits: int) -> Tensor:
-    """A right shift that moves in zeros, where torch's moves in the sign."""
+    """A right shift that fills with zeros; torch's fills with the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix(words: Tensor) -> Tensor:
-    """A bijection of 64-bit words in which every bit sways all others."""
+    """A bijection of 64-bit words in which every bit depends on all others."""
     words = (words ^ shifted(words, 30)) * FIRST
     words = (words ^ shifted(words, 27)) * SECOND
     return words ^ shifted(words, 31)
 
 
 def key_of(seed: int) -> int:
-    """Where the bits of a seed begin. Seeds that agree in their lowest 64 bits are the same."""
+    """The key of a seed. Only the lowest 64 bits of a seed count."""
     return int(mix(torch.tensor(signed(seed + GAMMA))))
 
 
 def random_words(keys: Tensor, positions: Tensor) -> Tensor:
-    """64 random bits for each row, a function of its key and its position."""
+    """64 random bits for each row, a function of its key and position."""
     return mix(torch.add(keys, positions, alpha=GAMMA))  # [rows]
 
 
 def by_cells(values: Tensor) -> Tensor:
-    """The same [rows, vocab] as [rows, cells, cell]; in a vocabulary of odd size, cells of one."""
+    """View [rows, vocab] as [rows, cells, cell]; with an odd vocabulary, cells have one token."""
     return values.unflatten(-1, (-1, gcd(values.shape[-1], CELL)))
 
 
 def relative_weights(logits: Tensor) -> Tensor:
-    """The exponentials of logits that are at most 0, in their place."""
+    """Replace logits, which are at most 0, by their exponentials."""
     return logits.clamp_(min=WEIGHTLESS).exp_()
 
 
 def pick(weights: Tensor, unit: float, at: Tensor) -> Tensor:
-    """The choice at which the cumulative weight passes `at`, a part of the whole in [0, 1).
+    """The choice at which the cumulative weight passes `at` of the total, in [0, 1).
 
-    Weights [rows, choices] lie in [0, 1] or are sums of such. A row that has none to choose gets
+    Weights [rows, choices] lie in [0, 1] or are sums of such. A row without weights gets
     any choice.
     """
     upto = (weights * unit).long().cumsum(-1)  # [rows, choices]
@@ -81,9 +81,9 @@ def pick(weights: Tensor, unit: float, at: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, words: Tensor) -> Tensor:
-    """A token id for each row of weights [rows, vocab]: first a cell of ids, then one in it.
+    """Draw a token id for each row of weights [rows, vocab]: first a cell, then an id in it.
 
-    Each step is decided by its own half of the row's random word.
+    Each of the two choices uses one half of the row's random word.
     """
     cells = by_cells(weights)  # [rows, cells, cell]
     first = pick(cells.sum(-1), UNIT, shifted(words, 32).double() * 2.0**-32)
@@ -94,12 +94,12 @@ def draw(weights: Tensor, words: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Greedy:
-    """The most likely token; among equals the one with the smallest id."""
+    """The most likely token; among equals, the smallest id."""
 
     rows: Tensor | slice  # of the batch
 
     def choose(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """By cells first, since torch finds a maximum ten times faster than its place."""
+        """Find the cell first: torch's max is ten times faster than its argmax."""
         cells = by_cells(logits)  # [rows, cells, cell]
         peaks = cells.amax(-1)
         first = peaks.argmax(-1)
@@ -109,16 +109,16 @@ class Greedy:
 
 
 class Filter(Protocol):
-    """Keeps the larger ones of relative weights. Equal weights stay or go together."""
+    """Keeps the largest weights. Equal weights are kept or dropped together."""
 
     def smallest(self, weights: Tensor) -> Tensor:
-        """The smallest weight that stays, [rows, 1]."""
+        """The smallest weight that is kept, [rows, 1]."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomDraw:
-    """A token by chance, from those that the filters leave. The likeliest has weight 1."""
+    """A random token among those that the filters keep. The likeliest has weight 1."""
 
     rows: Tensor | slice  # of the batch
     keys: Tensor  # [rows]
@@ -129,14 +129,14 @@ class RandomDraw:
         peak = logits.amax(-1, keepdim=True)
         weights = relative_weights((logits - peak).div_(self.temperature))  # [rows, vocab]
         for each in self.filters:
-            # A comparison written as numbers is several times faster on a CPU than a mask.
+            # On a CPU, multiplying by 0 or 1 is several times faster than a mask.
             weights *= torch.ge(weights, each.smallest(weights), out=torch.empty_like(weights))
         return draw(weights, random_words(self.keys, positions)), peak[:, 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MinP:
-    """Keeps what is at least this likely, as a part of the likeliest."""
+    """Keeps tokens that are at least `part` times as likely as the likeliest."""
 
     part: Tensor  # [rows, 1]
 
@@ -146,7 +146,7 @@ class MinP:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopK:
-    """Keeps the k likeliest, and of these the likeliest that make up a share of them."""
+    """Keeps the k likeliest, and of these the likeliest that make up `share` of their mass."""
 
     counts: Tensor  # [rows, 1]
     most: int  # the largest count
@@ -160,14 +160,14 @@ class TopK:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopP:
-    """Keeps the likeliest that make up a share of all."""
+    """Keeps the likeliest that make up `share` of all mass."""
 
     share: Tensor  # [rows, 1]
 
     def smallest(self, weights: Tensor) -> Tensor:
         whole = masses(by_cells(weights).sum(-1)).sum(-1, keepdim=True)
         target = portion(self.share, whole)
-        # A CPU looks at a few first: it can wait for the answer, and sorting all takes it long.
+        # On a CPU, try the largest few first: sorting all of them is slow.
         if weights.device.type == "cpu" and weights.shape[-1] > FEW:
             falling = largest(weights, FEW)
             upto = masses(falling).cumsum(-1)  # [rows, few]
@@ -178,10 +178,10 @@ class TopP:
 
 
 def largest(weights: Tensor, count: int) -> Tensor:
-    """The `count` largest of each row, in falling order.
+    """The `count` largest of each row, in descending order.
 
-    numpy sorts bare values, and does it in vector registers; torch moves their places with them,
-    which takes a CPU up to thirty times as long.
+    numpy sorts values in vector registers; torch also sorts indices, which is up to thirty times
+    slower on a CPU.
     """
     if weights.device.type != "cpu":
         return weights.topk(count).values
@@ -196,7 +196,7 @@ def masses(weights: Tensor) -> Tensor:
 
 
 def portion(share: Tensor, whole: Tensor) -> Tensor:
-    """The least mass that makes up a share of the whole, all [rows, 1]."""
+    """The smallest mass that makes up `share` of the whole, all [rows, 1]."""
     return torch.minimum((share * whole).ceil().long(), whole)  # a product may be rounded up
 
 

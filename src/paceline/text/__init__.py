@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizers, chat templates, streams of text with stop strings."""
+"""Tokenizers, chat templates, and streams of text with stop strings."""

@@ -1,4 +1,4 @@
-"""Writes a conversation as the one text that a chat model was trained to read."""
+"""Renders a conversation as the prompt of a chat model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +24,9 @@ CHATML = """\
 {%- endif -%}
 """
 
-ROLES = {"developer": "system"}  # names that templates do not know
+ROLES = {"developer": "system"}  # roles that templates do not know
 
-# What an expression can raise when the messages are not what the template expects.
+# What an expression can raise if the messages are not what the template expects.
 FAULTS = (
     TemplateError,
     TypeError,
@@ -40,7 +40,7 @@ FAULTS = (
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what to train on; when only reading, its content counts."""
+    """`{% generation %}` marks text for training. Rendering keeps its content."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -50,10 +50,10 @@ class GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """A template sees messages whose content is a string, and cannot change what it sees.
+    """A template gets messages whose content is a string, and cannot change them.
 
-    It is a program that came with the model, so it runs in a sandbox. A model without one gets
-    ChatML.
+    It is a program that comes with the model, so it runs in a sandbox. A model without a template
+    gets ChatML.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text to encode without further special tokens; `variables` are the template's own."""
+        """Return the prompt, to be encoded without special tokens, with further `variables`."""
         if not messages:
             raise RequestError("a chat needs at least one message")
         seen = {
@@ -113,7 +113,7 @@ class ChatTemplate:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: content as a string, arguments of calls as objects."""
+    """A message as templates expect it: content as a string, arguments of tool calls as objects."""
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError("a message has no role, or its role is not a string")
@@ -146,7 +146,7 @@ def part_text(part: object) -> str:
 
 
 def parsed(call: Any) -> Any:
-    """Clients send the arguments of a call as JSON in a string, or nothing where there are none."""
+    """Clients send the arguments of a tool call as a JSON string, which may be empty."""
     match call:
         case {"function": {"arguments": str() | None as arguments}}:
             try:
@@ -165,7 +165,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the escapes for HTML that jinja's own filter adds."""
+    """Write JSON without the HTML escapes of jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -14,11 +14,12 @@ utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The pieces it gives add up to the decoding of all ids, cut at the first stop string.
+    """The returned pieces add up to the decoding of all ids, cut at the first stop string.
 
-    First is the one that ends first, the longest if several end there. Withheld is only what may
-    still change: the bytes of an unfinished character, and an ending that may turn out to begin
-    a stop string. `tokens` counts the ids used, up to and with the one that completed the stop.
+    The first stop string is the one that ends first; if several end there, the longest. Text is
+    withheld only while it may change: bytes of an incomplete character, and an ending that may be
+    the beginning of a stop string. `tokens` counts the ids used, including the one that completed
+    the stop string.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Detokenizer:
         self._strip_space = tokenizer.strips_space and not tail
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that may be sent now."""
+        """Add ids and return the text that is final."""
         pieces: list[str] = []
         for id in ids:
             if self.stopped is not None:
@@ -54,7 +55,7 @@ class Detokenizer:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What was withheld; half a character is shown as U+FFFD. No token is no text."""
+        """Return the withheld text. An incomplete character becomes U+FFFD."""
         if self.stopped is not None or not self.tokens:
             return ""
         last = self._release(self._utf8.decode(b"", final=True))
@@ -69,7 +70,7 @@ class Detokenizer:
         return spelled
 
     def _release(self, new: str) -> str:
-        """Add characters to the text, and let go of those that can belong to no stop string."""
+        """Add characters, and return those that cannot be part of a stop string."""
         if self.tokens <= self._unsearched:
             return new
         text, ending = self._withheld + new, self._ending
@@ -85,7 +86,7 @@ class Detokenizer:
         return text[:sure]
 
     def _tail(self, prompt: Sequence[int] | I32) -> bytes:
-        """The last bytes before the first token: they may begin its first character."""
+        """The last bytes of the prompt, which may be the start of the first character."""
         tail = b""
         for id in reversed(prompt):
             tail = self._bytes[int(id)] + tail

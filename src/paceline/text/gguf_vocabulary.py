@@ -1,4 +1,4 @@
-"""Turns the vocabulary in a GGUF file into the document that the `tokenizers` library loads."""
+"""Converts the vocabulary of a GGUF file to a document that the `tokenizers` library loads."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,10 @@ from paceline.text.pre_tokenizers import SplitRules, split_rules
 from paceline.text.vocabulary import Vocabulary, backend_of, frame
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
-MARK = "▁"  # how SentencePiece writes a space
+MARK = "▁"  # a space in SentencePiece
 
-# A file names one end of text, at times the wrong one for a chat; tokens of these names end a
-# turn as well, where the file has them as control tokens.
+# A file names one end of text, sometimes the wrong one for a chat. Control tokens with these names
+# end a turn too.
 ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerEntries:
-    """The keys under `tokenizer`, asked for by name and type; tokens and types go together."""
+    """The fields under `tokenizer`, with checked types. Tokens and types have the same length."""
 
     values: Mapping[str, Value]
     tokens: list[str]
@@ -50,7 +50,7 @@ class TokenizerEntries:
         return value
 
     def id(self, role: str) -> int | None:
-        """The token that plays a role, if any does."""
+        """The id of the token with a role, such as bos, if there is one."""
         found = self.get(f"ggml.{role}_token_id", int, -1)
         return found if 0 <= found < len(self.tokens) else None
 
@@ -97,7 +97,7 @@ def ends(entries: TokenizerEntries) -> tuple[int, ...]:
 
 
 def parts_of(entries: TokenizerEntries) -> tuple[Document, bool]:
-    """What depends on the kind of tokenizer, and whether that kind begins a text with bos."""
+    """The parts that depend on the kind of tokenizer, and whether that kind adds bos by default."""
     kind = entries.get("ggml.model", str, "")
     if kind == "gpt2":
         cut = split_rules(entries.get("ggml.pre", str, "default"))
@@ -108,7 +108,7 @@ def parts_of(entries: TokenizerEntries) -> tuple[Document, bool]:
 
 
 def byte_level(entries: TokenizerEntries, cut: SplitRules) -> Document:
-    """Bytes are written as printable characters; merges are learned and listed."""
+    """Bytes are printable characters, and merges are listed."""
     cuts = [
         {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
         for one in cut.patterns
@@ -127,7 +127,7 @@ def byte_level(entries: TokenizerEntries, cut: SplitRules) -> Document:
 
 
 def sentence_piece(entries: TokenizerEntries) -> Document:
-    """Spaces are written as a mark; unknown characters fall back to tokens for single bytes."""
+    """Spaces are marks, and unknown characters fall back to tokens of single bytes."""
     spaced = {"pattern": {"String": " "}, "content": MARK}
     unspaced = {"pattern": {"String": MARK}, "content": " "}
     normalizers: list[Document] = [{"type": "Replace", **spaced}]
@@ -160,9 +160,9 @@ def bpe(entries: TokenizerEntries, merges: list[list[str]], **options: Any) -> D
 
 
 def implied_merges(entries: TokenizerEntries) -> list[list[str]]:
-    """SentencePiece lists no merges: any two neighbours that make up a token merge, best first.
+    """SentencePiece lists no merges: any two adjacent tokens that form a token merge, best first.
 
-    The score of a token says how early; of equal scores the lower id counts.
+    The order is by score, ties by id.
     """
     scores = row(entries.values, "ggml.scores", float, len(entries.tokens))
     written = {
@@ -182,7 +182,7 @@ def halves(token: str, written: Mapping[str, int]) -> Iterator[list[str]]:
 
 
 def added_tokens(entries: TokenizerEntries) -> list[Document]:
-    """Tokens found in the raw text before anything else; a control token is no text at all."""
+    """Tokens that are matched in the raw text first. Control tokens are special."""
     exact = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
         {"id": at, "content": token, "special": kind != USER_DEFINED, **exact}

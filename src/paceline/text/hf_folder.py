@@ -1,4 +1,4 @@
-"""Reads the vocabulary in a folder of the Hugging Face kind."""
+"""Reads the vocabulary of a folder in HF's layout."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -32,19 +32,19 @@ def tokenizer_file(file: Path) -> Backend:
     if not file.is_file():
         raise ConfigError(f"{file.parent} has no {file.name}")
     backend = backend_of(file.read_text(encoding="utf-8"), str(file))
-    # A length limit left over from training would cut prompts without a word.
+    # A length limit from training would truncate prompts silently.
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
 def fields(file: Path) -> Fields:
-    """A file that is not there says nothing."""
+    """Read a JSON object; a missing file has no fields."""
     return json_object(file) if file.is_file() else {}
 
 
 def token_id(backend: Backend, token: str | Fields | None, otherwise: int | None) -> int | None:
-    """The id of a token that is written plainly or with its options around it."""
+    """The id of a token, given as a string or as an object with options."""
     content = token.get("content") if isinstance(token, dict) else token
     return otherwise if content is None else backend.token_to_id(content)
 
@@ -54,7 +54,7 @@ def listed(ids: int | list[int] | None) -> list[int] | list[int | None]:
 
 
 def chat_template(folder: Path, inline: object) -> str | None:
-    """A file of its own counts first; of several named ones, the default."""
+    """A file of its own takes precedence; of several named templates, the default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How byte-level vocabularies cut text before they merge, by the names that GGUF files use."""
+"""How byte-level tokenizers split text before merging, by the names that GGUF files use."""
 
 from dataclasses import dataclass
 
@@ -21,11 +21,11 @@ TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class SplitRules:
-    """The cuts one after the other; a match stands alone, and so does what is between two."""
+    """Patterns applied in order. Each match, and the text between two matches, is one piece."""
 
     patterns: tuple[str, ...]
-    composes: bool = False  # letters and their accents become one character first (NFC)
-    keeps_words: bool = False  # a piece that is a token stays whole, whatever the merges say
+    composes: bool = False  # text is normalised to NFC first
+    keeps_words: bool = False  # a piece that is a token is not merged from parts
     adds_bos: bool = False  # unless the file says otherwise
 
 

@@ -13,9 +13,10 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters in which byte-level vocabularies write bytes.
+    """The characters that stand for bytes in byte-level vocabularies.
 
-    Bytes that are visible in Latin-1 stand for themselves, the others for what follows it.
+    Bytes that are printable in Latin-1 stand for themselves, the others for characters after
+    Latin-1.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(0x100)) - set(visible))
@@ -29,19 +30,18 @@ ALPHABET = byte_alphabet()
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A token is bytes whatever its neighbours are, so texts join as their tokens do.
+    """How a token becomes bytes. It does not depend on neighbours: decoding is concatenation.
 
-    The one exception is the space in front of everything, which an encoder adds and
-    `strips_space` takes away again.
+    The one exception is the leading space that an encoder adds and `strips_space` removes.
     """
 
-    byte_level: bool = False  # tokens are written in the byte alphabet
+    byte_level: bool = False  # tokens are in the byte alphabet
     byte_fallback: bool = False  # a token like <0x0A> is one byte
     replacements: tuple[tuple[str, str], ...] = ()
     strips_space: bool = False
 
     def bytes_of(self, token: str, *, added: bool) -> bytes:
-        """An added token is found in raw text, so the byte alphabet does not apply to it."""
+        """Return the bytes of a token. Added tokens are not in the byte alphabet."""
         if self.byte_level:
             if added or not ALPHABET.keys() >= set(token):
                 return token.encode()
@@ -54,7 +54,7 @@ class Spelling:
 
 
 def spelling_of(backend: Backend) -> Spelling:
-    """Reads how a tokenizer decodes; a decoder that does not join plainly is refused."""
+    """Read how a tokenizer decodes. Decoders that are not a concatenation are refused."""
     if backend.decoder is None:
         raise ConfigError("the tokenizer has no decoder")
     outer: dict[str, Any] = json.loads(backend.decoder.__getstate__())

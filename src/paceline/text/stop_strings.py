@@ -9,28 +9,29 @@ from paceline.core.errors import RequestError
 
 @dataclass(slots=True, eq=False)
 class Ending:
-    """An ending of the text that begins a stop string: what must be withheld of the text.
+    """A state of an Aho-Corasick automaton: the longest ending of the text that starts a stop
+    string.
 
-    The endings are the states of an automaton, so that a character costs the same however many
-    strings there are and however long they are.
+    That ending must be withheld. A character costs the same however many stop strings there are and
+    however long they are.
     """
 
     depth: int = 0  # its length
-    found: int = 0  # length of the longest stop string that it ends with; 0: none
+    found: int = 0  # length of the longest stop string that ends here; 0: none
     next: dict[str, "Ending"] = field(default_factory=dict[str, "Ending"])
     shorter: "Ending | None" = None  # the next shorter such ending; None: this is the empty one
 
     def after(self, character: str) -> "Ending":
-        """The longest ending that begins a stop string, one character further."""
+        """The state after one more character."""
         ending = self
         while character not in ending.next and ending.shorter is not None:
             ending = ending.shorter
         return ending.next.get(character, ending)
 
 
-@lru_cache(maxsize=32)  # the choices of a request have the same, and so may its neighbours
+@lru_cache(maxsize=32)  # all choices of a request share theirs
 def stop_strings(strings: tuple[str, ...]) -> Ending:
-    """The empty ending, from which every text begins."""
+    """Build the automaton; return its initial state."""
     empty = Ending()
     for string in strings:
         if not string:
@@ -40,7 +41,7 @@ def stop_strings(strings: tuple[str, ...]) -> Ending:
             ending = ending.next.setdefault(character, Ending(ending.depth + 1))
         ending.found = ending.depth
     pending = deque([empty])
-    while pending:  # the shortest first, since each looks up where a shorter one goes
+    while pending:  # in order of depth: each state needs shorter ones
         ending = pending.popleft()
         for character, longer in ending.next.items():
             longer.shorter = ending.shorter.after(character) if ending.shorter else empty

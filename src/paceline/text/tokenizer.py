@@ -1,4 +1,4 @@
-"""Text to token ids and back, whatever file the vocabulary comes from."""
+"""Encodes text to token ids and decodes it, for all vocabulary files."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -14,10 +14,10 @@ from paceline.text.vocabulary import Vocabulary
 
 
 class Spelled(dict[int, bytes]):
-    """The bytes of tokens, each worked out when it is first asked for.
+    """The bytes of tokens, computed at first use.
 
-    `hidden` ids stand for nothing. An id without a token stands for nothing either: models have
-    more rows than their vocabulary has words.
+    `hidden` ids have no bytes, nor do ids without a token: models may have more ids than their
+    vocabulary has tokens.
     """
 
     def __init__(self, backend: Backend, spelling: Spelling, hidden: Iterable[int] = ()) -> None:
@@ -37,10 +37,10 @@ class Spelled(dict[int, bytes]):
 
 
 class Tokenizer:
-    """Decoding joins the bytes of the tokens and reads them as UTF-8.
+    """Decoding concatenates the bytes of tokens and decodes them as UTF-8.
 
-    So the text of a sequence is the same in one piece and token by token, and an id costs the
-    same wherever it stands.
+    So the text of a sequence is the same as a whole and token by token, and the cost of an id does
+    not depend on its place.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -57,7 +57,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
-        """From a GGUF file, or from a folder with a `tokenizer.json`."""
+        """Load from a GGUF file, or from a folder with a `tokenizer.json`."""
         path = Path(path)
         if path.is_dir():
             return cls(hf_vocabulary(path))
@@ -79,7 +79,7 @@ class Tokenizer:
         return self.token(self.eos[0]) if self.eos else ""
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Special tokens in the text count as such; `special` adds those that frame a text."""
+        """Special tokens in the text are recognised; `special` adds those at its start and end."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -95,11 +95,11 @@ class Tokenizer:
         return joined.decode(errors="replace")
 
     def token(self, id: int) -> str:
-        """The text of one token by itself, a leading space included."""
+        """The text of one token, with its leading space."""
         return self._whole[id].decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """What it stands for exactly: a character may be spread over several tokens."""
+        """The bytes of one token, which may be part of a character."""
         return self._whole[id]
 
     def spelled(self, skip_special: bool) -> Spelled:

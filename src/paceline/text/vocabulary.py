@@ -1,4 +1,4 @@
-"""What a model brings along for reading and writing text, wherever it was loaded from."""
+"""The vocabulary of a model, from any kind of file."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from paceline.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer of the `tokenizers` library, and what that library does not keep."""
+    """A tokenizer of the `tokenizers` library, and what that library does not store."""
 
     backend: Backend
-    bos: int | None  # the id that begins a text
-    eos: tuple[int, ...]  # ids that end one, the principal first
+    bos: int | None  # the id at the start of a text
+    eos: tuple[int, ...]  # ids that end a text, the main one first
     chat_template: str | None  # its jinja source
-    size: int | None = None  # ids that the model has, where the files say
+    size: int | None = None  # ids of the model, if the files say it
 
 
 def backend_of(document: str, origin: str) -> Backend:
-    """Build the tokenizer that a document in the manner of `tokenizer.json` describes."""
+    """Build a tokenizer from a document in the format of `tokenizer.json`."""
     try:
         return Backend.from_str(document)
     except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
@@ -28,9 +28,9 @@ def backend_of(document: str, origin: str) -> Backend:
 
 
 def frame(backend: Backend, before: int | None, after: int | None) -> None:
-    """Let the encoder put a token before and after every text, where there is one to put.
+    """Let the encoder add a token before and after every text, if given.
 
-    They go by aliases, since the text of a token may mean something else in a template.
+    Aliases stand for these tokens, since the text of a token may have a meaning in a template.
     """
     ends = {"before": before, "after": after}
     frames = {alias: id for alias, id in ends.items() if id is not None}

@@ -11,7 +11,7 @@ from paceline.runner.models.architecture import LayerSpec
 
 
 class DecoderLayer:
-    """Adds to the residual stream in place, so that the sum costs nothing beside the product."""
+    """Adds to the residual stream in place: the sum is part of the product."""
 
     def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int) -> None:
         self.attention = SelfAttention(factory, spec.attention, layer)

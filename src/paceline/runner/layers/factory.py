@@ -1,4 +1,4 @@
-"""Makes layers from the tensors of a checkpoint, as a description names them."""
+"""Builds layers from the tensors of a checkpoint, as a description names them."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class LayerFactory:
         return UnscaledNorm(floor, self.device)
 
     def factor(self, norm: NormSpec) -> Tensor:
-        """What a norm multiplies directions by, [width]."""
+        """The factor sqrt(width) * weight of a norm, [width]."""
         weight = self.read(norm.weight) + norm.offset
         return weight.mul_(norm.width**0.5)
 

@@ -1,4 +1,4 @@
-"""Products with weights, in the form that is fast on the machine at hand."""
+"""Products with weights."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -27,8 +27,8 @@ LinearKind = Callable[[Tensor, Tensor | None, torch.dtype, Tensor | None], Linea
 class DenseLinear:
     """Weights in the type of the activations, transposed.
 
-    On a CPU they are laid out as [inputs, outputs]: with 8 to 32 rows that takes half the time
-    of the layout in which they come, and with one row or hundreds it is no slower.
+    On a CPU they are stored as [inputs, outputs]: with 8 to 32 rows this takes half the time of the
+    original layout, and with one row or hundreds it is no slower.
     """
 
     def __init__(

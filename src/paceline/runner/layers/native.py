@@ -11,7 +11,7 @@ from paceline.runner.native.library import MatrixStruct, library
 
 
 class NativeLinear:
-    """Whole numbers in, whole sums: a row's result is the same bits whatever is beside it."""
+    """Integer products and sums: the result of a row does not depend on other rows, bit for bit."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class NativeLinear:
         self._kernels = library()
         self._outputs, inputs = weight.shape
         packed = PackedWeights.of(weight)
-        self._read = (packed.content, packed.scale, bias, factor)  # lives as long as the matrix
+        self._read = (packed.content, packed.scale, bias, factor)  # kept alive for the matrix
         self.matrix = MatrixStruct(
             *(None if tensor is None else tensor.data_ptr() for tensor in self._read),
             inputs,

@@ -1,4 +1,4 @@
-"""Root-mean-square norms, in few operations."""
+"""Root-mean-square norms."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Weights as whole numbers, in the order in which the kernels read them."""
+"""Weights as integers, in the layout that the kernels read."""
 
 from dataclasses import dataclass
 
@@ -8,22 +8,22 @@ from torch import Tensor
 
 from paceline.runner.native.library import library
 
-LOST = 1 / 64  # of a step: what 4 bits may miss weights by and still be said to hold them
-SAMPLE = 64  # rows that tell of most matrices that 4 bits do not hold them
+LOST = 1 / 64  # of a step: the largest error at which 4 bits count as exact
+SAMPLE = 64  # rows that are checked first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """A matrix [outputs, inputs] of `bits` bits; bytes.c and nibbles.c draw it."""
+    """A matrix [outputs, inputs] of `bits` bits; bytes.c and nibbles.c show the layout."""
 
     bits: int
     content: Tensor
     scale: Tensor
-    width: int  # inputs, and zeros that fill up the last piece
+    width: int  # inputs, padded with zeros
 
     @staticmethod
     def of(weight: Tensor) -> "PackedWeights":
-        """Of 4 bits where they lose nothing, since the weights came so; else of 8."""
+        """Use 4 bits if they are exact, as for weights that were stored in 4 bits; otherwise 8."""
         group = library().nibbles_group()
         if FourBitWeights.of(weight[:SAMPLE], group).holds_all:
             steps = FourBitWeights.of(weight, group)
@@ -34,7 +34,7 @@ class PackedWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FourBitWeights:
-    """Weights as least + step * (0 … 15), with a step and a least for every group of inputs."""
+    """Weights as least + step * (0 … 15), with `step` and `least` for every group of inputs."""
 
     whole: Tensor  # [outputs, groups, group], uint8
     step: Tensor  # [outputs, groups], float16
@@ -45,7 +45,7 @@ class FourBitWeights:
     def of(weight: Tensor, group: int) -> "FourBitWeights":
         inputs = weight.shape[1]
         groups = F.pad(weight, (0, -inputs % group)).unflatten(1, (-1, group))
-        if inputs % group:  # what fills up the last group must not widen its range
+        if inputs % group:  # padding must not widen the range of the last group
             groups[:, -1, inputs % group :] = groups[:, -1, :1]
         low, high = groups.aminmax(dim=-1)  # [outputs, groups] each
         least, step = low.half(), ((high - low) / 15).half()
@@ -83,6 +83,6 @@ def octets(weight: Tensor) -> PackedWeights:
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers of 8 bits, [outputs, inputs], and what they are multiples of, [outputs]."""
+    """Integers of 8 bits, [outputs, inputs], and their scales, [outputs]."""
     scale = weight.abs().amax(dim=1).clamp_(min=1e-30).div_(127)
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale

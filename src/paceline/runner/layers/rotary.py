@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of dimensions that turn with the position."""
+"""Rotary position embedding."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """The turn of each position of a step. Pair i of a head is (x[i], x[i + half])."""
+    """Cosines and sines for the positions of a step. Pair i of a head is (x[i], x[i + half])."""
 
     cos: Tensor  # [positions, 1, head_dim]
     sin: Tensor  # [positions, 1, head_dim]; negative in the first half
@@ -23,6 +23,6 @@ class Rotation:
         )
 
     def turn(self, x: Tensor) -> None:
-        """Turn heads [positions, heads, head_dim] in place."""
+        """Rotate heads [positions, heads, head_dim] in place."""
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         x.mul_(self.cos).addcmul_(swapped, self.sin)

@@ -24,7 +24,7 @@ class LayerContext:
 
 
 class SelfAttention:
-    """Heads lie as queries, keys, values, so that a rotation and a write are one piece each.
+    """Queries, keys and values are adjacent, so that rotation and write are one operation each.
 
     qkv   | q q q q q q q q q | k k k | v v v |      [positions, heads + 2 * kv_heads, head_dim]
             rotated ────────────────┘ written ┘

@@ -1,4 +1,4 @@
-"""What a decoder computes, tensor by tensor: the description that every backend is built from."""
+"""The description of a decoder, tensor by tensor, from which every backend is built."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass

@@ -1,4 +1,4 @@
-"""The sizes of a model, read from a config.json or from a GGUF header."""
+"""The configuration of a model, read from a config.json or a GGUF header."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ UNSUPPORTED = (
 class ModelConfig:
     """Everything about a model but its weights.
 
-    architecture      module name in `models`, which says what its traits are
+    architecture      module name in `models`, which has its traits
     traits            what all models of its architecture share
     layers            blocks of attention and MLP
     width             of the residual stream
@@ -34,14 +34,14 @@ class ModelConfig:
     heads, kv_heads   of queries; of keys and values. The first is a multiple of the second
     head_dim          of each head
     vocab             token ids
-    max_position      positions it was trained for
+    max_position      positions of the longest sequence in training
     norm_eps          added to the mean square
-    tied_embedding    logits are products with the embedding itself
-    windows           of each layer: positions it sees, itself included; None: all
+    tied_embedding    the head is the embedding
+    windows           of each layer: positions that one position sees, including itself; None: all
     rope, local_rope  rotary frequencies of layers without and with a window
     query_scale       factor of the scores before the softmax
-    bos               token that opens a text, if there is one
-    eos               tokens that end it
+    bos               token at the start of a text, if there is one
+    eos               tokens that end a text
     """
 
     architecture: str
@@ -83,7 +83,7 @@ class ModelConfig:
 
     @classmethod
     def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
-        """From the content of a config.json, as any version of transformers writes it."""
+        """Read the content of a config.json of any version of transformers."""
         with _expected("config.json"):
             return cls._of_hf(ConfigEntries(raw, "config.json"))
 
@@ -124,13 +124,13 @@ class ModelConfig:
     def of_gguf(
         cls, raw: Mapping[str, Any], tied_embedding: bool, rope_factors: tuple[float, ...] = ()
     ) -> "ModelConfig":
-        """From the fields of a GGUF header, and what only its tensors tell."""
+        """Read the fields of a GGUF header. The other arguments follow from its tensors."""
         architecture = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
         traits = _known(architecture)
         read = ConfigEntries(raw, "the GGUF header", f"{architecture}.")
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
-        # The header has no word of it: only the largest Gemma 3 scales by its width.
+        # The header does not say it: only the largest Gemma 3 scales queries by its width.
         is_27b = architecture == "gemma3" and layers == GEMMA_27B_LAYERS
         head_dim = read.get("attention.key_length") or width // heads
         if read.get("rope.dimension_count", head_dim) != head_dim:
@@ -144,7 +144,7 @@ class ModelConfig:
             raise ConfigError(
                 f"rope_freqs.weight has {len(factors)} factors; the model needs {len(plain)}"
             )
-        kind = read.get("rope.scaling.type", "linear")  # as llama.cpp takes it
+        kind = read.get("rope.scaling.type", "linear")  # the default of llama.cpp
         scaling = {
             "rope_type": "default" if kind == "none" else kind,
             "factor": read.get("rope.scaling.factor", read.get("rope.scale_linear")) or 1.0,
@@ -176,7 +176,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntries:
-    """What a file says, by key. An entry of null is one that is not there."""
+    """The entries of a file, by key. An entry of null counts as missing."""
 
     raw: Mapping[str, Any]
     where: str
@@ -208,7 +208,7 @@ class ConfigEntries:
 
 @contextmanager
 def _expected(where: str) -> Generator[None]:
-    """A file may have a text where others have a number."""
+    """Turn errors of wrong types into a ConfigError."""
     try:
         yield
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Gemma 3, text: five layers with a window to each one without, and norms all around."""
+"""Gemma 3, text: five layers with a window for each one without, and norms on both sides."""
 
 from paceline.runner.models.traits import Traits
 

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what is built like it: SmolLM2, TinyLlama."""
+"""Llama 2 and 3, and models of the same architecture: SmolLM2, TinyLlama."""
 
 from paceline.runner.models.traits import Traits
 

@@ -1,4 +1,4 @@
-"""The tensors that a model consists of: their names, which are HF's, and their shapes."""
+"""Names (of HF) and shapes of the tensors of a model."""
 
 from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig

@@ -18,7 +18,7 @@ from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 
 class Model:
-    """Weights in their final form. A forward changes nothing but the store that it is given."""
+    """Weights in their final form. `forward` changes only the KV store."""
 
     def __init__(self, factory: LayerFactory, spec: DecoderSpec) -> None:
         self.config, self.dtype = factory.checkpoint.config, factory.dtype
@@ -51,13 +51,13 @@ class Model:
     def forward(
         self, batch: Batch, kv: KVStore, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """Hidden states of every position, or of the wanted ones, in their order. Keys and values
-        of every position are in the store afterwards."""
+        """Return hidden states of every position, or of the wanted ones in their order. Keys and
+        values of every position are in the store afterwards."""
         hidden = F.embedding(batch.tokens, self._embedding)
         hidden.mul_(self._embedding_scale)
         return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token id after the given positions, [n, vocab] in float32."""
+        """Return logits [n, vocab] in float32."""
         return self._head(self._norm(hidden)).float()

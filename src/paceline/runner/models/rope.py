@@ -1,4 +1,4 @@
-"""Rotary frequencies: how fast each pair of dimensions turns with the position."""
+"""Rotary frequencies of pairs of dimensions."""
 
 from collections.abc import Mapping
 from math import pi
@@ -14,7 +14,7 @@ def frequencies(theta: float, head_dim: int) -> Frequencies:
 
 
 def scaled(plain: Frequencies, scaling: Mapping[str, Any]) -> Frequencies:
-    """Frequencies under a `rope_scaling` of HF's: whatever it does, it ends as frequencies."""
+    """Apply a `rope_scaling` of HF to plain frequencies."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     try:
         if kind == "default":
@@ -29,7 +29,7 @@ def scaled(plain: Frequencies, scaling: Mapping[str, Any]) -> Frequencies:
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
-    """Slow turns are slowed further, fast ones stay, and those between are blended."""
+    """Low frequencies are divided by the factor, high ones stay, those between are interpolated."""
     turns = frequency * float(scaling["original_max_position_embeddings"]) / (2 * pi)
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     kept = min(max((turns - low) / (high - low), 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Sizes of models without their weights: those that come with the package, by name."""
+"""Model configurations that come with the package, without weights."""
 
 import json
 from importlib.resources import files
@@ -16,7 +16,7 @@ def named_shapes() -> list[str]:
 
 
 def config_in(name: str) -> ModelConfig:
-    """Of a shape by its name, or of a folder that has a config.json."""
+    """Read the configuration of a named shape, or of a folder with a config.json."""
     folder = Path(name).expanduser()
     if name in named_shapes():
         text = (files("paceline.runner.models") / "shapes" / f"{name}.json").read_text()

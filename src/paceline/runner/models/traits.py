@@ -1,4 +1,4 @@
-"""What the models of one architecture have in common, whatever their size."""
+"""What all models of an architecture have in common."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,25 +11,25 @@ from paceline.runner.models.architecture import Activation
 class Traits:
     """How an architecture differs from the plain decoder: pre-norm, rotary, gated MLP.
 
-    `global_every` counts layers: the n-th, 2n-th, … see the whole context, the others a window;
-    1 means that all see it, 0 that none does. `local_theta` is the rotary base of layers with a
-    window, where it is not that of the others.
+    With `global_every` = n, layers n, 2n, … see the whole context and the others a window; 1 means
+    that all see the whole context, 0 that none does. `local_theta` is the rotary base of layers
+    with a window, if it differs.
     """
 
     activation: Activation = "silu"
     qkv_bias: bool = False
-    qk_norm: bool = False  # queries and keys are normalised head by head
-    post_norms: bool = False  # so is what attention and MLP add to the residual
-    norm_offset: float = 0.0  # what a norm multiplies by, less the weight in the file
-    scaled_embedding: bool = False  # by the square root of the width
-    tied_embedding: bool = False  # unless the file says
-    global_every: int = 1  # unless the file says
-    local_theta: float | None = None  # unless the file says
-    paired_in_gguf: bool = False  # GGUF has rows of q and k in the order of rotary pairs
+    qk_norm: bool = False  # each head of queries and keys has a norm
+    post_norms: bool = False  # attention and MLP have a norm before they are added
+    norm_offset: float = 0.0  # a norm multiplies by its weight plus this
+    scaled_embedding: bool = False  # times the square root of the width
+    tied_embedding: bool = False  # unless the file says otherwise
+    global_every: int = 1  # unless the file says otherwise
+    local_theta: float | None = None  # unless the file says otherwise
+    paired_in_gguf: bool = False  # GGUF files store rows of q and k in rotary pairs
 
 
 def find(architecture: str) -> Traits:
-    """The traits by module name in `models`, or by dotted path to a module."""
+    """Find traits by the name of a module in `models`, or by the dotted path of a module."""
     name = architecture if "." in architecture else f"paceline.runner.models.{architecture}"
     try:
         traits = import_module(name).TRAITS

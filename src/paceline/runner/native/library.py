@@ -1,4 +1,4 @@
-"""Compiles the kernels for the processor at hand, once, and loads them."""
+"""Compiles the C kernels for this processor, once, and loads them."""
 
 import ctypes
 import logging
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 NAMES = ("linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-# Threads are those of torch: it has loaded its own OpenMP by then, and the linker finds that one.
+# Threads are those of torch: its OpenMP library is already loaded, and the linker finds it.
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
-# For some processors gcc leaves a lone sum unfused that it fuses beside others: other bits.
+# On some processors gcc fuses a sum only beside others, which gives other bits.
 GCC_FLAGS = ["--param=avoid-fma-max-bits=0"]
 
 
@@ -65,7 +65,7 @@ class DecoderStruct(Structure):
     ]
 
 
-# By name: what comes back, and what goes in.
+# By name: result and arguments.
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_panel": (c_int, []),
     "bytes_depth": (c_int, []),
@@ -116,7 +116,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels. Where they cannot be had, an error says why, every time."""
+    """Load the kernels. Raise a ConfigError with the reason if that fails."""
     compiler = os.environ.get("CC") or "cc"
     if shutil.which(compiler) is None:
         raise ConfigError(
@@ -153,7 +153,7 @@ def _warn(reason: str) -> None:
 
 
 def _digest(flags: list[str], macros: str) -> str:
-    """Names the sources, the compiler and the instructions it may use on this processor."""
+    """A digest of the sources, the compiler and the instructions of this processor."""
     texts = [source.read_text(encoding="utf-8") for source in [*SOURCES, *HEADERS]]
     return sha256("\n".join([*texts, *flags, macros]).encode()).hexdigest()[:16]
 

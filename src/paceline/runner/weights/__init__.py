@@ -1,1 +1,1 @@
-"""Where weights come from."""
+"""Readers of checkpoints."""

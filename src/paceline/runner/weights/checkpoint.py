@@ -1,4 +1,4 @@
-"""The common face of all sources of weights, and the check that they are the right ones."""
+"""The interface of checkpoints, and the check that one matches its configuration."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -10,11 +10,11 @@ from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
 
-NAMED = 5  # of the tensors that are wrong, as many as a reader of the message wants to see
+NAMED = 5  # tensors listed in an error message
 
 
 class Checkpoint(Protocol):
-    """A model at rest. Names, layout and meaning of its tensors are those of HF."""
+    """A model in files. Names and layouts of its tensors are those of HF."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -26,16 +26,16 @@ class Checkpoint(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """Of every tensor there is, without reading any."""
+        """Shapes of all tensors, without reading them."""
         ...
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in whatever floating type is at hand."""
+        """Read a tensor, in any floating-point type."""
         ...
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """A ConfigError that names the tensors which are missing, too many or misshapen."""
+    """Raise a ConfigError if tensors are missing, unknown or of the wrong shape."""
     expected, found = manifest(checkpoint.config), checkpoint.shapes
     problems = {
         "missing": [name for name in expected if name not in found],

@@ -1,4 +1,4 @@
-"""Random weights of any size, for tests and for measurements without a download."""
+"""Random weights, for tests and for measurements without a download."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from paceline.runner.models.describe import describe
 
 
 class Dummy:
-    """A checkpoint of random numbers. A tensor depends on its name and the seed alone."""
+    """A checkpoint of random numbers. A tensor depends only on its name and the seed."""
 
     is_quantized = False
 
@@ -24,7 +24,7 @@ class Dummy:
         self._seed, self._device = seed, device
 
     def read(self, name: str) -> Tensor:
-        """Norms near one, and products that keep the size of their inputs."""
+        """Norm weights are near one, and products keep the scale of their inputs."""
         shape = self.shapes[name]
         generator = torch.Generator(self._device)
         generator.manual_seed(self._seed * len(self._place) + self._place[name])

@@ -1,4 +1,4 @@
-"""Finds out what kind of checkpoint lies at a path."""
+"""Opens the checkpoint at a path."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from paceline.runner.weights.safetensors import SafetensorsFolder
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A GGUF file, whatever its name, or a folder of HF's."""
+    """Open a GGUF file, whatever its name, or a folder in HF's layout."""
     if path.is_dir():
         return SafetensorsFolder(path)
     if path.is_file():

@@ -15,7 +15,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GGUF:
-    """A checkpoint in llama.cpp's form. The file stays mapped while the checkpoint is used.
+    """A checkpoint in llama.cpp's format. The file stays mapped while the checkpoint is used.
 
     A tensor that the description of the model does not name keeps its own name.
     """

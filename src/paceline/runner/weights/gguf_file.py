@@ -1,4 +1,4 @@
-"""The container format of llama.cpp: fields and tensors, without a look at their meaning."""
+"""Reads the container format of llama.cpp: fields and tensors."""
 
 import mmap
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from paceline.core.gguf import U32, U64, Cursor, errors_naming, read_header
 
 @dataclass(frozen=True, slots=True)
 class TensorEncoding:
-    """How a type of tensor is stored: so many elements in a block of so many bytes."""
+    """How a type of tensor is stored: elements and bytes of a block."""
 
     name: str
     elements: int
@@ -50,19 +50,19 @@ class GGUFFile:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A line of the list of tensors."""
+    """An entry of the list of tensors."""
 
     name: str
     shape: tuple[int, ...]
     kind: int
-    offset: int  # bytes from where the first tensor begins
+    offset: int  # bytes after the start of the first tensor
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Fields are read, tensors are mapped."""
+    """Read the fields and map the tensors."""
     with errors_naming(path):
         with path.open("rb") as file:
-            # A private mapping is writable, as torch wants its memory, and never written to.
+            # torch needs writable memory, which a private mapping is; it is never written to.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         header = read_header(content)
         entries = [entry_at(header.cursor) for _ in range(header.tensors)]
@@ -74,7 +74,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 def entry_at(cursor: Cursor) -> TensorEntry:
-    """The file has the shortest stride first."""
+    """Read an entry. The file lists the innermost dimension first."""
     name, dimensions = cursor.string(), int(cursor.number(U32))
     shape = tuple(int(size) for size in cursor.numbers(U64, dimensions))[::-1]
     return TensorEntry(name, shape, int(cursor.number(U32)), int(cursor.number(U64)))

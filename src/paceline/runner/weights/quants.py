@@ -1,4 +1,4 @@
-"""Numbers out of the blocks in which GGUF packs them.
+"""Decodes the quantized blocks of GGUF files.
 
 Every decoder takes blocks, [blocks, block_bytes], and returns [blocks, elements]. Where bits of
 several elements share a byte, the lower ones belong to the earlier element.
@@ -13,7 +13,7 @@ from paceline.runner.weights.gguf_file import GGUFTensor
 
 
 def dequantised(tensor: GGUFTensor) -> Tensor:
-    """A tensor in the floating type it is stored in, or in float32."""
+    """Return a tensor in the floating-point type of the file, or in float32."""
     return DECODERS[tensor.encoding.name](torch.from_numpy(tensor.blocks)).view(tensor.shape)
 
 

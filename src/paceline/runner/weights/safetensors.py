@@ -15,11 +15,11 @@ from paceline.runner.models.describe import describe
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
-DERIVED = ".rotary_emb.inv_freq"  # old files keep numbers that follow from the configuration
+DERIVED = ".rotary_emb.inv_freq"  # old files have tensors that follow from the configuration
 
 
 class SafetensorsFolder:
-    """A checkpoint in HF's own form. Files stay mapped while the checkpoint is used."""
+    """A checkpoint in HF's format. Files stay mapped while the checkpoint is used."""
 
     is_quantized = False  # other types than FLOATS are refused
 
@@ -27,7 +27,7 @@ class SafetensorsFolder:
         raw = json_object(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists() and "eos_token_id" in (given := json_object(generation)):
-            raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models end turns with more
+            raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models have more of them
         self.config = ModelConfig.of_hf(raw)
         described = describe(self.config).tensors
         self._copies = {name for tensor in described for name in tensor.copies}
@@ -62,7 +62,7 @@ class SafetensorsFolder:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    """The files of the model; a folder may hold others beside them."""
+    """The files of the model. A folder may have other files too."""
     index = folder / INDEX
     if not index.exists():
         return [folder / SINGLE]
