@@ -1,4 +1,4 @@
-"""A model with random weights on a card under the real scheduler: the ground of `gpu_*.py`."""
+"""A model with random weights on a GPU under the real scheduler: the ground of `gpu_*.py`."""
 
 import json
 import subprocess
@@ -83,7 +83,7 @@ class Times:
 
 
 class Bench:
-    """A model on the card, and a scheduler for each workload."""
+    """A model on the GPU, and a scheduler for each workload."""
 
     def __init__(
         self, name: str, attention: str, block_size: int = 16, proposer: Proposer | None = None

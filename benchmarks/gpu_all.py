@@ -1,4 +1,4 @@
-"""Everything that is measured on a card, one process after the other; prints JSON lines.
+"""Everything that is measured on a GPU, one process after the other; prints JSON lines.
 
     python -m benchmarks.gpu_all
 

@@ -1,4 +1,4 @@
-"""Scripts of many requests on a card, as fast as it goes; prints JSON lines.
+"""Scripts of many requests on a GPU, as fast as it goes; prints JSON lines.
 
     python -m benchmarks.gpu_offline qwen3-0.6b triton script script tight shared
     python -m benchmarks.gpu_offline qwen3-0.6b triton tight watermark=0.05

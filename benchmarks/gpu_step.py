@@ -1,4 +1,4 @@
-"""The time of a decode step on a card, and of what it is made; prints JSON lines.
+"""The time of a decode step on a GPU, and of what it is made; prints JSON lines.
 
     python -m benchmarks.gpu_step qwen3-0.6b triton 1 64 256
     python -m benchmarks.gpu_step --profile qwen3-0.6b triton 0 256        0: a step of prompts
@@ -37,7 +37,7 @@ def prefilling(bench: Bench) -> Scheduler:
 
 
 class Marks:
-    """Where on the card's own clock each launch begins and ends."""
+    """Where on the GPU's own clock each launch begins and ends."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []

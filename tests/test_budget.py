@@ -44,7 +44,7 @@ def functions(node: ast.AST) -> Iterator[Function]:
 
 
 def is_kernel(function: Function) -> bool:
-    """Is it compiled for a card? Such a function takes each pointer, stride and constant by
+    """Is it compiled for a GPU? Such a function takes each pointer, stride and constant by
     itself, and cannot be cut without a price (decision 0023)."""
     return any("triton.jit" in ast.unparse(one) for one in function.decorator_list)
 

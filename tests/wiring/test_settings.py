@@ -84,11 +84,11 @@ def test_more_than_sequences_can_use_keeps_prefixes_where_it_was_asked_for() -> 
     each = block_bytes(MODEL, 16)
     asked = {"kv_cache_gib": 300 * each / 2**30, "max_num_seqs": 2}
     assert resolve(*sort_settings(asked), MODEL, Hardware(0)).cache.num_blocks == 300
-    card = Hardware(2**40, 1.0, kept_blocks=500)
+    gpu = Hardware(2**40, 1.0, kept_blocks=500)
     rest, own = sort_settings({"max_num_seqs": 2})
-    assert resolve(rest, own, MODEL, card).cache.num_blocks == 500
+    assert resolve(rest, own, MODEL, gpu).cache.num_blocks == 500
     rest["enable_prefix_caching"] = False
-    assert resolve(rest, own, MODEL, card).cache.num_blocks == 2 * (1024 // 16)
+    assert resolve(rest, own, MODEL, gpu).cache.num_blocks == 2 * (1024 // 16)
 
 
 def test_too_little_memory_shortens_sequences_unless_their_length_was_asked_for(
@@ -168,8 +168,8 @@ def test_without_chunks_a_step_takes_the_longest_prompt() -> None:
 def test_a_card_has_defaults_of_its_own_and_numbers_of_its_own_size() -> None:
     each = block_bytes(MODEL, 16, value_bytes=2)
     assert 2 * each == block_bytes(MODEL, 16)
-    card = Hardware(64 * each, share=1.0, value_bytes=2, defaults=CUDA_DEFAULTS)
-    config = resolve({"max_model_len": 512}, LoadConfig(), MODEL, card)
+    gpu = Hardware(64 * each, share=1.0, value_bytes=2, defaults=CUDA_DEFAULTS)
+    config = resolve({"max_model_len": 512}, LoadConfig(), MODEL, gpu)
     assert config.cache.num_blocks == 64
     assert config.step.max_num_seqs == CUDA_DEFAULTS["max_num_seqs"]
     assert config.step.watermark == CUDA_DEFAULTS["watermark"]
@@ -179,17 +179,17 @@ def test_prompts_fill_steps_where_weights_are_large() -> None:
     shapes = {"qwen3-0.6b": 0, "llama-3.1-8b": 256, "qwen3-14b": 256}
     for name, fill in shapes.items():
         assert gpu_defaults(config_in(name), 2) == CUDA_DEFAULTS | {"fill_positions": fill}
-    card = Hardware(2**40, defaults=gpu_defaults(config_in("qwen3-14b"), 2))
-    assert resolve({}, LoadConfig(), MODEL, card).policy.fill_positions == 256
-    assert resolve({"fill_positions": 64}, LoadConfig(), MODEL, card).policy.fill_positions == 64
+    gpu = Hardware(2**40, defaults=gpu_defaults(config_in("qwen3-14b"), 2))
+    assert resolve({}, LoadConfig(), MODEL, gpu).policy.fill_positions == 256
+    assert resolve({"fill_positions": 64}, LoadConfig(), MODEL, gpu).policy.fill_positions == 64
 
 
 def test_what_cannot_be_filled_is_refused_only_where_it_was_asked_for() -> None:
     whole: dict[str, Any] = {"policy": "longest", "enable_chunked_prefill": False}
-    card = Hardware(2**40, defaults=gpu_defaults(config_in("qwen3-14b"), 2))
-    assert resolve(whole, LoadConfig(), MODEL, card).policy.fill_positions == 0
+    gpu = Hardware(2**40, defaults=gpu_defaults(config_in("qwen3-14b"), 2))
+    assert resolve(whole, LoadConfig(), MODEL, gpu).policy.fill_positions == 0
     with pytest.raises(ConfigError, match="fill_positions cuts prompts"):
-        resolve({**whole, "fill_positions": 64}, LoadConfig(), MODEL, card)
+        resolve({**whole, "fill_positions": 64}, LoadConfig(), MODEL, gpu)
 
 
 def test_a_batch_goes_by_its_longest_unless_somebody_says_otherwise() -> None:

@@ -256,18 +256,18 @@ class JournalConfig:
 class LoadConfig:
     """A model on a device; not the scheduler's affair, so not a part of `Config`."""
 
-    device: Device = "auto"  # where the model runs; "auto": on a card if there is one
+    device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
     load_format: LoadFormat = "auto"  # "auto": by what is found; "dummy": random weights
-    dtype: DType = "auto"  # of weights on a card; "auto": bfloat16
-    kv_cache_dtype: CacheDType = "auto"  # of KV on a card; "auto": as the weights
-    gpu_memory_utilization: float = 0.9  # share of a card's memory for weights, steps and KV
+    dtype: DType = "auto"  # of weights on a GPU; "auto": bfloat16
+    kv_cache_dtype: CacheDType = "auto"  # of KV on a GPU; "auto": as the weights
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights, steps and KV
     kv_cache_gib: float = 0.0  # memory for KV; 0: a share of what is free
     swap_space: float = 0.0  # host memory for swapped sequences, in GiB
     num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
     attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
     weights: str = "auto"  # of products on a CPU: float32, int8; "auto": as precise as the file
     async_scheduling: bool = True  # plan a step while one runs, where the device is another
-    depth: int = 0  # steps in flight; 0: by device, 2 on a card and 1 elsewhere
+    depth: int = 0  # steps in flight; 0: by device, 2 on a GPU and 1 on a CPU
     threads: int = 0  # cores that a forward may use; 0: as many as torch takes
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-/* Causal attention that reads keys and values where they lie, block by block.
+/* Causal attention that reads keys and values in place, block by block.
  *
  * A query goes through its context in chunks that begin at fixed positions, and keeps a largest
  * score, a total of weights and a sum of values as it goes. Queries that share keys go together,

@@ -110,7 +110,7 @@ static void gate(const struct decoder *d, float *row) {
     }
 }
 
-/* The direction of each hidden row, rounded as the inputs of a product. */
+/* Each hidden row divided by its length, rounded to the inputs of a product. */
 static void round_directions(
     const struct decoder *d, const struct matrix *m, const float *hidden, int64_t rows, void *to) {
 #pragma omp for schedule(static)
@@ -137,7 +137,7 @@ static void add_product(
     }
 }
 
-/* What each row sees, of all positions, which are in the store afterwards. */
+/* Attention of all positions, which are in the store afterwards. */
 static void attention(
     const struct decoder *d, const struct layer *l, const struct step *s, const struct room *room,
     const float *hidden) {
@@ -182,8 +182,8 @@ static void pick(const float *from, const int64_t *at, int64_t rows, int64_t wid
 }
 
 /* Take hidden rows [positions, width] through all layers, in place; or, unless `wanted` is negative,
- * those of the positions `at` to `out` [wanted, width]: behind the last attention nobody needs the
- * others. The scratch is of `decoder_scratch_bytes` for the larger number. */
+ * those of the positions `at` to `out` [wanted, width]: after the last attention, the others are not
+ * needed. The scratch is of `decoder_scratch_bytes` for the larger number. */
 void decode(
     const struct decoder *d, const struct step *s, float *hidden, const int64_t *at, int64_t wanted,
     float *out, float *scratch, int threads) {

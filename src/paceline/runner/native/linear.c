@@ -1,4 +1,4 @@
-/* Products of any width of weights, by the threads there are. */
+/* Products with weights of any width, by all threads. */
 #include "linear.h"
 
 int64_t linear_scratch_bytes(const struct matrix *m, int64_t rows) {
@@ -10,7 +10,7 @@ void multiply(
     int is_added) {
     const struct way *way = way_of(m);
     int64_t panels = (m->outputs + way->outputs - 1) / way->outputs;
-    /* Whoever comes late, since something else had its core, finds less to do. */
+    /* A thread that starts late, because its core was busy, finds less work left. */
 #pragma omp for schedule(guided)
     for (int64_t p = 0; p < panels; p++)
         way->panel(m, rounded, rows, p, out, out_stride, is_added);

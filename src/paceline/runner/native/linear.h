@@ -11,10 +11,10 @@
 
 struct matrix {
     const int8_t *packed;
-    const void *scale;   /* what whole numbers are multiples of: bytes.c and nibbles.c tell */
+    const void *scale;   /* of the whole numbers: see bytes.c and nibbles.c */
     const float *bias;   /* [outputs], or NULL */
     const float *factor; /* [inputs] that inputs are multiplied by first, or NULL */
-    int64_t inputs, width, outputs; /* width: inputs, and zeros that fill up the last piece */
+    int64_t inputs, width, outputs; /* width: inputs, padded with zeros */
     int64_t bits;
 };
 

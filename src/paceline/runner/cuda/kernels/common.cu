@@ -1,14 +1,14 @@
-// What kernels of ours begin with: barriers of shared memory, and pairs of bfloat16.
+// The common part of all kernels: barriers of shared memory, and pairs of bfloat16.
 
-#define INFINITY __int_as_float(0x7f800000)  // nobody else defines it here
+#define INFINITY __int_as_float(0x7f800000)  // NVRTC has no header that defines it
 typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned short u16;
-struct alignas(64) Map { u64 words[16]; };  // how the card finds its way in a tensor
+struct alignas(64) Map { u64 words[16]; };  // a tensor map
 
 __device__ __forceinline__ u32 place(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-// Barriers of shared memory. They count arrivals and bytes, and turn their parity when all are there.
+// Barriers of shared memory. They count arrivals and bytes, and flip their parity when all have arrived.
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
@@ -27,7 +27,7 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// Everything in front has ended and can be read.
+// Wait until all previous kernels have ended and their results can be read.
 __device__ __forceinline__ void wait_for_front() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }

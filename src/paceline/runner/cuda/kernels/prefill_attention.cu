@@ -1,15 +1,15 @@
-// Attention of rows with more than one position: tiles of queries against tiles of keys, by the matrix units.
+// Attention of rows with more than one position: tiles of queries against tiles of keys, on tensor cores.
 //
 //   query     a tile is 128 pairs of a position and one of the GROUP queries that share keys; positions outermost
-//   keys      tiles of 128, in chunks of 16 cells that lie together in the store
+//   keys      tiles of 128, in chunks of 16 cells that are adjacent in the store
 //
-// Processors take units (a tile of queries, a head of keys) in turns, those with the most keys first. Two warpgroups
+// Multiprocessors take units (a tile of queries, a head of keys) in turn, those with the most keys first. Two warpgroups
 // have 64 pairs each; a warp of a third one brings queries, keys and values into memory, in the order in which they are
 // needed. While the matrix units sum values by the weights of one tile, weights of the next are made of its scores:
 //
 //   keys 0 | keys 1, values 0 | keys 2, values 1 | ... | values n
 //
-// Set by whoever compiles: KV_HEADS, GROUP, SLOTS (tiles of keys or values in memory).
+// Set at compilation: KV_HEADS, GROUP, SLOTS (tiles of keys or values in memory).
 
 #define DIM 128
 #define PAIRS 128
@@ -48,8 +48,8 @@ __device__ __forceinline__ float across(float x, int lanes) { return __shfl_xor_
 // void weigh(float (&sums)[64], const u32 (&rows)[4], u64 values, int is_sum)    lines are what is summed over
 // multiply
 
-// What the matrix units want to know of a place: its address, from 64 columns to the next (of values only), from
-// eight lines to the next, and how lines are turned.
+// A descriptor for the tensor cores: address, distance from 64 columns to the next (of values only), from
+// eight lines to the next, and the swizzle of lines.
 __device__ __forceinline__ u64 descriptor(u32 address) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(HALF_BYTES >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -61,7 +61,7 @@ template <int LEFT> __device__ __forceinline__ void finish(float (&sums)[64]) {
   for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sums[i])::"memory");  // not read before
 }
 
-// Turns four words of each of four neighbours, so that each has those of one place.
+// Transposes four words of four adjacent threads, so that each has the words of one place.
 __device__ __forceinline__ void turn_words(u32 (&word)[4], int lane) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
       const int first = window ? max(item.y - window + 1, 0) / KEYS : 0, last = (stop - 1) / KEYS;
       const int* blocks = table + (u64)item.w * table_stride;
       barrier_wait(taken, parity);
-      __syncwarp();  // nobody still waits when the next parity comes
+      __syncwarp();  // no lane still waits when the next parity comes
       if (lane == 0) {
         shown = item;
         barrier_expect(asked, 2 * TILE * GROUP * 128);
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   const int mine = group * 64 + thread / 32 * 16 + lane / 4;  // the pair of half of the sums; the other is 8 further
-  const float turn = scale * 1.4426950408889634f;             // powers of two are cheaper than those of e
+  const float turn = scale * 1.4426950408889634f;             // exp2 is cheaper than exp
   Slots slot = {0, 0};
   int parity = 0;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
         for (int i = 0; i < 64; i += 4) high = fmaxf(high, fmaxf(scores[i + row * 2], scores[i + row * 2 + 1]));
         high = fmaxf(high, across(high, 1));
         high = fmaxf(high, across(high, 2));
-        const float base = high == -INFINITY ? 0.f : high * turn;  // infinities have no difference
+        const float base = high == -INFINITY ? 0.f : high * turn;  // -inf - -inf is NaN
         less[row] = power(peak[row] * turn - base);
         peak[row] = high;
         float sum = 0.f;
@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
     }
     const u32 values = slots + slot.at * SLOT_BYTES;
     barrier_wait(full + 8 * slot.at, slot.parity);
-    if (stop % KEYS) {  // what others left behind may be no number, which a weight of zero does not hide
+    if (stop % KEYS) {  // cells of earlier owners may hold NaN, which a weight of zero does not hide
       for (int i = stop % KEYS * 8 + thread; i < KEYS * 8; i += 128)
 #pragma unroll
         for (int half = 0; half < 2; half++)

@@ -1,6 +1,6 @@
 // Products whose time is that of reading the weights: out[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T.
 //
-// One round of processors (SMs). Each has GROUPS warpgroups with LINES outputs each, of all rows; a thread of one more
+// One wave of multiprocessors (SMs). Each has GROUPS warpgroups with LINES outputs each, of all rows; a thread of one more
 // warpgroup brings weights and rows into its memory, STAGES pieces of DEPTH inputs ahead. SPLIT neighbours (a cluster)
 // share the inputs of their outputs: then each adds up the sums of all of them for a share of the rows.
 //
@@ -9,7 +9,7 @@
 //
 // Rows may be divided by their lengths (NORMED): the warpgroups add up squares of what passes through their memory.
 //
-// Set by whoever compiles: TILES (64 rows each), LINES, SPLIT, STAGES, NORMED, and what becomes of the product:
+// Set at compilation: TILES (64 rows each), LINES, SPLIT, STAGES, NORMED, and what becomes of the product:
 //   PUT   out = product              ADD   out += product
 //   SILU  out = silu(gate) * up      GELU  out = gelu(gate) * up     gate: the first half of the outputs, up: the second
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int lin
 // void multiply(float (&sums)[LINES / 2], u64 rows, u64 lines, int is_sum)
 // multiply
 
-// What the matrix units want to know of a place: address, 1,024 bytes from eight rows to the next, the swizzle.
+// A descriptor for the tensor cores: address, 1,024 bytes from eight rows to the next, the swizzle.
 __device__ __forceinline__ u64 descriptor(u32 address) {
   return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void neighbours() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Eight sums of a row, of all who share its inputs, in their order.
+// Eight sums of a row, over all programs that share its inputs, in their order.
 __device__ __forceinline__ void gather(float (&sums)[8], u32 at) {
 #pragma unroll
   for (int share = 0; share < SPLIT; share++) {
@@ -101,9 +101,9 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   __syncthreads();
 
   if (group == GROUPS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");  // who fetches leaves its registers to who multiplies
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");  // the fetching warpgroup gives its registers to the others
     if (thread == 0) {
-      const u64 once = 0x12F0000000000000, often = 0x14F0000000000000;  // who leaves the cache first, and last
+      const u64 once = 0x12F0000000000000, often = 0x14F0000000000000;  // cache hints: evict first, evict last
       const int step = IS_GATED ? outputs : LINES;  // from the outputs of a warpgroup to those of the next
       int stage = 0, parity = 1;  // of a round before the first, so that stages are empty at the start
       for (int depth = begin, waited = 0; depth < end; depth++) {
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
         barrier_expect(here, WEIGHT_BYTES + rows * DEPTH * 2);
         for (int g = 0; g < GROUPS; g++)
           fetch(to + g * LINES * SWIZZLE_BYTES, &weight, depth * DEPTH, tile * WIDTH + g * step, here, once);
-        // Weights may be read before those in front have ended. When all stages have theirs, rows follow; until they
+        // Weights may be read before previous kernels have ended. When all stages have theirs, rows follow; until they
         // are there, too, no stage is full. Places of a stage behind the last row stay as they are: what comes of
         // them does not leave.
         if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     neighbours();
   else
     all_groups();
-  wait_for_front();  // which may read what is written here
+  wait_for_front();  // it may read what is written here
   const int stop = rows * (share + 1) / SPLIT * (WIDTH / 8);
 #pragma unroll 2
   for (int i = rows * share / SPLIT * (WIDTH / 8) + group * 128 + thread; i < stop; i += GROUPS * 128) {
@@ -213,5 +213,5 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #endif
     *to = make_uint4(pair(sums[0], sums[1]), pair(sums[2], sums[3]), pair(sums[4], sums[5]), pair(sums[6], sums[7]));
   }
-  if (SPLIT > 1) neighbours();  // who is read from stays
+  if (SPLIT > 1) neighbours();  // its memory is still read
 }
