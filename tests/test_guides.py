@@ -37,7 +37,9 @@ def run(page: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> ModuleType
 
 
 def test_there_are_guides() -> None:
-    assert {"add-a-model", "add-a-policy", "add-a-proposer"} <= {page.stem for page in PAGES}
+    assert {"add-a-limit-or-gate", "add-a-model", "add-a-policy", "add-a-proposer"} <= {
+        page.stem for page in PAGES
+    }
 
 
 @every_guide

@@ -9,7 +9,7 @@ from paceline import Scheduler
 from paceline.core.arrays import NO_I32
 from paceline.kv.hit import MISS
 from paceline.sched.admission import Admission, Joining
-from paceline.sched.composition import NOTHING, Composition, Entry
+from paceline.sched.composition import NOTHING, Composition, JoiningRow
 from paceline.sched.discipline import Discipline
 from paceline.sched.entrants import Entrants
 from paceline.sched.families.forks import Forks
@@ -55,7 +55,7 @@ def test_rows_of_those_who_join_count_down_the_budget() -> None:
     joining = Joining(StepRoom(vacant=4, left=10, free=8, first=True), whole)
     joining.add(slot=3, start=4, count=6)
     assert (joining.room.left, joining.room.first) == (4, False)
-    assert joining.entries == [Entry(3, 4, 6)]
+    assert joining.rows == [JoiningRow(3, 4, 6)]
 
 
 def test_a_chunk_depends_on_what_is_left_and_on_who_was_before() -> None:

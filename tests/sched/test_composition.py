@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.core.plan import NOTHING_GROWN, Admitted
-from paceline.sched.composition import NOTHING, Composition, Entry
+from paceline.sched.composition import NOTHING, Composition, JoiningRow
 from tests.sched.support import ask
 
 
@@ -26,7 +26,7 @@ def test_nothing_has_no_rows_and_no_gate() -> None:
 
 def test_rows_of_newcomers_stand_behind_and_have_no_drafts() -> None:
     new = newcomer()
-    step = served().joined([Entry(2, 0, 4), Entry(6, 8, 1)], [new])
+    step = served().joined([JoiningRow(2, 0, 4), JoiningRow(6, 8, 1)], [new])
     assert step.slot.tolist() == [5, 2, 6]
     assert step.start.tolist() == [7, 0, 8]
     assert step.count.tolist() == [3, 4, 1]
@@ -48,5 +48,5 @@ def test_one_may_come_in_without_a_row() -> None:
 
 def test_joining_changes_nothing_of_what_was_there() -> None:
     before = served()
-    before.joined([Entry(2, 0, 4)], [])
+    before.joined([JoiningRow(2, 0, 4)], [])
     assert (before.slot.tolist(), before.admitted) == ([5], ())

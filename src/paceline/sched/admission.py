@@ -6,7 +6,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.plan import Admitted
 from paceline.core.request import Sequence
-from paceline.sched.composition import Composition, Entry
+from paceline.sched.composition import Composition, JoiningRow
 from paceline.sched.entrants import Chunk, Entrants, SwappedEntrant, WaitingEntrant
 from paceline.sched.explain.journal import Gate
 from paceline.sched.families.forks import Forks
@@ -26,13 +26,13 @@ class Joining:
 
     room: StepRoom
     chunk: Chunk
-    entries: list[Entry] = field(default_factory=list[Entry])
+    rows: list[JoiningRow] = field(default_factory=list[JoiningRow])
     admitted: list[Admitted] = field(default_factory=list[Admitted])
     passed_over: list[Sequence] = field(default_factory=list[Sequence])
     gates: list[Gate] = field(default_factory=list[Gate])  # of those
 
     def add(self, slot: int, start: int, count: int) -> None:
-        self.entries.append(Entry(slot, start, count))
+        self.rows.append(JoiningRow(slot, start, count))
         self.room.left -= count
         self.room.first = False
 
@@ -78,7 +78,7 @@ class Admission:
                 gate = self._gate_at(head, shut, now)
         if joining.passed_over:
             gate = self._put_back(joining, gate)
-        return served.joined(joining.entries, joining.admitted, gate, tuple(joining.gates))
+        return served.joined(joining.rows, joining.admitted, gate, tuple(joining.gates))
 
     def would_fit(self, head: Sequence, room: StepRoom, freed: set[int], chunk: Chunk) -> bool:
         """Would a waiting sequence join a step with so much room, `freed` blocks of which are

@@ -12,8 +12,8 @@ FOREVER = 2**31 - 1  # steps
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A row of somebody who has just come in."""
+class JoiningRow:
+    """A row of a sequence that joins in this step."""
 
     slot: int
     start: int
@@ -37,18 +37,18 @@ class Composition:
 
     def joined(
         self,
-        entries: list[Entry],
+        rows: list[JoiningRow],
         admitted: list[Admitted],
         gate: Gate | None = None,
         passed_over: tuple[Gate, ...] = (),
     ) -> "Composition":
         """With the rows of newcomers behind those that were here, until `gate`."""
         slot, start, count, drafts = self.slot, self.start, self.count, self.drafts
-        if entries:
-            slot = np.concatenate([slot, np.array([one.slot for one in entries], np.intp)])
-            start = np.concatenate([start, np.array([one.start for one in entries], np.int32)])
-            count = np.concatenate([count, np.array([one.count for one in entries], np.int32)])
-            drafts = np.concatenate([drafts, np.zeros(len(entries), np.int32)])
+        if rows:
+            slot = np.concatenate([slot, np.array([one.slot for one in rows], np.intp)])
+            start = np.concatenate([start, np.array([one.start for one in rows], np.int32)])
+            count = np.concatenate([count, np.array([one.count for one in rows], np.int32)])
+            drafts = np.concatenate([drafts, np.zeros(len(rows), np.int32)])
         return Composition(
             slot, start, count, drafts, self.grown, tuple(admitted), gate, passed_over, self.kind
         )
