@@ -26,7 +26,7 @@ FEW, MANY = 100, 10_000
 TENANTS = 5_000
 STEPS = 30
 STIRRED = 3  # times that requests come, go, are parked and woken between two steps
-ASKED = ("rank", "lane_rank")
+ASKED = ("rank", "flow_rank")
 COMPARED = ("__lt__", "__gt__", "__le__", "__eq__")
 
 every_policy = pytest.mark.parametrize("policy", courses.found())

@@ -1,4 +1,4 @@
-"""Who is next: rank, front, lanes, patience, parking, at a cost that does not grow."""
+"""Who is next: rank, front, flows, patience, parking, at a cost that does not grow."""
 
 from collections.abc import Hashable
 from math import inf
@@ -16,25 +16,25 @@ from tests.sched.support import ask, small
 
 
 class Ranked(Policy):
-    """Ranks and lanes come from dictionaries that tests write to."""
+    """Ranks and flows come from dictionaries that tests write to."""
 
     def __init__(self, patience_s: float = inf, refresh: bool = False) -> None:
         super().__init__(PolicyConfig(), small().state)
         self.patience_s, self.refresh = patience_s, refresh
         self.ranks: dict[str, tuple[float, ...]] = {}
-        self.lanes: dict[str, str] = {}
-        self.lane_ranks: dict[Hashable, float] = {}
+        self.flows: dict[str, str] = {}
+        self.flow_ranks: dict[Hashable, float] = {}
         self.asked = 0  # how often for a rank
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
         self.asked += 1
         return self.ranks.get(sequence.id, ())
 
-    def lane(self, sequence: Sequence) -> Hashable:
-        return self.lanes.get(sequence.id)
+    def flow(self, sequence: Sequence) -> Hashable:
+        return self.flows.get(sequence.id)
 
-    def lane_rank(self, lane: Hashable) -> float:
-        return self.lane_ranks.get(lane, 0.0)
+    def flow_rank(self, flow: Hashable) -> float:
+        return self.flow_ranks.get(flow, 0.0)
 
 
 class Line:
@@ -160,13 +160,13 @@ def test_a_parked_sequence_can_be_removed() -> None:
     assert (list(line.queue.parked), line.drain()) == ([], "b")
 
 
-# -- lanes -------------------------------------------------------------------
+# -- flows -------------------------------------------------------------------
 
 
 def test_the_best_lane_goes_first_and_keeps_its_own_order() -> None:
     line = Line()
-    line.policy.lanes = {"a": "x", "b": "y", "c": "x", "d": "y"}
-    line.policy.lane_ranks = {"x": 5.0, "y": 3.0}
+    line.policy.flows = {"a": "x", "b": "y", "c": "x", "d": "y"}
+    line.policy.flow_ranks = {"x": 5.0, "y": 3.0}
     for name in "abcd":
         line.push(name)
     assert (line.order(), line.head()) == ("bdac", "b")
@@ -175,22 +175,22 @@ def test_the_best_lane_goes_first_and_keeps_its_own_order() -> None:
 
 def test_a_lane_that_gets_worse_gives_way() -> None:
     line = Line()
-    line.policy.lanes = {"a": "x", "b": "y", "c": "x", "d": "y"}
-    line.policy.lane_ranks = {"x": 0.0, "y": 0.0}
+    line.policy.flows = {"a": "x", "b": "y", "c": "x", "d": "y"}
+    line.policy.flow_ranks = {"x": 0.0, "y": 0.0}
     for name in "abcd":
         line.push(name)
     admitted = ""
     while (head := line.head()) is not None:
         line.queue.remove(line.of[head])
         admitted += head
-        line.policy.lane_ranks[line.policy.lanes[head]] += 1.0
+        line.policy.flow_ranks[line.policy.flows[head]] += 1.0
     assert admitted == "abcd"
 
 
 def test_a_lane_that_emptied_and_came_back_is_heard_again() -> None:
     line = Line()
-    line.policy.lanes = {"a": "x", "b": "y"}
-    line.policy.lane_ranks = {"x": 1.0, "y": 2.0}
+    line.policy.flows = {"a": "x", "b": "y"}
+    line.policy.flow_ranks = {"x": 1.0, "y": 2.0}
     line.push("a")
     line.push("b")
     line.queue.remove(line.of["a"])
@@ -272,23 +272,23 @@ def test_superseded_places_do_not_pile_up() -> None:
         line.policy.ranks["d"] = (10 + turn,)
         line.queue.refresh()
     line.queue.check()
-    assert sum(len(lane) for lane in line.queue._lanes.values()) < 200
+    assert sum(len(flow) for flow in line.queue._flows.values()) < 200
     assert line.drain() == "abcd"
 
 
 def test_comings_and_goings_leave_nothing_behind() -> None:
-    """Lanes that emptied, entries of those who left: all is swept up in time."""
+    """Flows that emptied, entries of those who left: all is swept up in time."""
     line = Line("ab", policy=Ranked(patience_s=10.0, refresh=True))
     for number in range(1000):
         name = f"r{number}"
-        line.policy.lanes[name] = name
+        line.policy.flows[name] = name
         line.push(name, at=float(number))
         line.queue.remove(line.of[name])
         line.queue.park(line.of["b"], "grammar")
         line.queue.wake(line.of["b"])
     line.queue.check()
     kept = line.queue
-    for table in (kept._lanes, kept._heads, kept._entry, kept._oldest, kept._turn):
+    for table in (kept._flows, kept._heads, kept._entry, kept._oldest, kept._turn):
         assert len(table) < 300
     assert line.head(now=5.0) == "a"
     assert line.drain(now=50.0) == "ab"
@@ -344,15 +344,15 @@ def test_random_comings_and_goings_follow_the_rank(patience_s: float) -> None:
     for number in range(300):
         name, now = f"r{number}", float(number // 3)
         line.policy.ranks[name] = (random.randint(0, 5), random.randint(0, 5))
-        line.policy.lanes[name] = random.choice("xyz")
+        line.policy.flows[name] = random.choice("xyz")
         line.push(name, at=now, in_front=random.random() < 0.2)
         if random.random() < 0.5:
             head = line.queue.head(now)
             assert head is not None
             line.queue.remove(random.choice([head, *line.queue]))
         if random.random() < 0.3:
-            lane = random.choice("xyz")
-            line.policy.lane_ranks[lane] = line.policy.lane_ranks.get(lane, 0.0) + 1.0
+            flow = random.choice("xyz")
+            line.policy.flow_ranks[flow] = line.policy.flow_ranks.get(flow, 0.0) + 1.0
         first = next(iter(line.queue.in_order(now)), None)
         assert line.queue.head(now) is first
         if random.random() < 0.2 and first is not None:
@@ -369,7 +369,7 @@ def test_the_check_notices_a_sequence_in_two_places() -> None:
 
 def test_the_check_notices_a_place_that_is_in_no_lane() -> None:
     line = Line("ab")
-    line.queue._lanes[None].pop()
+    line.queue._flows[None].pop()
     with pytest.raises(AssertionError, match="a place is lost"):
         line.queue.check()
 
@@ -445,12 +445,12 @@ def test_a_check_notices_one_that_was_not_put_back() -> None:
 
 def test_looking_past_the_same_ones_again_and_again_leaves_nothing_behind() -> None:
     line = Line("abcd")
-    line.policy.lanes = dict(zip("abcd", "xyxy", strict=True))
+    line.policy.flows = dict(zip("abcd", "xyxy", strict=True))
     for _ in range(1_000):
         while (head := line.queue.head(0.0)) is not None:
             line.queue.set_aside(head)
         line.queue.put_back()
-    kept = sum(len(lane) for lane in line.queue._lanes.values()) + len(line.queue._heads)
+    kept = sum(len(flow) for flow in line.queue._flows.values()) + len(line.queue._heads)
     assert kept <= 4 * 4
     assert line.drain() == "abcd"
 
@@ -480,9 +480,9 @@ def test_looking_past_any_number_follows_the_order(seed: int) -> None:
     random, line = Random(seed), Line()
     names = [chr(ord("a") + number) for number in range(20)]
     for name in names:
-        line.policy.lanes[name] = random.choice("xyz")
+        line.policy.flows[name] = random.choice("xyz")
         line.policy.ranks[name] = (random.randint(0, 3),)
-    line.policy.lane_ranks = {lane: random.randint(0, 2) for lane in "xyz"}
+    line.policy.flow_ranks = {flow: random.randint(0, 2) for flow in "xyz"}
     for name in names:
         line.push(name, in_front=random.random() < 0.3)
     while len(line.queue):

@@ -35,7 +35,7 @@ class Policy:
 
     `rank` may change with time, but while a sequence waits it may only get worse, unless
     `refresh` is set: then ranks are asked for again in turn, a few in every step.
-    Sequences of one lane keep their relative order; only `lane_rank` moves.
+    Sequences of one flow keep their relative order; only `flow_rank` moves.
     """
 
     patience_s = inf  # a sequence that waited longer goes first, oldest first
@@ -48,7 +48,7 @@ class Policy:
     # -- the three questions ------------------------------------------------
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
-        """Admission order within a lane; the smallest goes first, then the earliest."""
+        """Admission order within a flow; the smallest goes first, then the earliest."""
         return ()
 
     def victim(self) -> int:
@@ -66,10 +66,10 @@ class Policy:
         has `rest` to compute, and others have taken so many."""
         return left
 
-    def lane(self, sequence: Sequence) -> Hashable:
+    def flow(self, sequence: Sequence) -> Hashable:
         return None
 
-    def lane_rank(self, lane: Hashable) -> float:
+    def flow_rank(self, flow: Hashable) -> float:
         return 0.0
 
     def displaceable(self, sequence: Sequence, now: float) -> list[int]:

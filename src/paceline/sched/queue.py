@@ -8,7 +8,7 @@ from math import inf
 from operator import attrgetter
 
 from paceline.core.request import Sequence
-from paceline.sched.lane import Lane, Order, Place
+from paceline.sched.flow import Flow, Order, Place
 from paceline.sched.policy import Policy
 
 REFRESHED_PER_STEP = 8  # ranks asked for again in each step, where a policy wants that
@@ -17,7 +17,7 @@ REFRESHED_PER_STEP = 8  # ranks asked for again in each step, where a policy wan
 class WaitingQueue:
     """Who is admitted next, at a cost that does not grow with the number waiting.
 
-    `_heads` is a heap over lanes, keyed by what lane and head were when pushed; since both
+    `_heads` is a heap over flows, keyed by what flow and head were when pushed; since both
     only get worse unless something is pushed anew, an entry that is still true when it
     reaches the top is the best of all. Superseded places and entries are dropped when they
     come to the top, or when they are many.
@@ -26,9 +26,9 @@ class WaitingQueue:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._places: dict[int, Place] = {}  # by serial: the one place that counts
-        self._lanes: defaultdict[Hashable, Lane] = defaultdict(Lane)
+        self._flows: defaultdict[Hashable, Flow] = defaultdict(Flow)
         self._heads: list[tuple[float, Order, int, Hashable]] = []
-        self._entry: dict[Hashable, int] = {}  # by lane: the one entry of _heads that counts
+        self._entry: dict[Hashable, int] = {}  # by flow: the one entry of _heads that counts
         self._entries = count()
         self._front = 0  # sinks: who was preempted last stands first
         self._fronts: dict[int, int] = {}
@@ -120,9 +120,9 @@ class WaitingQueue:
         """Look past the head, which keeps its place, until `put_back`."""
         place = self._places[head.serial]
         self._aside[head.serial] = place
-        lane = self._lanes[place.lane]
-        assert lane.first is place, f"{head.id!r} is not at the head"
-        lane.pop()
+        flow = self._flows[place.flow]
+        assert flow.first is place, f"{head.id!r} is not at the head"
+        flow.pop()
 
     def put_back(self) -> None:
         """Consider those again that were set aside, in their old places."""
@@ -163,7 +163,7 @@ class WaitingQueue:
             else:
                 others.append(place)
         aged.sort(key=lambda sequence: (sequence.queued_at, sequence.serial))
-        others.sort(key=lambda place: (self._policy.lane_rank(place.lane), place.order))
+        others.sort(key=lambda place: (self._policy.flow_rank(place.flow), place.order))
         return aged + [place.sequence for place in others]
 
     # -- places -------------------------------------------------------------
@@ -173,42 +173,42 @@ class WaitingQueue:
         return rank[:1], self._fronts.get(sequence.serial, 0), rank[1:], sequence.serial
 
     def _place(self, sequence: Sequence) -> None:
-        place = Place(self._order(sequence), sequence, self._policy.lane(sequence))
+        place = Place(self._order(sequence), sequence, self._policy.flow(sequence))
         if sequence.serial in self._places:
             self._littered()
         self._places[sequence.serial] = place
         self._enlist(place)
 
     def _enlist(self, place: Place) -> None:
-        """Let a place be found in its lane."""
-        lane = self._lanes[place.lane]
-        lane.push(place)
-        if lane.first is place:
+        """Let a place be found in its flow."""
+        flow = self._flows[place.flow]
+        flow.push(place)
+        if flow.first is place:
             self._push_head(place)
 
     def _counts(self, place: Place) -> bool:
         return self._places.get(place.sequence.serial) is place
 
     def _push_head(self, place: Place) -> None:
-        rank, entry = self._policy.lane_rank(place.lane), next(self._entries)
-        self._entry[place.lane] = entry
-        heapq.heappush(self._heads, (rank, place.order, entry, place.lane))
+        rank, entry = self._policy.flow_rank(place.flow), next(self._entries)
+        self._entry[place.flow] = entry
+        heapq.heappush(self._heads, (rank, place.order, entry, place.flow))
 
     def _best(self) -> Sequence:
         while True:
-            rank, order, entry, lane = self._heads[0]
-            place = self._head_of(lane) if self._entry.get(lane) == entry else None
-            if place and place.order == order and self._policy.lane_rank(lane) == rank:
+            rank, order, entry, flow = self._heads[0]
+            place = self._head_of(flow) if self._entry.get(flow) == entry else None
+            if place and place.order == order and self._policy.flow_rank(flow) == rank:
                 return place.sequence
             heapq.heappop(self._heads)
             if place:
                 self._push_head(place)
-                if self._heads[0][2] == self._entry[lane]:
+                if self._heads[0][2] == self._entry[flow]:
                     return place.sequence  # it was just found to be true
 
-    def _head_of(self, lane: Hashable) -> Place | None:
-        """The first place of a lane that still counts and whose rank is still true."""
-        places = self._lanes.get(lane)
+    def _head_of(self, flow: Hashable) -> Place | None:
+        """The first place of a flow that still counts and whose rank is still true."""
+        places = self._flows.get(flow)
         while places:
             place = places.first
             if not self._counts(place):
@@ -222,13 +222,13 @@ class WaitingQueue:
             self._asks_left -= 1
             places.pop()
             self._place_again(place, order)
-        self._lanes.pop(lane, None)
+        self._flows.pop(flow, None)
         return None
 
     def _place_again(self, place: Place, order: Order) -> None:
-        again = Place(order, place.sequence, place.lane)
+        again = Place(order, place.sequence, place.flow)
         self._places[place.sequence.serial] = again
-        self._lanes[place.lane].push(again)
+        self._flows[place.flow].push(again)
 
     def _littered(self) -> None:
         """An entry was superseded; sweep once they are most of what is kept."""
@@ -239,12 +239,12 @@ class WaitingQueue:
 
     def _sweep(self) -> None:
         """Build everything anew from the places that count."""
-        self._lanes, self._heads, self._entry = defaultdict(Lane), [], {}
+        self._flows, self._heads, self._entry = defaultdict(Flow), [], {}
         listed = [one for serial, one in self._places.items() if serial not in self._aside]
         for place in sorted(listed, key=attrgetter("order")):
-            self._lanes[place.lane].push(place)
-        for lane in self._lanes.values():
-            self._push_head(lane.first)
+            self._flows[place.flow].push(place)
+        for flow in self._flows.values():
+            self._push_head(flow.first)
         if self._oldest:
             waiting = self._places.items()
             self._oldest = [(place.sequence.queued_at, serial) for serial, place in waiting]
@@ -255,7 +255,7 @@ class WaitingQueue:
         assert not self._aside, "a place is still set aside"
         assert self._overtaken.keys() <= self._places.keys()
         assert not self._places.keys() & self.parked.keys(), "waiting and parked at once"
-        listed = {id(place) for lane in self._lanes.values() for place in lane}
+        listed = {id(place) for flow in self._flows.values() for place in flow}
         for place in self._places.values():
             assert place.sequence.slot < 0 and place.sequence.finish is None
             assert id(place) in listed, "a place is lost"

@@ -43,11 +43,11 @@ class Fair(Policy):
         self._vacant: list[int] = []
         self._number_of = np.zeros(view.table.capacity, np.intp)  # by slot
 
-    def lane(self, sequence: Sequence) -> Hashable:
+    def flow(self, sequence: Sequence) -> Hashable:
         return sequence.request.tenant
 
-    def lane_rank(self, lane: Hashable) -> float:
-        return self.served[str(lane)]
+    def flow_rank(self, flow: Hashable) -> float:
+        return self.served[str(flow)]
 
     # -- who is here --------------------------------------------------------
 

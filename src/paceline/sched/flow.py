@@ -1,4 +1,4 @@
-"""Those who wait in one lane, by what they are to be ordered by."""
+"""The waiting sequences of one flow, in their order."""
 
 import heapq
 from collections import deque
@@ -12,24 +12,24 @@ Order = tuple[tuple[float, ...], int, tuple[float, ...], int]
 
 
 class Place(NamedTuple):
-    """Where a sequence stands in its lane. Superseded, not moved, when its rank changes."""
+    """Where a sequence stands in its flow. Superseded, not moved, when its rank changes."""
 
     order: Order
     sequence: Sequence
-    lane: Hashable
+    flow: Hashable
 
 
-class Lane:
-    """Places, the first of them at hand.
+class Flow:
+    """Waiting sequences that keep their relative order, such as those of one tenant.
 
-    Whoever comes in order, as nearly all do, stands in a row; who comes before the last of the
-    row goes onto a heap.
+    A place that comes in order, as nearly all do, is appended to a row; one that goes before the
+    last of the row is pushed onto a heap.
     """
 
     def __init__(self) -> None:
         self._row: deque[Place] = deque()
         self._heap: list[tuple[Order, int, Place]] = []
-        self._entries = count()  # lest two sequences be compared
+        self._entries = count()  # so that two sequences are never compared
 
     def __len__(self) -> int:
         return len(self._row) + len(self._heap)

@@ -1,4 +1,4 @@
-"""A lane gives its places back in order, however they came."""
+"""A flow gives its places back in order, however they came."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.request import Sequence
-from paceline.sched.lane import Lane, Order, Place
+from paceline.sched.flow import Flow, Order, Place
 from tests.sched.support import ask
 
 
@@ -16,52 +16,52 @@ def place(rank: float, serial: int, front: int = 0) -> Place:
     return Place(order, sequence, None)
 
 
-def drain(lane: Lane) -> list[Place]:
+def drain(flow: Flow) -> list[Place]:
     found: list[Place] = []
-    while lane:
-        found.append(lane.first)
-        lane.pop()
+    while flow:
+        found.append(flow.first)
+        flow.pop()
     return found
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_is_always_at_hand(seed: int) -> None:
-    random, lane = Random(seed), Lane()
+    random, flow = Random(seed), Flow()
     inside: list[Place] = []
     for serial in range(200):
         if inside and random.random() < 0.4:
             first = min(inside, key=lambda one: one.order)
-            assert lane.first is first
-            lane.pop()
+            assert flow.first is first
+            flow.pop()
             inside.remove(first)
         else:
             new = place(random.choice([0.0, float(serial), random.random()]), serial, -(serial % 3))
-            lane.push(new)
+            flow.push(new)
             inside.append(new)
-        assert len(lane) == len(inside)
-        assert {id(one) for one in lane} == {id(one) for one in inside}
-    assert drain(lane) == sorted(inside, key=lambda one: one.order)
+        assert len(flow) == len(inside)
+        assert {id(one) for one in flow} == {id(one) for one in inside}
+    assert drain(flow) == sorted(inside, key=lambda one: one.order)
 
 
 def test_who_comes_in_order_is_never_sorted() -> None:
-    lane = Lane()
+    flow = Flow()
     places = [place(float(serial // 3), serial) for serial in range(50)]
     for one in places:
-        lane.push(one)
-    assert not lane._heap
-    assert drain(lane) == places
+        flow.push(one)
+    assert not flow._heap
+    assert drain(flow) == places
 
 
 def test_who_comes_before_the_last_of_the_row_is_put_in_front_of_it() -> None:
-    lane = Lane()
+    flow = Flow()
     late, early, again = place(5.0, 0), place(1.0, 1), place(5.0, 0)
     for one in (late, early, again):
-        lane.push(one)
-    assert [one.order for one in drain(lane)] == [early.order, late.order, again.order]
+        flow.push(one)
+    assert [one.order for one in drain(flow)] == [early.order, late.order, again.order]
 
 
 def test_two_places_of_a_sequence_are_not_compared() -> None:
-    lane = Lane()
+    flow = Flow()
     for one in (place(9.0, 9), place(1.0, 1), place(1.0, 1)):
-        lane.push(one)
-    assert [one.sequence.serial for one in drain(lane)] == [1, 1, 9]
+        flow.push(one)
+    assert [one.sequence.serial for one in drain(flow)] == [1, 1, 9]
