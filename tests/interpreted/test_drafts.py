@@ -16,7 +16,7 @@ from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
-from paceline.runner.runner import Runner
+from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
 from tests.interpreted.host_device import use_host
@@ -118,7 +118,7 @@ def expected(asked: list[Request]) -> dict[str, Any]:
     kv = KVStore(model.config, SETTINGS["num_blocks"], SETTINGS["block_size"])
     sizes = SETTINGS["max_num_seqs"], SETTINGS["max_model_len"]
     proposer = Ngram(scheduler.config.speculation)
-    return drive(scheduler, Runner(model, kv, load("sdpa"), proposer, *sizes), asked)
+    return drive(scheduler, TorchRunner(model, kv, load("sdpa"), proposer, *sizes), asked)
 
 
 def interpreted(

@@ -16,7 +16,7 @@ from paceline.sched.step_times import F64, Curve, StepTimes
 LEARNING = 4.0  # drafts that weigh as much as all that was seen of a sequence before
 EXPECTING = 64.0  # the same for all sequences together, which sets where new ones begin
 MOST_MISSES = 7  # tries in a row that gained nothing: the next one waits 64 steps
-EMPTY_MISSES = 4  # the same where nothing was proposed, which costs less: 8 steps
+EMPTY_MISSES = 5  # the same where nothing was proposed, which costs less: 16 steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,11 +150,12 @@ class Adaptive(Speculation):
         return worth
 
     def verified(self, step: DraftedStep) -> None:
-        if not step.samples or not step.computed:
+        if not step.samples:
             return
         base = self._base(step.positions, step.is_decode)
+        # Without a draft, proposing took time all the same.
         cost = self._drafted.one(step.positions + step.computed) / base - 1.0
-        self._add(step.accepted / step.samples - cost)
+        self._add(step.accepted / step.samples - max(cost, 0.0))
 
     def _worth(self, rows: DraftRows, ready: I32, room: int) -> I32:
         """Drafts that pay for themselves, by what is known of the rows."""
