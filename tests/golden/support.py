@@ -24,8 +24,7 @@ def model_class(architecture: str) -> Any:
 
 
 def known_of(case: Case, entries: dict[str, Any]) -> dict[str, Any]:
-    """The entries that transformers knows for the architecture. Others would still have effects: a
-    sliding window, for example, shortens the cache of a model without windows."""
+    """The entries that the configuration of transformers names for the architecture."""
     known = signature(model_class(case.architecture).config_class.__init__).parameters
     return {key: value for key, value in entries.items() if key in known}
 
@@ -40,7 +39,10 @@ def is_known(case: Case) -> bool:
 def made(case: Case) -> Any:
     """A transformers model in which every number is random, norms and biases too."""
     kind = model_class(case.architecture)
-    sizes = known_of(case, {**case.sizes, **case.changes})
+    sizes = {**case.sizes, **known_of(case, case.changes)}
+    # transformers would shorten the cache of a model without windows, too.
+    if not known_of(case, {"sliding_window": 0}):
+        del sizes["sliding_window"]
     config = kind.config_class(**sizes, attn_implementation="eager")
     model = kind(config).eval().requires_grad_(False)
     seed = len(case.architecture) + VARIANT_NAMES.index(case.variant)
