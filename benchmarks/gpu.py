@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from math import prod
 from time import perf_counter
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from torch import Tensor
 
 from paceline import Request, Scheduler, StepResult
 from paceline.core.config import SpeculationConfig
@@ -82,19 +83,31 @@ class Times:
         }
 
 
+class OneToken(Dummy):
+    """Random weights, but for the head: it gives all tokens the same logit."""
+
+    def read(self, name: str) -> Tensor:
+        weight = super().read(name)
+        return weight.zero_() if name == "lm_head.weight" else weight
+
+
 class Bench:
     """A model on the GPU, and a scheduler for each workload."""
 
     def __init__(
         self, name: str, attention: str, block_size: int = 16, proposer: Proposer | None = None
     ) -> None:
-        """With a proposer, the graphs for drafts are captured too."""
+        """With a proposer, the graphs for drafts are captured too, and every sample is one token:
+        the drafts of a benchmark are right where it says so, whatever a step rounds."""
         raw = json.loads((files("paceline.runner.models") / f"shapes/{name}.json").read_text())
         begin = perf_counter()
         self.name, self.attention = name, attention
         self.config = ModelConfig.of_hf(raw)
+        if proposer:
+            self.config = replace(self.config, tied_embedding=False)
         self.floor = Floor.of(self.config)
-        self.model = CudaModel.load(Dummy(self.config, device="cuda"), MAX_MODEL_LEN)
+        weights = OneToken if proposer else Dummy
+        self.model = CudaModel.load(weights(self.config, device="cuda"), MAX_MODEL_LEN)
         torch.cuda.synchronize()
         self.load_s = perf_counter() - begin
         self.blocks, self.block_size = ROWS * 1152 // block_size, block_size

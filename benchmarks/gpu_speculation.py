@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_speculation qwen3-0.6b triton 1 8 64
 
-Weights are random, in the shapes of the named models: the speed is the same. Such a model copies
-nothing, so the drafts are right by construction: each row is drafted what it sampled in a run
-without drafts. It needs numpy, torch and triton alone.
+Weights are random, in the shapes of the named models: the speed is the same. The head gives all
+tokens the same logit, so that every sample is one token and drafts can be right by construction.
+It needs numpy, torch and triton alone.
 
     step times    of decode steps, and of steps with drafts, as an engine measures them
     rows, right   whole runs by number of rows and by the share of drafts that are right: without
@@ -32,26 +32,23 @@ ROUNDS = 3
 
 
 class Scripted(Proposer):
-    """Proposes the tokens of an earlier run, some of them wrong, without reading on the host.
+    """Proposes the token that the model always samples, or another where it is to be wrong,
+    without reading on the host.
 
     A slot is known by the first token of its prompt.
     """
 
-    def __init__(self, config: SpeculationConfig, vocab: int) -> None:
+    def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
-        self._vocab = vocab
-        self.script: Tensor | None = None  # [prompts, MAX_MODEL_LEN], by the first token
-        self.wrong: Tensor | None = None  # the same, where a draft is made wrong
+        self.token = 0  # what the model samples
+        self.wrong: Tensor | None = None  # [prompts, MAX_MODEL_LEN], by the first token
 
     def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
         places = torch.arange(most, device=tokens.device)
-        if self.script is None or self.wrong is None:
-            guess = tokens.gather(1, (known - 1).long()[:, None]).expand(-1, most).long()
-        else:
-            row = tokens[:, :1].long()
-            at = (known[:, None] + places).clamp(max=self.script.shape[1] - 1)
-            guess = self.script[row, at]
-            guess = torch.where(self.wrong[row, at], (guess + 1) % self._vocab, guess)
+        guess = torch.full((len(known), most), self.token, device=tokens.device)
+        if self.wrong is not None:
+            at = (known[:, None] + places).clamp(max=self.wrong.shape[1] - 1)
+            guess = guess + self.wrong[tokens[:, :1].long(), at]
         return torch.where(places < number[:, None], guess, -1)
 
 
@@ -103,29 +100,25 @@ def decoding(scheduler: Scheduler) -> bool:
     return all(one["known"] > one["prompt"] for one in scheduler.snapshot()["requests"].values())
 
 
-def script_of(bench: Bench, rows: int) -> Tensor:
-    """The tokens of each prompt and of its answer without drafts, [rows, MAX_MODEL_LEN]."""
-    prompts = prompts_of(rows)
+def only_token(bench: Bench) -> int:
+    """The token that the model samples, whatever it reads."""
     scheduler = bench.scheduler(enable_prefix_caching=False)
-    submit(scheduler, prompts, [OUTPUT] * rows, heat=0.0)
-    found = [list(prompt) for prompt in prompts]
+    submit(scheduler, prompts_of(2), [8] * 2, heat=0.0)
+    found: set[int] = set()
     while not scheduler.idle:
         plan: Plan = scheduler.plan(perf_counter())
         bench.runner.launch(plan)
         result = StepResult.of(plan, {}) if plan.empty else bench.runner.wait()
-        for name, new in scheduler.commit(plan, result, perf_counter()).to_dict().items():
-            found[int(name[1:])] += new["tokens"]
+        for new in scheduler.commit(plan, result, perf_counter()).to_dict().values():
+            found.update(new["tokens"])
     bench.runner.launch(scheduler.plan(perf_counter()))
-    script = torch.zeros((rows, MAX_MODEL_LEN), dtype=torch.int64)
-    for row, tokens in enumerate(found):
-        script[row, : len(tokens)] = torch.tensor(tokens)
-    return script.cuda()
+    (token,) = found
+    return token
 
 
 def compare(bench: Bench, proposer: Scripted, rows: int, times: StepTimes) -> None:
     """Without drafts, with `fixed` and with `adaptive`, in turns; the best of some rounds."""
-    proposer.script = script_of(bench, rows)
-    random = torch.rand(proposer.script.shape, generator=torch.Generator().manual_seed(1)).cuda()
+    random = torch.rand((rows, MAX_MODEL_LEN), generator=torch.Generator().manual_seed(1)).cuda()
     for share in SHARES:
         proposer.wrong = random >= share
         best: dict[str, dict[str, Any]] = {}
@@ -140,14 +133,14 @@ def compare(bench: Bench, proposer: Scripted, rows: int, times: StepTimes) -> No
         for way, found in best.items():
             ratio = round(found["tokens_per_s"] / plain, 3)
             bench.say(case=f"rows:{rows} right:{share}", speculation=way, ratio=ratio, **found)
-    proposer.script = proposer.wrong = None
+    proposer.wrong = None
 
 
 def main() -> None:
     name, attention, *rows = sys.argv[1:]
-    vocab = 10_000  # prompts and drafts are drawn from it
-    proposer = Scripted(SpeculationConfig(), vocab)
+    proposer = Scripted(SpeculationConfig())
     bench = Bench(name, attention, proposer=proposer)
+    proposer.token = only_token(bench)
     times = measured(bench)
     bench.say(case="step times", plain=times.plain, drafted=times.drafted)
     for number in map(int, rows):

@@ -16,6 +16,7 @@ from tests.runner.support import cells_of, filled_store, tiny
 
 try:
     from paceline.runner.attention.triton import Triton
+    from paceline.runner.cuda.graphs.capture import GraphMemory, recording
     from paceline.runner.cuda.model import CudaModel
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
@@ -121,8 +122,7 @@ def test_a_chain_of_them_in_a_graph() -> None:
         return start
 
     chain(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recording(GraphMemory()) as graph:
         found = chain(x)
     for seed in range(3):
         x.copy_(torch.randn(64, 5120, generator=torch.Generator().manual_seed(seed)))

@@ -1,4 +1,4 @@
-"""Steps with drafts on a GPU: the host proposes, the GPU computes, the sampler verifies."""
+"""Steps with drafts on a GPU, which proposes, computes and verifies them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,8 +25,8 @@ from paceline.runner.sampling_controls import Controls
 
 
 class DraftedSteps:
-    """The host reads tokens to propose drafts, so a step with drafts starts after all earlier steps
-    have ended, and its result is complete when `launch` returns."""
+    """Launches steps with drafts in the pipeline: drafts are proposed on the GPU, behind the tokens
+    of earlier steps that the host has not read."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class DraftedSteps:
         """Of the graph that the step fits into."""
         if self._graphs is None or self._prompts.spans(plan):
             return None
-        return self._graphs.size(plan)
+        rows = plan.rows
+        return self._graphs.size(plan, int(rows.samples.sum()) * (1 + int(rows.drafts.max())))
 
     def _propose(self, plan: Plan, wanted: Index) -> tuple[Tensor, Tensor, Tensor]:
         """Return slots [samples], known tokens [samples] and drafts [samples, most drafts] of the

@@ -68,6 +68,13 @@ class Extent:
         largest = min(most, DRAFTED[-1])
         return Extent((*found, largest)[: len(DRAFTED)], 2, largest)
 
+    def fitting(self, positions: int, longer: int, lines: int) -> int | None:
+        """The length of the smallest graph with room for so many positions, rows of more than one
+        position, and lines; None if there is none."""
+        needed = max(positions, lines, longer * self.share if longer > LEAST_ROWS else 0)
+        at = bisect_left(self.lengths, needed)
+        return self.lengths[at] if at < len(self.lengths) else None
+
 
 class MixedGraphs:
     """The positions of a step, from slots to hidden states of the lines that are wanted, as a
@@ -89,7 +96,6 @@ class MixedGraphs:
         extent: Extent,
         memory: GraphMemory,
     ) -> None:
-        """Graphs of at most `most` positions."""
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
         self._rows = state.padding_slot
         device = kv.content.device
@@ -132,11 +138,10 @@ class MixedGraphs:
         self._positions(self.most)
         self._samples(self._rows)
 
-    def size(self, plan: Plan) -> int | None:
-        """Of the graph that a step fits into, if there is one."""
-        longer, found = int((plan.rows.count > 1).sum()), self._extent
-        needed = max(plan.total, longer * found.share if longer > LEAST_ROWS else 0)
-        return found.lengths[bisect_left(found.lengths, needed)] if needed <= self.most else None
+    def size(self, plan: Plan, lines: int = 0) -> int | None:
+        """Of the graph that a step with so many lines fits into, if there is one. Rows that sample
+        once need no more lines than positions."""
+        return self._extent.fitting(plan.total, int((plan.rows.count > 1).sum()), lines)
 
     def forward(self, plan: Plan, size: int, order: Index, wanted: Index, is_moving: bool) -> None:
         """Compute the rows in this order, in which singles come first. If rows are moving, they
@@ -153,7 +158,7 @@ class MixedGraphs:
         self._forward.replay(size)
 
     def forward_lines(self, plan: Plan, size: int, order: Index, lines: I32) -> Tensor:
-        """Compute the rows where their slots stand on the GPU. Readback the hidden states of lines
+        """Compute the rows where their slots stand on the GPU. Return the hidden states of lines
         among the positions, which the next step overwrites."""
         columns, _ = self._columns_of(plan, order, np.zeros_like(plan.start))
         columns[SAMPLE_AT, : len(lines)] = lines
