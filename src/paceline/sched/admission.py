@@ -1,4 +1,4 @@
-"""Who is let in: swapped sequences, then waiting ones by rank, until a gate stops the queue."""
+"""Admission: swapped sequences, then waiting ones by rank, until a gate stops the queue."""
 
 from dataclasses import dataclass, field, replace
 

@@ -1,11 +1,11 @@
-"""What happened between two plans, for the runner to be told of."""
+"""What happened between two plans that the runner must know."""
 
 from paceline.core.plan import Admitted, Pairs
 from paceline.core.request import Sequence
 
 
 class Changes:
-    """Gathers until the next plan takes it along."""
+    """Collected until the next plan takes it."""
 
     def __init__(self) -> None:
         self.released: list[int] = []  # slots
@@ -20,14 +20,14 @@ class Changes:
     def keep_copies(self, slots: list[int]) -> list[Pairs]:
         """What is copied for these goes to the host in the same step; the slots are given up.
 
-        Returns the copies, whose blocks nobody else holds from now on.
+        Returns the copies, whose blocks no other slot holds from now on.
         """
         kept = [pairs for slot, pairs in self.copies if slot in slots]
         self.copies = [(-1 if slot in slots else slot, pairs) for slot, pairs in self.copies]
         return kept
 
     def release(self, slot: int) -> None:
-        """A slot was given up: what was to be told of it is void."""
+        """A slot was given up: what was collected for it is void."""
         self.released.append(slot)
         if self.admitted or self.copies or self.chosen:
             self.admitted = [new for new in self.admitted if new.slot != slot]

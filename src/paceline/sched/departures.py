@@ -103,17 +103,17 @@ class Departures:
             return [self._close(sequence, finish, stop_token)]
         outputs = sequence.tokens[len(sequence.request.prompt) :].tolist()
         family.ended(sequence, tuple(outputs), stop_token)
-        told = (
+        ends = (
             []
             if family.request.silent
             else [Ended(sequence.id, finish, stop_token, child=sequence.child)]
         )
         if not family.members:
-            return [*told, self._close(sequence, family.finish)]
+            return [*ends, self._close(sequence, family.finish)]
         state.live[sequence.id] = family.leader
         if family.leader.slot < 0:
             self._orphaned(family)
-        return told
+        return ends
 
     def _orphaned(self, family: Family) -> None:
         """Their leader ended before the others had forked from it: they begin anew."""
@@ -134,15 +134,15 @@ class Departures:
         for one in members:
             state.swapping.tier.discard(one)
             one.finish, one.swapped = finish, False
-        told = (
+        ends = (
             []
             if sequence.child < 0 or sequence.request.silent
             else [Ended(sequence.id, finish, message=message, child=one.child) for one in members]
         )
-        return [*told, self._close(members[0], finish, message=message)]
+        return [*ends, self._close(members[0], finish, message=message)]
 
     def conclude(self, family: Family) -> Ended:
-        """A beam search is over: its beams go, its ends are told."""
+        """A beam search is over: its beams go, its ends are reported."""
         members = list(family.members)
         self._vacate(members)
         for one in members:

@@ -1,4 +1,4 @@
-"""Rows that came to nothing: who ends, and what may not be found any more."""
+"""Rows that failed: which requests end, and what may no longer be found."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ class Failures:
     what one that was admitted earlier has computed. That one ends, so all of this does.
 
     What one that left without a sample had computed behind doubtful blocks can still be found when
-    somebody computes those again. Whoever finds it fails, and it is forgotten with that one.
+    those are computed again. A sequence that finds it fails, and it is forgotten with that one.
     """
 
     def __init__(self, parts: SchedulerParts) -> None:

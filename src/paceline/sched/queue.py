@@ -15,7 +15,7 @@ REFRESHED_PER_STEP = 8  # ranks asked for again in each step, where a policy wan
 
 
 class WaitingQueue:
-    """Who is admitted next, at a cost that does not grow with the number waiting.
+    """Finds the sequence to admit next, at a cost that does not grow with the number waiting.
 
     `_heads` is a heap over flows, keyed by what flow and head were when pushed; since both
     only get worse unless something is pushed anew, an entry that is still true when it
@@ -70,7 +70,7 @@ class WaitingQueue:
         self.parked.pop(sequence.serial, None)
 
     def park(self, sequence: Sequence, reason: str) -> None:
-        """Set a sequence aside until `wake`; it blocks nobody meanwhile."""
+        """Set a sequence aside until `wake`; it blocks no other meanwhile."""
         front = self._fronts.get(sequence.serial)
         self.remove(sequence)
         if front is not None:

@@ -10,7 +10,7 @@ class Stats:
     steps, planned                     steps, and positions handed to the runner in them
     sampled, drafted, accepted         tokens generated; drafts among them, tried and right
     admissions, finished, preemptions  of requests
-    stale_rows                         results that nobody waits for: their slot has changed hands
+    stale_rows                         results that are dropped: their slot has changed hands
     failed_rows                        results that ended their request with an error
     prefix_queries, prefix_hits        tokens of new requests when admitted, and found on the device
     resumed_queries, resumed_hits      the same, for those that come back after a preemption

@@ -41,7 +41,7 @@ class StopWatch:
         return [min(token, FLAGS - 1) for token in tokens] if tokens else []
 
     def suspects(self, ids: I32) -> Bool | None:
-        """Where some resident's stop token was sampled; None if nobody watches anything."""
+        """Where some resident's stop token was sampled; None if no resident has any."""
         if not self._watchers:
             return None
         suspects: Bool = np.take(self._watched, ids, mode="clip") > 0

@@ -48,7 +48,7 @@ class Swapping:
         return 2 * moves / self.rates.swap_blocks_per_s
 
     def _recompute_s(self, residents: list[Sequence]) -> float:
-        """Seconds to compute again what nobody else holds."""
+        """Seconds to compute again what no other sequence holds."""
         slots = [sequence.slot for sequence in residents]
         lost = len(self._cache.tables.held_only_by(slots)) * self._cache.block_size
         computed = int(self._table.computed[slots].sum())

@@ -108,7 +108,7 @@ def test_the_request_ends_as_the_first_that_was_not_ended() -> None:
 def test_samples_that_are_not_told_one_by_one_refuse(family: dict[str, Any]) -> None:
     scheduler = small()
     scheduler.submit(ask("a", 5, **family), 0.0)
-    with pytest.raises(RequestError, match="'a' tells only the best"):
+    with pytest.raises(RequestError, match="'a' returns only the best"):
         scheduler.abort("a", 0.0, 1)
     assert scheduler.abort("a", 0.0)
 

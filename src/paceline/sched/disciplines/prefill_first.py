@@ -19,16 +19,16 @@ class PrefillFirst(Discipline):
     decode one token.
 
     With chunking on, the first prompt of a step is cut if it does not fit, and goes on in
-    the next. While anybody is swapped nobody else is admitted, and those that were swapped
-    return in decode steps. Those who decode are held up for `max_wait` seconds at most.
+    the next. While a sequence is swapped, no waiting one is admitted, and swapped
+    sequences return in decode steps. Decodes are held up for `max_wait` seconds at most.
     """
 
     limits = (LongPrefill, WholePrompts, WholeRows, PolicyShare)
 
-    _held_since: float | None = None  # when those who decode began to be held up
+    _held_since: float | None = None  # when decodes began to be held up
 
     def build(self, now: float, admitting: bool) -> Composition:
-        if self._overdue(now):  # which lets nobody in, so nobody is pushed out for it
+        if self._overdue(now):  # such a step admits none, so none is displaced for it
             return self._decode(now, admitting, reason="decodes")
         if admitting and not self._given_way:
             self._displace(now)
@@ -40,7 +40,7 @@ class PrefillFirst(Discipline):
         return replace(step, kind="prefill")
 
     def _overdue(self, now: float) -> bool:
-        """Is there somebody who decodes and has been held up for long enough?"""
+        """Have decodes been held up for long enough?"""
         if not self._one_left(self._state.table.order).any():
             self._held_since = None
         held = self._held_since
@@ -49,7 +49,7 @@ class PrefillFirst(Discipline):
     # -- prefill ------------------------------------------------------------
 
     def _prefill(self, now: float, admitting: bool) -> Composition:
-        """Residents that have more than one position to compute, then those who wait."""
+        """Residents that have more than one position to compute, then waiting ones."""
         served = self._serve(*self._fit(self.demand))
         if self._given_way:
             return self._admission.closed(served, "preempted", now, self._given_way)
@@ -69,8 +69,8 @@ class PrefillFirst(Discipline):
     def _decode(
         self, now: float, admitting: bool, gated: Composition | None = None, reason: str = ""
     ) -> Composition:
-        """One position for every resident that is not behind; then those return who were
-        swapped."""
+        """One position for every resident that is not behind; then swapped
+        sequences return."""
         state = self._state
         self._held_since = None
         step = replace(self._serve(*self._fit(self._decodes)), kind="decode")
@@ -86,7 +86,7 @@ class PrefillFirst(Discipline):
         return self._admission.closed(step, reason, now)
 
     def _catch_up(self, returned: Composition) -> Composition:
-        """Nobody decodes; those that have just returned may be behind by more than one."""
+        """No resident decodes; those that have just returned may lack more than one position."""
         served = self._serve(*self._fit(self.demand, giving_way=False))
         gate = returned.gate
         if gate is not None and gate.reason == "decodes" and len(served.slot):

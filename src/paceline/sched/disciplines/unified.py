@@ -9,7 +9,7 @@ from paceline.sched.slots import Idle
 
 
 class Unified(Discipline):
-    """Every step lets what is computed catch up with what is known, whoever it is."""
+    """Every step lets what is computed catch up with what is known, for every sequence."""
 
     def build(self, now: float, admitting: bool) -> Composition:
         if admitting and not self._given_way:
@@ -22,14 +22,14 @@ class Unified(Discipline):
         return self._admission.let_in(served, now, self.chunk)
 
     def _residents(self) -> Composition:
-        """Share the budget among residents, some of whom give way if blocks are short."""
+        """Share the budget among residents, some of which give way if blocks are short."""
         slot, count, short = self._fit(self.demand)
         if not count.all():
-            self._tell_idle(slot, count)
+            self._note_idle(slot, count)
         return self._serve(slot, count, short)
 
-    def _tell_idle(self, slot: Index, count: I32) -> None:
-        """Who could have computed something and got nothing, and why."""
+    def _note_idle(self, slot: Index, count: I32) -> None:
+        """Note residents that could have computed something and got nothing, and why."""
         state = self._state
         idle = (count == 0) & (state.table.remaining(slot) > 0)
         granted = self.demand(slot)

@@ -8,8 +8,8 @@ from paceline.sched.parts import SchedulerParts
 
 
 class ChildAborts:
-    """Parallel samples are the client's, one by one. Beams, and samples of which only the best
-    are told, are not."""
+    """A client may abort parallel samples one by one, but no beams and no samples of which only the
+    best are returned."""
 
     def __init__(self, parts: SchedulerParts) -> None:
         self._state = parts.state
@@ -21,8 +21,8 @@ class ChildAborts:
         family = self._state.family(leader)
         if leader.request.silent:
             raise RequestError(
-                f"request {leader.id!r} tells only the best of its sequences, and none of them "
-                f"can be ended alone"
+                f"request {leader.id!r} returns only the best of its sequences, so none of them "
+                f"can be aborted alone"
             )
         members = [] if family is None else family.members
         one = next((member for member in members if member.child == child), None)
@@ -37,7 +37,7 @@ class ChildAborts:
         return [end for end in ended if end.child < 0]
 
     def _last(self, family: Family, one: Sequence) -> list[Ended]:
-        """Nobody is left, and the last one has no slot."""
+        """The last one ends, and has no slot."""
         self._note(family, one)
         family.members.append(one)  # the request ends as a whole
         return self._departures.dismiss(one, family.finish)

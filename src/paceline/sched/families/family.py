@@ -69,7 +69,7 @@ class Family:
         self.choices[sequence.child] = Choice(outputs, sequence.finish, score, stop_token)
 
     def best(self) -> tuple[Choice, ...]:
-        """What the request returns, best first; nothing if all of it was told already."""
+        """What the request returns, best first; nothing if all of it was reported already."""
         if self.search is not None:
             return self.search.choices()
         if not self.request.silent:

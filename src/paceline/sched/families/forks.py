@@ -93,7 +93,7 @@ class Forks:
     # -- beams --------------------------------------------------------------
 
     def advance(self, family: Family) -> list[Ended]:
-        """All beams have told their candidates: choose, and let beams die and fork."""
+        """All beams have reported candidates: choose, and let beams end and fork."""
         state, search = self._state, family.search
         assert search is not None
         prompt, table = len(family.request.prompt), state.table

@@ -11,7 +11,7 @@ from paceline.sched.policy import Policy, View
 class Deadline(Policy):
     """Slack is the time due, less now, less the time the uncached work takes.
 
-    "Less now" is the same for everyone, so the order needs no clock. A request without
+    "Less now" is the same for all requests, so the order needs no clock. A request without
     a deadline is given one, so that all of them age: a request due at d is overtaken only
     by requests that arrived before d plus the time that the longest prompt takes.
     """

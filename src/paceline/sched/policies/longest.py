@@ -14,14 +14,14 @@ from paceline.sched.policy import Policy, View
 class Longest(Policy):
     """Orders by the tokens that a request may still generate, as `max_tokens` bounds them.
 
-    For a batch that somebody wants done, all of it, as soon as possible. In any other order a long
+    For a batch that should be done, all of it, as soon as possible. In any other order a long
     request that came in late decodes alone at the end. After `ageing_s` a request goes first
     whatever it may generate, so a batch that takes longer ends in the order of arrival.
 
     Where reading the weights is most of a step, a prompt costs next to nothing in a step that has
-    few positions. With `fill_positions`, a request that will end before somebody who is here can
+    few positions. With `fill_positions`, a request that will end before a resident can
     wait for such steps: its prompt fills them up to that number. Whoever would end last begins at
-    once. So does who has no `max_tokens`, before all others, since nobody knows when it will end.
+    once. So does one without `max_tokens`, before all others, since its end is not known.
 
         steps            ──────────────────────────────────────▶
         longest          ████████████████████████████████████████
@@ -83,7 +83,7 @@ class Longest(Policy):
 
 
 def is_bounded(sequence: Sequence) -> bool:
-    """Does its `max_tokens` tell when it will end, at the latest?"""
+    """Does its `max_tokens` bound when it will end?"""
     return sequence.request.max_tokens is not None
 
 

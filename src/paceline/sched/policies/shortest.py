@@ -6,7 +6,7 @@ from paceline.sched.policy import Policy, View
 
 
 class Shortest(Policy):
-    """Orders by uncached tokens, never by output length, which nobody knows.
+    """Orders by uncached tokens, never by output length, which is not known.
 
     A long prompt would wait forever behind a stream of short ones, so after `ageing_s`
     a request goes first whatever its length.
