@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from paceline import LLM, SamplingParams
+from paceline.core.request import Sequence
+from paceline.sched.arrivals import Arrivals
 from paceline.text.tokenizer import Tokenizer
 
 KINDS = {"random": 1.5, "drawn": 1.0, "prose": 0.0, "copying": 0.0}  # temperatures
@@ -36,6 +38,11 @@ class Run(NamedTuple):
     wall_tps: float
     drafted: int
     accepted: int
+
+
+def no_drafts(_arrivals: Arrivals, _sequence: Sequence) -> int:
+    """The most drafts of a sequence in an engine without speculation."""
+    return 0
 
 
 class Engine:
@@ -59,9 +66,7 @@ class Engine:
     def run(self, prompts: list[list[int]], temperature: float, may_draft: bool) -> Run:
         """Without `may_draft`, as an engine without speculation: no sequence may have drafts."""
         params = SamplingParams(temperature=temperature, seed=1, max_tokens=OUTPUT, ignore_eos=True)
-        residency = self._llm._engine.scheduler.residency
-        drafts = residency.drafts if may_draft else lambda _: 0
-        with patch.object(residency, "drafts", drafts):
+        with patch.object(Arrivals, "drafts", Arrivals.drafts if may_draft else no_drafts):
             before, wall, cpu = self._stats, time.perf_counter(), time.process_time()
             outputs = self._llm.generate(prompts, params, progress=False)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
