@@ -18,14 +18,14 @@ import pytest
 import paceline
 
 ROOT = Path(__file__).parent.parent
-LAZY = ("LLM", "AsyncLLM", "GenerationRequest", "SamplingParams")
+LAZY = ("LLM", "AsyncLLM", "Ask", "GenerationRequest", "SamplingParams")
 
 WELL_TYPED = """
 from typing import assert_type
 
 import numpy as np
 from paceline import (
-    LLM, AsyncLLM, GenerationRequest, Outputs, Plan, QueueFull, Request, RequestError,
+    LLM, Ask, AsyncLLM, GenerationRequest, Outputs, Plan, QueueFull, Request, RequestError,
     SamplingParams, Scheduler, StepResult,
 )
 
@@ -47,6 +47,10 @@ def text_of(llm: LLM) -> list[str]:
 async def stream(llm: AsyncLLM) -> None:
     async for delta in llm.generate(GenerationRequest(prompt="a")):
         assert_type(delta.text, str)
+
+
+def short_name(ask: Ask) -> GenerationRequest:
+    return ask
 
 
 def refused(error: QueueFull | RequestError) -> str:

@@ -10,13 +10,14 @@ from paceline.core.sampling import Sampling
 from paceline.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:  # At run time these names are imported on first use, since they need torch.
-    from paceline.engine.api import GenerationRequest
+    from paceline.engine.api import Ask, GenerationRequest
     from paceline.engine.params import SamplingParams
     from paceline.wiring.llm import LLM, AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "Ask",
     "AsyncLLM",
     "ConfigError",
     "Finish",
@@ -38,6 +39,7 @@ __all__ = [
 LATER = {  # the module of each name that is imported on first use
     "LLM": "paceline.wiring.llm",
     "AsyncLLM": "paceline.wiring.llm",
+    "Ask": "paceline.engine.api",
     "GenerationRequest": "paceline.engine.api",
     "SamplingParams": "paceline.engine.params",
 }

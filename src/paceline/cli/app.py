@@ -19,7 +19,7 @@ COMMANDS = {
     "list": "List the models on this machine.",
     "rm": "Delete a downloaded model from this machine.",
     "play": "Play a small workload on the real scheduler and draw what it decides.",
-    "replay": "Make the calls of a recording again and check that it plans the same.",
+    "replay": "Run a recording again and check that every plan is the same.",
     "explain": "Describe what a request waited for, and why.",
     "collect-env": "Print versions, hardware and settings for a bug report.",
 }

@@ -50,8 +50,8 @@ class GenerationRequest:
     """One request with its own settings, for `LLM` and `AsyncLLM`.
 
     ```py
-    Ask(prompt="Once upon a time", priority=1)
-    Ask(messages=[{"role": "user", "content": "Hello"}], timeout=10.0, tenant="team-7")
+    GenerationRequest(prompt="Once upon a time", priority=1)
+    GenerationRequest(messages=[{"role": "user", "content": "Hello"}], timeout=10.0)
     ```
 
     Attributes:
@@ -123,6 +123,9 @@ class GenerationRequest:
             request_id=request_id,
             timeout=self.timeout or timeout,
         )
+
+
+Ask = GenerationRequest  # its short name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Copies to the host that are still under way."""
 
+from paceline.core.config import Config
 from paceline.sched.gates.gate import Shut
 from paceline.sched.gates.host_copy import HostCopy
+from paceline.sched.state import SchedulerState
 from tests.sched.gates.support import Newcomer, room
 
 
@@ -9,3 +11,9 @@ def test_a_swapped_sequence_waits_for_its_copy_to_end() -> None:
     gate = HostCopy()
     assert gate.shut(Newcomer(ready=True), room()) is None
     assert gate.shut(Newcomer(ready=False), room()) == Shut("swapping", lasting=False)
+
+
+def test_only_a_scheduler_that_swaps_has_the_gate() -> None:
+    plain, swapping = Config.of(), Config.of(swap_space=4)
+    assert HostCopy.create(plain, SchedulerState(plain)) is None
+    assert HostCopy.create(swapping, SchedulerState(swapping)) is not None

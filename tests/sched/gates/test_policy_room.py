@@ -1,7 +1,9 @@
 """Requests that the policy lets wait."""
 
+from paceline.core.config import Config
 from paceline.sched.gates.gate import Shut
 from paceline.sched.gates.policy_room import PolicyRoom
+from paceline.sched.state import SchedulerState
 from tests.sched.gates.support import Newcomer, room
 
 
@@ -13,3 +15,13 @@ def test_a_request_waits_that_its_policy_leaves_nothing() -> None:
 
 def test_a_step_without_budget_is_not_the_policys_doing() -> None:
     assert PolicyRoom().shut(Newcomer(room=0, tokens=0), room(left=0)) is None
+
+
+def test_only_a_policy_that_leaves_less_has_the_gate() -> None:
+    made = {
+        name: PolicyRoom.create(config, SchedulerState(config))
+        for name in ("fcfs", "longest")
+        if (config := Config.of(policy=name))
+    }
+    assert made["fcfs"] is None
+    assert made["longest"] is not None

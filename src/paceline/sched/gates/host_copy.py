@@ -11,8 +11,8 @@ class HostCopy(AdmissionGate):
     """A swapped sequence returns only after all of its blocks have reached the host."""
 
     @classmethod
-    def create(cls, config: Config, state: SchedulerState) -> "HostCopy":
-        return cls()
+    def create(cls, config: Config, state: SchedulerState) -> "HostCopy | None":
+        return cls() if config.preemption.swap_space else None
 
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
         return None if entrant.ready else Shut("swapping")
