@@ -43,5 +43,5 @@ def test_an_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
 
 
 def test_a_name_near_nothing_gets_all_of_them() -> None:
-    with pytest.raises(ConfigError, match=f"there are auto, {', '.join(KINDS)}"):
+    with pytest.raises(ConfigError, match=f"choose auto, {', '.join(KINDS)}"):
         choose("zzz", Dummy(tiny()))
