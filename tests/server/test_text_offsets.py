@@ -122,7 +122,7 @@ def test_a_text_goes_on_with_the_token_at_its_offset(on: Play, echo: bool, skip:
 
     async def scenario(site: Site) -> None:
         checked = 0
-        for seed in range(8):
+        for seed in range(0, 8, 2):
             ids = [BOS, *tokenizer().encode("naïve 😀")[: 3 + seed]]
             asked = {"prompt": ids, "max_tokens": 60, "seed": seed, "ignore_eos": True}
             more = {"logprobs": 0, "echo": echo, "skip_special_tokens": skip}
@@ -131,6 +131,6 @@ def test_a_text_goes_on_with_the_token_at_its_offset(on: Play, echo: bool, skip:
             # Prompts are scored under a salt, by which the model without weights goes too.
             assert echo or whole == streamed
             checked += sum(check(len(ids) if echo else 0, *one) for one in (whole, streamed))
-        assert checked > 200
+        assert checked > 100
 
     on(scenario)
