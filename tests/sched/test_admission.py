@@ -17,6 +17,7 @@ from paceline.sched.gates.gate import Gates
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow
+from tests.sched import constant_steps as steps
 from tests.sched.support import (
     ask,
     commit,
@@ -302,3 +303,21 @@ def test_one_that_returns_leaves_a_watermark_if_somebody_runs(others: bool, retu
     pool.take(pool.free - 6)
     assert bool(scheduler.plan(0.0).to_dict()["resumed"]) == returns
     assert gate(scheduler) == (None if returns else ("blocks", "a", 1))
+
+
+def test_admission_is_asked_again_when_fences_fall() -> None:
+    scheduler = steps.make(num_blocks=5, max_model_len=20)
+    scheduler.submit(steps.request("a", [1], max_tokens=16), 0.0)
+    scheduler.submit(steps.request("f", [2] * 6, max_tokens=4, n=2), 0.0)
+    steps.step(scheduler)
+    copying = scheduler.plan(0.0)
+    assert copying.copies  # blocks of the fork are fenced until it has run
+    scheduler.submit(steps.request("c", [3] * 16, max_tokens=1), 0.0)
+    assert scheduler.abort("f", 0.0)
+    alone = scheduler.plan(0.0)
+    assert alone.to_dict()["tokens"] == {"a": 1}
+    assert scheduler.gate is not None
+    assert scheduler.gate.reason == "blocks"
+    steps.commit(scheduler, copying)
+    steps.commit(scheduler, alone)
+    assert "c" in scheduler.plan(0.0).to_dict()["new"]

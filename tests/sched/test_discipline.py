@@ -14,6 +14,7 @@ from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.limits.rows import ArrivalRow
 from paceline.sched.parts import SchedulerParts
+from tests.sched import constant_steps as steps
 from tests.sched.support import SMALL, ask, crowded, finish_all, gate, small, step
 
 
@@ -152,3 +153,16 @@ def test_drafts_ride_on_what_is_left_and_never_preempt(discipline: str) -> None:
     plan = step(scheduler, a=[1], b=[1])  # position 3, and drafts beyond the block for one
     assert (plan["drafts"], plan["preempted"]) == ({"a": 3}, [])
     assert scheduler.snapshot()["free_blocks"] == 0
+
+
+def test_nobody_is_displaced_in_vain_for_what_is_shared_with_it() -> None:
+    scheduler = steps.make(
+        num_blocks=8, max_model_len=32, policy="priority", preempt_on_arrival=True
+    )
+    prefix = list(range(12))
+    scheduler.submit(steps.request("m", [50] * 6, max_tokens=3), 0.0)
+    scheduler.submit(steps.request("l", [*prefix, 40], max_tokens=4, priority=5), 0.0)
+    steps.step(scheduler)
+    scheduler.submit(steps.request("h", prefix + [41] * 16, max_tokens=2), 0.0)
+    assert scheduler.plan(0.0).preempted == ()
+    assert scheduler.snapshot()["running"] == ["m", "l"]

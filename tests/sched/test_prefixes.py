@@ -4,6 +4,9 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.events import BlockStored
+from paceline.core.request import Item
+from paceline.sim.oracle import OracleRunner
+from tests.sched import constant_steps as steps
 from tests.sched.support import ask, commit, findable, sequence, small, step
 
 PROMPT = list(range(100, 110))  # two full blocks and half of a third
@@ -65,3 +68,16 @@ def test_only_with_events_is_everything_sealed_as_it_is_computed(listening: bool
     assert [event.tokens for event in stored] == (
         [(100, 101, 102, 103), (104, 105, 106, 107)] if listening else []
     )
+
+
+def test_equal_tokens_with_and_without_an_image_share_nothing_behind_it() -> None:
+    items = {"text": (), "cat": (Item("cat", 4, 8),), "dog": (Item("dog", 4, 8),)}
+    for order in (("text", "cat"), ("cat", "text"), ("cat", "dog"), ("cat", "text", "dog")):
+        scheduler, runner = steps.make(), OracleRunner(32, 4, 50)
+        for name in order:
+            prompt = [9] * 4 + [7] * 8 + [1]
+            scheduler.submit(steps.request(name, prompt, max_tokens=2, items=items[name]), 0.0)
+            while not scheduler.idle:
+                plan = scheduler.plan(0.0)
+                scheduler.commit(plan, runner.run(plan), 0.0)
+        assert scheduler.stats.prefix_hits == 4 * (len(order) - 1)

@@ -21,6 +21,7 @@ from paceline.core.request import Sequence
 from paceline.sched.policy import Policy
 from paceline.sched.slots import Idle
 from paceline.sim.reference import reference
+from tests.sched import constant_steps as steps
 from tests.sched.support import (
     Pipeline,
     answer,
@@ -789,3 +790,11 @@ def test_the_swapped_count_among_those_who_wait_when_one_comes() -> None:
     scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
     scheduler.submit(ask("b", 5), 0.0)
     assert "submitted, with 1 request waiting" in scheduler.explain("b")
+
+
+def test_ranks_of_the_swapped_are_asked_for_again_in_every_step() -> None:
+    scheduler = steps.make(policy="shortest")
+    swapped = scheduler.state.swapped
+    swapped._asks_left = 0
+    scheduler.plan(0.0)
+    assert swapped._asks_left > 0

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import Scheduler
+from paceline import Scheduler, StepResult
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from paceline.sched.state import SchedulerState
 from paceline.sim.reference import reference
+from tests.sched import constant_steps as steps
 from tests.sched.support import (
     Pipeline,
     ask,
@@ -383,3 +384,20 @@ def test_counters_of_a_life_catch_up_with_each_other() -> None:
         seen.append(counters(scheduler, "a"))
     assert seen == [(12, 8, 0), (12, 8, 8), (12, 12, 8), (13, 12, 12)]
     assert np.all(np.diff([one[2] for one in seen]) >= 0)
+
+
+def test_what_comes_back_without_a_row_is_in_flight() -> None:
+    swapping = {"preemption_mode": "swap", "swap_space": 32, "reserve_full_prompt": False}
+    sizes = {"num_blocks": 8, "max_model_len": 24, "max_num_batched_tokens": 8, "max_num_seqs": 3}
+    scheduler = steps.make(discipline="prefill_first", max_wait=0.0, **sizes, **swapping)
+    for name, (prompt, most) in enumerate([(16, 5), (3, 5), (11, 1)]):
+        scheduler.submit(steps.request(str(name), [name] * prompt, max_tokens=most), 0.0)
+    for now in range(200):
+        plan = scheduler.plan(float(now))
+        rows = plan.rows.slot.tolist()
+        if plan.swap_in and (back := [new for new in plan.admitted if new.slot not in rows]):
+            assert back[0].slot in scheduler.state.in_flight()
+            return
+        result = StepResult.of(plan, {label: [5] for label in steps.sampling(plan)})
+        scheduler.commit(plan, result, float(now))
+    raise AssertionError("it never came back without a row")

@@ -7,6 +7,7 @@ import pytest
 
 from paceline import Plan, Scheduler, StepError, StepResult
 from paceline.sched.steady import Steady
+from tests.sched import constant_steps as steps
 from tests.sched.support import (
     answer,
     ask,
@@ -449,3 +450,11 @@ def test_a_result_in_numbers_of_another_kind_is_counted_like_others() -> None:
         ids, count = np.full((1, 1), 9, np.int32), np.ones(1, kind)
         scheduler.commit(plan, StepResult(ids, count), 0.0)
     assert scheduler.idle
+
+
+def test_a_steady_decode_takes_the_very_last_block() -> None:
+    scheduler = steps.make(num_blocks=3, max_model_len=12)
+    scheduler.submit(steps.request("a", [1, 2, 3], max_tokens=9), 0.0)
+    first, *plans = [steps.step(scheduler) for _ in range(8)]
+    assert first.rows is not plans[0].rows
+    assert all(plan.rows is plans[0].rows for plan in plans)

@@ -8,6 +8,7 @@ from paceline import ConfigError, Scheduler
 from paceline.core.request import Request
 from paceline.sched.swapping import Rates
 from paceline.sim.reference import reference
+from tests.sched import constant_steps as steps
 from tests.sched.support import (
     VOCAB,
     Pipeline,
@@ -531,3 +532,17 @@ def test_a_reset_that_cannot_be_leaves_the_host_as_it_is() -> None:
     assert kept
     assert not scheduler.reset_prefix_cache()
     assert scheduler.state.cache.host.cached == kept
+
+
+def test_one_whose_copy_is_lost_waits_in_front() -> None:
+    swapping = {"preemption_mode": "swap", "swap_space": 16, "policy": "priority"}
+    scheduler = steps.make(num_blocks=6, max_model_len=24, max_num_seqs=2, **swapping)
+    scheduler.submit(steps.request("a", [1] * 10, max_tokens=10, arrival=4.0), 0.0)
+    scheduler.submit(steps.request("b", [2] * 10, max_tokens=10, arrival=5.0), 0.0)
+    steps.step(scheduler)
+    scheduler.submit(steps.request("c", [3] * 4, max_tokens=2, arrival=1.0), 0.0)
+    while not (plan := scheduler.plan(0.0)).swap_out:
+        steps.commit(scheduler, plan)
+    assert scheduler.snapshot()["swapped"] == ["b"]
+    scheduler.retry(plan, 0.0)
+    assert scheduler.snapshot()["waiting"] == ["b", "c"]

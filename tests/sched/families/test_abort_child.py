@@ -6,6 +6,7 @@ import pytest
 
 from paceline import Request, RequestError, Scheduler
 from paceline.sim.reference import reference
+from tests.sched import constant_steps as steps
 from tests.sched.support import VOCAB, Pipeline, ask, commit, finish_all, small, state, step
 
 LENGTH = 64
@@ -159,3 +160,13 @@ def test_nobody_waits_behind_a_child_of_its_own_that_has_ended() -> None:
     told = scheduler.explain("a")
     assert "waited" in told
     assert "behind 'a'" not in told
+
+
+def test_the_last_child_of_a_resident_family_runs_past_the_fork() -> None:
+    scheduler = steps.make(max_num_batched_tokens=4)
+    scheduler.submit(steps.request("f", list(range(10)), max_tokens=3, n=2), 0.0)
+    steps.step(scheduler)  # four of nine shared positions: resident, and not forked
+    assert scheduler.abort("f", 0.0, child=1)
+    for _ in range(20):
+        steps.step(scheduler)
+    assert scheduler.idle

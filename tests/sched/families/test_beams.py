@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from paceline import Request
+from paceline import Request, StepResult
 from paceline.core.request import Finish
 from paceline.sched.families.beams import BeamSearch, Candidate, Step
 from paceline.sim.reference import beam_search, digest_of, likeliest
+from tests.sched import constant_steps as steps
 from tests.sched.support import Pipeline, ask, small
 
 END = 0
@@ -269,3 +270,19 @@ def test_beams_that_go_on_from_another_are_counted_as_forks() -> None:
     moved = sum(new.resumed for plan in pipeline.plans for new in plan.admitted)
     assert moved > 0
     assert scheduler.stats.forks == 3 + moved
+
+
+def test_a_beam_that_was_preempted_forgets_what_it_reported() -> None:
+    scheduler = steps.make(max_num_batched_tokens=4)
+    scheduler.submit(steps.request("b", [1, 2, 3], max_tokens=4, beam_width=2), 0.0)
+    family = scheduler.state.families["b"]
+    while not scheduler.stats.sampled:
+        plan = scheduler.plan(0.0)
+        told = {
+            label: [(5, -1.0), (6, -2.0), (7, -3.0), (8, -4.0)] for label in steps.sampling(plan)
+        }
+        ids, scores = dict.fromkeys(told, (5,)), dict.fromkeys(told, (-1.0,))
+        scheduler.commit(plan, StepResult.of(plan, ids, scores, told), 0.0)
+    family.reports[0] = []  # one of the two has told its candidates
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert family.reports == {}

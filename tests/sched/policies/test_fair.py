@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import Request, Scheduler
+from paceline import Request, Scheduler, StepResult
 from paceline.sched.policies.fair import FORGOTTEN_FROM, Fair
 from tests.conformance.courses import VOCAB, Course
+from tests.sched import constant_steps as steps
 from tests.sched.support import Pipeline, answer, ask, finish_all, small, step
 
 INPUT, OUTPUT = 1.0, 2.0  # the default charges
@@ -486,3 +487,25 @@ def test_tokens_of_beams_are_counted_and_charged() -> None:
     Pipeline(scheduler, depth=1).run()
     assert scheduler.stats.sampled == 3 * 2
     assert counters(scheduler)["t"] == 6 * INPUT + 3 * 2 * OUTPUT
+
+
+def test_tenants_pay_only_for_what_is_told() -> None:
+    scheduler = steps.make(policy="fair", num_speculative_tokens=3, speculation="fixed")
+    stops = {"max_tokens": 20, "stop_token_ids": (9,), "tenant": "t"}
+    scheduler.submit(steps.request("a", [1, 2, 3], **stops), 0.0)
+    steps.step(scheduler)
+    plan, policy = scheduler.plan(0.0), scheduler.state.policy
+    served: dict[str, float] = policy.served  # pyright: ignore[reportAttributeAccessIssue]
+    before = served["t"]
+    assert plan.rows.drafts.tolist() == [3]
+    scheduler.commit(plan, StepResult.of(plan, {"a": [7, 9, 7, 7]}), 0.0)
+    assert served["t"] - before == 2 * scheduler.config.policy.output_token_weight
+
+
+def test_weights_of_tenants_may_be_as_different_as_numbers_are() -> None:
+    scheduler = steps.make(policy="fair", tenant_weights={"big": 1e17, "small": 1e-17})
+    for name, outputs in (("big", 2), ("small", 9), ("plain", 4)):
+        scheduler.submit(steps.request(name, [1, 2], max_tokens=outputs, tenant=name), 0.0)
+    for _ in range(20):
+        steps.step(scheduler)
+    assert scheduler.idle
