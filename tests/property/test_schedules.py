@@ -16,8 +16,8 @@ from hypothesis.stateful import (
 
 from tests.property.schedules import MOST_TURNS, Drive, drive
 
-SEEDS, CHUNKS = 400, 8
-SEEDS_LOADING, CHUNKS_LOADING = 80, 4
+SEEDS, CHUNKS = 240, 4
+SEEDS_LOADING, CHUNKS_LOADING = 60, 3
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
