@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 
 from paceline.cli.options import JsonFlag
 
-MB = 1_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
@@ -27,5 +25,5 @@ def run(options: ListOptions) -> int:
         print("no models on this machine; `paceline pull` downloads one")
     width = max((len(model.name) for model in models), default=0)
     for model in models:
-        print(f"{model.name:<{width}}  {model.size_bytes / MB:>9,.1f} MB  {model.path}")
+        print(f"{model.name:<{width}}  {model.megabytes:>9,.1f} MB  {model.path}")
     return 0

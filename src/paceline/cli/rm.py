@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-MB = 1_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class RemoveOptions:
@@ -22,5 +20,5 @@ def run(options: RemoveOptions) -> int:
     from paceline.hub.local_models import remove
 
     gone = remove(options.model)
-    print(f"removed {gone.name}, {gone.size_bytes / MB:,.1f} MB")
+    print(f"removed {gone.name}, {gone.megabytes:,.1f} MB")
     return 0

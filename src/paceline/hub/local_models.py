@@ -29,6 +29,10 @@ class LocalModel:
     path: Path
     size_bytes: int
 
+    @property
+    def megabytes(self) -> float:
+        return self.size_bytes / 1e6
+
 
 def local_models(models: Sequence[NamedModel] = MODELS) -> list[LocalModel]:
     """Named models first, then repositories with weights in the cache of huggingface_hub."""

@@ -49,7 +49,7 @@ class Scheduler:
         self._flight: deque[int] = deque()  # steps planned and not committed
         self._void_until = 0  # steps up to here were given up
         self._draining, self._serials = False, 0
-        self._untold: list[Ended] = []  # ends that no commit has reported
+        self._unreported: list[Ended] = []  # ends that no commit has reported
 
     @classmethod
     def create(cls, **settings: Any) -> "Scheduler":
@@ -73,9 +73,9 @@ class Scheduler:
 
     def _admissible(self, request: Request) -> int:
         """The tokens at which the request will end, if it can be queued and can run at all."""
-        state, untold = self.state, self._untold
+        state, unreported = self.state, self._unreported
         if request.id in state.live or (
-            untold and request.id in [end.request_id for end in untold]
+            unreported and request.id in [end.request_id for end in unreported]
         ):
             raise RequestError(f"request {request.id!r} is already here")
         if twin := state.families.namesake(request, state.live):
@@ -99,7 +99,7 @@ class Scheduler:
         if ended is None:
             return False
         self._planner.steady = None
-        self._untold += ended
+        self._unreported += ended
         if not self.view.is_live(request_id):
             self._limits.left(request_id)
         return True
@@ -145,7 +145,7 @@ class Scheduler:
 
     def _end_overdue(self, timeout: Timeout) -> None:
         for sequence, message in timeout(self.state.now):
-            self._untold += self._dismiss(sequence, Finish.TIMEOUT, message)
+            self._unreported += self._dismiss(sequence, Finish.TIMEOUT, message)
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
         """Record the result of a step. Rows of sequences that have left are ignored."""
@@ -166,13 +166,13 @@ class Scheduler:
             state.prefixes.seal_computed()  # cache events report what became findable
         if outputs.finished or result.failed:
             self._planner.steady = None
-        return self._told(outputs) if self._untold else outputs
+        return self._with_unreported(outputs) if self._unreported else outputs
 
     def _commit_nothing(self, plan: Plan) -> Outputs:
         """Report pending finishes, if the plan is empty or was given up."""
         if plan.step > self._void_until and not plan.empty:
             raise StepError(f"step {plan.step} is not the oldest in flight: {list(self._flight)}")
-        return self._told(NO_OUTPUTS)
+        return self._with_unreported(NO_OUTPUTS)
 
     def fail(self, plan: Plan, now: float, message: str = "the step failed") -> Outputs:
         """End every request with work in flight with an error, after the device failed."""
@@ -180,8 +180,8 @@ class Scheduler:
         for slot in self._give_up(plan, now):
             if state.table.resident[slot]:  # it may have ended with its family
                 leader = state.live[state.table.sequence(slot).id]
-                self._untold += self._dismiss(leader, Finish.ERROR, message)
-        return self._told(NO_OUTPUTS)
+                self._unreported += self._dismiss(leader, Finish.ERROR, message)
+        return self._with_unreported(NO_OUTPUTS)
 
     def retry(self, plan: Plan, now: float) -> None:
         """Compute again what was in flight, after the result of a step was lost."""
@@ -217,12 +217,12 @@ class Scheduler:
         self._limits.left(sequence.id)
         return self.parts.departures.dismiss(sequence, finish, message)
 
-    def _told(self, outputs: Outputs) -> Outputs:
+    def _with_unreported(self, outputs: Outputs) -> Outputs:
         """Add the ends that happened outside a commit and were not reported yet."""
-        if not self._untold:
+        if not self._unreported:
             return outputs
-        finished = (*self._untold, *outputs.finished)
-        self._untold = []
+        finished = (*self._unreported, *outputs.finished)
+        self._unreported = []
         return replace(outputs, finished=finished)
 
     def _tick(self, now: float) -> None:
@@ -275,7 +275,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, nothing in flight and nothing to report."""
-        return not (self.state.live or self._flight or self._untold)
+        return not (self.state.live or self._flight or self._unreported)
 
     @property
     def unfinished(self) -> int:

@@ -19,19 +19,17 @@ from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
-    MEASURED_S,
     Hardware,
     check,
     check_memory,
     part_of,
     resolve,
-    room_of,
 )
+from paceline.wiring.step_times import measure_steps, room_of
 
 DEPTH = 1  # planning and computing share the same cores
 ATTENTION = "native"
@@ -59,9 +57,8 @@ def assemble(
     chosen = choose(own.weights, checkpoint)
     log.info("loading weights: %s", chosen)
     loaded = Model.load(checkpoint, linear_kind=chosen.kind)
-    config = resolve(
-        settings, own, checkpoint.config, Hardware.found()
-    )  # free memory after the weights
+    # After the weights, which take memory too.
+    config = resolve(settings, own, checkpoint.config, Hardware.found())
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
     runner = TorchRunner(loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len)
@@ -71,7 +68,5 @@ def assemble(
         scheduler.measure(Rates(*runner.measure()))
     if config.speculation.num_speculative_tokens:
         # CPU time, because other processes may take turns with this one while it measures.
-        plain, drafted = StepTimer(runner, room_of(config), process_time).measure(MEASURED_S)
-        if drafted:
-            scheduler.measure_steps(StepTimes(plain, drafted))
+        measure_steps(scheduler, StepTimer(runner, room_of(config), process_time))
     return scheduler, runner

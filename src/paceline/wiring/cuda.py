@@ -22,18 +22,16 @@ from paceline.runner.proposer import load as load_proposer
 from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from paceline.wiring.settings import (
     GIB,
-    MEASURED_S,
     Hardware,
     check,
     gpu_defaults,
     part_of,
     resolve,
-    room_of,
 )
+from paceline.wiring.step_times import measure_steps, room_of
 
 DEPTH = 2
 ATTENTION = "triton"
@@ -92,9 +90,7 @@ def assemble(
     scheduler = scheduler_of(config)
     if drafts:
         timer = StepTimer(runner, room_of(config), perf_counter, torch.cuda.synchronize)
-        plain, drafted = timer.measure(MEASURED_S)
-        if drafted:
-            scheduler.measure_steps(StepTimes(plain, drafted))
+        measure_steps(scheduler, timer)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(rate, runner.blocks_per_s()))

@@ -7,11 +7,11 @@ from difflib import get_close_matches
 from math import prod
 from typing import Any, TypeVar
 
-from paceline.core.config import CacheConfig, Config, LoadConfig, RecordConfig, StepConfig
+from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
-from paceline.runner.step_times import Room
+from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.memory import free_bytes
 
@@ -32,7 +32,6 @@ FILL_POSITIONS, FILL_LEAST_BYTES = 256, 3 * GIB
 # oldest one.
 BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
 LOAD_SETTINGS = [setting.name for setting in fields(LoadConfig)]
-RECORD = [setting.name for setting in fields(RecordConfig)]
 # Settings of a scheduler by itself, and why an engine does not take them.
 SCHEDULER_ONLY = {
     "num_blocks": "an engine counts its blocks; see num_gpu_blocks_override",
@@ -44,7 +43,6 @@ SCHEDULER_ONLY = {
 C = TypeVar("C")
 KV_SHARE = 0.25  # of the free memory, for KV by default
 USUAL_BYTES = 2 * GIB  # for KV on a CPU by default, or two sequences of max_model_len
-MEASURED_S = 2.0  # after so many seconds no further step time is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +166,6 @@ def check_memory(
         free -= int(amount)
 
 
-def room_of(config: Config) -> Room:
-    """The sizes within which step times are measured."""
-    cache, step, drafts = config.cache, config.step, config.speculation.num_speculative_tokens
-    sizes = step.max_num_seqs, cache.num_blocks, cache.block_size, step.max_model_len
-    return Room(*sizes, step.max_num_batched_tokens, drafts)
-
-
 def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]:
     """Split settings into those of the scheduler and those of loading.
 
@@ -183,7 +174,9 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
     ours = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
     known = [
-        name for name in (*Config.names(), *LOAD_SETTINGS, *RECORD) if name not in SCHEDULER_ONLY
+        name
+        for name in (*Config.names(), *LOAD_SETTINGS, *RECORD_SETTINGS)
+        if name not in SCHEDULER_ONLY
     ]
     for name in rest:
         if name in SCHEDULER_ONLY:
