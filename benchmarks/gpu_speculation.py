@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import MAX_MODEL_LEN, ROWS, Bench, drawn, submit
+from benchmarks.gpu import DEPTH, MAX_MODEL_LEN, ROWS, Bench, drawn, submit
 from paceline import Scheduler, StepResult
 from paceline.core.config import SpeculationConfig
 from paceline.core.plan import Plan
+from paceline.engine.core.turn_times import TurnTimer
 from paceline.runner.proposer import Proposer
-from paceline.runner.step_times import Room, StepTimer
 from paceline.sched.step_times import StepTimes
+from paceline.wiring.step_times import MEASURED_S
 
 CONTEXT, OUTPUT, DRAFTS = 512, 256, 4
 SHARES = (0.0, 0.5, 0.9)
@@ -38,17 +39,19 @@ class Scripted(Proposer):
     A slot is known by the first token of its prompt.
     """
 
+    on_device = True
+
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
-        self.token = 0  # what the model samples
-        self.wrong: Tensor | None = None  # [prompts, MAX_MODEL_LEN], by the first token
+        self.token = torch.zeros((), dtype=torch.int64, device="cuda")  # what the model samples
+        # By the first token of the prompt; in place, because graphs read it.
+        self.wrong = torch.zeros((ROWS, MAX_MODEL_LEN), dtype=torch.bool, device="cuda")
 
     def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
         places = torch.arange(most, device=tokens.device)
-        guess = torch.full((len(known), most), self.token, device=tokens.device)
-        if self.wrong is not None:
-            at = (known[:, None] + places).clamp(max=self.wrong.shape[1] - 1)
-            guess = guess + self.wrong[tokens[:, :1].long(), at]
+        at = (known[:, None] + places).clamp(max=self.wrong.shape[1] - 1)
+        prompt = tokens[:, :1].long().clamp(max=ROWS - 1)
+        guess = self.token + self.wrong[prompt, at]
         return torch.where(places < number[:, None], guess, -1)
 
 
@@ -59,9 +62,11 @@ def prompts_of(rows: int) -> list[list[int]]:
 
 def measured(bench: Bench) -> StepTimes:
     """As an engine measures when it starts."""
-    room = Room(ROWS, bench.blocks, bench.block_size, MAX_MODEL_LEN, 512, DRAFTS)
-    timer = StepTimer(bench.runner, room, perf_counter, torch.cuda.synchronize)
-    return StepTimes(*timer.measure(2.0))
+    speculation = {"num_speculative_tokens": DRAFTS}
+    config = bench.scheduler(**speculation).config
+    times = TurnTimer(bench.runner, config, DEPTH).measure(MEASURED_S)
+    assert times is not None
+    return times
 
 
 def run(bench: Bench, rows: int, times: StepTimes, **settings: Any) -> dict[str, Any]:
@@ -120,7 +125,7 @@ def compare(bench: Bench, proposer: Scripted, rows: int, times: StepTimes) -> No
     """Without drafts, with `fixed` and with `adaptive`, in turns; the best of some rounds."""
     random = torch.rand((rows, MAX_MODEL_LEN), generator=torch.Generator().manual_seed(1)).cuda()
     for share in SHARES:
-        proposer.wrong = random >= share
+        proposer.wrong[:rows] = random >= share
         best: dict[str, dict[str, Any]] = {}
         for _ in range(ROUNDS):
             for way in ("none", "fixed", "adaptive"):
@@ -133,14 +138,14 @@ def compare(bench: Bench, proposer: Scripted, rows: int, times: StepTimes) -> No
         for way, found in best.items():
             ratio = round(found["tokens_per_s"] / plain, 3)
             bench.say(case=f"rows:{rows} right:{share}", speculation=way, ratio=ratio, **found)
-    proposer.wrong = None
+    proposer.wrong.zero_()
 
 
 def main() -> None:
     name, attention, *rows = sys.argv[1:]
-    proposer = Scripted(SpeculationConfig())
+    proposer = Scripted(SpeculationConfig(num_speculative_tokens=DRAFTS))
     bench = Bench(name, attention, proposer=proposer)
-    proposer.token = only_token(bench)
+    proposer.token.fill_(only_token(bench))
     times = measured(bench)
     bench.say(case="step times", plain=times.plain, drafted=times.drafted)
     for number in map(int, rows):

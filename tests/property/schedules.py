@@ -31,7 +31,9 @@ def random_step_times(random: Random) -> StepTimes:
     slower = random.uniform(1.0, 1.5)
     sizes = (1, 4, 16, 64)
     plain = tuple((size, fixed + each * size * random.uniform(0.8, 1.2)) for size in sizes)
-    return StepTimes(plain, tuple((size, slower * taken) for size, taken in plain))
+    drafted = tuple((size, slower * taken) for size, taken in plain)
+    least = tuple((size, 1.5 * taken) for size, taken in drafted) if random.random() < 0.3 else ()
+    return StepTimes(plain, drafted, least)
 
 
 class TightPool(BlockPool):

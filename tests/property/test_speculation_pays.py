@@ -23,6 +23,7 @@ class TimedDevice:
 
     def __init__(self, times: StepTimes, accept: list[float], seed: int) -> None:
         self._plain, self._drafted = Curve(times.plain), Curve(times.drafted)
+        self._least = Curve(times.least) if times.least else None
         self._accept, self._random = accept, Random(seed)
         self.spent_s, self.tokens = 0.0, 0
         self.longest_s = 0.0  # a step without its drafts
@@ -37,7 +38,8 @@ class TimedDevice:
         is_decode = bool((width == 1).all())
         base = (self._plain if is_decode else self._drafted).one(int(width.sum()))
         self.longest_s = max(self.longest_s, base)
-        self.spent_s += self._drafted.one(plan.total) if rows.drafts.any() else base
+        least = self._least.one(int(width.sum())) if self._least else 0.0
+        self.spent_s += max(self._drafted.one(plan.total), least) if rows.drafts.any() else base
         found: dict[str, list[int]] = {}
         for row in np.flatnonzero(rows.samples).tolist():
             name, right = str(rows.request_id[row]), 0

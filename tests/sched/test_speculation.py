@@ -117,6 +117,18 @@ def test_the_likeliest_drafts_share_what_is_cheap() -> None:
     assert adaptive(KNEE).drafts(decodes([8, 8], [0.9, 0.6])).tolist() == [5, 1]
 
 
+def test_many_rows_take_their_time_however_few_the_drafts_are() -> None:
+    """Positions are free, but a step of three rows with a draft takes twice as long."""
+    found = Adaptive(SpeculationConfig())
+    found.measure(StepTimes(FLAT, FLAT, ((1, 1.0), (3, 2.0), (1000, 2.0))))
+    found.verified(DraftedStep(3, 3, 1, 0, is_decode=True))  # nothing is left to try with
+    found.verified(DraftedStep(3, 3, 1, 0, is_decode=True))
+    likely = [0.9, 0.2, 0.2]
+    assert found.drafts(decodes([2, 0, 0], likely)).tolist() == [0, 0, 0]
+    assert found.drafts(decodes([2], [0.9])).tolist() == [2]
+    assert found.drafts(decodes([4, 4, 4], [0.9, 0.9, 0.9])).tolist() == [4, 4, 4]
+
+
 @pytest.mark.parametrize("seconds", [FLAT, KNEE, ((1, 1.0), (12, 2.0), (40, 9.0))])
 def test_no_other_choice_is_expected_to_yield_more(seconds: Points) -> None:
     curve, random = Curve(seconds), Random(3)

@@ -25,6 +25,9 @@ def test_points_that_make_no_sense_are_refused(wrong: Points) -> None:
         StepTimes(wrong, POINTS)
     with pytest.raises(ConfigError, match="drafted step times are"):
         StepTimes(POINTS, wrong)
+    if wrong:
+        with pytest.raises(ConfigError, match="least step times are"):
+            StepTimes(POINTS, POINTS, wrong)
 
 
 def test_between_points_there_are_straight_lines_and_the_last_one_goes_on() -> None:

@@ -16,6 +16,10 @@ class Proposer(ABC):
     the steps in flight. The same arguments give the same drafts.
     """
 
+    # True: `propose` reads no tensor on the host, and what it returns depends on its arguments and
+    # on tensors that stay in place. It is then part of a CUDA graph.
+    on_device = False
+
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
 
@@ -25,7 +29,8 @@ class Proposer(ABC):
 
         `tokens` [rows, width] has the sequences; the first `known[i]` tokens of row i count, and
         what stands behind them means nothing. `most` is at least the largest `number`. Drafts of
-        a row stand at its beginning: behind a -1 there is no draft.
+        a row stand at its beginning: behind a -1 there is no draft. Rows without known tokens
+        only fill up a batch; their `number` is 0.
         """
 
 

@@ -123,12 +123,14 @@ class Adaptive(Speculation):
         super().__init__(config)
         free = float(config.speculation_max_batch_tokens)
         self._plain = self._drafted = Curve(((1, free + 1), (2, free + 2)))
+        self._least: Curve | None = None  # by positions without drafts
         self._allowance = self.FIRST
         self._step = 0  # of the latest answer
 
     def measure(self, times: StepTimes) -> None:
         super().measure(times)
         self._plain, self._drafted = Curve(times.plain), Curve(times.drafted)
+        self._least = Curve(times.least) if times.least else None
 
     def drafts(self, rows: DraftRows) -> I32:
         self._add(self.EARNED * (rows.step - self._step))
@@ -154,7 +156,7 @@ class Adaptive(Speculation):
             return
         base = self._base(step.positions, step.is_decode)
         # Without a draft, proposing took time all the same.
-        cost = self._drafted.one(step.positions + step.computed) / base - 1.0
+        cost = self._seconds(step.positions, step.computed) / base - 1.0
         self._add(step.accepted / step.samples - max(cost, 0.0))
 
     def _worth(self, rows: DraftRows, ready: I32, room: int) -> I32:
@@ -165,6 +167,8 @@ class Adaptive(Speculation):
         odds, row = odds[:room], row[:room]
         gained = np.concatenate([[0.0], np.cumsum(odds)])
         seconds = self._drafted.at(rows.positions + np.arange(len(gained)))
+        if self._least is not None:
+            seconds = np.maximum(seconds, self._least.one(rows.positions))
         seconds[0] = self._base(rows.positions, rows.is_decode)
         rate = (rows.samples + gained) / seconds
         number = int(np.argmax(rate))
@@ -179,8 +183,8 @@ class Adaptive(Speculation):
         if taken + tries > room:
             return False
         base = self._base(rows.positions, rows.is_decode)
-        now = self._drafted.one(rows.positions + taken) if taken else base
-        cost = (self._drafted.one(rows.positions + taken + tries) - now) / base
+        now = self._seconds(rows.positions, taken) if taken else base
+        cost = (self._seconds(rows.positions, taken + tries) - now) / base
         if rows.samples + tries < self.WORTH * (1.0 + cost) * rows.samples:
             return False  # they would not pay even if all were right
         if cost <= self._allowance:
@@ -189,6 +193,11 @@ class Adaptive(Speculation):
             steps = (cost - self._allowance) / self.EARNED
             self.quiet = min(self.quiet, int(steps) + 1)
         return False
+
+    def _seconds(self, positions: int, drafts: int) -> float:
+        """Seconds of a step with drafts: what all its positions take, or what its rows take."""
+        least = 0.0 if self._least is None else self._least.one(positions)
+        return max(self._drafted.one(positions + drafts), least)
 
     def _base(self, positions: int, is_decode: bool) -> float:
         """Seconds of a step without drafts."""

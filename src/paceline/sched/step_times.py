@@ -18,9 +18,12 @@ class StepTimes:
 
     plain: Points  # rows of one position each
     drafted: Points  # rows with drafts, all positions counted
+    least: Points = ()  # by rows, of a step with a single draft; empty: positions alone count
 
     def __post_init__(self) -> None:
-        for name, points in (("plain", self.plain), ("drafted", self.drafted)):
+        named = {"plain": self.plain, "drafted": self.drafted}
+        named |= {"least": self.least} if self.least else {}
+        for name, points in named.items():
             sizes = [size for size, _ in points]
             rising = bool(sizes) and sizes == sorted(set(sizes)) and sizes[0] > 0
             if not rising or not all(isfinite(taken) and taken > 0 for _, taken in points):

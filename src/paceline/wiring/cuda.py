@@ -3,13 +3,13 @@
 import gc
 import logging
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
+from paceline.engine.core.turn_times import TurnTimer
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.cuda.block_copies import RING_BYTES
@@ -19,7 +19,6 @@ from paceline.runner.cuda.runner import CudaRunner
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Proposer
 from paceline.runner.proposer import load as load_proposer
-from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
@@ -31,7 +30,7 @@ from paceline.wiring.settings import (
     part_of,
     resolve,
 )
-from paceline.wiring.step_times import measure_steps, room_of
+from paceline.wiring.step_times import MEASURED_S
 
 DEPTH = 2
 ATTENTION = "triton"
@@ -89,8 +88,9 @@ def assemble(
     runner.warm(drafts > 0)
     scheduler = scheduler_of(config)
     if drafts:
-        timer = StepTimer(runner, room_of(config), perf_counter, torch.cuda.synchronize)
-        measure_steps(scheduler, timer)
+        times = TurnTimer(runner, config, own.steps_in_flight(DEPTH)).measure(MEASURED_S)
+        if times is not None:
+            scheduler.measure_steps(times)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(rate, runner.blocks_per_s()))

@@ -161,7 +161,7 @@ def test_measured_rates_are_replayed(tmp_path: Path) -> None:
 
 
 def test_measured_step_times_are_replayed(tmp_path: Path) -> None:
-    times = StepTimes(((1, 0.1), (2, 0.1 + 0.2)), ((2, 0.5),))
+    times = StepTimes(((1, 0.1), (2, 0.1 + 0.2)), ((2, 0.5),), ((1, 0.4),))
     with recorded(tmp_path / "run") as scheduler:
         scheduler.measure_steps(times)
     replay = Replay(tmp_path / "run")

@@ -11,6 +11,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
 from paceline.runner.cuda.eager import EagerSteps
 from paceline.runner.cuda.flight import LaunchedStep, Silent
+from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import MixedGraphs
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.kernels.sampling import choose
@@ -32,19 +33,22 @@ class DraftedSteps:
         self,
         model: CudaModel,
         state: CudaState,
-        graphs: MixedGraphs | None,
+        graphs: tuple[MixedGraphs, DraftGraphs] | None,
         eager: EagerSteps,
         prompts: PromptScorer,
         proposer: Proposer,
         choice: "Verification",
     ) -> None:
         """Steps that fit into no graph are launched kernel by kernel."""
-        self._model, self._state, self._graphs, self._eager = model, state, graphs, eager
+        self._model, self._state, self._eager = model, state, eager
+        self._graphs, self._ends = graphs or (None, None)
         self._prompts, self._proposer, self._choice = prompts, proposer, choice
 
     def capture(self) -> Iterator[int]:
         """Capture the graphs of every size."""
-        yield from () if self._graphs is None else self._graphs.capture_lengths()
+        if self._graphs is not None and self._ends is not None:
+            yield from self._graphs.capture_lengths()
+            yield from self._ends.capture()
 
     def forget(self) -> None:
         """Sequences came or left: slots may have changed hands."""
@@ -53,22 +57,34 @@ class DraftedSteps:
     def launch(self, plan: Plan, order: Index, is_moving: bool) -> LaunchedStep:
         """Launch a plan that has drafts; a graph computes the rows in this order, in which rows of
         one position come first. If rows are moving, the host does not know where they begin."""
-        size = self._size(plan)
+        most, wanted = int(plan.rows.drafts.max()), order[plan.rows.samples[order]]
+        if self._ends is not None and self._ends.has_room(len(wanted), most):
+            size = self._size(plan, self._ends.width)
+            if size is not None and self._choice.is_plain(plan, wanted):
+                return self._captured(plan, size, order, wanted)
+        size = self._size(plan, 1 + most)
         if size is None:
             order = np.arange(len(plan.rows))
-        rows, lines = plan.rows, lines_of(plan, order)
-        wanted = order[rows.samples[order]]
+            wanted = order[plan.rows.samples[order]]
+        lines = lines_of(plan, order, 1 + most)
         own, known, drafts = self._propose(plan, wanted)
         hidden, prompt = self._hidden(plan, size, order, lines, is_moving)
         logits = self._model.logits(hidden)
         return self._choice.verify(plan, wanted, logits, (own, known, drafts), prompt)
 
-    def _size(self, plan: Plan) -> int | None:
-        """Of the graph that the step fits into."""
+    def _captured(self, plan: Plan, size: int, order: Index, wanted: Index) -> LaunchedStep:
+        """Propose, compute and verify by graphs alone."""
+        assert self._graphs is not None
+        assert self._ends is not None
+        self._ends.propose(plan, wanted)
+        self._graphs.forward_lines(plan, size, order, lines_of(plan, order, self._ends.width))
+        return self._choice.fetched(plan, wanted, self._ends.verify(len(wanted)))
+
+    def _size(self, plan: Plan, width: int) -> int | None:
+        """Of the graph that the step fits into, with so many lines for each row that samples."""
         if self._graphs is None or self._prompts.spans(plan):
             return None
-        rows = plan.rows
-        return self._graphs.size(plan, int(rows.samples.sum()) * (1 + int(rows.drafts.max())))
+        return self._graphs.size(plan, int(plan.rows.samples.sum()) * width)
 
     def _propose(self, plan: Plan, wanted: Index) -> tuple[Tensor, Tensor, Tensor]:
         """Return slots [samples], known tokens [samples] and drafts [samples, most drafts] of the
@@ -109,6 +125,15 @@ class Verification:
     def forget(self) -> None:
         self._controls = None
 
+    def is_plain(self, plan: Plan, wanted: Index) -> bool:
+        """Do all rows that sample do so by temperature alone?"""
+        return self._residents.are_plain(plan.rows.slot[wanted])
+
+    def fetched(self, plan: Plan, wanted: Index, ids: Tensor) -> LaunchedStep:
+        """The step whose accepted ids [samples, places] are these."""
+        ticket = self._returns.fetch(ids.reshape(-1))
+        return LaunchedStep(plan, wanted, ticket, is_drafted=True)
+
     def verify(
         self,
         plan: Plan,
@@ -121,7 +146,7 @@ class Verification:
         of the rows that sample."""
         own, known, drafts = rows
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
-        if self._residents.are_plain(plan.rows.slot[wanted]):
+        if self.is_plain(plan, wanted):
             ids = self._choose(logits, *rows)
         else:
             step, ids = self._sample(step, logits, known, drafts)
@@ -162,15 +187,14 @@ class Verification:
         return self._controls
 
 
-def lines_of(plan: Plan, order: Index) -> I32:
+def lines_of(plan: Plan, order: Index, width: int) -> I32:
     """Where logits are wanted, among the positions of the rows in this order: for each row that
-    samples its last known token and its drafts, [samples * (1 + most drafts)].
+    samples its last known token and its drafts, [samples * width].
 
     A row with fewer drafts repeats its last line.
     """
     rows = plan.rows
     last = (np.cumsum(rows.count[order]) - 1)[rows.samples[order]]
     drafts = rows.drafts[order][rows.samples[order]]
-    places = np.arange(1 + int(rows.drafts.max()))
-    lines: I32 = (last - drafts)[:, None] + np.minimum(places, drafts[:, None])
+    lines: I32 = (last - drafts)[:, None] + np.minimum(np.arange(width), drafts[:, None])
     return lines.astype(np.int32).reshape(-1)

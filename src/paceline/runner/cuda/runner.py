@@ -19,6 +19,7 @@ from paceline.runner.cuda.eager import EagerSteps
 from paceline.runner.cuda.flight import LaunchedStep, Silent
 from paceline.runner.cuda.graphs.capture import GraphMemory
 from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
+from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedCapturable, MixedGraphs
 from paceline.runner.cuda.kernels.columns import settle
 from paceline.runner.cuda.kernels.sampling import choose
@@ -76,7 +77,8 @@ class CudaRunner:
             extent = Extent.of_prompts(most_positions, slots)
             self.mixed = MixedGraphs(model, kv, attention, state, extent, memory)
             extent = Extent.of_drafts(most_positions)
-            drafted = MixedGraphs(model, kv, attention, state, extent, memory)
+            lines = MixedGraphs(model, kv, attention, state, extent, memory)
+            drafted = lines, DraftGraphs(model, state, lines.hidden, proposer, memory)
         self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
         self._residents = Residents(slots, self._sampler)
         self._same: RowLayout | None = None

@@ -20,6 +20,8 @@ class Ngram(Proposer):
     a circle is expected to go on so.
     """
 
+    on_device = True
+
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
         self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max

@@ -192,9 +192,8 @@ def drafts_of(payload: bytes) -> I32:
 
 
 def step_times_record(times: StepTimes) -> bytes:
-    return record(RecordKind.STEP_TIMES, arguments(times.plain, times.drafted))
+    return record(RecordKind.STEP_TIMES, arguments(times.plain, times.drafted, times.least))
 
 
 def step_times_of(payload: bytes) -> StepTimes:
-    plain, drafted = (tuple((size, taken) for size, taken in points) for points in loads(payload))
-    return StepTimes(plain, drafted)
+    return StepTimes(*(tuple((size, taken) for size, taken in points) for points in loads(payload)))

@@ -16,9 +16,10 @@ from paceline.core.request import Item
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 5  # rises when older code cannot read what newer code writes
-# 2: no failed rows, no ends of single children; 3: no state; 4: no step times, no computed drafts
-READABLE = (2, 3, 4, 5)
+FORMAT = 6  # rises when older code cannot read what newer code writes
+# 2: no failed rows, no ends of single children; 3: no state; 4: no step times, no computed drafts;
+# 5: no least step times
+READABLE = (2, 3, 4, 5, 6)
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #

@@ -129,6 +129,11 @@ class MixedGraphs:
             yield positions
 
     @property
+    def hidden(self) -> Tensor:
+        """Hidden states of the lines of the latest step, [lines, width of the model]."""
+        return self._hidden
+
+    @property
     def most(self) -> int:
         """Positions of the largest graph."""
         return self._extent.lengths[-1]

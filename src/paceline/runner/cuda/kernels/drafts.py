@@ -32,8 +32,9 @@ def accept(
     """Keep sampled ids [rows, 1 + most] up to the first that its draft [rows, most] differs from.
 
     They become the tokens of the slot behind its `known` ones, and the slot stands at the last of
-    them. Columns are tokens and positions by slot. In `ids`, -1 stands behind the ids that stay; a
-    row whose last one is no token has -1 everywhere.
+    them. Columns are tokens and positions by slot; the last slot is for padding, and does not
+    change. In `ids`, -1 stands behind the ids that stay; a row whose last one is no token has -1
+    everywhere.
     """
     tokens, position = columns
     rows, most = drafts.shape
@@ -44,6 +45,7 @@ def accept(
         known,
         ids,
         drafts,
+        len(tokens) - 1,
         tokens.stride(0),
         MOST=most,
         PLACES=triton.next_power_of_2(most + 1),
@@ -65,7 +67,16 @@ def _put_drafts(
 
 @triton.jit
 def _accept(
-    tokens, position, slot, known, ids, drafts, stride, MOST: tl.constexpr, PLACES: tl.constexpr
+    tokens,
+    position,
+    slot,
+    known,
+    ids,
+    drafts,
+    padding_slot,
+    stride,
+    MOST: tl.constexpr,
+    PLACES: tl.constexpr,
 ):
     row = tl.program_id(0)
     own = tl.load(slot + row).to(tl.int64)
@@ -80,5 +91,5 @@ def _accept(
     stays = place <= last
     tl.store(line, tl.where(stays & (is_bad == 0), got, -1), mask=place <= MOST)
     where = tokens + own * stride + first.to(tl.int64) + place
-    tl.store(where, tl.maximum(got, 0), mask=stays & (place <= MOST))
-    tl.store(position + own, (first + last).to(tl.int32))
+    tl.store(where, tl.maximum(got, 0), mask=stays & (place <= MOST) & (own < padding_slot))
+    tl.store(position + own, (first + last).to(tl.int32), mask=own < padding_slot)

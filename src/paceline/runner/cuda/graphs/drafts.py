@@ -1,0 +1,124 @@
+"""What comes before and after the positions of a step with drafts, as CUDA graphs."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.arrays import Index
+from paceline.core.plan import Plan
+from paceline.runner.cuda.graphs.capture import CapturedGraphs, GraphMemory
+from paceline.runner.cuda.kernels.drafts import accept, put_drafts
+from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.state import CudaState
+from paceline.runner.proposer import Proposer
+
+ROWS = (1, 4, 16, 64, 128, 256)
+LEAST_SPAN, SPAN_FACTOR = 512, 4  # tokens that a proposer reads of each row
+SLOTS, NEW, NUMBER = range(3)
+
+
+def spans(most: int) -> list[int]:
+    """Numbers of tokens to capture, for rows of up to `most` tokens."""
+    found, span = list[int](), LEAST_SPAN
+    while span < most:
+        found.append(span)
+        span *= SPAN_FACTOR
+    return [*found, most]
+
+
+class DraftGraphs:
+    """Proposes drafts, and accepts those that the model samples too, for rows that sample by
+    temperature alone. Between the two, other graphs compute the hidden states of all lines.
+
+        columns   slots, known tokens that are not computed, and drafts of each row
+        lines     | last known token, its drafts | the next row ... |, `width` for each row
+
+    All graphs read and write the same memory, whatever their size. Rows that fill up a graph
+    belong to the padding slot.
+    """
+
+    def __init__(
+        self,
+        model: CudaModel,
+        state: CudaState,
+        hidden: Tensor,
+        proposer: Proposer,
+        memory: GraphMemory,
+    ) -> None:
+        """`hidden` [lines, width of the model] has the hidden states."""
+        self._model, self._state, self._hidden, self._proposer = model, state, hidden, proposer
+        self.width = 1 + proposer.config.num_speculative_tokens  # lines of each row
+        most = min(len(hidden) // self.width, state.padding_slot)
+        self._rows = [*(rows for rows in ROWS if rows < most), most] if most else []
+        self._spans = spans(state.tokens.shape[1])
+        self._blank = np.zeros((3, most), np.int32)
+        self._blank[SLOTS] = state.padding_slot
+        on: dict[str, Any] = {"device": hidden.device}
+        self._columns = torch.tensor(self._blank, **on)
+        self._known = torch.zeros(most, dtype=torch.int32, **on)
+        self._drafts = torch.zeros((most, self.width - 1), dtype=torch.int64, **on)
+        self._ids = torch.zeros((most, self.width), dtype=torch.int32, **on)
+        self._propose = CapturedGraphs(self._before, memory)
+        self._verify = CapturedGraphs(self._after, memory)
+
+    def capture(self) -> Iterator[int]:
+        """Capture every size, largest first, so that the smaller ones fit into its memory."""
+        for rows in reversed(self._rows):
+            self._verify.graph(rows)
+            for span in reversed(self._spans if self._proposer.on_device else []):
+                self._propose.graph((rows, span))
+            yield rows
+
+    def has_room(self, samples: int, drafts: int) -> bool:
+        """Is there a graph for so many rows, with so many drafts each?"""
+        return bool(self._rows) and samples <= self._rows[-1] and drafts < self.width
+
+    def propose(self, plan: Plan, wanted: Index) -> None:
+        """Put drafts behind the known tokens of the rows that sample."""
+        rows, size = plan.rows, self._size(len(wanted))
+        columns, width = self._blank.copy(), (rows.count - rows.drafts)[wanted]
+        columns[SLOTS, : len(wanted)] = rows.slot[wanted]
+        columns[NEW, : len(wanted)] = width
+        columns[NUMBER, : len(wanted)] = rows.drafts[wanted]
+        self._state.send_into(self._columns, columns)
+        longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
+        span = self._spans[bisect_left(self._spans, longest)]
+        if self._proposer.on_device:
+            self._propose.replay((size, span))
+        else:
+            self._before((size, span))
+
+    def verify(self, samples: int) -> Tensor:
+        """Return ids [samples, width] of the rows, -1 behind those that were accepted. The next
+        step overwrites them."""
+        self._verify.replay(self._size(samples))
+        return self._ids[:samples]
+
+    def _size(self, samples: int) -> int:
+        return self._rows[bisect_left(self._rows, samples)]
+
+    # -- what is captured ---------------------------------------------------
+
+    def _before(self, size: tuple[int, int]) -> None:
+        rows, span = size
+        state, (own, new, number) = self._state, self._columns[:, :rows]
+        known, drafts = self._known[:rows], self._drafts[:rows]
+        torch.add(state.position.index_select(0, own), new, out=known)
+        tokens = state.tokens[:, :span].index_select(0, own)
+        drafts.copy_(self._proposer.propose(tokens, known, number, self.width - 1))
+        put_drafts(state.tokens, own, known, drafts, number)
+
+    def _after(self, rows: int) -> None:
+        state, own, known = self._state, self._columns[SLOTS, :rows], self._known[:rows]
+        drafts, ids = self._drafts[:rows], self._ids[:rows]
+        logits = self._model.logits(self._hidden[: rows * self.width])
+        places = torch.arange(self.width, dtype=torch.int32, device=known.device)
+        slot = own[:, None].expand(-1, self.width).reshape(-1)
+        context = (known[:, None] + places).reshape(-1)
+        choose(logits, state.temperature, state.key, slot, context, ids.view(-1))
+        accept((state.tokens, state.position), own, known, ids, drafts)
