@@ -69,6 +69,27 @@ def notes(stage: Stage) -> list[str]:
     return [note.text for column in stage.history.columns for note in column.notes]
 
 
+# -- what an arrival finds --------------------------------------------------
+
+
+def test_a_note_says_what_is_loaded_from_host_memory() -> None:
+    """`victim` leaves its blocks on the host, and `large` takes all of the device. `short` loads
+    one block and computes the next, and `new` loads the third."""
+    text = {"name": "text", "tokens": 12}
+    stage = played(
+        request("old", max_tokens=9),
+        request("victim", 12, max_tokens=9, prefix=text, abort_at=7),
+        request("large", 22, max_tokens=2, arrive=8),
+        request("short", prefix={**text, "tokens": 8}, max_tokens=1, arrive=16),
+        request("new", 16, prefix=text, arrive=18),
+        **{**TIGHT, **SWAP, "num_blocks": 6, "max_num_seqs": 2},
+    )
+    assert [note for note in notes(stage) if "host memory" in note] == [
+        "short joins: 4 of its 8 tokens are loaded from host memory",
+        "new joins: 12 of its 16 tokens are in the cache, 4 of them loaded from host memory",
+    ]
+
+
 # -- families ---------------------------------------------------------------
 
 

@@ -78,7 +78,7 @@ class Notes:
             elif first.kind is Kind.FORKED or not first.leads:
                 notes.append(self._forking(group, plan))
             else:
-                notes.append(self._joining(first, filling))
+                notes.append(self._joining(first, filling, plan.step))
         return notes
 
     def moment(self, request_id: str, happened: Happened, step: int) -> Moment | None:
@@ -104,7 +104,7 @@ class Notes:
         each = f" with {len(group)} sequences" if len(group) > 1 else ""
         return Note(Kind.RETURNED, f"{group[0].request} returns from the host{each}: {copied}")
 
-    def _joining(self, one: Arrival, filling: dict[int, str]) -> Note:
+    def _joining(self, one: Arrival, filling: dict[int, str], step: int) -> Note:
         new, name = one.new, one.request
         known, hit = len(new.tokens), new.computed
         does = f"{name} {'resumes' if new.resumed else 'joins'}"
@@ -113,11 +113,14 @@ class Notes:
         if not hit:
             return Note(one.kind, f"{does}: {tokens(known)} to compute")
         found = new.blocks[: hit // self._rules.block_size]
-        partners = dict.fromkeys(filling[block] for block in found if block in filling)
-        if partners:
-            where = f"shared with {' and '.join(partners)}, computed in this very step"
+        computing = list(dict.fromkeys(filling[block] for block in found if block in filling))
+        if computing:
+            where = f"shared with {listed(computing)}, computed in this very step"
         else:
             where = "still in the cache" if new.resumed else "in the cache"
+        if loaded := self.moment(name, Happened.LOADED, step):
+            place = "loaded from host memory"
+            where = place if loaded.amount == hit else f"{where}, {loaded.amount} of them {place}"
         return Note(one.kind, f"{does}: {hit} of its {tokens(known)} are {where}")
 
     def _forking(self, group: Group, plan: Plan) -> Note:
