@@ -2,11 +2,9 @@
 
 import asyncio
 
-import pytest
-
-from paceline.bench.serving import Load, ServerMissing, client, first_model, run
+from paceline.bench.serving import Load, run
 from tests.bench.support import TARGET, call
-from tests.server.support import MODEL, Site, on_its_own_server, paced
+from tests.server.support import Site, on_its_own_server, paced
 
 
 def test_samples_come_in_the_order_of_the_calls() -> None:
@@ -51,20 +49,5 @@ def test_warm_ups_are_not_counted_and_leave_no_prefix_behind() -> None:
         assert len(samples) == 3
         assert site.scheduler.stats.prefix_queries == 5 * 40
         assert site.scheduler.stats.prefix_hits == 0
-
-    on_its_own_server(scenario)
-
-
-def test_the_model_is_asked_for() -> None:
-    async def scenario(site: Site) -> None:
-        async with client(site.url, None, 5.0) as http:
-            assert await first_model(http) == MODEL
-        async with client(f"{site.url}/elsewhere", "key", 5.0) as http:
-            assert http.headers["Authorization"] == "Bearer key"
-            with pytest.raises(ServerMissing, match="404"):
-                await first_model(http)
-        async with client("http://127.0.0.1:9", None, 5.0) as http:
-            with pytest.raises(ServerMissing, match="does not answer"):
-                await first_model(http)
 
     on_its_own_server(scenario)

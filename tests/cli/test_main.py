@@ -245,7 +245,7 @@ def test_commands_that_need_no_model_need_little() -> None:
     assert ends == [f"{words} ends with {status}" for words, status in expected.items()]
     assert "not installed" not in done.stderr
     assert done.stderr.count("does not answer") == 3
-    assert done.stderr.count("--url") == 2
+    assert done.stderr.count("--url") == 3
 
 
 def test_commands_that_need_a_model_say_what_is_missing() -> None:

@@ -11,14 +11,7 @@ import httpx
 
 from paceline.bench.client import Target, timed
 from paceline.bench.samples import Sample
-from paceline.core.errors import PacelineError
 from paceline.workloads.call import Call
-
-OK = 200
-
-
-class ServerMissing(PacelineError):
-    """The server does not answer, or lists no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +31,6 @@ def client(url: str, key: str | None, timeout_s: float) -> httpx.AsyncClient:
         timeout=timeout_s,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
     )
-
-
-async def first_model(http: httpx.AsyncClient) -> str:
-    """The first model that a server lists."""
-    try:
-        response = await http.get("/v1/models")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ServerMissing(f"{http.base_url} does not answer: {error}") from None
-    models = f"{str(http.base_url).rstrip('/')}/v1/models"
-    if response.status_code != OK:
-        raise ServerMissing(f"{models} answers with {response.status_code}")
-    try:
-        return response.json()["data"][0]["id"]
-    except (ValueError, LookupError, TypeError):
-        raise ServerMissing(f"{models} lists no model; set --model") from None
 
 
 async def run(

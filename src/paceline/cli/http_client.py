@@ -33,15 +33,8 @@ class ServerBackend:
 
     async def connect(self) -> None:
         """Check that the server answers, and find its model."""
-        try:
-            response = await self._http.get("/v1/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise unreachable(self._url, error) from None
-        check(response.status_code, response.text)
-        try:
-            self._model = self._model or response.json()["data"][0]["id"]
-        except (ValueError, LookupError, TypeError):
-            raise ServerError(f"{self._url}/v1/models lists no model") from None
+        found = await first_model(self._http)
+        self._model = self._model or found
 
     async def answer(
         self, messages: Sequence[Mapping[str, str]], params: ChatParams
@@ -68,6 +61,20 @@ class ServerBackend:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+async def first_model(http: httpx.AsyncClient) -> str:
+    """The first model that a server lists."""
+    url = str(http.base_url).rstrip("/")
+    try:
+        response = await http.get("/v1/models")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise unreachable(url, error) from None
+    check(response.status_code, response.text)
+    try:
+        return response.json()["data"][0]["id"]
+    except (ValueError, LookupError, TypeError):
+        raise ServerError(f"{url}/v1/models lists no model; set --model") from None
 
 
 def fetched(url: str, path: str, key: str | None) -> str:

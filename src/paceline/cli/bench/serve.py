@@ -186,8 +186,9 @@ def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], No
 async def measured(options: ServeBenchOptions) -> tuple[Sequence[Sample], dict[str, Any]]:
     """The samples, and the settings of the run."""
     from paceline.bench.client import Target
-    from paceline.bench.serving import Load, client, first_model
+    from paceline.bench.serving import Load, client
     from paceline.bench.serving import run as load_server
+    from paceline.cli.http_client import first_model
 
     timing, shape = options.timing, options.shape
     load = Load(timing.calls(shape), timing.max_concurrency, timing.warmup)
