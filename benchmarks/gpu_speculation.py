@@ -22,9 +22,9 @@ from benchmarks.gpu import DEPTH, MAX_MODEL_LEN, ROWS, Bench, drawn, submit
 from paceline import Scheduler, StepResult
 from paceline.core.config import SpeculationConfig
 from paceline.core.plan import Plan
+from paceline.core.step_times import StepTimes
 from paceline.engine.core.turn_times import TurnTimer
 from paceline.runner.proposer import Proposer
-from paceline.sched.step_times import StepTimes
 from paceline.wiring.step_times import MEASURED_S
 
 CONTEXT, OUTPUT, DRAFTS = 512, 256, 4

@@ -13,10 +13,10 @@ from paceline.core.errors import RequestError
 from paceline.core.events import Happened
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, child_label
+from paceline.core.step_times import StepTimes
 from paceline.kv import cache as kv_cache
 from paceline.kv.pool import BlockPool
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.reference import beam_search, best_of, reference

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from paceline import Plan, Request, Scheduler, StepResult
+from paceline.core.step_times import StepTimes
 from paceline.sched.speculation import Adaptive
-from paceline.sched.step_times import Curve, StepTimes
+from paceline.sched.step_times import Curve
 from tests.property.schedules import random_step_times
 
 ALWAYS_WORTH_IT = StepTimes(((1, 1.0), (64, 1.1)), ((1, 1.0), (256, 1.2)))

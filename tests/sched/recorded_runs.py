@@ -11,11 +11,11 @@ import numpy as np
 
 from paceline import PacelineError, Plan, Request, StepResult
 from paceline.core.plan import Candidates, Failed
+from paceline.core.step_times import StepTimes
 from paceline.sched.replay.plans_in_flight import stand_in
 from paceline.sched.replay.reader import Reader
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import FORMAT, FORMAT_NUMBER, MAGIC, RecordKind, record
-from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")

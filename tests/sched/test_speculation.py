@@ -13,6 +13,7 @@ from paceline import ConfigError, RequestError, Scheduler, StepResult
 from paceline.core.arrays import I32
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import StepError
+from paceline.core.step_times import Points, StepTimes
 from paceline.sched.composition import FOREVER
 from paceline.sched.speculation import (
     Adaptive,
@@ -26,7 +27,7 @@ from paceline.sched.speculation import (
     missed,
     waits,
 )
-from paceline.sched.step_times import Curve, Points, StepTimes
+from paceline.sched.step_times import Curve
 from paceline.sim.reference import reference
 from tests.sched.support import (
     Pipeline,

@@ -1,33 +1,11 @@
-"""Step times: what a measurement is, and what lies between its points."""
+"""What lies between the points of a measurement."""
 
 import numpy as np
-import pytest
 
-from paceline import ConfigError
-from paceline.sched.step_times import Curve, Points, StepTimes
+from paceline.core.step_times import Points
+from paceline.sched.step_times import Curve
 
 POINTS: Points = ((1, 2.0), (3, 4.0), (7, 5.0))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        (),
-        ((2, 1.0), (1, 2.0)),
-        ((1, 1.0), (1, 2.0)),
-        ((0, 1.0),),
-        ((1, 0.0),),
-        ((1, float("nan")),),
-    ],
-)
-def test_points_that_make_no_sense_are_refused(wrong: Points) -> None:
-    with pytest.raises(ConfigError, match="plain step times are"):
-        StepTimes(wrong, POINTS)
-    with pytest.raises(ConfigError, match="drafted step times are"):
-        StepTimes(POINTS, wrong)
-    if wrong:
-        with pytest.raises(ConfigError, match="least step times are"):
-            StepTimes(POINTS, POINTS, wrong)
 
 
 def test_between_points_there_are_straight_lines_and_the_last_one_goes_on() -> None:

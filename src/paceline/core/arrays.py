@@ -1,4 +1,4 @@
-"""Names for the few array types that travel between layers."""
+"""Names for the array types that travel between layers."""
 
 import mmap as memory
 from mmap import mmap
@@ -10,6 +10,7 @@ import numpy.typing as npt
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]  # slots; intp so that fancy indexing needs no cast
 Names = npt.NDArray[np.object_]  # request ids

@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
+from paceline.core.step_times import StepTimes
 from paceline.sched import timeouts
 from paceline.sched.accounting import Accounting
 from paceline.sched.explain import sentences, snapshot
@@ -22,7 +23,6 @@ from paceline.sched.parts import SchedulerParts
 from paceline.sched.planner import Planner
 from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.stats import Stats
-from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from paceline.sched.timeouts import Timeout
 from paceline.sched.view import SchedulerView

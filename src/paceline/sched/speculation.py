@@ -6,12 +6,13 @@ from importlib import import_module
 
 import numpy as np
 
-from paceline.core.arrays import F32, I32, I64, Bool, Index
+from paceline.core.arrays import F32, F64, I32, I64, Bool, Index
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import ConfigError
+from paceline.core.step_times import StepTimes
 from paceline.sched.composition import FOREVER, Composition
 from paceline.sched.slots import SlotTable
-from paceline.sched.step_times import F64, Curve, StepTimes
+from paceline.sched.step_times import Curve
 
 LEARNING = 4.0  # drafts that weigh as much as all that was seen of a sequence before
 EXPECTING = 64.0  # the same for all sequences together, which sets where new ones begin

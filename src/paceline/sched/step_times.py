@@ -1,36 +1,9 @@
 """How long a step takes on the device at hand, by its number of positions."""
 
-from dataclasses import dataclass
-from math import isfinite
-
 import numpy as np
-import numpy.typing as npt
 
-from paceline.core.errors import ConfigError
-
-F64 = npt.NDArray[np.float64]
-Points = tuple[tuple[int, float], ...]  # positions and seconds, by rising positions
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds that steps took when they were measured."""
-
-    plain: Points  # rows of one position each
-    drafted: Points  # rows with drafts, all positions counted
-    least: Points = ()  # by rows, of a step with a single draft; empty: positions alone count
-
-    def __post_init__(self) -> None:
-        named = {"plain": self.plain, "drafted": self.drafted}
-        named |= {"least": self.least} if self.least else {}
-        for name, points in named.items():
-            sizes = [size for size, _ in points]
-            rising = bool(sizes) and sizes == sorted(set(sizes)) and sizes[0] > 0
-            if not rising or not all(isfinite(taken) and taken > 0 for _, taken in points):
-                raise ConfigError(
-                    f"{name} step times are {points}; they are pairs of positions, which rise, "
-                    f"and of positive seconds"
-                )
+from paceline.core.arrays import F64, I64
+from paceline.core.step_times import Points
 
 
 class Curve:
@@ -49,7 +22,7 @@ class Curve:
         if not len(self._slope):
             self._slope = np.zeros(1)
 
-    def at(self, positions: npt.NDArray[np.int64]) -> F64:
+    def at(self, positions: I64) -> F64:
         """Seconds of steps with so many positions."""
         line = np.searchsorted(self._size, positions, side="right") - 1
         line = np.clip(line, 0, len(self._slope) - 1)

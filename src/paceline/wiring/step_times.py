@@ -1,9 +1,9 @@
 """Measures the steps of a runner when an engine starts, for the speculation of its scheduler."""
 
 from paceline.core.config import Config
+from paceline.core.step_times import StepTimes
 from paceline.runner.step_times import Room, StepTimer
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.step_times import StepTimes
 
 MEASURED_S = 2.0  # after so many seconds no further step time is measured
 

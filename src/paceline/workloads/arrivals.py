@@ -3,9 +3,8 @@
 from math import isinf
 
 import numpy as np
-from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
+from paceline.core.arrays import F64
 
 
 def arrival_times(

@@ -9,10 +9,10 @@ import pytest
 from paceline import Scheduler
 from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Plan, StepResult
+from paceline.core.step_times import StepTimes
 from paceline.engine.core.turn_times import CONTEXT, ROWS, TurnTimer
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
-from paceline.sched.step_times import StepTimes
 from tests.runner.driving import SETTINGS, drive, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import outputs, runner_for

@@ -10,11 +10,11 @@ import pytest
 
 from paceline import PacelineError, Plan, Request, RequestError, Scheduler, StepResult
 from paceline.core.errors import ConfigError
+from paceline.core.step_times import StepTimes
 from paceline.sched.replay.reader import Reader, RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import RecordingError, RecordKind
 from paceline.sched.replay.replayer import Replay
-from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 from tests.sched.recorded_runs import Trouble
 

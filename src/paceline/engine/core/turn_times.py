@@ -10,10 +10,10 @@ from paceline.core.config import CacheConfig, Config, StepConfig
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
+from paceline.core.step_times import Points, StepTimes
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.ports import Clock, Runner
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.step_times import Points, StepTimes
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXT = 512  # tokens of a prompt

@@ -14,6 +14,7 @@ from paceline.core.errors import RequestError
 from paceline.core.plan import Candidates, Failed, StepResult
 from paceline.core.request import Item, Request
 from paceline.core.sampling import GREEDY, Sampling
+from paceline.core.step_times import StepTimes
 from paceline.sched.replay.records import (
     TOKEN,
     RecordKind,
@@ -24,7 +25,6 @@ from paceline.sched.replay.records import (
     values_of,
     with_tail,
 )
-from paceline.sched.step_times import StepTimes
 
 COMMITTED = Struct("<QdI")  # step, time, rows of its plan
 SCORE = np.dtype("<f4")

@@ -7,6 +7,7 @@ from paceline.core.config import Config, RecordConfig
 from paceline.core.errors import PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
+from paceline.core.step_times import StepTimes
 from paceline.sched.replay.calls import (
     Commitment,
     ResultScores,
@@ -22,7 +23,6 @@ from paceline.sched.replay.preamble import Preamble
 from paceline.sched.replay.recording import OUTCOME_BYTES, Recording
 from paceline.sched.replay.records import CHECKSUM, HEAD, STEP, TIME, RecordKind, arguments, record
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.step_times import StepTimes
 from paceline.sched.swapping import Rates
 
 RECORD_SETTINGS = [setting.name for setting in fields(RecordConfig)]

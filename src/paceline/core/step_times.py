@@ -1,0 +1,29 @@
+"""Measured times of steps, which a runner takes and a scheduler plans with."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from paceline.core.errors import ConfigError
+
+Points = tuple[tuple[int, float], ...]  # positions and seconds, by rising positions
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds that steps took when they were measured."""
+
+    plain: Points  # rows of one position each
+    drafted: Points  # rows with drafts, all positions counted
+    least: Points = ()  # by rows, of a step with a single draft; empty: positions alone count
+
+    def __post_init__(self) -> None:
+        named = {"plain": self.plain, "drafted": self.drafted}
+        named |= {"least": self.least} if self.least else {}
+        for name, points in named.items():
+            sizes = [size for size, _ in points]
+            rising = bool(sizes) and sizes == sorted(set(sizes)) and sizes[0] > 0
+            if not rising or not all(isfinite(taken) and taken > 0 for _, taken in points):
+                raise ConfigError(
+                    f"{name} step times are {points}; they are pairs of positions, which rise, "
+                    f"and of positive seconds"
+                )
