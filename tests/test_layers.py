@@ -139,7 +139,7 @@ def reads_state(text: str) -> list[int]:
         node.lineno
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Attribute)
-        and node.attr in ("state", "parts")
+        and node.attr in ("state", "components")
         and ast.unparse(node.value).endswith("scheduler")
     ]
 
@@ -161,7 +161,7 @@ def test_only_sched_reads_the_state_of_a_scheduler(path: Path) -> None:
 
 def test_a_read_of_the_state_is_found() -> None:
     assert reads_state("x = 1\nlive = scheduler.state.live") == [2]
-    assert reads_state("x = self._scheduler.parts\ny = sequence.state") == [1]
+    assert reads_state("x = self._scheduler.components\ny = sequence.state") == [1]
 
 
 def test_light_layers_import_with_numpy_alone() -> None:

@@ -383,13 +383,13 @@ def a_search_never_stops_early(_original: Any) -> Any:
 
 @mutant(BeamSearch, "follow")
 def beams_forget_their_scores(_original: Any) -> Any:
-    def follow(self: BeamSearch, placed: Any) -> None:
-        self.running = list(placed)
+    def follow(self: BeamSearch, assigned: Any) -> None:
+        self.running = list(assigned)
 
     return follow
 
 
-@mutant(BeamSearch, "_weighed")
+@mutant(BeamSearch, "_normalized")
 def the_length_penalty_is_ignored(_original: Any) -> Any:
     return lambda self, score, length: score
 

@@ -114,6 +114,12 @@ def sequence(scheduler: Scheduler, name: str) -> Sequence:
     return scheduler.state.live[name]
 
 
+def preempt(scheduler: Scheduler, name: str, may_swap: bool = True) -> None:
+    """Preempt a resident as if its blocks were needed."""
+    slot = sequence(scheduler, name).slot
+    scheduler.components.departures.preempt(slot, "a test", may_swap=may_swap)
+
+
 def findable(scheduler: Scheduler, prompt: Iterable[int], **more: Any) -> int:
     """Tokens that a request with this prompt would find in the cache."""
     asked = ask("finder", [*prompt, 0], **more)

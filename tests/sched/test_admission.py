@@ -24,6 +24,7 @@ from tests.sched.support import (
     crowded,
     finish_all,
     gate,
+    preempt,
     sequence,
     small,
     state,
@@ -35,14 +36,14 @@ GATES = Discipline.gates
 
 def admission(scheduler: Scheduler) -> Admission:
     """With the gates of the product, and no limits but those of the chunk that is passed."""
-    parts, inner, config = scheduler.parts, scheduler.state, scheduler.config
+    components, inner, config = scheduler.components, scheduler.state, scheduler.config
     limits, gates = Limits((), config, inner), Gates(GATES, config, inner)
-    return Admission(config, parts, Forks(parts), limits, gates)
+    return Admission(config, components, Forks(components), limits, gates)
 
 
 def makes(scheduler: Scheduler) -> Entrants:
     inner, config = scheduler.state, scheduler.config
-    return Entrants(config, inner, Forks(scheduler.parts), Limits((), config, inner))
+    return Entrants(config, inner, Forks(scheduler.components), Limits((), config, inner))
 
 
 def whole(row: ArrivalRow) -> int:
@@ -216,7 +217,7 @@ def test_a_family_that_comes_back_needs_what_its_members_knew() -> None:
     step(scheduler)
     for _ in range(5):
         step(scheduler, **{"0_a": [1], "1_a": [2]})
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     leader = sequence(scheduler, "a")
     assert len(leader.tokens) == 10  # three blocks, of which one is shared
     assert makes(scheduler).missing(leader, MISS, 4) == 3 + 2
@@ -255,7 +256,7 @@ def away(beside: bool = False, **settings: Any) -> Scheduler:
     scheduler.submit(ask("a", 5, max_tokens=9, n=2), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     scheduler.pause()
     step(scheduler)
     scheduler.resume()

@@ -8,12 +8,12 @@ import pytest
 from paceline import ConfigError
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline, load
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.limits.rows import ArrivalRow
-from paceline.sched.parts import SchedulerParts
 from tests.sched import constant_steps as steps
 from tests.sched.support import SMALL, ask, crowded, finish_all, gate, small, step
 
@@ -47,7 +47,7 @@ class Vague(Discipline):
 
 def loaded(name: str) -> Discipline:
     config = Config.of(**SMALL, discipline=name)
-    return load(config, SchedulerParts.of(config))
+    return load(config, SchedulerComponents.of(config))
 
 
 @pytest.mark.parametrize(

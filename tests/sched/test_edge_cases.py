@@ -21,6 +21,7 @@ from tests.sched.support import (
     crowded,
     findable,
     finish_all,
+    preempt,
     sequence,
     small,
     state,
@@ -587,7 +588,7 @@ def test_63_an_abort_of_the_parent_reaches_every_child() -> None:
         for _ in range(steps):
             step(scheduler)
         if steps == 3:
-            scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+            preempt(scheduler, "a")
             step(scheduler)
         assert scheduler.abort("a", 0.0)
         scheduler.check()

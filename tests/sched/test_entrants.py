@@ -17,7 +17,7 @@ from tests.sched.support import ask, crowded, sequence, small, step
 
 def entrants(scheduler: Scheduler) -> Entrants:
     state, config = scheduler.state, scheduler.config
-    return Entrants(config, state, Forks(scheduler.parts), Limits((Budget,), config, state))
+    return Entrants(config, state, Forks(scheduler.components), Limits((Budget,), config, state))
 
 
 def cut(row: ArrivalRow) -> int:

@@ -14,7 +14,7 @@ from tests.sched.support import (
     commit,
     findable,
     finish_all,
-    sequence,
+    preempt,
     small,
     state,
     step,
@@ -161,7 +161,7 @@ def test_the_host_forgets_it_too() -> None:
     scheduler.submit(ask("a", range(20), max_tokens=9), 0.0)
     step(scheduler)
     at = scheduler.state
-    scheduler.parts.departures.preempt(at.live["a"].slot, "a test")
+    preempt(scheduler, "a")
     assert len(at.swapped) == 1
     host = at.cache.host
     while scheduler.unfinished:
@@ -283,7 +283,7 @@ def away(scheduler: Scheduler) -> None:
     """Another one, which builds on the first piece and has sampled nothing, goes to the host."""
     scheduler.submit(ask("b", [*range(8), *range(100, 132)]), 0.0)
     assert step(scheduler)["tokens"] == {"a": 8, "b": 8}
-    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
+    preempt(scheduler, "b")
     assert scheduler.snapshot()["swapped"] == ["b"]
 
 

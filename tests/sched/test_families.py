@@ -22,6 +22,7 @@ from tests.sched.support import (
     counters,
     finish_all,
     gate,
+    preempt,
     sampling,
     sequence,
     small,
@@ -473,7 +474,7 @@ def test_a_family_is_swapped_as_a_whole_and_shared_blocks_once() -> None:
     scheduler.submit(ask("a", 9, max_tokens=9, n=3), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     plan = step(scheduler)
     assert len(plan["swap_out"]) == 2 + 3
     assert {child["state"] for child in each(scheduler)} == {"SWAPPED"}
@@ -492,7 +493,7 @@ def test_a_family_that_has_yet_to_fork_is_not_swapped() -> None:
     scheduler = small(preemption_mode="swap", swap_space=8)
     scheduler.submit(ask("a", 6, n=3), 0.0)
     step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     scheduler.check()
     plan = step(scheduler)
     assert (plan["swap_out"], state(scheduler, "a")["preemptions"]) == ([], 1)
@@ -517,7 +518,7 @@ def test_a_family_comes_back_to_where_each_of_it_was() -> None:
     scheduler = forked(3, max_tokens=8)
     for _ in range(3):
         step(scheduler, **{f"{child}_a": [child] for child in range(3)})
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     resumed: dict[str, list[int]] = {}
     for _ in range(2):
         plan = scheduler.plan(0.0)
@@ -532,7 +533,7 @@ def test_what_a_family_still_finds_is_not_computed_again() -> None:
     for _ in range(5):
         step(scheduler, **{f"{child}_a": [child] for child in range(3)})
     assert [counters(scheduler, "a")] == [(15, 14, 14)]
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     before = scheduler.stats.planned
     while state(scheduler, "a")["computed"] < 15:
         step(scheduler)
@@ -566,7 +567,7 @@ def test_the_one_that_is_left_of_a_family_gives_way_and_returns_alone(mode: str)
     step(scheduler)
     step(scheduler)
     step(scheduler, **{"0_a": [STOP]})
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     scheduler.check()
     assert set(finish_all(scheduler)) == {"1_a", "a"}
     assert scheduler.snapshot()["free_blocks"] == 11
@@ -581,7 +582,7 @@ def test_a_leader_that_ends_before_the_others_have_come_back_leaves_them_to_begi
     while sum(map(len, pipeline.got.values())) < 15:
         pipeline.launch()
         pipeline.land()
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     pipeline.run()
     assert pipeline.got | children(asked) == pipeline.got
     assert sorted(pipeline.ends) == ["0_a", "1_a", "2_a", "a"]
@@ -997,7 +998,7 @@ def test_a_search_gives_way_when_only_some_of_its_beams_have_told_their_candidat
         pipeline.launch()
         pipeline.land()
     assert len(scheduler.state.families["a"].reports) == 1
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     scheduler.check()
     assert state(scheduler, "a")["state"] == ("SWAPPED" if mode == "swap" else "PREEMPTED")
     pipeline.run()
@@ -1086,7 +1087,7 @@ def test_a_family_that_returned_is_not_on_the_host_any_more() -> None:
     scheduler.submit(ask("a", 5, max_tokens=8, n=2), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     step(scheduler)
     assert scheduler.snapshot()["swapped"] == ["a"]
     step(scheduler)

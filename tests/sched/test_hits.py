@@ -20,7 +20,7 @@ from tests.sched.support import (
     findable,
     finish_all,
     gate,
-    sequence,
+    preempt,
     small,
     state,
     step,
@@ -197,7 +197,7 @@ def test_a_preemption_while_the_copy_is_in_flight_loses_nothing() -> None:
     scheduler = stocked()
     scheduler.submit(ask("new", TEXT[:16]), 0.0)
     plan = scheduler.plan(0.0)
-    scheduler.parts.departures.preempt(sequence(scheduler, "new").slot, "a test", may_swap=False)
+    preempt(scheduler, "new", may_swap=False)
     scheduler.check()
     commit(scheduler, plan)
     again = step(scheduler)
@@ -210,7 +210,7 @@ def test_one_that_is_swapped_out_while_the_copy_is_in_flight_returns() -> None:
     scheduler = stocked()
     scheduler.submit(ask("new", TEXT[:16]), 0.0)
     plan = scheduler.plan(0.0)
-    scheduler.parts.departures.preempt(sequence(scheduler, "new").slot, "a test")
+    preempt(scheduler, "new")
     scheduler.check()
     assert scheduler.snapshot()["swapped"] == ["new"]
     commit(scheduler, plan)

@@ -48,7 +48,7 @@ class WithToy(Accounting):
 def start(*names: str) -> tuple[Scheduler, Plan]:
     """A scheduler with the toy feature, and its first plan."""
     scheduler = small()
-    scheduler._accounting = WithToy(scheduler.parts)
+    scheduler._accounting = WithToy(scheduler.components)
     for name in names:
         scheduler.submit(ask(name, 4, max_tokens=9), 0.0)
     Toy.moments.clear()

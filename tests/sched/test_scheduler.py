@@ -30,6 +30,7 @@ from tests.sched.support import (
     counters,
     findable,
     finish_all,
+    preempt,
     sequence,
     small,
     state,
@@ -757,7 +758,7 @@ def test_who_was_swapped_last_comes_back_first() -> None:
         scheduler.submit(ask(name, 5, max_tokens=9), 0.0)
     step(scheduler)
     for name in "ab":
-        scheduler.parts.departures.preempt(sequence(scheduler, name).slot, "a test")
+        preempt(scheduler, name)
     assert scheduler.snapshot()["swapped"] == ["b", "a"]
 
 
@@ -787,7 +788,7 @@ def test_the_swapped_count_among_those_who_wait_when_one_comes() -> None:
     scheduler = small(preemption_mode="swap", swap_space=16)
     scheduler.submit(ask("a", 5, max_tokens=9), 0.0)
     step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     scheduler.submit(ask("b", 5), 0.0)
     assert "submitted, with 1 request waiting" in scheduler.explain("b")
 

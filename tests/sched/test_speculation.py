@@ -36,6 +36,7 @@ from tests.sched.support import (
     counters,
     findable,
     finish_all,
+    preempt,
     sequence,
     small,
     state,
@@ -763,6 +764,6 @@ def test_one_that_returns_to_the_end_of_the_model_gets_no_block_behind_it() -> N
     while len(sequence(scheduler, "a").tokens) and not scheduler.stats.sampled:
         step(scheduler)
     step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     finish_all(scheduler)
     assert scheduler.stats.swapped_in_blocks + scheduler.stats.swapped_out_blocks > 0

@@ -18,6 +18,7 @@ from tests.sched.support import (
     counters,
     findable,
     finish_all,
+    preempt,
     sequence,
     small,
     state,
@@ -239,7 +240,7 @@ def test_a_victim_keeps_its_outputs_and_nothing_else() -> None:
     scheduler.submit(ask("a", 5, max_tokens=9), 0.0)
     step(scheduler, a=[1])
     step(scheduler, a=[2])
-    scheduler.parts.departures.preempt(0, "a test")
+    preempt(scheduler, "a")
     scheduler.state.check()
     now = state(scheduler, "a")
     assert (now["state"], now["known"], now["planned"], now["computed"]) == ("PREEMPTED", 7, 0, 0)

@@ -19,6 +19,7 @@ from tests.sched.support import (
     findable,
     finish_all,
     gate,
+    preempt,
     sequence,
     small,
     state,
@@ -115,7 +116,7 @@ def test_a_block_that_is_hardly_filled_costs_what_is_in_it() -> None:
 def test_what_is_on_the_host_already_is_not_copied_there_again() -> None:
     scheduler = begun(swapping(preemption_mode="auto", num_blocks=32), a=range(9), b=range(9))
     scheduler.measure(FAST_COPIES)
-    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
+    preempt(scheduler, "b")
     scheduler.pause()
     step(scheduler)
     assert state(scheduler, "b")["state"] == "SWAPPED"
@@ -137,14 +138,13 @@ def test_one_that_has_computed_nothing_has_nothing_to_keep() -> None:
 def test_a_prompt_in_pieces_is_worth_what_is_there() -> None:
     scheduler = begun(swapping(max_num_batched_tokens=6), a=9)
     at = scheduler.state
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     assert at.swapping.tier.stored(sequence(scheduler, "a")).tokens == 6
 
 
 def test_the_last_known_token_is_computed_again_to_sample_from() -> None:
     scheduler = begun(swapping(), a=8)
-    slot = sequence(scheduler, "a").slot
-    scheduler.parts.departures.preempt(slot, "a test")
+    preempt(scheduler, "a")
     assert scheduler.state.swapping.tier.stored(sequence(scheduler, "a")).tokens == 8
 
 
@@ -248,7 +248,7 @@ def test_outputs_are_named_before_they_go() -> None:
     for _ in range(3):
         step(scheduler)
     for name in "ab":
-        scheduler.parts.departures.preempt(sequence(scheduler, name).slot, "a test")
+        preempt(scheduler, name)
     assert scheduler.plan(0.0).to_dict()["swap_out"] == [[0, 0], [2, 1], [3, 2]]
 
 
@@ -525,7 +525,7 @@ def test_a_reset_that_cannot_be_leaves_the_host_as_it_is() -> None:
     scheduler.submit(ask("a", 9, 20), 0.0)
     for _ in range(3):
         step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     for _ in range(3):
         step(scheduler)
     kept = scheduler.state.cache.host.cached

@@ -10,12 +10,12 @@ from paceline.core.errors import StepError
 from paceline.core.events import Happened
 from paceline.core.plan import Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Sequence
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.draft_results import DraftResults
 from paceline.sched.explain.journal import note
 from paceline.sched.failures import Failures
 from paceline.sched.families.beam_reports import BeamReports
 from paceline.sched.families.best_samples import BestSamples
-from paceline.sched.parts import SchedulerParts
 from paceline.sched.result_rows import ResultHook, ResultRows
 from paceline.sched.steady import Steady
 
@@ -28,12 +28,12 @@ class Accounting:
 
     hooks: ClassVar[tuple[type[ResultHook], ...]] = (DraftResults, BestSamples, BeamReports)
 
-    def __init__(self, parts: SchedulerParts) -> None:
-        self._state = parts.state
-        self._departures = parts.departures
-        self._stops = parts.stops
-        self._failures = Failures(parts)
-        hooks = [kind(parts) for kind in self.hooks]
+    def __init__(self, components: SchedulerComponents) -> None:
+        self._state = components.state
+        self._departures = components.departures
+        self._stops = components.stops
+        self._failures = Failures(components)
+        hooks = [kind(components) for kind in self.hooks]
         self._verify = [one.verify for one in hooks if type(one).verify is not ResultHook.verify]
         self._arrived = [
             one.arrived for one in hooks if type(one).arrived is not ResultHook.arrived

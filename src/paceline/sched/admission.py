@@ -6,6 +6,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.plan import Admitted
 from paceline.core.request import Sequence
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import Composition, JoiningRow
 from paceline.sched.entrants import Chunk, Entrants, SwappedEntrant, WaitingEntrant
 from paceline.sched.explain.journal import Gate
@@ -14,7 +15,6 @@ from paceline.sched.gates.gate import Gates, Shut
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows, Used
-from paceline.sched.parts import SchedulerParts
 
 MOST_PASSED_OVER = 8  # sequences in one step; the next one that a gate shuts out stops the queue
 MOST_OVERTAKEN = 64  # admissions past one sequence; from then on it stops the queue
@@ -47,15 +47,20 @@ class Admission:
     """
 
     def __init__(
-        self, config: Config, parts: SchedulerParts, forks: Forks, limits: Limits, gates: Gates
+        self,
+        config: Config,
+        components: SchedulerComponents,
+        forks: Forks,
+        limits: Limits,
+        gates: Gates,
     ) -> None:
         self._budget = config.step.max_num_batched_tokens
-        self._state = parts.state
-        self._arrivals = parts.arrivals
+        self._state = components.state
+        self._arrivals = components.arrivals
         self._forks = forks
         self._limits = limits
         self._gates = gates
-        self._entrants = Entrants(config, parts.state, forks, limits)
+        self._entrants = Entrants(config, components.state, forks, limits)
         self._watermark = int(config.step.watermark * config.cache.num_blocks)
 
     def let_in(

@@ -1,4 +1,4 @@
-"""How a step is built: the parts that all disciplines share."""
+"""How a step is built: the code that all disciplines share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.request import Sequence
 from paceline.sched.admission import Admission
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import NOTHING, Composition
 from paceline.sched.families.forks import Forks
 from paceline.sched.gates.first_row import FirstRow
@@ -28,12 +29,11 @@ from paceline.sched.limits.model_length import ModelLength
 from paceline.sched.limits.policy_share import PolicyShare
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows
 from paceline.sched.limits.whole_prompts import WholePrompts
-from paceline.sched.parts import SchedulerParts
 from paceline.sched.speculation import DraftRows
 
 
 class Discipline(ABC):
-    """Builds the rows of one step. Everything it may change is in `parts`.
+    """Builds the rows of one step. Everything it may change is in `components`.
 
     A subclass says in `build` who computes how much; the parts it is made of are here. `limits`
     clip the rows of residents and of arrivals alike, in this order, and `draft_limits` the drafts
@@ -50,16 +50,16 @@ class Discipline(ABC):
         FreeBlocks,
     )
 
-    def __init__(self, config: Config, parts: SchedulerParts) -> None:
+    def __init__(self, config: Config, components: SchedulerComponents) -> None:
         self._config = config.step
-        self._state = parts.state
-        self._departures = parts.departures
-        self._forks = Forks(parts)
-        self._limits = Limits(self.limits, config, parts.state)
-        self._draft_limits = Limits(self.draft_limits, config, parts.state)
-        gates = Gates(self.gates, config, parts.state)
-        self._admission = Admission(config, parts, self._forks, self._limits, gates)
-        self._speculation = parts.state.speculation
+        self._state = components.state
+        self._departures = components.departures
+        self._forks = Forks(components)
+        self._limits = Limits(self.limits, config, components.state)
+        self._draft_limits = Limits(self.draft_limits, config, components.state)
+        gates = Gates(self.gates, config, components.state)
+        self._admission = Admission(config, components, self._forks, self._limits, gates)
+        self._speculation = components.state.speculation
         self._lookahead = config.speculation.lookahead_slots
         self._given_way = 0  # residents that gave way in this step
 
@@ -213,8 +213,8 @@ class Discipline(ABC):
         return admission.would_fit(head, room, freed, self.chunk)
 
 
-def load(config: Config, parts: SchedulerParts) -> Discipline:
+def load(config: Config, components: SchedulerComponents) -> Discipline:
     """The discipline by module name in `disciplines`, or by dotted path to a class."""
     package = "paceline.sched.disciplines"
     kind = plugins.load("discipline", config.step.discipline, package, Discipline)
-    return kind(config, parts)
+    return kind(config, components)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from paceline.core.plan import Ended, Plan, StepResult
 from paceline.core.request import Finish, Sequence
-from paceline.sched.parts import SchedulerParts
+from paceline.sched.components import SchedulerComponents
 
 CAUSE = "a row that failed on the same prefix"
 
@@ -27,9 +27,9 @@ class Failures:
     those are computed again. A sequence that finds it fails, and it is forgotten with that one.
     """
 
-    def __init__(self, parts: SchedulerParts) -> None:
-        self._state = parts.state
-        self._departures = parts.departures
+    def __init__(self, components: SchedulerComponents) -> None:
+        self._state = components.state
+        self._departures = components.departures
 
     def end(self, plan: Plan, result: StepResult) -> list[Ended]:
         """End the requests of all rows that failed, as far as they are here."""

@@ -6,9 +6,9 @@ from paceline.core.config import Config
 from paceline.core.plan import Plan, Rows
 from paceline.sched import discipline
 from paceline.sched.changes import Changes
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import Composition
 from paceline.sched.explain.journal import Gate
-from paceline.sched.parts import SchedulerParts
 from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.steady import Steady
 
@@ -24,13 +24,15 @@ class Planner:
     paused   what is not planned for now: nothing, new requests, or all
     """
 
-    def __init__(self, config: Config, parts: SchedulerParts, limits: QueueLimits) -> None:
+    def __init__(
+        self, config: Config, components: SchedulerComponents, limits: QueueLimits
+    ) -> None:
         self.steady: Steady | None = None
         self.gate: Gate | None = None
         self.paused: Pause = ""
-        self._state = parts.state
+        self._state = components.state
         self._limits = limits
-        self._discipline = discipline.load(config, parts)
+        self._discipline = discipline.load(config, components)
 
     def plan(self) -> Plan:
         """The plan of step `state.step`."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.core.arrays import I32, Bool, Index
 from paceline.core.plan import Ended, Plan, Rows, StepResult
-from paceline.sched.parts import SchedulerParts
+from paceline.sched.components import SchedulerComponents
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +46,9 @@ class ResultHook:
     """The part of one feature in the commit of a step. A subclass defines the moments it needs,
     in the order in which they come; each is called for every step that is not steady."""
 
-    def __init__(self, parts: SchedulerParts) -> None:
-        self._state = parts.state
-        self._departures = parts.departures
+    def __init__(self, components: SchedulerComponents) -> None:
+        self._state = components.state
+        self._departures = components.departures
 
     def verify(self, plan: Plan, result: StepResult) -> None:
         """StepError if the result lacks what the feature needs. Nothing has changed yet."""

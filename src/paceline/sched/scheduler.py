@@ -14,6 +14,7 @@ from paceline.core.request import Finish, Request, Sequence
 from paceline.core.step_times import StepTimes
 from paceline.sched import timeouts
 from paceline.sched.accounting import Accounting
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.explain import sentences, snapshot
 from paceline.sched.explain.journal import Gate
 from paceline.sched.families.abort_child import ChildAborts
@@ -38,14 +39,14 @@ class Scheduler:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.parts = parts = SchedulerParts.of(config)
-        self.state = state = parts.state
+        self.components = components = SchedulerComponents.of(config)
+        self.state = state = components.state
         self.view = SchedulerView(state)
         self._limits = QueueLimits(config.queue, self.view)
         self._timeouts = timeouts.load(state.policy, self._limits, state.live)
-        self._planner = Planner(config, parts, self._limits)
-        self._accounting = Accounting(parts)
-        self._child_aborts = ChildAborts(parts)
+        self._planner = Planner(config, components, self._limits)
+        self._accounting = Accounting(components)
+        self._child_aborts = ChildAborts(components)
         self._flight: deque[int] = deque()  # steps planned and not committed
         self._void_until = 0  # steps up to here were given up
         self._draining, self._serials = False, 0
@@ -68,7 +69,7 @@ class Scheduler:
         if width > 1:
             self.state.families[request.id] = Family.of(sequence)
         self._serials += width
-        self.parts.arrivals.enter(sequence, parked)
+        self.components.arrivals.enter(sequence, parked)
         self._limits.entered(request, self.state.now)
 
     def _admissible(self, request: Request) -> int:
@@ -110,7 +111,7 @@ class Scheduler:
         sequence, queue = self.state.live.get(request_id), self.state.queue
         if sequence is None or sequence not in queue or sequence.parked or not reason:
             return False
-        self.parts.arrivals.park(sequence, reason)
+        self.components.arrivals.park(sequence, reason)
         return True
 
     def wake(self, request_id: str, now: float) -> bool:
@@ -119,7 +120,7 @@ class Scheduler:
         sequence = self.state.live.get(request_id)
         if sequence is None or not sequence.parked:
             return False
-        self.parts.arrivals.wake(sequence)
+        self.components.arrivals.wake(sequence)
         return True
 
     # -- steps --------------------------------------------------------------
@@ -204,18 +205,18 @@ class Scheduler:
         state.cache.index.retract()
         for serial in state.cache.fences.retract():
             for sequence in [one for one in state.swapped if one.serial == serial]:
-                self.parts.departures.demote(sequence)
+                self.components.departures.demote(sequence)
         return touched
 
     def _recompute(self, slot: int, cause: str) -> None:
         """Preempt a resident whose blocks are not to be kept."""
         if self.state.table.resident[slot]:  # it may have gone with its family
-            self.parts.departures.preempt(slot, cause, may_swap=False)
+            self.components.departures.preempt(slot, cause, may_swap=False)
 
     def _dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
         self._planner.steady = None
         self._limits.left(sequence.id)
-        return self.parts.departures.dismiss(sequence, finish, message)
+        return self.components.departures.dismiss(sequence, finish, message)
 
     def _with_unreported(self, outputs: Outputs) -> Outputs:
         """Add the ends that happened outside a commit and were not reported yet."""
@@ -256,7 +257,7 @@ class Scheduler:
                 self._recompute(slot, "a reset of the prefix cache")
                 self._planner.steady = None
             for sequence in list(state.swapped):
-                self.parts.departures.demote(sequence)
+                self.components.departures.demote(sequence)
         return state.cache.reset()
 
     def measure(self, rates: Rates) -> None:

@@ -15,7 +15,7 @@ from tests.sched.support import (
     findable,
     finish_all,
     gate,
-    sequence,
+    preempt,
     small,
     state,
     step,
@@ -323,7 +323,7 @@ def test_one_that_returns_with_more_than_one_position_to_compute_catches_up() ->
     )
     submit(scheduler, a=16)
     kinds(scheduler, 1)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     plan = scheduler.plan(0.0)
     assert (plan.swap_in, plan.total) == ((), 0)
     commit(scheduler, plan)
@@ -339,7 +339,7 @@ def test_those_who_wait_are_told_that_one_that_returned_catches_up() -> None:
     scheduler = first(preemption_mode="swap", swap_space=8, max_num_batched_tokens=8)
     submit(scheduler, a=16)
     kinds(scheduler, 1)
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     submit(scheduler, c=3)
     kinds(scheduler, 1)
     plan = scheduler.plan(0.0)
@@ -352,7 +352,7 @@ def test_one_that_returns_beside_others_catches_up_in_the_next_step() -> None:
     submit(scheduler, b=3, a=16)
     kinds(scheduler, 2)
     assert state(scheduler, "a")["computed"] == 8
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
+    preempt(scheduler, "a")
     assert kinds(scheduler, 3) == [
         ("decode", {"b": 1}),
         ("decode", {"b": 1}),
@@ -367,7 +367,7 @@ def test_a_prompt_that_has_begun_goes_on_before_anybody_returns() -> None:
     kinds(scheduler, 2)
     submit(scheduler, long=24)
     kinds(scheduler, 1)
-    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
+    preempt(scheduler, "b")
     plan = scheduler.plan(0.0)
     assert (plan.kind, plan.to_dict()["tokens"]) == ("prefill", {"long": 8})
     assert gate(scheduler) == ("prefill", "b", 0)

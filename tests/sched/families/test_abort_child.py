@@ -7,7 +7,17 @@ import pytest
 from paceline import Request, RequestError, Scheduler
 from paceline.sim.reference import reference
 from tests.sched import constant_steps as steps
-from tests.sched.support import VOCAB, Pipeline, ask, commit, finish_all, small, state, step
+from tests.sched.support import (
+    VOCAB,
+    Pipeline,
+    ask,
+    commit,
+    finish_all,
+    preempt,
+    small,
+    state,
+    step,
+)
 
 LENGTH = 64
 ASKED = ask("a", 9, max_tokens=8, n=3, seed=4)
@@ -67,7 +77,7 @@ def test_a_family_that_has_no_slots_ends_with_its_last_child(
     if place in ("preempted", "swapped"):
         for _ in range(3):
             step(scheduler)
-        scheduler.parts.departures.preempt(scheduler.state.live["a"].slot, "a test")
+        preempt(scheduler, "a")
     if place == "swapped":
         step(scheduler)
     for child in order:

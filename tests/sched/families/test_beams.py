@@ -8,7 +8,7 @@ import pytest
 
 from paceline import Request, StepResult
 from paceline.core.request import Finish
-from paceline.sched.families.beams import BeamSearch, Candidate, Step
+from paceline.sched.families.beams import BeamSearch, Candidate, Continuation, assign
 from paceline.sim.reference import beam_search, digest_of, likeliest
 from tests.sched import constant_steps as steps
 from tests.sched.support import Pipeline, ask, small
@@ -21,24 +21,24 @@ def beams(width: int = 2, **fields: Any) -> Request:
     return ask("a", 3, **{"max_tokens": 4, "eos_token_ids": (END,), "beam_width": width} | fields)
 
 
-def advance(search: BeamSearch, outputs: list[tuple[int, ...]], model: Model) -> list[Step]:
+def advance(search: BeamSearch, outputs: list[tuple[int, ...]], model: Model) -> list[Continuation]:
     told = [[Candidate(*one) for one in model[tokens]] for tokens in outputs]
     return search.advance(outputs, told)
 
 
 def run(request: Request, most: int, model: Model) -> BeamSearch:
-    """Until the search is over; each beam takes the step of its rank."""
+    """Until the search is over; each beam takes the continuation of its rank."""
     search = BeamSearch(request, most)
     outputs: list[tuple[int, ...]] = [()] * request.beam_width
-    while steps := advance(search, outputs, model):
-        placed = dict(enumerate(steps))
-        search.follow(placed)
-        outputs = [(*outputs[step.parent], step.token) for step in placed.values()]
+    while going := advance(search, outputs, model):
+        assigned = dict(enumerate(going))
+        search.follow(assigned)
+        outputs = [(*outputs[step.parent], step.token) for step in assigned.values()]
     return search
 
 
 def rounded(search: BeamSearch) -> list[tuple[tuple[int, ...], float]]:
-    return [(end.tokens, round(end.score, 6)) for end in search.ends]
+    return [(end.tokens, round(end.score, 6)) for end in search.finished]
 
 
 # -- one step ----------------------------------------------------------------
@@ -46,63 +46,66 @@ def rounded(search: BeamSearch) -> list[tuple[tuple[int, ...], float]]:
 
 def test_at_first_all_beams_come_from_one() -> None:
     """All know the same, and each candidate would be there as often as there are beams."""
-    search = BeamSearch(beams(3), most_tokens=4)
+    search = BeamSearch(beams(3), max_tokens=4)
     told: Model = {(): [(5, -0.5), (6, -1.0), (7, -2.0), (8, -3.0)]}
-    steps = advance(search, [()] * 3, told)
-    assert steps == [Step(0, 5, -0.5), Step(0, 6, -1.0), Step(0, 7, -2.0)]
+    going = advance(search, [()] * 3, told)
+    assert going == [Continuation(0, 5, -0.5), Continuation(0, 6, -1.0), Continuation(0, 7, -2.0)]
 
 
 def test_the_best_continuations_of_all_beams_go_on_best_first() -> None:
-    search = BeamSearch(beams(), most_tokens=4)
-    search.follow({0: Step(0, 5, -1.0), 1: Step(0, 6, -1.5)})
+    search = BeamSearch(beams(), max_tokens=4)
+    search.follow({0: Continuation(0, 5, -1.0), 1: Continuation(0, 6, -1.5)})
     told: Model = {(5,): [(7, -1.0), (8, -3.0)], (6,): [(7, -0.1), (8, -0.2)]}
-    assert advance(search, [(5,), (6,)], told) == [Step(1, 7, -1.6), Step(1, 8, -1.7)]
+    assert advance(search, [(5,), (6,)], told) == [
+        Continuation(1, 7, -1.6),
+        Continuation(1, 8, -1.7),
+    ]
 
 
 def test_of_equal_scores_the_better_beam_goes_first_and_then_the_earlier_candidate() -> None:
-    search = BeamSearch(beams(), most_tokens=9)
-    search.follow({1: Step(0, 5, -1.0), 0: Step(0, 6, -1.0)})
+    search = BeamSearch(beams(), max_tokens=9)
+    search.follow({1: Continuation(0, 5, -1.0), 0: Continuation(0, 6, -1.0)})
     told: Model = {(6,): [(1, -1.0), (2, -1.0)], (5,): [(3, -1.0), (4, -1.0)]}
-    steps = advance(search, [(6,), (5,)], told)
-    assert [(step.parent, step.token) for step in steps] == [(1, 3), (1, 4)]
+    going = advance(search, [(6,), (5,)], told)
+    assert [(one.parent, one.token) for one in going] == [(1, 3), (1, 4)]
 
 
 def test_an_end_counts_only_among_the_first_of_all() -> None:
     """The third best stops, and two beams are wanted: neither an end nor a beam."""
-    search = BeamSearch(beams(), most_tokens=4)
-    steps = advance(search, [()] * 2, {(): [(5, -0.5), (6, -1.0), (END, -1.5), (7, -2.0)]})
-    assert [step.token for step in steps] == [5, 6]
-    assert search.ends == []
+    search = BeamSearch(beams(), max_tokens=4)
+    going = advance(search, [()] * 2, {(): [(5, -0.5), (6, -1.0), (END, -1.5), (7, -2.0)]})
+    assert [one.token for one in going] == [5, 6]
+    assert search.finished == []
 
 
 def test_whatever_ends_as_many_beams_go_on() -> None:
-    search = BeamSearch(beams(), most_tokens=4)
-    steps = advance(search, [()] * 2, {(): [(END, -0.5), (5, -1.0), (6, -1.5), (7, -2.0)]})
-    assert [step.token for step in steps] == [5, 6]
-    assert [(end.tokens, end.finish, end.stop_token) for end in search.ends] == [
+    search = BeamSearch(beams(), max_tokens=4)
+    going = advance(search, [()] * 2, {(): [(END, -0.5), (5, -1.0), (6, -1.5), (7, -2.0)]})
+    assert [one.token for one in going] == [5, 6]
+    assert [(end.tokens, end.finish, end.stop_token) for end in search.finished] == [
         ((END,), Finish.STOP, END)
     ]
 
 
 def test_several_stop_tokens_of_one_beam_are_several_ends() -> None:
     request = beams(2, eos_token_ids=(END, 1), stop_token_ids=(2,), early_stopping="never")
-    search = BeamSearch(request, most_tokens=4)
+    search = BeamSearch(request, max_tokens=4)
     told: Model = {(): [(1, -0.1), (2, -0.2), (END, -0.3), (5, -0.4), (6, -0.5), (7, -0.6)]}
-    steps = advance(search, [()] * 2, told)
-    assert [step.token for step in steps] == [5, 6]  # not over: better may come
-    assert [(end.tokens, end.stop_token) for end in search.ends] == [((1,), 1), ((2,), 2)]
+    going = advance(search, [()] * 2, told)
+    assert [one.token for one in going] == [5, 6]  # not over: better may come
+    assert [(end.tokens, end.stop_token) for end in search.finished] == [((1,), 1), ((2,), 2)]
 
 
 def test_below_min_tokens_a_stop_token_is_a_token_like_others() -> None:
-    search = BeamSearch(beams(min_tokens=2), most_tokens=4)
+    search = BeamSearch(beams(min_tokens=2), max_tokens=4)
     told: Model = {(): [(END, -0.5), (5, -1.0), (6, -2.0), (7, -3.0)]}
     assert [step.token for step in advance(search, [()] * 2, told)] == [END, 5]
-    assert search.ends == []
+    assert search.finished == []
 
 
 def test_at_the_last_token_everything_ends_by_length() -> None:
     search = run(beams(max_tokens=1), 1, {(): [(5, -0.5), (END, -1.0), (6, -2.0)]})
-    assert [(end.tokens, end.finish, end.stop_token) for end in search.ends] == [
+    assert [(end.tokens, end.finish, end.stop_token) for end in search.finished] == [
         ((5,), Finish.LENGTH, None),
         ((END,), Finish.STOP, END),
     ]
@@ -198,7 +201,7 @@ def test_without_an_end_token_the_search_runs_to_its_length() -> None:
 
 def test_ignored_end_tokens_end_nothing() -> None:
     told: Model = {(): [(END, -0.5), (5, -1.0), (6, -2.0), (7, -3.0)]}
-    search = BeamSearch(beams(ignore_eos=True), most_tokens=4)
+    search = BeamSearch(beams(ignore_eos=True), max_tokens=4)
     assert [step.token for step in advance(search, [()] * 2, told)] == [END, 5]
 
 
@@ -217,12 +220,12 @@ def as_a_model(request: Request, vocab: int, most: int) -> BeamSearch:
             ]
             for tokens in outputs
         ]
-        steps = search.advance(outputs, told)
-        if not steps:
+        going = search.advance(outputs, told)
+        if not going:
             return search
-        placed = dict(enumerate(steps))
-        search.follow(placed)
-        outputs = [(*outputs[step.parent], step.token) for step in placed.values()]
+        assigned = dict(enumerate(going))
+        search.follow(assigned)
+        outputs = [(*outputs[step.parent], step.token) for step in assigned.values()]
 
 
 def invented(r: Random, vocab: int) -> Request:
@@ -286,3 +289,25 @@ def test_a_beam_that_was_preempted_forgets_what_it_reported() -> None:
     family.reports[0] = []  # one of the two has told its candidates
     scheduler.reset_prefix_cache(reset_running_requests=True)
     assert family.reports == {}
+
+
+# -- beams of continuations --------------------------------------------------
+
+
+def assigned(*pairs: tuple[int, int]) -> dict[int, tuple[int, int]]:
+    """Parent and token of the continuation that each beam takes, best first."""
+    made = [Continuation(parent, token, -float(rank)) for rank, (parent, token) in enumerate(pairs)]
+    return {beam: (one.parent, one.token) for beam, one in assign(made).items()}
+
+
+def test_the_best_continuation_of_a_beam_stays_in_its_place() -> None:
+    assert assigned((1, 5), (0, 6), (2, 7)) == {1: (1, 5), 0: (0, 6), 2: (2, 7)}
+
+
+def test_further_continuations_take_the_beams_that_none_continues() -> None:
+    assert assigned((1, 5), (1, 6), (1, 7)) == {1: (1, 5), 0: (1, 6), 2: (1, 7)}
+    assert assigned((2, 5), (0, 6), (2, 7)) == {2: (2, 5), 0: (0, 6), 1: (2, 7)}
+
+
+def test_assigned_continuations_keep_their_order() -> None:
+    assert list(assigned((2, 5), (0, 6), (2, 7))) == [2, 0, 1]

@@ -7,6 +7,7 @@ import pytest
 from paceline.core.events import Happened
 from paceline.core.request import Finish, Sequence
 from paceline.sched.explain.journal import note
+from paceline.sched.families.beams import Candidate
 from paceline.sched.families.family import Family
 from tests.sched.support import ask
 
@@ -73,14 +74,16 @@ def test_only_beams_search() -> None:
     assert family(best_of=2).search is None
     search = family(beam_width=2).search
     assert search is not None
-    assert (len(search.running), search.ends) == (2, [])
+    assert (len(search.running), search.finished) == (2, [])
 
 
 def test_a_search_ends_with_the_length_of_the_sequence() -> None:
     """Twenty tokens with a prompt of nineteen leave one."""
     search = family(LIMIT - 1, beam_width=2).search
     assert search is not None
-    assert search._most == 1  # pyright: ignore[reportPrivateUsage]
+    likely = [Candidate(token, -float(token)) for token in (1, 2, 3, 4)]
+    assert search.advance([(), ()], [likely, likely]) == []
+    assert [(one.tokens, one.finish) for one in search.choices()] == [((1,), Finish.LENGTH)]
 
 
 def test_the_next_child_leads_when_the_leader_has_ended() -> None:

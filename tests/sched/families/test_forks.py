@@ -5,10 +5,9 @@ import pytest
 from paceline import Scheduler
 from paceline.core.events import Happened
 from paceline.kv.hit import MISS
-from paceline.sched.families.beams import Step
 from paceline.sched.families.family import Family
 from paceline.sched.families.forks import Forks
-from tests.sched.support import ask, commit, finish_all, sequence, small, step
+from tests.sched.support import ask, commit, finish_all, preempt, sequence, small, step
 
 
 def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler, Family, Forks]:
@@ -16,7 +15,7 @@ def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler,
     scheduler = small(**settings)
     scheduler.submit(ask("a", prompt, n=children), 0.0)
     scheduler.plan(0.0)
-    return scheduler, scheduler.state.families["a"], Forks(scheduler.parts)
+    return scheduler, scheduler.state.families["a"], Forks(scheduler.components)
 
 
 # -- when --------------------------------------------------------------------
@@ -40,7 +39,7 @@ def test_several_that_are_due_fork_oldest_first() -> None:
     for name in "ba":
         scheduler.submit(ask(name, 5, n=2), 0.0)
     scheduler.plan(0.0)
-    assert [one.request.id for one in Forks(scheduler.parts).due()] == ["b", "a"]
+    assert [one.request.id for one in Forks(scheduler.components).due()] == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_a_family_forks_as_it_is_admitted_if_nothing_has_to_be_copied(
     leader = sequence(scheduler, "a")
     hit = at.prefixes.lookup(leader)
     assert hit.tokens == cached
-    assert Forks(scheduler.parts).at_once(at.families["a"], hit) == expected
+    assert Forks(scheduler.components).at_once(at.families["a"], hit) == expected
     assert (len(scheduler.plan(0.0).rows) == 2) == expected
 
 
@@ -92,8 +91,8 @@ def test_what_a_member_still_finds_of_its_own_is_not_taken_again() -> None:
     for _ in range(9):
         step(scheduler, **{"0_a": [1], "1_a": [2]})
     at = scheduler.state
-    scheduler.parts.departures.preempt(sequence(scheduler, "a").slot, "a test")
-    family, forks = at.families["a"], Forks(scheduler.parts)
+    preempt(scheduler, "a")
+    family, forks = at.families["a"], Forks(scheduler.components)
     other = family.members[1]
     assert at.prefixes.lookup(other).tokens == 12
     found = at.prefixes.lookup(family.leader)
@@ -193,36 +192,13 @@ def test_both_ends_of_a_copy_are_fenced_until_its_step_has_run() -> None:
     assert scheduler.snapshot()["free_blocks"] == 16
 
 
-# -- beams -------------------------------------------------------------------
-
-
-def placed(*steps: tuple[int, int]) -> dict[int, tuple[int, int]]:
-    """Parent and token of the step that each beam takes, best first."""
-    made = [Step(parent, token, -float(rank)) for rank, (parent, token) in enumerate(steps)]
-    found = Forks._place(made)  # pyright: ignore[reportPrivateUsage]
-    return {beam: (step.parent, step.token) for beam, step in found.items()}
-
-
-def test_the_best_child_of_a_beam_stays_in_its_place() -> None:
-    assert placed((1, 5), (0, 6), (2, 7)) == {1: (1, 5), 0: (0, 6), 2: (2, 7)}
-
-
-def test_further_children_take_the_places_of_beams_that_die() -> None:
-    assert placed((1, 5), (1, 6), (1, 7)) == {1: (1, 5), 0: (1, 6), 2: (1, 7)}
-    assert placed((2, 5), (0, 6), (2, 7)) == {2: (2, 5), 0: (0, 6), 1: (2, 7)}
-
-
-def test_the_order_is_that_of_the_steps() -> None:
-    assert list(placed((2, 5), (0, 6), (2, 7))) == [2, 0, 1]
-
-
 def test_a_fork_waits_for_as_many_blocks_as_it_needs() -> None:
     """One is being copied to the host, and one is all that the second child lacks."""
     scheduler = small(num_blocks=3, preemption_mode="swap", swap_space=8)
     scheduler.submit(ask("a", 5, max_tokens=2, n=2), 0.0)
     scheduler.submit(ask("b", 3, max_tokens=2), 0.0)
     step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "b").slot, "a test")
+    preempt(scheduler, "b")
     assert step(scheduler)["preempted"] == ["b"]
     assert scheduler.snapshot()["running"] == ["a"]
     assert set(step(scheduler)["tokens"]) == {"0_a", "1_a"}

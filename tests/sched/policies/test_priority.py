@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import Request, Scheduler
-from tests.sched.support import ask, finish_all, sequence, small, step
+from tests.sched.support import ask, finish_all, preempt, small, step
 
 
 def pushy(**settings: Any) -> Scheduler:
@@ -303,7 +303,7 @@ def test_one_that_was_swapped_displaces_nobody() -> None:
     scheduler.submit(ask("good", 5, 8, priority=0), 0.0)
     scheduler.submit(ask("bad", 7, 8, priority=5), 0.0)
     step(scheduler)
-    scheduler.parts.departures.preempt(sequence(scheduler, "good").slot, "a test")
+    preempt(scheduler, "good")
     for _ in range(3):
         assert step(scheduler)["preempted"] in (["good"], [])
     assert scheduler.snapshot()["running"] == ["bad"]

@@ -3,17 +3,17 @@
 from paceline.core.errors import RequestError
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Sequence
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.families.family import FORK_POINT, Family
-from paceline.sched.parts import SchedulerParts
 
 
 class ChildAborts:
     """A client may abort parallel samples one by one, but no beams and no samples of which only the
     best are returned."""
 
-    def __init__(self, parts: SchedulerParts) -> None:
-        self._state = parts.state
-        self._departures = parts.departures
+    def __init__(self, components: SchedulerComponents) -> None:
+        self._state = components.state
+        self._departures = components.departures
 
     def end(self, leader: Sequence, child: int) -> list[Ended] | None:
         """End a child wherever it is; None if it is not here. If it was the last one, the end of

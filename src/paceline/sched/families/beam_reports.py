@@ -5,10 +5,10 @@ import numpy as np
 from paceline.core.arrays import Bool, Index
 from paceline.core.errors import StepError
 from paceline.core.plan import Ended, Plan, StepResult
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.families.beams import Candidate
 from paceline.sched.families.family import Family
 from paceline.sched.families.forks import Forks
-from paceline.sched.parts import SchedulerParts
 from paceline.sched.result_rows import ResultHook, ResultRows
 
 
@@ -16,9 +16,9 @@ class BeamReports(ResultHook):
     """Discards what the device sampled for a beam, and collects its candidates. When a family has
     them all, the search chooses the next tokens."""
 
-    def __init__(self, parts: SchedulerParts) -> None:
-        super().__init__(parts)
-        self._forks = Forks(parts)
+    def __init__(self, components: SchedulerComponents) -> None:
+        super().__init__(components)
+        self._forks = Forks(components)
 
     def verify(self, plan: Plan, result: StepResult) -> None:
         """A row of a beam that yields a token must have candidates."""

@@ -1,16 +1,16 @@
-"""Beam search over candidates: which continuations live on, which have ended, when to stop."""
+"""Beam search over candidates: which continuations go on, which have ended, when to stop."""
 
 from dataclasses import dataclass
 
 from paceline.core.plan import Choice
 from paceline.core.request import Finish, Request
 
-UNBORN = -1e9  # score of beams that have not come from anywhere yet: all begin alike
+NO_SCORE = -1e9  # score of the other beams at first: all beams start from the first one
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A beam's next token."""
+class Continuation:
+    """A beam and a possible next token of it."""
 
     parent: int  # index of the beam it continues
     token: int
@@ -26,81 +26,98 @@ class Candidate:
 
 
 class BeamSearch:
-    """Keeps `width` beams running, best first, and the best `width` ends.
+    """Keeps `width` beams running, best first, and the best `width` finished outputs.
 
     Of the best continuations of all beams, those that stop and rank among the first `width`
-    are ends, and the best that do not stop run on. An end counts its log-probability
-    divided by its length to the power of `length_penalty`.
+    are finished, and the best that do not stop run on. A finished output scores its
+    log-probability divided by its length to the power of `length_penalty`.
     """
 
-    def __init__(self, request: Request, most_tokens: int) -> None:
+    def __init__(self, request: Request, max_tokens: int) -> None:
         self._request = request
-        self._most = most_tokens
+        self._max_tokens = max_tokens
         self.running = list(range(request.beam_width))  # beams by index, best first
-        self.scores = [0.0] + [UNBORN] * (request.beam_width - 1)  # by index
-        self.ends: list[Choice] = []  # best first
+        self.scores = [0.0] + [NO_SCORE] * (request.beam_width - 1)  # by index
+        self.finished: list[Choice] = []  # best first
 
     def advance(
         self, outputs: list[tuple[int, ...]], candidates: list[list[Candidate]]
-    ) -> list[Step]:
-        """One token further; `outputs` and `candidates` by beam. The beams that go on, best
-        first, or none if the search is over."""
-        steps = self._ranked(candidates)
-        length = len(outputs[0]) + 1
-        stops = [self._stop(step.token, length) for step in steps]
-        for step, stop in list(zip(steps, stops, strict=True))[: self._request.beam_width]:
+    ) -> list[Continuation]:
+        """Choose the next token of each beam; `outputs` and `candidates` are by beam.
+
+        Returns the continuations that go on, best first, or none if the search is over.
+        """
+        width, length = self._request.beam_width, len(outputs[0]) + 1
+        ranked = [
+            (one, self._stop(one.token, length)) for one in self._best_continuations(candidates)
+        ]
+        for one, stop in ranked[:width]:
             if stop is not None:
-                self._end(outputs[step.parent], step, stop)
-        going = [step for step, stop in zip(steps, stops, strict=True) if stop is None]
-        going = going[: self._request.beam_width]
-        if len(going) < self._request.beam_width:  # too few to go on with, whatever the model is
-            for step in going:
-                self._end(outputs[step.parent], step, Finish.LENGTH)
+                self._finish(outputs[one.parent], one, stop)
+        going = [one for one, stop in ranked if stop is None][:width]
+        if len(going) < width:  # only if the vocabulary is that small
+            for one in going:
+                self._finish(outputs[one.parent], one, Finish.LENGTH)
             return []
         return [] if self._over(going[0], length) else going
 
-    def follow(self, placed: dict[int, Step]) -> None:
-        """The beams now continue these steps, by index, best first."""
-        self.running = list(placed)
-        for beam, step in placed.items():
-            self.scores[beam] = step.score
+    def follow(self, assigned: dict[int, Continuation]) -> None:
+        """Record the continuation that each beam has taken, best first."""
+        self.running = list(assigned)
+        for beam, one in assigned.items():
+            self.scores[beam] = one.score
 
     def choices(self) -> tuple[Choice, ...]:
-        """The best ends, as many as were asked for."""
-        return tuple(self.ends[: self._request.n])
+        """The best finished outputs, as many as the request returns."""
+        return tuple(self.finished[: self._request.n])
 
-    def _ranked(self, candidates: list[list[Candidate]]) -> list[Step]:
-        """The best continuations of all beams, best first."""
-        steps = [
-            Step(beam, one.token, self.scores[beam] + one.logprob)
+    def _best_continuations(self, candidates: list[list[Candidate]]) -> list[Continuation]:
+        """Of all beams, best first."""
+        found = [
+            Continuation(beam, one.token, self.scores[beam] + one.logprob)
             for beam in self.running
             for one in candidates[beam]
         ]
-        steps.sort(key=lambda step: -step.score)
-        return steps[: self._request.candidates]
+        found.sort(key=lambda one: -one.score)
+        return found[: self._request.candidates]
 
     def _stop(self, token: int, length: int) -> Finish | None:
         if self._request.stops_at(token, length):
             return Finish.STOP
-        return Finish.LENGTH if length >= self._most else None
+        return Finish.LENGTH if length >= self._max_tokens else None
 
-    def _end(self, outputs: tuple[int, ...], step: Step, stop: Finish) -> None:
-        tokens = (*outputs, step.token)
-        token = step.token if stop is Finish.STOP else None
-        score = self._weighed(step.score, len(tokens))
-        self.ends.append(Choice(tokens, stop, score, token))
-        self.ends.sort(key=lambda end: -end.score)
-        del self.ends[self._request.beam_width :]
+    def _finish(self, outputs: tuple[int, ...], last: Continuation, stop: Finish) -> None:
+        tokens = (*outputs, last.token)
+        token = last.token if stop is Finish.STOP else None
+        score = self._normalized(last.score, len(tokens))
+        self.finished.append(Choice(tokens, stop, score, token))
+        self.finished.sort(key=lambda choice: -choice.score)
+        del self.finished[self._request.beam_width :]
 
-    def _over(self, best: Step, length: int) -> bool:
-        """Is there nothing to gain any more?"""
-        if len(self.ends) < self._request.beam_width:
+    def _over(self, best: Continuation, length: int) -> bool:
+        """Can no running beam finish better than those that have finished?"""
+        if len(self.finished) < self._request.beam_width:
             return False
         if self._request.early_stopping is True:
             return True
         longest = self._request.early_stopping == "never" and self._request.length_penalty > 0
-        attainable = self._weighed(best.score, self._most if longest else length)
-        return attainable <= self.ends[-1].score
+        attainable = self._normalized(best.score, self._max_tokens if longest else length)
+        return attainable <= self.finished[-1].score
 
-    def _weighed(self, score: float, length: int) -> float:
+    def _normalized(self, score: float, length: int) -> float:
         return float(score / length**self._request.length_penalty)
+
+
+def assign(continuations: list[Continuation]) -> dict[int, Continuation]:
+    """Assign continuations to beams, best first.
+
+    The best continuation of each parent stays in the parent's beam, so a beam that others
+    continue is never overwritten. The others take the beams that no continuation has as parent.
+    """
+    in_place: dict[int, Continuation] = {}
+    for one in continuations:
+        in_place.setdefault(one.parent, one)
+    vacant = iter(beam for beam in range(len(continuations)) if beam not in in_place)
+    return {
+        one.parent if in_place[one.parent] is one else next(vacant): one for one in continuations
+    }

@@ -8,19 +8,19 @@ from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Ended
 from paceline.core.request import Sequence
 from paceline.kv.hit import MISS, Hit
+from paceline.sched.components import SchedulerComponents
 from paceline.sched.explain.journal import note
-from paceline.sched.families.beams import Step
+from paceline.sched.families.beams import assign
 from paceline.sched.families.family import FORK_POINT, LOCKSTEP, Family
-from paceline.sched.parts import SchedulerParts
 
 
 class Forks:
     """Forks share full blocks and copy the one being written, before the next step writes."""
 
-    def __init__(self, parts: SchedulerParts) -> None:
-        self._state = parts.state
-        self._arrivals = parts.arrivals
-        self._departures = parts.departures
+    def __init__(self, components: SchedulerComponents) -> None:
+        self._state = components.state
+        self._arrivals = components.arrivals
+        self._departures = components.departures
 
     # -- after the prompt ---------------------------------------------------
 
@@ -102,19 +102,19 @@ class Forks:
         outputs = [tuple(table.tokens[slot, prompt:known].tolist()) for slot in slots]
         candidates = [family.reports[one.child] for one in family.members]
         family.reports.clear()
-        steps = search.advance(outputs, candidates)
-        if not steps:
+        continuations = search.advance(outputs, candidates)
+        if not continuations:
             return [self._departures.conclude(family)]
-        placed = self._place(steps)
-        for beam, step in placed.items():
-            if step.parent != beam:
-                self._rebase(family.members[beam], family.members[step.parent], known)
-        for beam, step in placed.items():
-            table.choose(slots[beam], step.token)
+        assigned = assign(continuations)
+        for beam, one in assigned.items():
+            if one.parent != beam:
+                self._rebase(family.members[beam], family.members[one.parent], known)
+        for beam, one in assigned.items():
+            table.choose(slots[beam], one.token)
             table.cap(slots[beam], LOCKSTEP, known + 1)
-            state.changes.chosen[slots[beam]] = step.token
-        search.follow(placed)
-        state.stats.sampled += len(placed)
+            state.changes.chosen[slots[beam]] = one.token
+        search.follow(assigned)
+        state.stats.sampled += len(assigned)
         state.policy.sampled(np.array(slots, np.intp), np.ones(len(slots), np.int32))
         return []
 
@@ -133,16 +133,3 @@ class Forks:
         blocks = tuple(state.cache.tables.blocks(slot))
         state.changes.admitted.append(Admitted(slot, request, tokens, known, blocks, resumed=True))
         state.stats.forks += 1
-
-    @staticmethod
-    def _place(steps: list[Step]) -> dict[int, Step]:
-        """Which beam continues which step, best first: the best child of each parent stays in
-        its place, so that a place which others begin from is never overwritten."""
-        heirs: dict[int, Step] = {}
-        for step in steps:
-            heirs.setdefault(step.parent, step)
-        vacant = [beam for beam in range(len(steps)) if beam not in heirs]
-        placed = {
-            id(step): step.parent if heirs[step.parent] is step else vacant.pop(0) for step in steps
-        }
-        return {placed[id(step)]: step for step in steps}

@@ -1,4 +1,4 @@
-"""The parts that a scheduler is built of."""
+"""The components that a scheduler is built from."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from paceline.sched.stops import StopWatch
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerParts:
-    """The state, and what changes it; disciplines and features take what they need of it."""
+class SchedulerComponents:
+    """The state and the classes that change it. Disciplines and hooks take the ones they need."""
 
     state: SchedulerState
     arrivals: Arrivals
@@ -19,6 +19,6 @@ class SchedulerParts:
     stops: StopWatch
 
     @staticmethod
-    def of(config: Config) -> "SchedulerParts":
+    def of(config: Config) -> "SchedulerComponents":
         state, stops = SchedulerState(config), StopWatch()
-        return SchedulerParts(state, Arrivals(state, stops), Departures(state, stops), stops)
+        return SchedulerComponents(state, Arrivals(state, stops), Departures(state, stops), stops)
