@@ -19,8 +19,10 @@ import pytest
 
 from paceline import Plan, Request, Scheduler, StepResult
 from paceline.core.request import Sequence
+from paceline.sched.flow import Flow
 from paceline.sched.queue import REFRESHED_PER_STEP, WaitingQueue
 from tests.conformance import courses
+from tests.kept import kept
 
 FEW, MANY = 100, 10_000
 TENANTS = 5_000
@@ -208,18 +210,7 @@ def test_what_goes_in_bulk_is_paid_for_once(policy: str) -> None:
 # -- memory -----------------------------------------------------------------
 
 
-def entries(queue: WaitingQueue) -> int:
-    """Everything that a queue keeps, superseded or not."""
-    kept = 0
-    for held in vars(queue).values():
-        if isinstance(held, (dict, list, deque)):
-            kept += len(held)
-            values = held.values() if isinstance(held, dict) else ()
-            kept += sum(len(one) for one in values if isinstance(one, (dict, list, deque)))
-    return kept
-
-
-MOST_ENTRIES = 512  # for a handful of requests
+MOST_KEPT = 512  # of a handful of requests
 
 
 @every_policy
@@ -231,7 +222,7 @@ def test_a_request_that_is_parked_and_woken_for_ever_leaves_nothing_behind(polic
     for _ in range(2_000):
         assert crowd.scheduler.park(name, "grammar", crowd.now)
         assert crowd.scheduler.wake(name, crowd.now)
-    assert entries(crowd.queue) <= MOST_ENTRIES
+    assert kept(crowd.queue, Flow) <= MOST_KEPT
 
 
 @every_policy
@@ -243,7 +234,7 @@ def test_requests_that_were_admitted_leave_nothing_behind(policy: str) -> None:
             crowd.submit()
         crowd.step()
     assert len(crowd.names) > 600
-    assert entries(crowd.queue) <= MOST_ENTRIES
+    assert kept(crowd.queue, Flow) <= MOST_KEPT
 
 
 @every_policy
@@ -252,7 +243,7 @@ def test_requests_that_were_aborted_leave_nothing_behind(policy: str) -> None:
     for _ in range(2_000):
         crowd.scheduler.abort(crowd.submit(), crowd.now)
     crowd.step()
-    assert entries(crowd.queue) <= MOST_ENTRIES
+    assert kept(crowd.queue, Flow) <= MOST_KEPT
 
 
 def test_a_scan_of_all_who_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from paceline.core.events import BlockRemoved, BlockStored
 from paceline.core.request import Item, Request, Sequence
 from paceline.kv.hit import MISS, Hit
+from tests.kept import kept
 from tests.kv.support import (
     LENGTH,
     SIZE,
@@ -270,7 +271,7 @@ def test_nothing_stays_listed_when_residents_and_runs_are_gone() -> None:
     kv.release(0, unkeyed(kv, TEXT[:9]), 9)
     kv.release(1, put(kv, 1, [7, 8]))
     kv.pool.take(3)
-    assert kv.index.unkeyed._listed == {}
+    assert kept(kv.index.unkeyed) == 0
 
 
 def test_a_run_whose_first_block_was_found_elsewhere_is_found_behind_it() -> None:

@@ -9,6 +9,7 @@ import pytest
 from paceline.core.request import Item, Request
 from paceline.kv import keys as module
 from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, Stem, item_bytes, root_key
+from tests.kept import kept
 
 TOKENS = list(range(12))
 
@@ -185,7 +186,7 @@ def named(names: Keys, tokens: list[int], **fields: Any) -> list[bytes]:
 
 
 def remembered(names: Keys) -> int:
-    return len(names._memo)  # pyright: ignore[reportPrivateUsage]
+    return kept(names)
 
 
 def chained_by_hand(tokens: list[int], parent: bytes) -> list[bytes]:

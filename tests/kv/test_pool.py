@@ -9,6 +9,7 @@ from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv import pool as module
 from paceline.kv.pool import LOT, BlockPool
+from tests.kept import kept
 
 K1, K2, K3 = b"k1", b"k2", b"k3"
 BOTH: list[FreeOrder] = ["unsealed_first", "lru"]
@@ -201,9 +202,10 @@ def test_what_was_found_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "REMEMBERED", 2)
     pool = BlockPool(len(MANY))
     blocks = filled(pool, *MANY)
+    before = kept(pool)
     for first in range(LOT):
         assert pool.find(MANY[first : first + LOT]) == blocks[first : first + LOT]
-        assert len(pool._found) <= 2
+        assert kept(pool) <= before + 2 * (1 + LOT)
 
 
 def test_blocks_without_content_cannot_be_found() -> None:
@@ -517,5 +519,6 @@ def test_only_whole_lots_are_remembered() -> None:
     pool = BlockPool(len(MANY))
     filled(pool, *MANY)
     pool.find(MANY)
+    remembered = kept(pool)
     pool.find(MANY[: LOT - 1])
-    assert list(pool._found) == [MANY[2 * LOT - 1]]
+    assert kept(pool) == remembered

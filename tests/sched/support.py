@@ -4,11 +4,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from paceline import Outputs, Plan, Request, Scheduler, StepResult
 from paceline.core.request import Sequence
 from paceline.sim.oracle import OracleRunner
 
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4])  # of the pipeline
+DISCIPLINES = pytest.mark.parametrize("discipline", ["unified", "prefill_first"])
+PROMPT = list(range(100, 113))  # 13 tokens: three full blocks and one more
 TOKEN = 9  # what every row samples, unless a test says otherwise
 VOCAB = 50  # of the oracle
 SMALL: dict[str, Any] = {
@@ -22,6 +26,15 @@ SMALL: dict[str, Any] = {
 
 def small(**settings: Any) -> Scheduler:
     return Scheduler.create(**SMALL | settings)
+
+
+def drafting(drafts: int = 3, **settings: Any) -> Scheduler:
+    """Every decode has as many drafts as are allowed."""
+    return small(num_speculative_tokens=drafts, speculation="fixed", **settings)
+
+
+def by_priority(**settings: Any) -> Scheduler:
+    return small(policy="priority", **settings)
 
 
 def ask(name: str, prompt: int | Iterable[int], max_tokens: int | None = 4, **more: Any) -> Request:
@@ -102,6 +115,10 @@ def finish_all(scheduler: Scheduler, now: float = 0.0) -> dict[str, list[int]]:
 
 def state(scheduler: Scheduler, name: str) -> dict[str, Any]:
     return scheduler.snapshot()["requests"][name]
+
+
+def blocks_of(scheduler: Scheduler, name: str) -> list[int]:
+    return state(scheduler, name)["blocks"][0]
 
 
 def counters(scheduler: Scheduler, name: str) -> tuple[int, int, int]:

@@ -8,11 +8,13 @@ import pytest
 from paceline import Plan, Scheduler, StepError, StepResult
 from paceline.sim.reference import reference
 from tests.sched.support import (
+    PROMPT,
     Pipeline,
     answer,
     ask,
     commit,
     counters,
+    drafting,
     finish_all,
     small,
     state,
@@ -246,3 +248,89 @@ def test_the_result_of_an_empty_plan_may_come_at_any_time() -> None:
     assert commit(scheduler, empty) == {}
     assert commit(scheduler, plan)["a"]["tokens"] == [9]
     assert commit(scheduler, empty) == {}
+
+
+def test_output_in_flight_when_its_request_is_preempted_is_dropped_and_sampled_again() -> None:
+    """Edge case 7: The client gets each token once, and the same one."""
+    scheduler = small()
+    asked = ask("a", PROMPT, max_tokens=6)
+    scheduler.submit(asked, 0.0)
+    pipeline = Pipeline(scheduler, depth=2)
+    pipeline.launch()
+    pipeline.launch()
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    pipeline.land()
+    assert pipeline.got == {}
+    pipeline.run()
+    assert pipeline.got == {"a": reference(asked, 50, 64)[0]}
+    assert scheduler.stats.stale_rows == 2
+
+
+def test_drafts_rejected_after_a_preemption_take_nothing_away() -> None:
+    """Edge case 8: The counters of a resumed sequence are its own, not those of the step that was
+    lost."""
+    scheduler = drafting(3)
+    scheduler.submit(ask("a", 5, max_tokens=20), 0.0)
+    step(scheduler)
+    late = scheduler.plan(0.0)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert commit(scheduler, late, a=[1]) == {}
+    assert counters(scheduler, "a") == (6, 0, 0)
+    again = scheduler.plan(0.0)
+    assert counters(scheduler, "a") == (6, 6, 0)
+    commit(scheduler, again)
+    assert counters(scheduler, "a") == (7, 6, 6)
+
+
+def test_nor_once_it_runs_again() -> None:
+    """Edge case 8: The late result comes when the resumed sequence already has work in flight."""
+    scheduler = drafting(3)
+    scheduler.submit(ask("a", 5, max_tokens=20), 0.0)
+    step(scheduler)
+    late = scheduler.plan(0.0)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    again = scheduler.plan(0.0)
+    commit(scheduler, late, a=[1])
+    assert counters(scheduler, "a") == (6, 6, 0)
+    commit(scheduler, again)
+    assert counters(scheduler, "a") == (7, 6, 6)
+
+
+def test_a_reset_with_steps_in_flight_drops_exactly_what_was_in_flight() -> None:
+    """Edge case 28: Tokens that were already given stay, the others come again."""
+    scheduler = small()
+    asked = ask("a", PROMPT, max_tokens=8)
+    scheduler.submit(asked, 0.0)
+    pipeline = Pipeline(scheduler, depth=3)
+    for _ in range(3):
+        pipeline.launch()
+    pipeline.land()
+    assert len(pipeline.got["a"]) == 1
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert counters(scheduler, "a") == (14, 0, 0)
+    pipeline.run()
+    assert pipeline.got == {"a": reference(asked, 50, 64)[0]}
+
+
+def test_a_result_in_columns_is_as_good_as_one_by_id() -> None:
+    """A runner answers with arrays and never asks for names."""
+    scheduler = small()
+    for name in "ab":
+        scheduler.submit(ask(name, 3), 0.0)
+    plan = scheduler.plan(0.0)
+    result = StepResult(np.array([[5], [6]], np.int32), np.array([1, 1], np.int32))
+    told = scheduler.commit(plan, result, 0.0).to_dict()
+    assert {name: one["tokens"] for name, one in told.items()} == {"a": [5], "b": [6]}
+
+
+def test_counters_of_a_life_catch_up_with_each_other() -> None:
+    scheduler = small(max_num_batched_tokens=8)
+    scheduler.submit(ask("a", 12, max_tokens=2), 0.0)
+    seen: list[tuple[int, int, int]] = []
+    for _ in range(2):
+        plan = scheduler.plan(0.0)
+        seen.append(counters(scheduler, "a"))
+        commit(scheduler, plan)
+        seen.append(counters(scheduler, "a"))
+    assert seen == [(12, 8, 0), (12, 8, 8), (12, 12, 8), (13, 12, 12)]
+    assert np.all(np.diff([one[2] for one in seen]) >= 0)

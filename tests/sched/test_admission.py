@@ -19,6 +19,7 @@ from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow
 from tests.sched import constant_steps as steps
 from tests.sched.support import (
+    DISCIPLINES,
     ask,
     commit,
     crowded,
@@ -322,3 +323,73 @@ def test_admission_is_asked_again_when_fences_fall() -> None:
     steps.commit(scheduler, copying)
     steps.commit(scheduler, alone)
     assert "c" in scheduler.plan(0.0).to_dict()["new"]
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    """Edge case 5: Even though the victim left more than was needed."""
+    scheduler = small(num_blocks=5, max_num_seqs=3)
+    scheduler.submit(ask("a", 4, max_tokens=8), 0.0)
+    scheduler.submit(ask("b", 16, max_tokens=4), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("c", 3), 0.0)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"]) == (["b"], [])
+    assert scheduler.snapshot()["free_blocks"] == 3
+    assert step(scheduler)["new"] == []  # "b" is first, and its 5 blocks are not there
+
+
+@DISCIPLINES
+def test_one_on_the_host_keeps_all_who_wait_out(discipline: str) -> None:
+    """Edge case 65: Also in steps that mix prompts and decodes, and though a block is free for a
+    short one."""
+    swap = {"preemption_mode": "swap", "swap_space": 4}
+    scheduler = crowded(discipline=discipline, max_num_seqs=3, **swap)
+    assert step(scheduler)["preempted"] == ["b"]
+    scheduler.submit(ask("c", 1, max_tokens=1), 0.0)
+    plans = [step(scheduler)]
+    assert scheduler.snapshot()["free_blocks"] == 1
+    while scheduler.snapshot()["swapped"]:
+        assert scheduler.snapshot()["waiting"] == ["c"]
+        plans.append(step(scheduler))
+    assert len(plans) > 2
+
+
+@DISCIPLINES
+def test_a_step_that_preempted_admits_nobody_in_any_discipline(discipline: str) -> None:
+    """Edge case 65: Not even in one that mixes prompts and decodes; V0 with chunks did."""
+    scheduler = crowded(discipline=discipline, num_blocks=2)
+    scheduler.submit(ask("c", 1, max_tokens=1), 0.0)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"], plan["resumed"]) == (["b"], [], [])
+
+
+def test_an_arrival_displaces_a_family_as_a_whole() -> None:
+    scheduler = small(policy="priority", preempt_on_arrival=True, max_num_seqs=3)
+    scheduler.submit(ask("a", 5, max_tokens=9, n=3, priority=5), 0.0)
+    step(scheduler)
+    step(scheduler)
+    scheduler.submit(ask("good", 5, priority=1), 0.0)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"], plan["tokens"]) == (["a"], ["good"], {"good": 5})
+    assert len(finish_all(scheduler)["2_a"]) == 8
+
+
+def test_a_better_family_displaces_as_many_as_it_needs_slots() -> None:
+    scheduler = small(policy="priority", preempt_on_arrival=True, max_num_seqs=3)
+    for name, priority in (("x", 5), ("y", 4), ("z", 3)):
+        scheduler.submit(ask(name, 3, max_tokens=9, priority=priority), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("good", 5, max_tokens=2, n=2, priority=1), 0.0)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"]) == (["x", "y"], ["0_good"])
+
+
+def test_a_family_is_displaced_once_however_many_of_its_slots_are_wanted() -> None:
+    scheduler = small(policy="priority", preempt_on_arrival=True, max_num_seqs=3)
+    scheduler.submit(ask("a", 5, max_tokens=9, n=3, priority=5), 0.0)
+    step(scheduler)
+    step(scheduler)
+    scheduler.submit(ask("good", 5, max_tokens=2, n=2, priority=1), 0.0)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["new"]) == (["a"], ["0_good"])
+    assert scheduler.stats.preemptions == 1

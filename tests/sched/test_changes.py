@@ -2,7 +2,7 @@
 
 from paceline.core.plan import Admitted
 from paceline.sched.changes import Changes
-from tests.sched.support import ask
+from tests.sched.support import PROMPT, ask, small, step
 
 
 def newcomer(slot: int) -> Admitted:
@@ -62,3 +62,59 @@ def test_no_copies_are_kept_for_one_that_has_none() -> None:
     news = gathered()
     assert news.keep_copies([7]) == []
     assert [slot for slot, _ in news.copies] == [1, 2]
+
+
+def test_the_ends_told_by_a_plan_stay_told() -> None:
+    """Edge case 9: A later end is in the next plan and not in one that was handed out before."""
+    scheduler = small()
+    for name in "ab":
+        scheduler.submit(ask(name, 3), 0.0)
+    step(scheduler)
+    scheduler.abort("a", 0.0)
+    first = scheduler.plan(0.0)
+    scheduler.abort("b", 0.0)
+    second = scheduler.plan(0.0)
+    assert (first.finished, second.finished) == (("a",), ("b",))
+
+
+def test_an_empty_step_tells_who_ended() -> None:
+    """Edge case 10: The last end of all still reaches the runner."""
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=1), 0.0)
+    step(scheduler)
+    plan = scheduler.plan(0.0)
+    assert (len(plan.rows), plan.finished, plan.released) == (0, ("a",), (0,))
+
+
+def test_a_resumed_sequence_tells_all_its_blocks_and_a_running_one_the_new_ones() -> None:
+    """Edge case 30: And one that needs no new block tells none."""
+    scheduler = small()
+    scheduler.submit(ask("a", 4, max_tokens=9), 0.0)
+    assert len(step(scheduler)["blocks"]["a"][0]) == 1
+    assert len(step(scheduler)["blocks"]["a"][0]) == 1
+    assert step(scheduler)["blocks"] == {}
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert len(step(scheduler)["blocks"]["a"][0]) == 2
+
+
+def test_a_resumed_sequence_brings_all_its_tokens() -> None:
+    """Edge case 31: The runner keeps nothing of a sequence that left its slot."""
+    scheduler = small()
+    scheduler.submit(ask("a", PROMPT, max_tokens=9), 0.0)
+    step(scheduler, a=[1])
+    step(scheduler, a=[2])
+    scheduler.retry(scheduler.plan(0.0), 0.0)
+    (again,) = scheduler.plan(0.0).admitted
+    assert again.tokens.tolist() == [*PROMPT, 1, 2]
+
+
+def test_a_resumed_sequence_is_told_as_resumed_with_all_its_tokens() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 5, max_tokens=9), 0.0)
+    step(scheduler, a=[1])
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    plan = scheduler.plan(0.0)
+    told = plan.to_dict()
+    assert (told["new"], told["resumed"], told["preempted"]) == ([], ["a"], ["a"])
+    assert plan.admitted[0].tokens.tolist() == [*ask("a", 5).prompt.tolist(), 1]
+    assert plan.released == (0,)

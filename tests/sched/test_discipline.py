@@ -15,7 +15,19 @@ from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.limits.rows import ArrivalRow
 from tests.sched import constant_steps as steps
-from tests.sched.support import SMALL, ask, crowded, finish_all, gate, small, step
+from tests.sched.support import (
+    DISCIPLINES,
+    SMALL,
+    TOKEN,
+    ask,
+    by_priority,
+    crowded,
+    finish_all,
+    gate,
+    small,
+    state,
+    step,
+)
 
 
 class OneByOne(Discipline):
@@ -166,3 +178,74 @@ def test_nobody_is_displaced_in_vain_for_what_is_shared_with_it() -> None:
     scheduler.submit(steps.request("h", prefix + [41] * 16, max_tokens=2), 0.0)
     assert scheduler.plan(0.0).preempted == ()
     assert scheduler.snapshot()["running"] == ["m", "l"]
+
+
+def test_a_victim_earlier_in_the_order_makes_nobody_miss_the_step() -> None:
+    """Edge case 2: The worst priority is the oldest resident; everybody behind it is still
+    served."""
+    scheduler = by_priority(num_blocks=5, max_num_seqs=3)
+    scheduler.submit(ask("worst", 4, max_tokens=8, priority=9), 0.0)
+    scheduler.submit(ask("b", 4, max_tokens=8, priority=1), 0.0)
+    scheduler.submit(ask("c", 4, max_tokens=8, priority=1), 0.0)
+    step(scheduler)  # 3 blocks held, 2 free, and each needs one more
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["tokens"]) == (["worst"], {"b": 1, "c": 1})
+
+
+def test_a_victim_leaves_no_trace_in_the_step_and_its_budget_goes_to_others() -> None:
+    """Edge case 3: Its row and its blocks are gone, and the prompt behind it gets its token of the
+    budget."""
+    scheduler = by_priority(num_blocks=5, max_num_batched_tokens=8, reserve_full_prompt=False)
+    scheduler.submit(ask("worst", 4, max_tokens=16, priority=9), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("b", 20, max_tokens=1, priority=0), 0.0)
+    assert step(scheduler)["tokens"] == {"worst": 1, "b": 7}
+    plan = step(scheduler)  # with 7 tokens more "b" would need 4 blocks, beside 2 of the worst
+    assert (plan["preempted"], plan["tokens"]) == (["worst"], {"b": 8})
+    assert list(plan["blocks"]) == ["b"]
+
+
+def test_a_resident_that_gives_itself_up_does_not_end_the_step_for_others() -> None:
+    """Edge case 4: The worst needs the block and is the victim; those behind it still run."""
+    scheduler = by_priority(num_blocks=4, max_num_seqs=3)
+    scheduler.submit(ask("a", 2, max_tokens=8, priority=1), 0.0)
+    scheduler.submit(ask("worst", 4, max_tokens=8, priority=9), 0.0)
+    scheduler.submit(ask("c", 7, max_tokens=8, priority=1), 0.0)
+    step(scheduler)
+    plan = step(scheduler)
+    assert (plan["preempted"], plan["tokens"]) == (["worst"], {"a": 1, "c": 1})
+
+
+def test_lack_of_blocks_preempts_for_a_resident_and_stops_at_a_waiting_one() -> None:
+    """Edge case 32: The same shortage, once for each."""
+    scheduler = small(num_blocks=3)
+    scheduler.submit(ask("a", 4, max_tokens=5), 0.0)
+    scheduler.submit(ask("b", 4, max_tokens=5), 0.0)
+    scheduler.submit(ask("c", 8), 0.0)
+    first, second = step(scheduler), step(scheduler)
+    assert (first["new"], first["preempted"]) == (["a", "b"], [])
+    assert (second["new"], second["preempted"]) == ([], ["b"])
+
+
+@DISCIPLINES
+def test_a_lone_sequence_that_fills_the_pool_runs_to_its_end(discipline: str) -> None:
+    """Edge case 68: It has nobody to preempt and needs nobody."""
+    scheduler = small(num_blocks=3, discipline=discipline)
+    scheduler.submit(ask("a", 1, max_tokens=12), 0.0)
+    assert finish_all(scheduler) == {"a": [TOKEN] * 12}
+    assert scheduler.stats.preemptions == 0
+
+
+@DISCIPLINES
+def test_a_lone_sequence_that_cannot_grow_gives_way_to_itself(discipline: str) -> None:
+    """Edge case 68: The step is empty, and the next ones go on when there are blocks again."""
+    scheduler = small(num_blocks=3, discipline=discipline)
+    scheduler.submit(ask("a", 4, max_tokens=8), 0.0)
+    step(scheduler)
+    pool = scheduler.state.cache.pool
+    taken = pool.take(pool.free)
+    for _ in range(3):
+        assert scheduler.plan(0.0).empty
+    assert state(scheduler, "a")["preemptions"] == 1
+    pool.drop(taken)
+    assert finish_all(scheduler) == {"a": [TOKEN] * 7}

@@ -331,3 +331,15 @@ def test_a_token_of_a_failed_row_is_refused_in_a_steady_step_too() -> None:
     plan = scheduler.plan(0.0)
     with pytest.raises(StepError, match="yielded 1 tokens; between 0 and 0 were due"):
         scheduler.commit(plan, replace(answer(plan), failed=(Failed(0, "lost"),)), 0.0)
+
+
+def test_a_row_that_failed_has_no_negative_number() -> None:
+    scheduler = small()
+    for name in "ab":
+        scheduler.submit(ask(name, 3), 0.0)
+    plan = scheduler.plan(0.0)
+    good = answer(plan)
+    count = good.count.copy()
+    count[-1] = 0
+    with pytest.raises(StepError, match="of them \\[-1\\] failed"):
+        scheduler.commit(plan, StepResult(good.ids, count, failed=(Failed(-1, "lost"),)), 0.0)

@@ -43,15 +43,6 @@ def test_the_first_is_always_at_hand(seed: int) -> None:
     assert drain(flow) == sorted(inside, key=lambda one: one.order)
 
 
-def test_who_comes_in_order_is_never_sorted() -> None:
-    flow = Flow()
-    places = [place(float(serial // 3), serial) for serial in range(50)]
-    for one in places:
-        flow.push(one)
-    assert not flow._heap
-    assert drain(flow) == places
-
-
 def test_who_comes_before_the_last_of_the_row_is_put_in_front_of_it() -> None:
     flow = Flow()
     late, early, again = place(5.0, 0), place(1.0, 1), place(5.0, 0)

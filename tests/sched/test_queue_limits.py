@@ -4,9 +4,15 @@ from typing import Any
 
 import pytest
 
-from paceline import Scheduler, StepResult
-from paceline.core.errors import QueueFull, RequestError
-from paceline.core.request import Finish
+from paceline import (
+    Finish,
+    PacelineError,
+    QueueFull,
+    RequestError,
+    Scheduler,
+    StepError,
+    StepResult,
+)
 from tests.sched.support import ask, small, state, step
 
 
@@ -149,3 +155,19 @@ def test_names_that_look_like_those_of_children_are_names() -> None:
     scheduler.abort("x", 0.0)
     assert tokens(scheduler) == 4
     scheduler.check()
+
+
+def test_the_queue_is_bounded_and_says_so() -> None:
+    scheduler = small(max_num_queued_reqs=2)
+    scheduler.submit(ask("a", 5), 0.0)
+    scheduler.submit(ask("b", 5), 0.0, parked="grammar")
+    with pytest.raises(QueueFull, match="2 requests are already waiting"):
+        scheduler.submit(ask("c", 5), 0.0)
+    step(scheduler)  # "a" runs now
+    scheduler.submit(ask("c", 5), 0.0)
+
+
+def test_a_full_queue_is_a_fault_of_the_moment_and_of_the_client() -> None:
+    assert issubclass(QueueFull, RequestError)
+    assert issubclass(RequestError, PacelineError)
+    assert not issubclass(StepError, RequestError)

@@ -41,14 +41,14 @@ class Toy(ResultHook):
         return self._departures.finish(secret, Finish.STOP)
 
 
-class WithToy(Accounting):
-    hooks = (*Accounting.hooks, Toy)
+@pytest.fixture(autouse=True)
+def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Accounting, "hooks", (*Accounting.hooks, Toy))
 
 
 def start(*names: str) -> tuple[Scheduler, Plan]:
     """A scheduler with the toy feature, and its first plan."""
     scheduler = small()
-    scheduler._accounting = WithToy(scheduler.components)
     for name in names:
         scheduler.submit(ask(name, 4, max_tokens=9), 0.0)
     Toy.moments.clear()

@@ -1,11 +1,14 @@
 """A steady decode hands out the same rows again, until anything happens."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from paceline import Plan, Scheduler, StepError, StepResult
+from paceline.sched.accounting import Accounting
+from paceline.sched.result_rows import ResultHook, ResultRows
 from paceline.sched.steady import Steady
 from tests.sched import constant_steps as steps
 from tests.sched.support import (
@@ -16,6 +19,7 @@ from tests.sched.support import (
     finish_all,
     gate,
     sampling,
+    sequence,
     small,
     state,
     step,
@@ -275,16 +279,28 @@ def test_any_feature_that_needs_the_host_for_a_row_interrupts_it() -> None:
     steady_plan(scheduler)
 
 
-def test_a_result_is_looked_at_row_by_row_if_a_feature_has_come_to_need_the_host() -> None:
+class Looks(ResultHook):
+    """Counts the results that are looked at row by row."""
+
+    results: ClassVar[list[ResultRows]] = []
+
+    def arrived(self, rows: ResultRows) -> None:
+        self.results.append(rows)
+
+
+def test_a_result_is_looked_at_row_by_row_if_a_feature_has_come_to_need_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Accounting, "hooks", (*Accounting.hooks, Looks))
     scheduler = decoding()
     steady_plan(scheduler)
+    Looks.results.clear()
+    commit(scheduler, scheduler.plan(0.0))
     plan = scheduler.plan(0.0)
-    steady = scheduler._planner.steady
-    assert steady is not None
-    assert steady.sampled_once(answer(plan))
-    scheduler.state.table.need_host(scheduler.state.live["a"].slot, "toy")
-    assert not steady.sampled_once(answer(plan))
+    assert len(Looks.results) == 0
+    scheduler.state.table.need_host(sequence(scheduler, "a").slot, "toy")
     assert commit(scheduler, plan, a=[5], b=[6])["b"]["tokens"] == [6]
+    assert len(Looks.results) == 1
 
 
 # -- results -----------------------------------------------------------------

@@ -11,9 +11,21 @@ from paceline.core.arrays import I32
 from paceline.core.request import Sequence
 from paceline.sched.slots import SlotTable
 from paceline.sched.stops import StopWatch
-from tests.sched.support import answer, ask, commit, finish_all, small, state, step
+from tests.sched.support import (
+    PROMPT,
+    TOKEN,
+    answer,
+    ask,
+    commit,
+    drafting,
+    findable,
+    finish_all,
+    small,
+    state,
+    step,
+)
 
-EOS, STOP, PLAIN = 2, 7, 9
+EOS, STOP = 2, 7
 
 
 def ids(*rows: list[int]) -> I32:
@@ -43,7 +55,7 @@ def test_nobody_watching_costs_no_lookup() -> None:
 
 def test_a_row_is_cut_after_its_first_stop() -> None:
     watched = Watched({"stop_token_ids": (STOP, 8)})
-    assert watched.cut(ids([PLAIN, STOP, 8, PLAIN]), 4) == ([2], {0: STOP})
+    assert watched.cut(ids([TOKEN, STOP, 8, TOKEN]), 4) == ([2], {0: STOP})
 
 
 def test_another_rows_stop_token_is_only_a_suspect() -> None:
@@ -54,7 +66,7 @@ def test_another_rows_stop_token_is_only_a_suspect() -> None:
 
 def test_what_lies_behind_the_count_of_a_row_was_not_sampled() -> None:
     watched = Watched({"stop_token_ids": (STOP,)})
-    assert watched.cut(ids([PLAIN, STOP]), 1) == ([1], {})
+    assert watched.cut(ids([TOKEN, STOP]), 1) == ([1], {})
 
 
 def test_tokens_outside_the_watched_range_are_no_suspects() -> None:
@@ -68,8 +80,8 @@ def test_tokens_outside_the_watched_range_are_no_suspects() -> None:
 def test_the_first_token_id_of_all_can_be_watched() -> None:
     """Ids below the range are clipped to 0, which a watch on 0 must not make a stop."""
     watched = Watched({"stop_token_ids": (0,)})
-    assert watched.cut(ids([0, PLAIN]), 2) == ([1], {0: 0})
-    assert watched.cut(ids([PLAIN, -1]), 1) == ([1], {})
+    assert watched.cut(ids([0, TOKEN]), 2) == ([1], {0: 0})
+    assert watched.cut(ids([TOKEN, -1]), 1) == ([1], {})
 
 
 def test_a_token_is_watched_until_its_last_watcher_leaves() -> None:
@@ -134,7 +146,7 @@ def life(*sampled: int, max_tokens: int | None = 4, **asked: Any) -> tuple[list[
 
 
 def test_eos_ends_it() -> None:
-    assert life(PLAIN, EOS, PLAIN, eos_token_ids=(EOS,)) == ([PLAIN, EOS], "stop")
+    assert life(TOKEN, EOS, TOKEN, eos_token_ids=(EOS,)) == ([TOKEN, EOS], "stop")
 
 
 def test_an_ignored_eos_does_not() -> None:
@@ -158,17 +170,17 @@ def test_below_min_tokens_neither_eos_nor_stop_tokens_end_it() -> None:
 
 
 def test_a_stop_on_the_last_allowed_token_is_a_stop_and_not_the_length() -> None:
-    assert life(PLAIN, EOS, max_tokens=2, eos_token_ids=(EOS,)) == ([PLAIN, EOS], "stop")
+    assert life(TOKEN, EOS, max_tokens=2, eos_token_ids=(EOS,)) == ([TOKEN, EOS], "stop")
 
 
 def test_max_tokens_end_it_whatever_they_are() -> None:
-    assert life(PLAIN, PLAIN, max_tokens=2) == ([PLAIN, PLAIN], "length")
+    assert life(TOKEN, TOKEN, max_tokens=2) == ([TOKEN, TOKEN], "length")
 
 
 def test_min_tokens_equal_to_max_tokens_leave_the_length_alone() -> None:
     asked = {"eos_token_ids": (EOS,), "min_tokens": 3}
     assert life(EOS, EOS, EOS, max_tokens=3, **asked) == ([EOS] * 3, "stop")
-    assert life(EOS, EOS, PLAIN, max_tokens=3, **asked) == ([EOS, EOS, PLAIN], "length")
+    assert life(EOS, EOS, TOKEN, max_tokens=3, **asked) == ([EOS, EOS, TOKEN], "length")
 
 
 def test_the_token_that_ended_it_is_told() -> None:
@@ -191,7 +203,7 @@ def test_min_tokens_count_across_a_preemption() -> None:
     """Outputs from before a preemption are part of the known tokens and still count."""
     scheduler = small()
     scheduler.submit(ask("a", 3, max_tokens=9, min_tokens=3, eos_token_ids=(EOS,)), 0.0)
-    step(scheduler, a=[PLAIN])
+    step(scheduler, a=[TOKEN])
     step(scheduler, a=[EOS])
     assert scheduler.reset_prefix_cache(reset_running_requests=True)
     told = commit(scheduler, scheduler.plan(0.0), a=[EOS])
@@ -203,9 +215,9 @@ def test_in_a_step_of_several_tokens_what_follows_the_stop_is_dropped(stop_at: i
     scheduler = small(num_speculative_tokens=3, speculation="fixed")
     scheduler.submit(ask("a", 3, max_tokens=20, eos_token_ids=(EOS,)), 0.0)
     step(scheduler)
-    sampled = [PLAIN] * stop_at + [EOS] + [PLAIN] * (3 - stop_at)
+    sampled = [TOKEN] * stop_at + [EOS] + [TOKEN] * (3 - stop_at)
     told = commit(scheduler, scheduler.plan(0.0), a=sampled)
-    assert told["a"] == {"tokens": [PLAIN] * stop_at + [EOS], "finish": "stop"}
+    assert told["a"] == {"tokens": [TOKEN] * stop_at + [EOS], "finish": "stop"}
     assert state(scheduler, "a")["known"] == 3 + 1 + stop_at + 1
 
 
@@ -214,7 +226,7 @@ def test_a_stop_below_min_tokens_does_not_hide_a_later_one_in_the_same_step() ->
     asked = {"min_tokens": 4, "eos_token_ids": (EOS,), "max_tokens": 20}
     scheduler.submit(ask("a", 3, **asked), 0.0)
     step(scheduler)
-    told = commit(scheduler, scheduler.plan(0.0), a=[EOS, EOS, EOS, PLAIN])
+    told = commit(scheduler, scheduler.plan(0.0), a=[EOS, EOS, EOS, TOKEN])
     assert told["a"] == {"tokens": [EOS, EOS, EOS], "finish": "stop"}
 
 
@@ -256,3 +268,32 @@ def test_a_result_that_may_not_be_written_to_is_read_all_the_same() -> None:
     result = StepResult(np.array([[EOS]], np.int32), np.array([1], np.int32))
     result.ids.flags.writeable = result.count.flags.writeable = False
     assert scheduler.commit(plan, result, 0.0).to_dict()["a"]["finish"] == "stop"
+
+
+def test_min_tokens_never_make_an_endless_request() -> None:
+    """Edge case 21: At the model length it ends, whatever the least number of tokens was to be."""
+    scheduler = small(max_model_len=8)
+    scheduler.submit(ask("a", 5, max_tokens=None, min_tokens=99, eos_token_ids=(TOKEN,)), 0.0)
+    assert finish_all(scheduler) == {"a": [TOKEN] * 3}
+
+
+def test_a_stop_on_the_last_allowed_token_is_a_stop() -> None:
+    """Edge case 22: And the token that did it is named, an end token as well as a stop token."""
+    for asked in ({"eos_token_ids": (EOS,)}, {"stop_token_ids": (EOS,)}):
+        scheduler = small()
+        scheduler.submit(ask("a", 3, max_tokens=1, **asked), 0.0)
+        plan = scheduler.plan(0.0)
+        (end,) = scheduler.commit(plan, answer(plan, {"a": [EOS]}), 0.0).finished
+        assert (end.finish.value, end.stop_token) == ("stop", EOS)
+
+
+def test_tokens_after_the_stop_in_a_step_of_several_are_dropped() -> None:
+    """Edge case 23: The client never sees them, and the block they would have filled has no
+    content."""
+    scheduler = drafting(6)
+    scheduler.submit(ask("a", PROMPT[:6], max_tokens=20, stop_token_ids=(STOP,)), 0.0)
+    step(scheduler, a=[1])
+    told = commit(scheduler, scheduler.plan(0.0), a=[STOP, 3, 4, 5, 6, 8, 8])
+    assert told == {"a": {"tokens": [STOP], "finish": "stop"}}
+    assert state(scheduler, "a")["known"] == 8
+    assert findable(scheduler, [*PROMPT[:6], 1, STOP, 3, 4, 5, 6]) == 8

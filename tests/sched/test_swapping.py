@@ -1,11 +1,12 @@
 """Preemption that keeps the work: when it is worth it, what moves, and how it comes back."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from paceline import ConfigError, Scheduler
-from paceline.core.request import Request
+from paceline import ConfigError, Request, Scheduler
+from paceline.core.request import Sequence
+from paceline.sched.policy import Policy
 from paceline.sched.swapping import Rates
 from paceline.sim.reference import reference
 from tests.sched import constant_steps as steps
@@ -546,3 +547,55 @@ def test_one_whose_copy_is_lost_waits_in_front() -> None:
     assert scheduler.snapshot()["swapped"] == ["b"]
     scheduler.retry(plan, 0.0)
     assert scheduler.snapshot()["waiting"] == ["b", "c"]
+
+
+def test_several_victims_that_go_to_the_host_keep_their_order() -> None:
+    """Edge case 64: And come back in it, before those who wait."""
+    scheduler = small(num_blocks=4, max_num_seqs=4, preemption_mode="swap", swap_space=8)
+    for name in "abcd":
+        scheduler.submit(ask(name, 4, max_tokens=8), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("e", 3), 0.0)
+    assert step(scheduler)["preempted"] == ["d", "c"]
+    assert scheduler.snapshot()["swapped"] == ["c", "d"]
+    came: list[str] = []
+    while not scheduler.idle:
+        plan = step(scheduler)
+        came += plan["resumed"] + plan["new"]
+    assert came.index("c") < came.index("d") < came.index("e")
+
+
+def test_who_was_swapped_last_comes_back_first() -> None:
+    scheduler = small(preemption_mode="swap", swap_space=16)
+    for name in "ab":
+        scheduler.submit(ask(name, 5, max_tokens=9), 0.0)
+    step(scheduler)
+    for name in "ab":
+        preempt(scheduler, name)
+    assert scheduler.snapshot()["swapped"] == ["b", "a"]
+
+
+class Reranked(Policy):
+    """Ranks change while sequences wait."""
+
+    refresh = True
+    ranks: ClassVar[dict[str, float]] = {}
+
+    def rank(self, sequence: Sequence) -> tuple[float, ...]:
+        return (self.ranks[sequence.id],)
+
+
+def test_a_swapped_request_whose_rank_got_better_returns_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Reranked, "ranks", {"a": 1.0, "b": 2.0})
+    policy = f"{__name__}.{Reranked.__name__}"
+    scheduler = small(policy=policy, max_num_seqs=2, preemption_mode="swap", swap_space=8)
+    for name in "ab":
+        scheduler.submit(ask(name, 5, max_tokens=9), 0.0)
+    step(scheduler)
+    for name in "ba":
+        preempt(scheduler, name)
+    Reranked.ranks["b"] = 0.0
+    plans = [step(scheduler), step(scheduler)]
+    assert [name for plan in plans for name in plan["resumed"]] == ["b", "a"]

@@ -2,16 +2,17 @@
 
 from typing import Any
 
-from paceline import Scheduler
-from paceline.core.request import Finish
+from paceline import Finish, Scheduler
 from paceline.sched import timeouts
+from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.timeouts import Timeout
-from tests.sched.support import ask, small, step
+from tests.sched.support import answer, ask, commit, small, state, step
 
 
 def rules(**settings: Any) -> tuple[Timeout, ...]:
     made = small(**settings)
-    return timeouts.load(made.state.policy, made._limits, made.state.live)
+    limits = QueueLimits(made.config.queue, made.view)
+    return timeouts.load(made.state.policy, limits, made.state.live)
 
 
 def one_late(**settings: Any) -> Scheduler:
@@ -51,3 +52,32 @@ def test_a_request_that_came_later_ends_later() -> None:
     scheduler.submit(ask("next", 4), 1.5)
     assert scheduler.plan(2.5).finished == ("late",)
     assert scheduler.plan(3.6).finished == ("next",)
+
+
+def test_a_family_whose_deadline_passed_in_the_queue_ends_once_for_each() -> None:
+    scheduler = small(policy="deadline", refuse_late=True)
+    scheduler.submit(ask("a", 3, n=2, deadline=1.0), 0.0)
+    plan = scheduler.plan(5.0)
+    ends = scheduler.commit(plan, answer(plan), 5.0).finished
+    assert [(end.child, end.finish) for end in ends] == [
+        (0, Finish.TIMEOUT),
+        (1, Finish.TIMEOUT),
+        (-1, Finish.TIMEOUT),
+    ]
+
+
+def test_a_request_whose_deadline_passed_in_the_queue_ends_with_an_error_once() -> None:
+    scheduler = small(max_num_seqs=1, policy="deadline", refuse_late=True)
+    scheduler.submit(ask("a", 5, max_tokens=9), 0.0)
+    step(scheduler, 0.0)
+    scheduler.submit(ask("late", 5, deadline=2.0), 0.0)
+    step(scheduler, 2.0)
+    assert state(scheduler, "late")["state"] == "WAITING"
+    plan = scheduler.plan(2.5)
+    assert plan.to_dict()["finished"] == ["late"]
+    outputs = scheduler.commit(plan, answer(plan), 2.5)
+    (end,) = outputs.finished
+    assert (end.request_id, end.finish) == ("late", Finish.TIMEOUT)
+    assert "deadline" in end.message
+    assert outputs.to_dict()["late"] == {"tokens": [], "finish": "timeout"}
+    assert "late" not in commit(scheduler, scheduler.plan(3.0), 3.0)

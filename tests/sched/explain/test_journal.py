@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import numpy as np
+
 from paceline import sched
 from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
 from paceline.sched.explain.journal import Gate, Journal, Passage, note
 from paceline.sched.limits.limit import Limit
+from paceline.sched.slots import Idle
 from tests.sched.support import answer, ask, commit, finish_all, sequence, small, step
 
 
@@ -232,3 +235,29 @@ def test_one_that_leaves_is_passed_over_no_longer() -> None:
     assert kept.passed_over(one) is None
     assert spells(kept)[0] == ("a permit", 1, 1.0, 3.0)
     assert kept.open_spell is not None
+
+
+def test_a_request_is_admitted_once_and_resumed_after_that() -> None:
+    """Edge case 60: So that the time in the queue is that of the first admission."""
+    scheduler = small()
+    scheduler.submit(ask("a", 3, max_tokens=9), 0.0)
+    for now in range(3):
+        step(scheduler, float(now))
+        scheduler.reset_prefix_cache(reset_running_requests=True, now=float(now))
+    turns = [(m.happened, m.time) for m in sequence(scheduler, "a").life]
+    assert [time for turn, time in turns if turn is Happened.ADMITTED] == [0.0]
+    assert [time for turn, time in turns if turn is Happened.RESUMED] == [1.0, 2.0]
+    assert [time for turn, time in turns if turn is Happened.FIRST_TOKEN] == [0.0]
+
+
+def test_a_slot_forgets_how_often_its_last_sequence_got_nothing() -> None:
+    scheduler = small(max_num_seqs=1)
+    scheduler.submit(ask("a", 3, max_tokens=2), 0.0)
+    step(scheduler)
+    slot = np.array([sequence(scheduler, "a").slot])
+    scheduler.state.table.idle(slot, step=1, cause=np.array([Idle.BUDGET]))
+    assert "1 step without a position" in scheduler.explain("a")
+    finish_all(scheduler)
+    scheduler.submit(ask("b", 3), 0.0)
+    step(scheduler)
+    assert "without a position" not in scheduler.explain("b")

@@ -180,3 +180,12 @@ def test_the_last_child_of_a_resident_family_runs_past_the_fork() -> None:
     for _ in range(20):
         steps.step(scheduler)
     assert scheduler.idle
+
+
+def test_a_family_whose_first_child_ended_in_the_prompt_waits_in_front_of_its_equals() -> None:
+    scheduler = small(policy="priority", max_num_seqs=3, max_num_batched_tokens=8)
+    scheduler.submit(ask("a", 20, n=3), 0.0)
+    step(scheduler)
+    scheduler.submit(ask("other", 3, arrival=-5.0), 0.0)
+    scheduler.abort("a", 0.0, child=0)
+    assert scheduler.snapshot()["waiting"] == ["a", "other"]

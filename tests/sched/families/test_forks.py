@@ -1,13 +1,26 @@
 """How members of a family come from one another: what they share, take and copy."""
 
+from typing import Any
+
 import pytest
 
-from paceline import Scheduler
+from paceline import Plan, Scheduler
 from paceline.core.events import Happened
 from paceline.kv.hit import MISS
 from paceline.sched.families.family import Family
 from paceline.sched.families.forks import Forks
-from tests.sched.support import ask, commit, finish_all, preempt, sequence, small, step
+from tests.sched.families.support import child_states, children, run
+from tests.sched.support import (
+    DEPTHS,
+    ask,
+    commit,
+    finish_all,
+    preempt,
+    sequence,
+    small,
+    state,
+    step,
+)
 
 
 def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler, Family, Forks]:
@@ -133,8 +146,8 @@ def test_the_runner_is_told_of_each_fork_as_of_a_request() -> None:
 
 def test_forks_stand_behind_their_leader_and_before_those_who_came_later() -> None:
     scheduler = small()
-    for name, children in (("a", 2), ("b", 1)):
-        scheduler.submit(ask(name, 5, n=children), 0.0)
+    for name, number in (("a", 2), ("b", 1)):
+        scheduler.submit(ask(name, 5, n=number), 0.0)
     step(scheduler)
     plan = step(scheduler)
     assert list(plan["tokens"]) == ["0_a", "1_a", "b"]
@@ -202,3 +215,141 @@ def test_a_fork_waits_for_as_many_blocks_as_it_needs() -> None:
     assert step(scheduler)["preempted"] == ["b"]
     assert scheduler.snapshot()["running"] == ["a"]
     assert set(step(scheduler)["tokens"]) == {"0_a", "1_a"}
+
+
+@DEPTHS
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("prompt", [1, 4, 5, 6, 9])
+def test_the_prompt_is_computed_once(prompt: int, number: int, depth: int) -> None:
+    """All but its last token, which each needs for itself to sample from."""
+    pipeline = run(small(), ask("a", prompt, max_tokens=3, n=number), depth=depth)
+    assert pipeline.runner.computed == prompt - 1 + number * 3
+    assert pipeline.scheduler.stats.planned == pipeline.runner.computed
+    assert pipeline.scheduler.stats.stale_rows == 0
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("prompt", [4, 5, 6, 9, 12])
+def test_full_blocks_are_there_once_and_the_last_one_for_each(prompt: int, number: int) -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", prompt, n=number), 0.0)
+    step(scheduler)
+    plan = step(scheduler)
+    shared, rest = divmod(prompt - 1, 4)
+    assert scheduler.snapshot()["free_blocks"] == 16 - shared - number
+    assert len(plan["copies"]) == (number - 1 if rest else 0)
+    assert scheduler.stats.copied_blocks == len(plan["copies"])
+    tables = [child["blocks"][0] for child in child_states(scheduler)]
+    assert all(table[:shared] == tables[0][:shared] for table in tables)
+    assert len({table[shared] for table in tables}) == number
+
+
+def test_a_copy_goes_from_the_leader_to_each_of_the_others() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", 6, n=3), 0.0)
+    step(scheduler)
+    plan = step(scheduler)
+    first, second, third = (child["blocks"][0][1] for child in child_states(scheduler))
+    assert plan["copies"] == [[first, second], [first, third]]
+    assert plan["new"] == ["1_a", "2_a"]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_blocks_are_shared_with_and_without_a_prefix_cache(caching: bool) -> None:
+    scheduler = small(enable_prefix_caching=caching)
+    scheduler.submit(ask("a", 9, n=4), 0.0)
+    for _ in range(2):
+        step(scheduler)
+    assert scheduler.snapshot()["free_blocks"] == 16 - 2 - 4
+
+
+def test_a_family_finds_what_others_computed() -> None:
+    """And if that is all that it shares, it forks as it comes in."""
+    scheduler = small()
+    scheduler.submit(ask("b", range(9), max_tokens=1), 0.0)
+    finish_all(scheduler)
+    scheduler.submit(ask("a", range(9), n=3), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan.to_dict()["tokens"] == {"0_a": 1, "1_a": 1, "2_a": 1}
+    assert [new.computed for new in plan.admitted] == [8, 8, 8]
+    assert state(scheduler, "a")["cached"] == 8
+
+
+@DEPTHS
+@pytest.mark.parametrize("discipline", ["unified", "prefill_first"])
+@pytest.mark.parametrize("settings", [{}, {"enable_prefix_caching": False}, {"drafts": 3}], ids=str)
+def test_every_child_gets_what_it_would_get_alone(
+    depth: int, discipline: str, settings: dict[str, Any]
+) -> None:
+    settings = dict(settings)
+    drafts = {"num_speculative_tokens": settings.pop("drafts", 0), "speculation": "fixed"}
+    scheduler = small(discipline=discipline, max_num_batched_tokens=7, **drafts, **settings)
+    asked = ask("a", 6, max_tokens=7, n=3, seed=11)
+    pipeline = run(scheduler, asked, ask("b", 5, max_tokens=9), depth=depth)
+    assert {name: pipeline.got[name] for name in ("0_a", "1_a", "2_a")} == children(asked)
+    assert pipeline.ends == {
+        "0_a": ["length"],
+        "1_a": ["length"],
+        "2_a": ["length"],
+        "a": ["length"],
+        "b": ["length"],
+    }
+
+
+def test_a_long_prompt_in_pieces_forks_when_it_is_through() -> None:
+    scheduler = small(max_num_batched_tokens=8)
+    scheduler.submit(ask("a", 20, n=2), 0.0)
+    assert [step(scheduler)["tokens"] for _ in range(4)] == [
+        {"0_a": 8},
+        {"0_a": 8},
+        {"0_a": 3},
+        {"0_a": 1, "1_a": 1},
+    ]
+
+
+def test_in_prefill_first_a_fork_is_a_decode() -> None:
+    scheduler = small(discipline="prefill_first")
+    scheduler.submit(ask("a", 6, n=3), 0.0)
+    plans: list[Plan] = []
+    for _ in range(3):
+        plans.append(scheduler.plan(0.0))
+        commit(scheduler, plans[-1])
+    assert [plan.kind for plan in plans] == ["prefill", "decode", "decode"]
+    assert [plan.total for plan in plans] == [5, 3, 3]
+
+
+def test_a_fork_that_lacks_blocks_makes_somebody_give_way() -> None:
+    """They were there when the family came in, and "b" has taken them since."""
+    scheduler = small(num_blocks=6, max_num_batched_tokens=5, max_num_seqs=3)
+    scheduler.submit(ask("a", 14, max_tokens=1, n=2), 0.0)
+    scheduler.submit(ask("b", 5, max_tokens=3), 0.0)
+    plans = [step(scheduler) for _ in range(4)]
+    assert [plan["tokens"] for plan in plans] == [
+        {"0_a": 5},
+        {"0_a": 5},
+        {"0_a": 3, "b": 2},
+        {"0_a": 1, "1_a": 1},
+    ]
+    assert (plans[3]["preempted"], plans[3]["new"]) == (["b"], ["1_a"])
+    assert "for want of 1 block for 'a'" in scheduler.explain("b")
+    assert len(finish_all(scheduler)["b"]) == 3
+
+
+def test_a_fork_waits_for_blocks_that_steps_in_flight_set_free() -> None:
+    """ "b" has gone to the host, and its blocks are still being copied."""
+    scheduler = small(
+        num_blocks=8,
+        max_num_batched_tokens=10,
+        max_num_seqs=3,
+        preemption_mode="swap",
+        swap_space=4,
+    )
+    scheduler.submit(ask("a", 22, max_tokens=1, n=2), 0.0)
+    scheduler.submit(ask("b", 5, max_tokens=3), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    plan = scheduler.plan(0.0)
+    assert (plan.preempted, len(plan.swap_out), len(plan.rows)) == (("b",), 2, 0)
+    assert scheduler.plan(0.0).empty
+    commit(scheduler, plan)
+    assert step(scheduler)["tokens"] == {"0_a": 1, "1_a": 1}

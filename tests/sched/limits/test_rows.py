@@ -1,6 +1,10 @@
 """Rows of residents and of an arrival look the same to a limit."""
 
-from tests.sched.limits.support import arrival, residents, row
+import numpy as np
+
+from paceline.sched.limits.rows import ResidentRows
+from paceline.sched.slots import SlotTable
+from tests.sched.limits.support import LENGTH, arrival, residents, row, sequence
 
 
 def test_rows_of_residents_are_read_from_the_table() -> None:
@@ -12,8 +16,9 @@ def test_rows_of_residents_are_read_from_the_table() -> None:
 
 
 def test_rows_may_begin_behind_where_residents_stand() -> None:
-    made = residents(5, 1, start=(3, 31))
-    rows = type(made)(made._table, made.slot, row(1, 1), 9, start=row(8, 32))
+    table = SlotTable(2, LENGTH)
+    slots = np.array([table.admit(sequence(one), 3, drafts=0) for one in (0, 1)], np.intp)
+    rows = ResidentRows(table, slots, row(1, 1), 9, start=row(8, 32))
     assert rows.start.tolist() == [8, 32]
 
 

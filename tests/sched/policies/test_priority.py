@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import Request, Scheduler
-from tests.sched.support import ask, finish_all, preempt, small, step
+from tests.sched.support import ask, by_priority, finish_all, preempt, small, step
 
 
 def pushy(**settings: Any) -> Scheduler:
@@ -328,3 +328,24 @@ def test_nobody_is_displaced_in_a_step_in_which_somebody_gave_way() -> None:
     step(scheduler)
     scheduler.submit(ask("high", 3, 1, priority=0), now=0.0)
     assert step(scheduler)["preempted"] == ["lower"]
+
+
+def test_the_victim_is_the_worst_of_all_residents_the_newest_among_equals() -> None:
+    """Edge case 6: Neither the requester nor the last in the list, but the worst priority
+    anywhere."""
+    scheduler = by_priority(num_blocks=7, max_num_seqs=4)
+    for name, priority in (("a", 3), ("b", 5), ("c", 5), ("d", 1)):
+        scheduler.submit(ask(name, 4, max_tokens=8, priority=priority), 0.0)
+    step(scheduler)
+    assert step(scheduler)["preempted"] == ["c"]
+
+
+def test_equal_priority_and_arrival_go_in_the_order_of_submission() -> None:
+    """Edge case 72: Not in the order of their ids, and taking one out leaves the others in
+    order."""
+    scheduler = by_priority(max_num_seqs=1)
+    for name in ("z", "m", "a", "k"):
+        scheduler.submit(ask(name, 3, max_tokens=1, priority=1, arrival=0.0), 0.0)
+    assert scheduler.snapshot()["waiting"] == ["z", "m", "a", "k"]
+    scheduler.abort("m", 0.0)
+    assert [step(scheduler)["new"] for _ in range(3)] == [["z"], ["a"], ["k"]]
