@@ -13,7 +13,7 @@ from paceline.hub.progress import silent
 from paceline.runner.models.model import Model
 from paceline.runner.models.shape import config_in, named_shapes
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring import cuda
+from paceline.wiring import cpu, cuda
 from paceline.wiring.assembly import build, device_of
 from paceline.wiring.cuda import capturable
 from paceline.wiring.model import find_model
@@ -71,6 +71,14 @@ def test_settings_of_a_cpu_are_refused_on_a_card(folder: Path, setting: dict[str
     found = find_model(str(folder), "dummy", "cpu", silent)
     with pytest.raises(ConfigError, match="are for a CPU"):
         cuda.assemble({}, LoadConfig(**setting), found.checkpoint)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_swap_space_is_memory_of_the_host(folder: Path, device: str) -> None:
+    found = find_model(str(folder), "dummy", "cpu", silent)
+    assemble = {"cpu": cpu.assemble, "cuda": cuda.assemble}[device]
+    with pytest.raises(ConfigError, match=r"swap_space requests 900000\.0 GiB of memory"):
+        assemble({}, LoadConfig(swap_space=900_000), found.checkpoint)
 
 
 def test_mistakes_are_told_before_weights_are_read(

@@ -22,13 +22,16 @@ from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
+from paceline.wiring import memory
 from paceline.wiring.settings import (
     GIB,
     Hardware,
     check,
+    check_room,
     gpu_defaults,
     part_of,
     resolve,
+    swap_bytes,
 )
 from paceline.wiring.step_times import MEASURED_S
 
@@ -55,6 +58,7 @@ def assemble(
     graphs."""
     if own.weights != "auto" or own.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
+    check_room(swap_bytes(own), memory.free_bytes())
     attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
     most = getattr(attention, "most_in_flight", own.depth)
     if own.depth > most:

@@ -152,11 +152,20 @@ def resolve(
 def check_memory(
     settings: Mapping[str, Any], own: LoadConfig, model: ModelConfig, free: int
 ) -> None:
-    """ConfigError if more memory is requested than this machine has free."""
+    """ConfigError if KV and swap space on a CPU request more memory than this machine has free."""
     size = part_of(CacheConfig, settings).block_size
     blocks = own.num_gpu_blocks_override * block_bytes(model, size)
     cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
-    requested = {cache: blocks or own.kv_cache_gib * GIB, "swap_space": own.swap_space * GIB}
+    check_room({cache: blocks or own.kv_cache_gib * GIB, **swap_bytes(own)}, free)
+
+
+def swap_bytes(own: LoadConfig) -> dict[str, float]:
+    """Bytes of host memory that blocks are swapped to, by the name of the setting."""
+    return {"swap_space": own.swap_space * GIB}
+
+
+def check_room(requested: Mapping[str, float], free: int) -> None:
+    """ConfigError if settings together request more than `free` bytes."""
     for name, amount in requested.items():
         if amount > free:
             raise ConfigError(
