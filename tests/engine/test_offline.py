@@ -8,11 +8,11 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, RequestFailed
 from paceline.engine import offline as module
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.core.messages import EngineFailed
-from paceline.engine.frontend.progress import Progress
+from paceline.engine.frontend.progress import Progress, PromptCounts
 from paceline.engine.offline import OfflineEngine
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.frontend.test_frontend import one_of_three_stops
@@ -121,14 +121,41 @@ def test_params_are_of_one_kind(given: Any) -> None:
         llm().generate(["a"], given, progress=False)
 
 
-def test_a_prompt_that_cannot_run_does_not_hold_up_the_others() -> None:
+def test_a_prompt_that_cannot_run_does_not_hold_up_the_others(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = llm()
     prompts = ["fine", "", "hello " * 400, "fine"]
-    outputs = model.generate(prompts, SamplingParams(max_tokens=4), progress=False)
+    outputs = model.generate(prompts, SamplingParams(max_tokens=4))
+    assert "4/4 prompts  2 failed" in capsys.readouterr().err
+    (warning,) = caplog.messages
+    assert warning.startswith("2 of 4 prompts failed; the error of each output says why")
+    assert f"prompt 2 of 4: {outputs[1].error}" in warning
     assert "empty" in outputs[1].error
     assert "max_model_len" in outputs[2].error
     assert [output.outputs[0].finish_reason == "error" for output in outputs] == [0, 1, 1, 0]
     assert outputs[0].outputs == outputs[3].outputs
+    left_nothing(model)
+
+
+def test_a_prompt_that_cannot_run_raises_on_request() -> None:
+    model, params = llm(), SamplingParams(max_tokens=4)
+    for prompts, match in [
+        (["fine", ""], r"prompt 2 of 2: .*empty"),
+        (["hello " * 400, "fine"], r"prompt 1 of 2: .*max_model_len"),
+    ]:
+        with pytest.raises(RequestFailed, match=match):
+            model.generate(prompts, params, progress=False, raise_on_error=True)
+        left_nothing(model)
+    with pytest.raises(RequestFailed, match=r"prompt 1 of 1: .*at least one message"):
+        model.chat([[]], params, progress=False, raise_on_error=True)
+
+
+def test_a_request_that_fails_later_raises_on_request_and_drops_the_batch() -> None:
+    model = llm(breaks=lambda plan, where: plan.step == 3 and where == "wait", max_num_seqs=2)
+    with pytest.raises(RequestFailed, match=r"prompt 1 of 5: step 3 failed"):
+        model.generate(["hello"] * 5, progress=False, raise_on_error=True)
+    assert model.step() == []
     left_nothing(model)
 
 
@@ -353,8 +380,8 @@ def test_progress_tells_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[int, int, int]] = []
 
     class Noted(Progress):
-        def show(self, done: int, read: int, written: int) -> None:
-            shown.append((done, read, written))
+        def show(self, counts: PromptCounts) -> None:
+            shown.append((counts.done, counts.read, counts.written))
 
         finish = show
 

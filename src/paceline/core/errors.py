@@ -21,6 +21,10 @@ class QueueFull(RequestError):
     """The client came at a bad time: the queue is bounded and full, or closed."""
 
 
+class RequestFailed(PacelineError):
+    """A request was refused, or ended with an error or a timeout; see `LLM.generate`."""
+
+
 class StepError(PacelineError):
     """The runner's fault: a result that does not belong to the plan it answers."""
 

@@ -9,23 +9,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.core.errors import PacelineError, RequestError
-from paceline.core.plan import NO_TIMINGS
 from paceline.core.request import Finish, Request
 from paceline.engine.api import (
-    ChoiceOutput,
     GenerationRequest,
     Message,
     Report,
     RequestOutput,
     SamplingParams,
     TextDelta,
-    Usage,
 )
 from paceline.engine.core.components import Factory
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import interrupts_deferred
+from paceline.engine.prompt_batch import PromptBatch, refusal
 from paceline.engine.prompts import (
     Params,
     Prompt,
@@ -53,14 +51,6 @@ class OutputCollector:
         self._done[self._request_id] = refusal(self._request_id, error)
 
 
-def refusal(request_id: str, error: PacelineError) -> RequestOutput:
-    """The output of a request that was refused."""
-    nothing = ChoiceOutput(0, "", (), finish_reason="error")
-    return RequestOutput(
-        request_id, None, (), (nothing,), Usage(0, 0, 0), NO_TIMINGS, error=str(error)
-    )
-
-
 class OfflineEngine:
     """A model to call from a script, on the thread of the caller.
 
@@ -77,6 +67,7 @@ class OfflineEngine:
         self.model = model
         self._open_engine: Engine | None = components.engine()  # None after `close`
         self._frontend = components.frontend(self._open_engine)
+        self._frontend.max_model_len = self._open_engine.capacity.max_model_len
         self._backlog: dict[str, Request] = {}  # not submitted yet: the engine's queue is full
         self._done: dict[str, RequestOutput] = {}  # finished, and not returned yet
         self._names = 0
@@ -124,6 +115,7 @@ class OfflineEngine:
         sampling_params: Params | None = None,
         *,
         progress: bool = True,
+        raise_on_error: bool = False,
     ) -> list[RequestOutput]:
         """Continue each prompt, and return when all of them have finished.
 
@@ -131,13 +123,17 @@ class OfflineEngine:
         or a `GenerationRequest` with settings of its own. `sampling_params` is one for all
         prompts, or a list with one for each. `progress` draws a bar on stderr.
 
+        A prompt that fails does not stop the others: its output has an `error`, and one warning
+        says how many failed. With `raise_on_error`, the first failure drops the whole batch and
+        raises RequestFailed.
+
         ```py
         outputs = llm.generate(["Once upon a time"], SamplingParams(max_tokens=20))
         print(outputs[0].outputs[0].text)
         ```
         """
         generations = [as_generation(prompt) for prompt in several(prompts)]
-        return self._run(with_params(generations, sampling_params), progress)
+        return self._run(with_params(generations, sampling_params), progress, raise_on_error)
 
     def chat(
         self,
@@ -145,11 +141,13 @@ class OfflineEngine:
         sampling_params: Params | None = None,
         *,
         progress: bool = True,
+        raise_on_error: bool = False,
         variables: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template.
 
         `variables` are passed to the template, such as `{"enable_thinking": False}` for Qwen3.
+        The other arguments are those of `generate`.
 
         ```py
         (output,) = llm.chat([{"role": "user", "content": "Why is the sky blue?"}])
@@ -159,47 +157,40 @@ class OfflineEngine:
         generations = [
             GenerationRequest(messages=one, variables=variables) for one in conversations(messages)
         ]
-        return self._run(with_params(generations, sampling_params), progress)
+        return self._run(with_params(generations, sampling_params), progress, raise_on_error)
 
-    def _run(self, generations: list[GenerationRequest], progress: bool) -> list[RequestOutput]:
+    def _run(
+        self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool
+    ) -> list[RequestOutput]:
         self._require_open()
-        names: list[str] = []
-        refused: dict[int, RequestOutput] = {}  # by index: the id may belong to another request
+        batch = PromptBatch(len(generations), raise_on_error)
         try:
             for place, generation in enumerate(generations):
                 name = generation.request_id or self._name()
                 try:
                     self.enqueue(replace(generation, request_id=name))
-                    names.append(name)
                 except RequestError as error:
-                    refused[place] = refusal(name, error)
-            with Progress(len(names)) if progress else nullcontext() as shown:
-                self._turn_until_done(names, shown)
+                    batch.refused(place, name, error)
+                else:
+                    batch.opened(place, name)
+            with Progress(len(generations)) if progress else nullcontext() as shown:
+                self._turn_until_done(batch, shown)
         except BaseException:
-            self._drop(names)
+            self._drop(batch.open)
             raise
-        ended = (self._done.pop(name) for name in names)
-        return [refused.get(place) or next(ended) for place in range(len(generations))]
+        return batch.outputs()
 
-    def _turn_until_done(self, names: list[str], progress: Progress | None) -> None:
-        wanted = dict.fromkeys(names)
-        read = written = 0
-        total = len(wanted)
-        while True:
-            for name in [name for name in self._done if name in wanted]:
-                del wanted[name]
-                read += self._done[name].usage.prompt_tokens
-                written += self._done[name].usage.completion_tokens
-            if not wanted:
-                break
+    def _turn_until_done(self, batch: PromptBatch, progress: Progress | None) -> None:
+        while not batch.ended:
             if progress is not None:
-                progress.show(total - len(wanted), read, written)
+                progress.show(batch.counts)
             self._turn()
+            batch.take(self._done)
         if progress is not None:
-            progress.finish(total, read, written)
+            progress.finish(batch.counts)
 
     def _drop(self, names: list[str]) -> None:
-        """Abort the whole batch after an interrupt."""
+        """Abort the whole batch after an interrupt or an error."""
         for name in names:
             self.abort(name)
         self._turn()

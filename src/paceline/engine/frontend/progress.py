@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
 from types import TracebackType
@@ -12,10 +13,20 @@ from paceline.engine.core.ports import Clock
 REDRAW_S = 0.1
 
 
+@dataclass(slots=True)
+class PromptCounts:
+    """How far a batch of prompts is."""
+
+    done: int = 0
+    failed: int = 0  # of those that are done
+    read: int = 0  # tokens of the prompts that are done
+    written: int = 0  # tokens of their outputs
+
+
 class Bar(Protocol):
     """Draws a batch on a terminal."""
 
-    def draw(self, done: int, rates: str) -> None: ...
+    def draw(self, done: int, text: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -50,22 +61,22 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, done: int, read: int, written: int) -> None:
-        """Prompts done, tokens of prompts read, tokens written."""
+    def show(self, counts: PromptCounts) -> None:
         now = self._clock()
         if self._bar is not None and now - self._drawn >= REDRAW_S:
             self._drawn = now
-            self._bar.draw(done, self._rates(read, written))
+            self._bar.draw(counts.done, self._text(counts))
 
-    def finish(self, done: int, read: int, written: int) -> None:
-        rates = self._rates(read, written)
+    def finish(self, counts: PromptCounts) -> None:
         if self._bar is not None:
-            self._bar.draw(done, rates)
+            self._bar.draw(counts.done, self._text(counts))
             self._bar.close()
         else:
-            line = f"{done}/{self._total} prompts  {rates}"
+            line = f"{counts.done}/{self._total} {self._text(counts)}"
             print(line, file=self._stream, flush=True)
 
-    def _rates(self, read: int, written: int) -> str:
+    def _text(self, counts: PromptCounts) -> str:
         passed = max(self._clock() - self._begun, 1e-9)
-        return f"{written / passed:.1f} tokens/s out  {read / passed:.1f} in"
+        failed = f"  {counts.failed} failed" if counts.failed else ""
+        rates = f"{counts.written / passed:.1f} tokens/s out  {counts.read / passed:.1f} in"
+        return f"prompts{failed}  {rates}"

@@ -13,15 +13,15 @@ class TerminalBar:
         self._bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("prompts  {task.fields[rates]}"),
+            TextColumn("{task.fields[text]}"),
             console=Console(file=stream),
             auto_refresh=False,
         )
-        self._task = self._bar.add_task("", total=total, rates="")
+        self._task = self._bar.add_task("", total=total, text="")
         self._bar.start()
 
-    def draw(self, done: int, rates: str) -> None:
-        self._bar.update(self._task, completed=done, rates=rates, refresh=True)
+    def draw(self, done: int, text: str) -> None:
+        self._bar.update(self._task, completed=done, text=text, refresh=True)
 
     def close(self) -> None:
         self._bar.stop()

@@ -1,0 +1,77 @@
+"""The outputs of prompts that run together: in order, with the failed ones counted."""
+
+import logging
+
+from paceline.core.errors import PacelineError, RequestFailed
+from paceline.core.plan import NO_TIMINGS
+from paceline.engine.api import ChoiceOutput, RequestOutput, Usage
+from paceline.engine.frontend.progress import PromptCounts
+
+log = logging.getLogger(__name__)
+
+
+class PromptBatch:
+    """Each prompt has an output in the end. With `raise_on_error`, the first one that fails raises
+    RequestFailed instead."""
+
+    def __init__(self, prompts: int, raise_on_error: bool) -> None:
+        self.counts = PromptCounts()
+        self._outputs: list[RequestOutput | None] = [None] * prompts
+        self._places: dict[str, int] = {}  # of requests that have not ended, by id
+        self._raise_on_error = raise_on_error
+
+    @property
+    def ended(self) -> bool:
+        """Whether every prompt has its output."""
+        return not self._places
+
+    @property
+    def open(self) -> list[str]:
+        """Ids of the requests that have not ended."""
+        return list(self._places)
+
+    def opened(self, place: int, request_id: str) -> None:
+        """The prompt at `place` is a request now."""
+        self._places[request_id] = place
+
+    def refused(self, place: int, request_id: str, error: PacelineError) -> None:
+        """The prompt at `place` never ran. Its id may be the id of another request."""
+        self._end(place, refusal(request_id, error))
+
+    def take(self, done: dict[str, RequestOutput]) -> None:
+        """Move the outputs of this batch out of `done`."""
+        for request_id in [one for one in done if one in self._places]:
+            self._end(self._places.pop(request_id), done.pop(request_id))
+
+    def outputs(self) -> list[RequestOutput]:
+        """All outputs, in the order of the prompts. Logs a warning if any failed."""
+        found = [output for output in self._outputs if output is not None]
+        assert len(found) == len(self._outputs), "some prompts have not ended"
+        if self.counts.failed:
+            first = next(place for place, output in enumerate(found) if output.error)
+            log.warning(
+                "%d of %d prompts failed; the error of each output says why, and "
+                "raise_on_error=True raises it. %s",
+                *(self.counts.failed, len(found), self._failure(first, found[first].error)),
+            )
+        return found
+
+    def _end(self, place: int, output: RequestOutput) -> None:
+        if output.error and self._raise_on_error:
+            raise RequestFailed(self._failure(place, output.error))
+        self._outputs[place] = output
+        self.counts.done += 1
+        self.counts.failed += bool(output.error)
+        self.counts.read += output.usage.prompt_tokens
+        self.counts.written += output.usage.completion_tokens
+
+    def _failure(self, place: int, error: str) -> str:
+        return f"prompt {place + 1} of {len(self._outputs)}: {error}"
+
+
+def refusal(request_id: str, error: PacelineError) -> RequestOutput:
+    """The output of a request that was refused."""
+    nothing = ChoiceOutput(0, "", (), finish_reason="error")
+    return RequestOutput(
+        request_id, None, (), (nothing,), Usage(0, 0, 0), NO_TIMINGS, error=str(error)
+    )
