@@ -3,15 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError, StepError
-from paceline.core.plan import Outputs, Plan, StepResult
-from paceline.core.request import Finish, Item, Request
-from paceline.core.sampling import Sampling
-from paceline.sched.scheduler import Scheduler
-
-if TYPE_CHECKING:  # At run time these names are imported on first use, since they need torch.
+# At run time these names are imported on first use: numpy and torch take long, and an interrupt
+# meanwhile must reach the command line, which starts after this import.
+if TYPE_CHECKING:
+    from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError, StepError
+    from paceline.core.plan import Outputs, Plan, StepResult
+    from paceline.core.request import Finish, Item, Request
+    from paceline.core.sampling import Sampling
     from paceline.engine.api import Ask, GenerationRequest
     from paceline.engine.params import SamplingParams
+    from paceline.sched.scheduler import Scheduler
     from paceline.wiring.llm import LLM, AsyncLLM
 
 __version__ = "0.1.0"
@@ -36,13 +37,19 @@ __all__ = [
     "StepResult",
 ]
 
-LATER = {  # the module of each name that is imported on first use
-    "LLM": "paceline.wiring.llm",
-    "AsyncLLM": "paceline.wiring.llm",
-    "Ask": "paceline.engine.api",
-    "GenerationRequest": "paceline.engine.api",
-    "SamplingParams": "paceline.engine.params",
+MODULES = {
+    "paceline.core.errors": (
+        *("ConfigError", "PacelineError", "QueueFull", "RequestError", "StepError"),
+    ),
+    "paceline.core.plan": ("Outputs", "Plan", "StepResult"),
+    "paceline.core.request": ("Finish", "Item", "Request"),
+    "paceline.core.sampling": ("Sampling",),
+    "paceline.engine.api": ("Ask", "GenerationRequest"),
+    "paceline.engine.params": ("SamplingParams",),
+    "paceline.sched.scheduler": ("Scheduler",),
+    "paceline.wiring.llm": ("LLM", "AsyncLLM"),
 }
+LATER = {name: module for module, names in MODULES.items() for name in names}
 
 
 def __dir__() -> list[str]:

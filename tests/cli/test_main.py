@@ -321,6 +321,46 @@ def test_without_typer_the_way_out_is_told() -> None:
     assert done.stderr == "paceline: the command line needs typer: pip install 'paceline[cli]'\n"
 
 
+# -- completion -------------------------------------------------------------
+
+
+COMPLETING = """
+import os, sys
+os.environ["_PACELINE_COMPLETE"] = "complete_bash"
+from paceline.cli.main import main
+for line in sys.argv[1:]:
+    os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    assert main() == 0
+    print("--")
+print(*sys.modules)
+"""
+
+
+def test_a_shell_completes_commands_options_and_values_without_heavy_imports() -> None:
+    lines = ["paceline comp", "paceline bench ", "paceline serve --max-num-s"]
+    lines += ["paceline serve --log-format ", "paceline rm --h"]
+    done = subprocess.run(
+        [sys.executable, "-c", COMPLETING, *lines],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *answers, imported = [answer.split() for answer in done.stdout.split("--\n")]
+    assert answers[0] == ["complete"]
+    assert answers[1] == ["serve", "throughput", "latency"]
+    assert answers[2] == ["--max-num-seqs"]
+    assert answers[3] == ["text", "json"]
+    assert "paceline.cli.serve" in imported
+    assert not {"torch", "fastapi", "httpx", "huggingface_hub", "rich"} & set(imported)
+
+
+def test_completion_can_be_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--install-completion" in capsys.readouterr().out
+
+
 # -- as a process -----------------------------------------------------------
 
 
@@ -436,6 +476,36 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
     os.close(writer)
     assert done.returncode == 141
     assert done.stderr == b""
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupt:
+    wanted = sys.argv[1]
+    def find_spec(self, name, path=None, target=None):
+        if name == self.wanted:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from paceline.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("typer", ["list"]), ("numpy", ["play"]), ("torch", ["complete", "x"])],
+)
+def test_an_interrupt_during_an_import_is_no_traceback(module: str, words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # -- in a terminal ----------------------------------------------------------

@@ -66,4 +66,11 @@ def read(name: str, file: str) -> Any:
 
 
 def app() -> Any:
-    return group(paceline, COMMANDS, found)
+    return group(paceline, COMMANDS, found, add_completion=True)
+
+
+def print_completions(command: Any, variable: str, instruction: str) -> int:
+    """Answer a shell that asks how a line goes on."""
+    from typer.completion import shell_complete
+
+    return shell_complete(command, {}, "paceline", variable, instruction)

@@ -81,10 +81,13 @@ def command(
 
 
 def group(
-    top: Callable[..., None], summaries: Mapping[str, str], find: Callable[[str], Any]
+    top: Callable[..., None],
+    summaries: Mapping[str, str],
+    find: Callable[[str], Any],
+    add_completion: bool = False,
 ) -> Any:
     """A group of commands; `top` has its options, and `find` makes a command by its name."""
-    alone = bare()
+    alone = bare(add_completion)
     alone.callback(cls=Group, help=top.__doc__, context_settings=LOOKS)(top)
     made: Any = typer.main.get_command(alone)
     made.find = find
@@ -93,8 +96,10 @@ def group(
     return made
 
 
-def bare() -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+def bare(add_completion: bool = False) -> typer.Typer:
+    return typer.Typer(
+        add_completion=add_completion, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
 
 
 def parameters(options: type[Any]) -> Iterator[Parameter]:
@@ -180,7 +185,7 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without a command, print the help: it lists the commands."""
-        if not args:
+        if not args and not ctx.resilient_parsing:
             print(ctx.get_help(), file=sys.stderr)
             ctx.exit(WRONG)
         return super().parse_args(ctx, args)

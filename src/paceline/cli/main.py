@@ -11,6 +11,7 @@ PREFIX = "Value error, "  # pydantic writes it before our messages
 # How many loop turns a thread of OpenMP spins before it sleeps: long enough while all threads run,
 # short when other processes hold the cores. OpenMP reads it when torch is imported.
 SPIN = ("GOMP_SPINCOUNT", "20000")
+COMPLETE = "_PACELINE_COMPLETE"  # how a shell asks for completions
 TOO_LARGE = "paceline: out of memory: lower max_num_seqs, max_model_len or num_blocks"
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
 
@@ -20,14 +21,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault(*SPIN)
     try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # also while modules are imported
+        return INTERRUPTED
+    except MemoryError:
+        print(TOO_LARGE, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Python flushes stdout again when it exits, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def run(arguments: Sequence[str]) -> int:
+    try:
         import typer
     except ModuleNotFoundError:
         print(WITHOUT_TYPER, file=sys.stderr)
         return 1
-    from paceline.cli.app import app
+    from paceline.cli.app import app, print_completions
 
     command = app()
-    arguments = sys.argv[1:] if argv is None else argv
+    if instruction := os.environ.get(COMPLETE):
+        return print_completions(command, COMPLETE, instruction)
     try:
         with command.make_context("paceline", list(arguments)) as context:
             status: int = command.invoke(context)
@@ -37,15 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         complain(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except MemoryError:
-        print(TOO_LARGE, file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # Python flushes stdout again when it exits, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
     return status
 
 
