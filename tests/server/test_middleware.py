@@ -40,6 +40,21 @@ def test_a_key_is_asked_for_except_on_probes() -> None:
     on_its_own_server(scenario, ServerSettings(api_keys=("first", "second")))
 
 
+@pytest.mark.parametrize("docs", [False, True])
+def test_the_page_of_the_api_is_there_where_it_is_allowed(docs: bool) -> None:
+    async def scenario(site: Site) -> None:
+        expected = 200 if docs else 401
+        for path in ("/docs", "/openapi.json"):
+            assert (await site.http.get(path)).status_code == expected
+        page = await site.http.get("/docs", headers=bearer("first"))
+        described = await site.http.get("/openapi.json", headers=bearer("first"))
+        assert page.status_code == (200 if docs else 404)
+        assert ("securitySchemes" in described.text) == docs, "the page asks for a key"
+        assert (await site.http.get("/v1/models")).status_code == 401
+
+    on_its_own_server(scenario, ServerSettings(api_keys=("first",), docs=docs))
+
+
 def test_bodies_and_heads_have_a_largest_size() -> None:
     async def parts() -> object:
         for _ in range(10):

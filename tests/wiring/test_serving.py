@@ -12,8 +12,9 @@ from paceline import ConfigError
 from paceline.engine.api import EngineFailed
 from paceline.engine.core.messages import Capacity
 from paceline.hub.progress import silent
+from paceline.server.settings import ServerSettings
 from paceline.wiring import serving
-from paceline.wiring.serving import exit_on_sigterm, loaded
+from paceline.wiring.serving import exit_on_sigterm, loaded, log_keys
 
 
 def test_the_signal_means_afterwards_what_it_did() -> None:
@@ -39,6 +40,24 @@ def test_the_log_has_the_format_that_is_asked_for(
     ):
         serving.serve(port=other.getsockname()[1], **given)
     assert seen == [{"as_json": as_json}]
+
+
+@pytest.mark.parametrize(
+    ("keys", "host", "level", "said"),
+    [
+        (("a", "b"), "0.0.0.0", "INFO", "clients need an API key; 2 keys are set"),
+        ((), "127.0.0.1", "INFO", "no API key is set: every client on this machine is accepted"),
+        ((), "0.0.0.0", "WARNING", "no API key is set: every client that reaches 0.0.0.0 is"),
+    ],
+)
+def test_the_log_says_whether_a_key_is_needed(
+    keys: tuple[str, ...], host: str, level: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        log_keys(ServerSettings(api_keys=keys), host)
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert record.getMessage().startswith(said)
 
 
 class Broken:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_origin,
 import typer
 
 from paceline.cli.setting_help import (
+    ENVIRONMENT,
     METAVARS,
     NAMES,
     OF_ENGINES,
@@ -57,6 +58,8 @@ class Setting:
         option = typer.Option(
             f"{plain}/--no-{plain.removeprefix('--')}" if self.kind is bool else plain,
             help=SENTENCES[self.name],
+            envvar=ENVIRONMENT.get(self.name),
+            show_envvar=False,
             metavar=METAVARS.get(self.name) or MEASURES.get(unit_of(self.name)) or text,
             show_default=self.default_text or False,
             rich_help_panel=TITLES[self.component],

@@ -23,6 +23,7 @@ NAMES = {
     "tenant_weights": "tenant_weight",
 }
 METAVARS = {"tenant_weights": "NAME=WEIGHT", "record": "FILE", "record_max_bytes": "BYTES"}
+ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
 # Defaults of an engine that depend on the device, the model or the command.
 OF_ENGINES = {
@@ -71,7 +72,8 @@ SUFFIXES = {"_s": "seconds", "_bytes": "bytes"}
 
 SENTENCES = {
     # server
-    "api_keys": "Require this API key, except on probes and metrics; may be repeated.",
+    "api_keys": "Require this API key, except on probes and metrics; may be repeated. "
+    "PACELINE_API_KEY sets it too, or several, separated by spaces.",
     "allowed_origins": "Origin of a web page that may call the server, or * for all; may be "
     "repeated.",
     "aliases": "Another name of the model; may be repeated.",
@@ -83,6 +85,8 @@ SENTENCES = {
     "timeout_s": "Timeout of requests that set none; 0: no limit.",
     "timings": "Add timings to every response, not only to those of requests that ask for them.",
     "log_format": "Format of log lines: text, or json with one object per line.",
+    "docs": "Serve a page that describes the API at /docs, without a key. Browsers load its "
+    "scripts from a CDN.",
     "otlp_endpoint": "Send one OpenTelemetry span per request to this URL, for example "
     "http://localhost:4318/v1/traces.",
     # engine loop

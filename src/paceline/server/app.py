@@ -1,13 +1,14 @@
 """Creates the application from its routes and its middleware."""
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
 from paceline.engine.api import AsyncEngine
 from paceline.server.context import ServerContext
 from paceline.server.errors import answer_errors
-from paceline.server.middleware import RequestGuard
+from paceline.server.middleware import DOCS_PATH, RequestGuard
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
 from paceline.server.routes.operations import control_routes, probe_routes
@@ -38,7 +39,16 @@ def create_app(
 
     `app.state.context` is its `ServerContext`.
     """
-    app = FastAPI(title="paceline", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="paceline",
+        version=__version__,
+        docs_url=DOCS_PATH if settings.docs else None,
+        redoc_url=None,
+        # The guard checks keys; this lets a reader of the page enter one.
+        dependencies=[Security(HTTPBearer(auto_error=False))]
+        if settings.docs and settings.api_keys
+        else [],
+    )
     context = app.state.context = ServerContext(engine, model_name, tokenizer, settings)
     for routes in ROUTES:
         app.include_router(routes(context))

@@ -10,6 +10,8 @@ from paceline.server.errors import UNAUTHORIZED, ApiError, error_response
 from paceline.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+DOCS_PATH = "/docs"
+DOCS_PATHS = frozenset({DOCS_PATH, "/openapi.json"})  # a browser that opens them sends no key
 TOO_LARGE, HEAD_TOO_LARGE, TOO_SLOW = 413, 431, 408
 
 
@@ -22,6 +24,7 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app, self._settings = app, settings
         self._keys = [sha256(key.encode()).digest() for key in settings.api_keys]
+        self._open_paths = OPEN_PATHS | DOCS_PATHS if settings.docs else OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,7 +45,7 @@ class RequestGuard:
         length = given.get(b"content-length", b"")
         if length.isdigit() and int(length[:20]) > self._settings.body_bytes:
             return too_large(self._settings.body_bytes)
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._known(given):
+        if self._keys and scope["path"] not in self._open_paths and not self._known(given):
             return ApiError(
                 UNAUTHORIZED,
                 "the API key is missing or wrong; send 'Authorization: Bearer KEY'",

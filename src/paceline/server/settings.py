@@ -23,6 +23,7 @@ class ServerSettings:
     timeout_s        timeout of requests without one, in seconds; 0: none
     timings          return timings in every response, not only on request
     log_format       lines of the log: text, or json with one object per line
+    docs             serve a page that describes the API at /docs, to clients without a key too
     otlp_endpoint    where the span of each request is sent; empty: nowhere
     """
 
@@ -37,6 +38,7 @@ class ServerSettings:
     timeout_s: float = 0.0
     timings: bool = False
     log_format: Literal["text", "json"] = "text"
+    docs: bool = False
     otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:

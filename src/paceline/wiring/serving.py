@@ -36,6 +36,8 @@ from paceline.wiring.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 
 def serve(
     model: str = DEFAULT,
@@ -53,6 +55,7 @@ def serve(
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     http.check_port(host, port)
+    log_keys(chosen, host)
     check_record(settings)
     with exit_on_sigterm():  # until the server handles signals
         core, tokenizer = loaded(model, progress, settings)
@@ -67,6 +70,20 @@ def serve(
             await engine.shutdown()
 
     asyncio.run(main())
+
+
+def log_keys(settings: ServerSettings, host: str) -> None:
+    """Say whether clients need an API key."""
+    if settings.api_keys:
+        log.info("clients need an API key; %d keys are set", len(settings.api_keys))
+    elif host in LOOPBACK:
+        log.info("no API key is set: every client on this machine is accepted")
+    else:
+        log.warning(
+            "no API key is set: every client that reaches %s is accepted; --api-key or "
+            "PACELINE_API_KEY sets one",
+            host,
+        )
 
 
 @contextmanager
