@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.command import WrongOption
+from paceline.cli.config_file import ConfigOption
 from paceline.cli.setting_flags import Settings
 from paceline.hub.catalogue import DEFAULT
 
@@ -21,9 +22,20 @@ ModelArgument = Annotated[
         show_default=DEFAULT,
     ),
 ]
+
+
+def unless_argument(context: typer.Context, model: str | None) -> str | None:
+    """The argument MODEL replaces the model of a config file."""
+    source = context.get_parameter_source("model")
+    is_in_file = source is not None and source.name == "DEFAULT_MAP"
+    return None if is_in_file and context.params.get("argument") else model
+
+
 ModelFlag = Annotated[
     str | None,
-    typer.Option("--model", metavar="NAME", help=WHICH, show_default=DEFAULT),
+    typer.Option(
+        "--model", metavar="NAME", help=WHICH, show_default=DEFAULT, callback=unless_argument
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 UrlOption = Annotated[
@@ -45,6 +57,7 @@ class EngineOptions:
     """The model, and every setting of its engine."""
 
     model: ModelFlag = None
+    config: ConfigOption = None
     settings: Settings = field(default_factory=Settings)
 
     def name(self, argument: str | None = None) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.config_file import ConfigOption
 from paceline.cli.options import ModelArgument, ModelFlag, model_of
 from paceline.cli.setting_flags import ServingSettings
 
@@ -15,6 +16,7 @@ class ServeOptions:
 
     argument: ModelArgument = None
     model: ModelFlag = None
+    config: ConfigOption = None
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = (
         "127.0.0.1"
     )
