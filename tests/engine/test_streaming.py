@@ -24,7 +24,8 @@ from paceline.engine.api import (
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.thread import ThreadCore
-from paceline.engine.streaming import LONG_TEXT, StreamingEngine
+from paceline.engine.streaming import MANY_MESSAGES, StreamingEngine
+from paceline.text.tokenizer import LONG_TEXT
 from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import (
     OraclePort,
@@ -103,6 +104,32 @@ def test_refusals_are_raised() -> None:
         for read in (pieces_of, lambda stream: stream.whole()):
             with pytest.raises(RequestError, match="max_model_len"):
                 await read(engine.generate(ask("hello " * 400)))
+
+    with_engine(use)
+
+
+def test_a_conversation_that_takes_long_to_render_is_rendered_on_a_thread() -> None:
+    said = {"role": "user", "content": "hello"}
+    parts = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
+    short = [GenerationRequest(messages=[said] * MANY_MESSAGES)]
+    long = [
+        GenerationRequest(messages=[said] * (MANY_MESSAGES + 1)),
+        GenerationRequest(messages=[parts]),
+        GenerationRequest(messages=[said], tools=[{"type": "function"}]),
+        GenerationRequest(messages=[said], variables={"thinking": False}),
+    ]
+
+    async def use(engine: StreamingEngine) -> None:
+        render, here, seen = engine._frontend.template.render, threading.get_ident(), list[bool]()
+
+        def noted(*given: Any, **named: Any) -> str:
+            seen.append(threading.get_ident() == here)
+            return render(*given, **named)
+
+        with patch.object(engine._frontend.template, "render", noted):
+            for one in (*short, *long):
+                await engine.tokenized(one)
+        assert seen == [True] * len(short) + [False] * len(long)
 
     with_engine(use)
 

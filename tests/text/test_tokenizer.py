@@ -1,5 +1,7 @@
 import json
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 import pytest
 from hypothesis import given, settings
@@ -114,3 +116,18 @@ def test_an_added_token_is_written_as_it_is() -> None:
 def test_no_token_is_longer_than_the_longest() -> None:
     lengths = [len(BYTE_LEVEL.token_bytes(id)) for id in range(BYTE_LEVEL.vocab_size)]
     assert BYTE_LEVEL.longest == max(lengths) > min(lengths)
+
+
+def test_other_threads_run_while_a_long_text_is_read() -> None:
+    reader, text = BYTE_LEVEL, "the quick brown fox, 123 jumps\n" * 8000
+    found: list[int] = []
+    reading = Thread(target=lambda: found.extend(reader.encode(text, special=False)))
+    reading.start()
+    turns = 0
+    while reading.is_alive():
+        sleep(0)
+        turns += 1
+    assert turns > 50
+    line = reader.encode("the quick brown fox, 123 jumps\n", special=False)
+    assert found[: len(line)] == line
+    assert reader.decode(found) == text

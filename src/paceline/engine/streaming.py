@@ -19,12 +19,24 @@ from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
+from paceline.engine.long_work import LongWork
 from paceline.engine.prompts import Prompt, as_generation
-from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer import LONG_TEXT, Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
-LONG_TEXT = 4096  # characters; a longer text is tokenized on a thread
+MANY_MESSAGES = 16  # a longer conversation is rendered on a thread
 STATS_S = 2.0  # to wait for figures; then `stats` returns the previous ones
+
+
+def is_short(generation: GenerationRequest) -> bool:
+    """Whether the text of a prompt is quickly rendered: few messages, of texts, without tools."""
+    messages = generation.messages or ()
+    texts = [message.get("content") for message in messages[:MANY_MESSAGES]]
+    return len(messages) <= MANY_MESSAGES and not (
+        generation.tools
+        or generation.variables
+        or any(text is not None and not isinstance(text, str) for text in texts)
+    )
 
 
 class StreamingEngine:
@@ -41,6 +53,7 @@ class StreamingEngine:
         self._outbox: deque[Delivery] = deque()
         self._pump_due = False
         self._lock = Lock()
+        self._long_work = LongWork()
         self._quiet = Event()  # set while no request is open
         self._gone = Event()
         self._end = ""  # why the core stopped for good
@@ -73,14 +86,19 @@ class StreamingEngine:
     # -- requests -----------------------------------------------------------
 
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
-        """Tokenize a prompt; a long text is tokenized on a thread."""
-        text = self._frontend.text_of(generation)
+        """Tokenize a prompt; a long text or conversation is read on a thread."""
+        text = await self._text_of(generation)
         if text is None:
             return TokenizedPrompt(generation.prompt_token_ids or (), generation.text)
         read = partial(self._frontend.ids_of, text, framed=generation.messages is None)
         short = min(LONG_TEXT, self._frontend.max_model_len)
-        ids = read() if len(text) <= short else await to_thread(read)
+        ids = read() if len(text) <= short else await self._long_work.run(read)
         return TokenizedPrompt(ids, text)
+
+    async def _text_of(self, generation: GenerationRequest) -> str | None:
+        if is_short(generation):
+            return self._frontend.text_of(generation)
+        return await self._long_work.run(self._frontend.text_of, generation)
 
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parked: str = ""

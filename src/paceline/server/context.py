@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from paceline.engine.api import AsyncEngine, GenerationRequest
+from paceline.engine.long_work import LongWork
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.retry_after import RequestRate
 from paceline.server.settings import ServerSettings
@@ -36,6 +37,7 @@ class ServerContext:
         self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.template = ChatTemplate.of(tokenizer)
         self.rate = RequestRate()
+        self.long_work = LongWork()
         self.open_requests: dict[str, Sequence[str]] = {}
         self.aborted_early: set[str] = (
             set()

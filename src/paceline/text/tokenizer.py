@@ -12,6 +12,8 @@ from paceline.text.hf_folder import hf_vocabulary
 from paceline.text.spelling import Spelling, spelling_of
 from paceline.text.vocabulary import Vocabulary
 
+LONG_TEXT = 4096  # characters; a longer text takes milliseconds
+
 
 class Spelled(dict[int, bytes]):
     """The bytes of tokens, computed at first use.
@@ -86,7 +88,11 @@ class Tokenizer:
             raise RequestError(
                 f"the text cannot be encoded: character {error.start} is an unpaired surrogate"
             ) from None
-        return self._backend.encode(text, add_special_tokens=special).ids
+        if len(text) <= LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=special).ids
+        # `encode` keeps the interpreter lock: all threads would wait for a long text.
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        return found.ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         joined = b"".join(map(self.spelled(skip_special).__getitem__, ids))

@@ -1,16 +1,17 @@
 """POST /tokenize and /detokenize, and GET /v1/models."""
 
+from collections.abc import Sequence
 from time import time
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Response
-from fastapi.concurrency import run_in_threadpool
 
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import DetokenizeRequest, TokenizeRequest
+from paceline.text.tokenizer import Tokenizer
 
 
 def token_routes(context: ServerContext) -> APIRouter:
@@ -20,20 +21,24 @@ def token_routes(context: ServerContext) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Response:
         """The token ids of a text, or of a conversation after the chat template."""
         context.model(body.model)
-        answer = await run_in_threadpool(tokenized, context, body)
+        answer = await context.long_work.run(tokenized, context, body)
         return Response(answer, media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """The text of token ids, special ones included."""
         context.model(body.model)
-        largest, vocabulary = max(body.tokens, default=0), context.tokenizer.vocab_size
-        if largest >= vocabulary:
-            problem = f"tokens has {largest}; the vocabulary has {vocabulary} tokens"
-            raise ApiError(BAD_REQUEST, problem, param="tokens")
-        return {"prompt": context.tokenizer.decode(body.tokens, skip_special=False)}
+        return {"prompt": await context.long_work.run(decoded, context.tokenizer, body.tokens)}
 
     return router
+
+
+def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    largest, vocabulary = max(ids, default=0), tokenizer.vocab_size
+    if largest >= vocabulary:
+        problem = f"tokens has {largest}; the vocabulary has {vocabulary} tokens"
+        raise ApiError(BAD_REQUEST, problem, param="tokens")
+    return tokenizer.decode(ids, skip_special=False)
 
 
 def tokenized(context: ServerContext, body: TokenizeRequest) -> bytes:
