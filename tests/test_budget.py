@@ -136,6 +136,9 @@ def words(name: str) -> set[str]:
     return {w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
+OF_LIBRARIES = {"get_route_handler"}  # methods that a library calls by these names
+
+
 def banned_words(module: Module) -> Iterator[str]:
     named = [
         *module.path.with_suffix("").parts,
@@ -143,7 +146,7 @@ def banned_words(module: Module) -> Iterator[str]:
         *(cls.name for cls in classes(module)),
     ]
     for name in named:
-        if banned := words(name) & BANNED_WORDS:
+        if name not in OF_LIBRARIES and (banned := words(name) & BANNED_WORDS):
             yield f"{name}: says nothing with {', '.join(sorted(banned))}"
 
 

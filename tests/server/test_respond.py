@@ -5,12 +5,13 @@ import json
 import random
 import socket
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 
 from paceline.core.plan import Plan
-from paceline.engine.api import SamplingParams
+from paceline.engine.api import GenerationRequest, SamplingParams, TokenizedPrompt
 from paceline.server.retry_after import RequestRate
 from paceline.server.settings import ServerSettings
 from tests.engine.support import expected, expected_text
@@ -98,6 +99,46 @@ def test_a_full_queue_says_when_to_come_again() -> None:
             assert (await one).status_code == 200
 
     on_its_own_server(scenario, max_num_queued_reqs=4)
+
+
+def test_room_in_the_queue_is_looked_for_before_any_work() -> None:
+    async def scenario(site: Site) -> None:
+        read: list[GenerationRequest] = []
+        tokenize = site.engine.tokenized
+
+        async def noted(one: GenerationRequest) -> TokenizedPrompt:
+            read.append(one)
+            return await tokenize(one)
+
+        with patch.object(site.engine, "tokenized", noted):
+            fits, over = [
+                await site.post(PATH, prompt=["the"] * count, max_tokens=1) for count in (4, 9)
+            ]
+        assert (fits.status_code, over.status_code, len(read)) == (200, 429, 4)
+        problem = "9 more would exceed max_num_seqs (4) and max_num_queued_reqs (4)"
+        assert problem in over.json()["error"]["message"]
+
+    on_its_own_server(scenario, max_num_seqs=4, max_num_queued_reqs=4)
+
+
+def test_a_request_of_many_parts_is_aborted_as_a_whole_while_it_starts() -> None:
+    async def scenario(site: Site) -> None:
+        started: list[str] = []
+        generate = site.engine.generate
+
+        def noted(one: GenerationRequest) -> Any:
+            started.append(one.request_id)
+            if len(started) == 3:
+                site.context.aborted_early.add("mine")
+            return generate(one)
+
+        with patch.object(site.engine, "generate", noted):
+            headers, body = {"X-Request-Id": "mine"}, {**LONG, "prompt": ["the"] * 9}
+            answer = await site.http.post(PATH, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "aborted")
+        assert len(started) == 3
+
+    on_its_own_server(scenario, breaks=paced)
 
 
 def test_the_pace_of_late_says_when_to_come_again() -> None:

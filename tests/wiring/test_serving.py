@@ -84,7 +84,7 @@ class Loaded(Broken):
     """A core that is ready at once."""
 
     def ready(self) -> Capacity:  # type: ignore[override]
-        return Capacity(max_model_len=512, block_size=16, num_blocks=32)
+        return Capacity(512, 16, 32, 8, 64)
 
 
 def test_the_log_says_when_loading_begins_and_ends(

@@ -38,6 +38,8 @@ OF_ENGINES = {
 
 # Units of the settings whose names do not end in one.
 UNITS = {
+    "body_values": "values",
+    "max_prompts": "prompts",
     "inbox_requests": "requests",
     "max_queued_tokens": "tokens",
     "core_restarts": "restarts",
@@ -78,6 +80,9 @@ SENTENCES = {
     "repeated.",
     "aliases": "Another name of the model; may be repeated.",
     "body_bytes": "Maximum size of a request body.",
+    "body_values": "Maximum number of values in the JSON of a body: numbers, texts, lists, "
+    "objects.",
+    "max_prompts": "Maximum number of prompts of a completion.",
     "header_bytes": "Maximum size of the request headers, names and values together.",
     "body_s": "Maximum time between two parts of a request body.",
     "unread_s": "Drop a client that reads nothing from its stream for this time.",

@@ -12,6 +12,7 @@ from paceline.core.errors import RequestError
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the most likely token alone
 MOST_LOGPROBS = 20
 LARGEST_ID = 2**31 - 1
+MOST_BIAS = 100.0  # either way
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 ABOVE_ZERO = nextafter(0.0, 1.0)
@@ -51,8 +52,13 @@ def token_ids(name: str, given: Any) -> tuple[int, ...]:
     """Ids in ascending order, each once."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise RequestError(f"{name} is {given!r}; it must be a list of token ids")
-    ids = cast("Iterable[Any]", given)
-    return tuple(sorted({token_id(name, value) for value in ids}))
+    ids = list(cast("Iterable[Any]", given))
+    if set(map(type, ids)) != {int}:
+        ids = [token_id(name, value) for value in ids]
+    found = sorted(set(ids))
+    for value in (*found[:1], *found[-1:]):  # the smallest and the largest
+        token_id(name, value)
+    return tuple(found)
 
 
 def biases(given: Any) -> Mapping[int, float]:
@@ -60,13 +66,16 @@ def biases(given: Any) -> Mapping[int, float]:
     if not isinstance(given, Mapping):
         raise RequestError(f"logit_bias is {given!r}; it maps token ids to numbers")
     pairs = cast("Mapping[Any, Any]", given)
-    checked = {
-        token_id("logit_bias", key): fraction(
-            f"logit_bias of token {key}", value, -100.0, 100.0, "[-100, 100]"
-        )
-        for key, value in pairs.items()
-    }
+    token_ids("logit_bias", tuple(pairs))
+    checked = {int(key): bias(key, value) for key, value in pairs.items()}
     return MappingProxyType(dict(sorted(checked.items())))
+
+
+def bias(key: Any, value: Any) -> float:
+    if type(value) is float and -MOST_BIAS <= value <= MOST_BIAS:
+        return value
+    named = f"logit_bias of token {key}"
+    return fraction(named, value, -MOST_BIAS, MOST_BIAS, "[-100, 100]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,10 @@ class AsyncEngine(Protocol):
         """
         ...
 
+    def check_room(self, requests: int) -> None:
+        """Raise QueueFull if the engine would certainly refuse one of so many new requests."""
+        ...
+
     def generate(self, generation: GenerationRequest, /) -> Stream:
         """Start a request. Raises RequestError, QueueFull or EngineFailed if it is refused."""
         ...

@@ -10,6 +10,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from paceline.core.errors import QueueFull
 from paceline.core.request import Finish
 from paceline.engine.api import GenerationRequest, Report, SamplingParams, TokenizedPrompt
 from paceline.engine.core.components import EngineComponents
@@ -59,6 +60,8 @@ class StreamingEngine:
         self._end = ""  # why the core stopped for good
         capacity = core.ready()
         frontend.max_model_len = capacity.max_model_len
+        frontend.max_num_seqs = capacity.max_num_seqs
+        self._max_queued = capacity.max_num_queued_reqs
         self._figures = first_figures(capacity)  # the latest answer to "gauges"
 
     @classmethod
@@ -99,6 +102,15 @@ class StreamingEngine:
         if is_short(generation):
             return self._frontend.text_of(generation)
         return await self._long_work.run(self._frontend.text_of, generation)
+
+    def check_room(self, requests: int) -> None:
+        """Raise QueueFull if the engine would certainly refuse one of so many new requests."""
+        running, queued = self._frontend.max_num_seqs, self._max_queued
+        if len(self._frontend.open) + requests > running + queued:
+            raise QueueFull(
+                f"{len(self._frontend.open)} requests are open; {requests} more would exceed "
+                f"max_num_seqs ({running}) and max_num_queued_reqs ({queued})"
+            )
 
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parked: str = ""

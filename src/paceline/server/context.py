@@ -5,8 +5,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from uuid import uuid4
 
-from paceline.engine.api import AsyncEngine, GenerationRequest
+from paceline.engine.api import AsyncEngine, GenerationRequest, Stream
 from paceline.engine.long_work import LongWork
+from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.retry_after import RequestRate
 from paceline.server.settings import ServerSettings
@@ -38,10 +39,9 @@ class ServerContext:
         self.template = ChatTemplate.of(tokenizer)
         self.rate = RequestRate()
         self.long_work = LongWork()
+        self.body_route = body_route(self.long_work, settings.body_values)  # the class of routes
         self.open_requests: dict[str, Sequence[str]] = {}
-        self.aborted_early: set[str] = (
-            set()
-        )  # open requests that were aborted before the engine had them
+        self.aborted_early: set[str] = set()  # open requests; parts that have not started do not
         self.draining = False
         self._recent: dict[str, int] = {}  # number of parts by id, oldest first
 
@@ -93,18 +93,38 @@ class ServerContext:
     ) -> list[GenerationRequest]:
         """Tokenize the prompts of a request, and give each its id and its timeout.
 
-        The server may close, or the request may be aborted, while a long text is tokenized.
+        Raises QueueFull if there is no room for them.
         """
+        self.engine.check_room(len(generations))
         found: list[GenerationRequest] = []
         timeout = self.settings.timeout_s or None
         for generation, part in zip(generations, self.open_requests[name], strict=True):
             prompt = await self.engine.tokenized(generation)
             found.append(generation.ready(prompt, part, timeout))
             await asyncio.sleep(0)  # many short texts would block other requests
+        return found
+
+    async def started(self, name: str, generations: Sequence[GenerationRequest]) -> list[Stream]:
+        """Start the parts of a request, one after another.
+
+        The server may close, or the request may be aborted, before all have started.
+        """
+        streams: list[Stream] = []
+        try:
+            for generation in generations:
+                self._check_wanted(name)
+                streams.append(self.engine.generate(generation))
+                await asyncio.sleep(0)  # many parts would block other requests
+        except BaseException:
+            for stream in streams:
+                await stream.aclose()
+            raise
+        return streams
+
+    def _check_wanted(self, name: str) -> None:
         self.check_open()
         if name in self.aborted_early:
             raise ApiError(UNAVAILABLE, "the request was aborted before it started", code="aborted")
-        return found
 
     def parts(self, name: str) -> Sequence[str]:
         """The part ids of an open or recent request. The id of a part stands for itself."""

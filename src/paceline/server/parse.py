@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from paceline.core.sampling import LARGEST_ID
 from paceline.engine.api import GenerationRequest, SamplingParams
-from paceline.engine.params import DEFAULT_TOKENS
+from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.schemas.requests import ChatRequest, CompletionRequest, GenerationBody
 
@@ -169,6 +169,19 @@ def completion_asks(body: CompletionRequest) -> list[GenerationRequest]:
         else GenerationRequest(prompt_token_ids=prompt, params=params, **rest)
         for prompt in prompts(body)
     ]
+
+
+def check_prompts(body: CompletionRequest, most: int) -> None:
+    """Bound the work of a request: its prompts, and the sequences of all of them."""
+    asked, each = len(prompts(body)), max(body.n or 1, body.best_of or 1, body.beam_width or 1)
+    if asked > most:
+        raise unsupported("prompt", f"it has {asked} prompts; at most {most} (max_prompts)")
+    if asked > 1 and asked * each > MOST_SEQUENCES:
+        raise unsupported(
+            "n",
+            f"{asked} prompts with {each} sequences each are more than {MOST_SEQUENCES}; "
+            "send several requests",
+        )
 
 
 def completion_prompt_logprobs(body: CompletionRequest) -> int | None:

@@ -81,8 +81,7 @@ class GenerationResponse(Response):
                 entry.prompt_tokens = sum(
                     len(generation.prompt_token_ids or ()) for generation in generations
                 )
-                for generation in generations:
-                    streams.append(self._context.engine.generate(generation))
+                streams += await self._context.started(job.name, generations)
                 await (self._send_stream(send, entry) if job.stream else self._send_whole(send))
             entry.account(self._outputs())
             self._context.rate.ended()
@@ -187,26 +186,35 @@ async def merged(streams: Sequence[Stream]) -> AsyncGenerator[StreamDelta, None]
         async for delta in streams[0]:
             yield 0, delta
         return
-    pending = {asyncio.create_task(following(stream)): at for at, stream in enumerate(streams)}
+    ready: asyncio.Queue[StreamDelta | Exception | None] = asyncio.Queue(1)  # None: one has ended
+    tasks = [asyncio.create_task(forward(at, one, ready)) for at, one in enumerate(streams)]
     try:
-        while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                part = pending.pop(task)
-                if (delta := task.result()) is not None:
-                    pending[asyncio.create_task(following(streams[part]))] = part
-                    yield part, delta
+        running = len(tasks)
+        while running:
+            match await ready.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case delta:
+                    yield delta
     finally:
-        for task in pending:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def following(stream: Stream) -> TextDelta | None:
+async def forward(
+    part: int, stream: Stream, ready: "asyncio.Queue[StreamDelta | Exception | None]"
+) -> None:
+    """Put the deltas of a stream into the queue, and its end or its error."""
     try:
-        return await stream.__anext__()
-    except StopAsyncIteration:
-        return None
+        async for delta in stream:
+            await ready.put((part, delta))
+    except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
+        await ready.put(error)
+    else:
+        await ready.put(None)
 
 
 async def until(ends: Sequence[Coroutine[Any, Any, None]], job: Coroutine[Any, Any, None]) -> None:

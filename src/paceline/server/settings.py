@@ -5,7 +5,15 @@ from typing import Literal
 
 from paceline.core.errors import ConfigError
 
-POSITIVE = ("body_bytes", "header_bytes", "body_s", "unread_s", "drain_s")
+POSITIVE = (
+    "body_bytes",
+    "body_values",
+    "max_prompts",
+    "header_bytes",
+    "body_s",
+    "unread_s",
+    "drain_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +24,8 @@ class ServerSettings:
     allowed_origins  web pages that may call from a browser; "*": all
     aliases          further names of the model
     body_bytes       largest body of a request
+    body_values      most values in the JSON of a body: numbers, texts, lists, objects
+    max_prompts      most prompts of a completion
     header_bytes     most bytes of the headers of a request, names and values
     body_s           seconds within which each part of a body must arrive
     unread_s         seconds a client may leave a stream unread; it is dropped within twice as many
@@ -31,6 +41,8 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     body_bytes: int = 4 * 2**20
+    body_values: int = 2**18
+    max_prompts: int = 1024
     header_bytes: int = 32 * 2**10
     body_s: float = 30.0
     unread_s: float = 60.0

@@ -127,7 +127,7 @@ class Unborn:
     """A core that is gone before anyone hears of it."""
 
     def ready(self) -> Capacity:
-        return Capacity(8, 4, 2)
+        return Capacity(8, 4, 2, 8, 64)
 
     def start(self, receiver: Receiver) -> None:
         receiver.died("gone at once", for_good=True)
@@ -165,7 +165,7 @@ class Puppet:
         self.closed = Event()
 
     def ready(self) -> Capacity:
-        return Capacity(8, 4, 2)
+        return Capacity(8, 4, 2, 8, 64)
 
     def start(self, receiver: Receiver) -> None:
         self.receiver = receiver

@@ -565,7 +565,7 @@ def test_the_time_between_tokens_is_that_since_the_ones_before() -> None:
     for now in (1.0, 2.0, 4.0):
         late.now = now
         late.tell(None, [5])
-    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96, 8, 64)))
     gaps = report.histograms["inter_token_latency_seconds"]
     assert (gaps.count, gaps.total) == (2, 3.0)
     assert report.histograms["time_to_first_token_seconds"].total == 1.0
@@ -586,7 +586,7 @@ def test_tokens_behind_a_stop_string_are_not_counted() -> None:
     late.begin(None, stop="hello")
     assert late.tell(None, ids) == [Abort("a")]
     assert late.tell(None, ids) == []
-    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96, 8, 64)))
     assert report.counters["generation_tokens"] == len(ids)
 
 
@@ -616,5 +616,5 @@ def test_those_who_are_cut_are_counted_by_their_end() -> None:
     late.begin(5.0, n=2)
     late.now = 5.0
     late.frontend.expire()
-    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96)))
+    report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96, 8, 64)))
     assert report.request_success == {"timeout": 2}

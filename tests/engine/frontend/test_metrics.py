@@ -5,7 +5,7 @@ from paceline.engine.core.messages import Capacity
 from paceline.engine.frontend.histogram import Histogram
 from paceline.engine.frontend.metrics import Lengths, Metrics, first_figures
 
-NOW = first_figures(Capacity(max_model_len=256, block_size=4, num_blocks=96))
+NOW = first_figures(Capacity(256, 4, 96, 8, 64))
 ONE = Lengths(prompt=7, outputs=[2], n=1, max_tokens=None)
 
 

@@ -119,7 +119,13 @@ class Engine:
     @property
     def capacity(self) -> Capacity:
         config = self.scheduler.config
-        return Capacity(config.step.max_model_len, config.cache.block_size, config.cache.num_blocks)
+        return Capacity(
+            max_model_len=config.step.max_model_len,
+            block_size=config.cache.block_size,
+            num_blocks=config.cache.num_blocks,
+            max_num_seqs=config.step.max_num_seqs,
+            max_num_queued_reqs=config.queue.max_num_queued_reqs,
+        )
 
     def turn(self, *, while_idle: bool = False) -> Delivery | None:
         """Read the inbox, plan a step, and wait for the oldest one once the pipeline is full.

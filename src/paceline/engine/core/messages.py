@@ -23,6 +23,8 @@ class Capacity:
     max_model_len: int  # tokens of a sequence, prompt and output together
     block_size: int  # positions in one block
     num_blocks: int
+    max_num_seqs: int  # sequences that run at once
+    max_num_queued_reqs: int  # requests that wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,6 +35,7 @@ class Frontend:
         self.tokenizer, self.template = tokenizer, template
         self.metrics = Metrics()
         self.max_model_len = 0  # of the engine; 0: the engine refuses prompts that are too long
+        self.max_num_seqs = 0  # of the engine; 0: the engine refuses too many sequences
         self.open: dict[str, OpenRequest] = {}
         self._failed_at: float | None = None  # when a request last ended with an error
         self._clock = clock
@@ -52,6 +53,11 @@ class Frontend:
         self._check_length(len(ids), "tokens")
         arrival = self._clock() if generation.arrival is None else generation.arrival
         request = self._request(name, ids, generation, arrival)
+        if 0 < self.max_num_seqs < request.width:
+            raise RequestError(
+                f"{request.width} sequences cannot run at once: max_num_seqs is "
+                f"{self.max_num_seqs}; lower n, best_of or beam_width"
+            )
         largest, vocabulary = int(request.prompt.max()), self.tokenizer.vocab_size
         if largest >= vocabulary:
             raise RequestError(

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from paceline.engine.api import RequestOutput, SamplingParams, Stream, TextDelta
+from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
@@ -29,13 +30,13 @@ from paceline.server.schemas.requests import ChatRequest
 
 
 def chat_routes(context: ServerContext) -> APIRouter:
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=context.body_route)
 
     @router.post("/v1/chat/completions", responses=GENERATED)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
         client = ClientHeaders.of(request.headers, "chatcmpl")
-        model, generation = context.model(body.model), chat_ask(body)
+        model, generation = context.model(body.model), await parsed(request, chat_ask, body)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
         writer = ChatWriter(envelope, generation.params)

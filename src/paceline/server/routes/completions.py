@@ -6,10 +6,11 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from paceline.engine.api import GenerationRequest, RequestOutput, Stream, TextDelta, TokenLogprob
+from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
-from paceline.server.parse import completion_asks
+from paceline.server.parse import check_prompts, completion_asks
 from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     Completion,
@@ -28,18 +29,18 @@ from paceline.text.tokenizer import Tokenizer
 
 
 def completion_routes(context: ServerContext) -> APIRouter:
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=context.body_route)
 
     @router.post("/v1/completions", responses=GENERATED)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or each of several texts."""
         client = ClientHeaders.of(request.headers, "cmpl")
-        model, generations = context.model(body.model), completion_asks(body)
+        check_prompts(body, context.settings.max_prompts)
+        model = context.model(body.model)
+        generations = await parsed(request, completion_asks, body)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
-        echoed = (
-            [prompt_text(context, generation) for generation in generations] if body.echo else []
-        )
+        echoed = await parsed(request, prompt_texts, context, generations) if body.echo else []
         writer = CompletionWriter(envelope, body, echoed, context.tokenizer)
         return GenerationResponse(
             context, GenerationJob(client, name, generations, writer, body.stream is True)
@@ -48,8 +49,9 @@ def completion_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def prompt_text(context: ServerContext, generation: GenerationRequest) -> str:
-    return generation.prompt or context.tokenizer.decode(generation.prompt_token_ids or ())
+def prompt_texts(context: ServerContext, generations: Sequence[GenerationRequest]) -> list[str]:
+    decode = context.tokenizer.decode
+    return [one.prompt or decode(one.prompt_token_ids or ()) for one in generations]
 
 
 class CompletionWriter:

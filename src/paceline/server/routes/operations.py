@@ -1,5 +1,6 @@
 """Routes for operators: probes, metrics, pausing, aborting, explaining."""
 
+import asyncio
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -58,7 +59,7 @@ def probe_routes(context: ServerContext) -> APIRouter:
 
 
 def control_routes(context: ServerContext) -> APIRouter:
-    router = APIRouter(tags=["operation"], responses=ERRORS)
+    router = APIRouter(tags=["operation"], responses=ERRORS, route_class=context.body_route)
 
     @router.post("/pause")
     async def pause(mode: Literal["new", "all"] = "new") -> dict[str, str]:
@@ -79,7 +80,11 @@ def control_routes(context: ServerContext) -> APIRouter:
     @router.post("/abort_requests")
     async def abort_requests(body: AbortRequest) -> dict[str, Any]:
         """End requests with the finish reason "abort"."""
-        aborted = [name for name in body.request_ids if await abort(context, name)]
+        aborted: list[str] = []
+        for name in dict.fromkeys(body.request_ids):
+            if await abort(context, name):
+                aborted.append(name)
+            await asyncio.sleep(0)  # there may be many
         return {"aborted": aborted}
 
     @router.get("/requests/{request_id:path}/explain", response_class=PlainTextResponse)
@@ -93,7 +98,7 @@ def control_routes(context: ServerContext) -> APIRouter:
 async def abort(context: ServerContext, name: str) -> bool:
     """Abort all parts of a request, or one part by its own id."""
     ended = any([await context.engine.abort(part) for part in context.parts(name)])
-    if not ended and name in context.open_requests:  # its prompt is being tokenized
+    if name in context.open_requests:  # some parts may not have started
         context.aborted_early.add(name)
         return True
     return ended

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
 from paceline.engine.api import GenerationRequest, RequestOutput, Stream, TextDelta
+from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
@@ -31,13 +32,13 @@ NOT_KEPT = "responses are not stored; send the whole conversation as input"
 
 
 def response_routes(context: ServerContext) -> APIRouter:
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=context.body_route)
 
     @router.post("/v1/responses", responses=GENERATED)
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation, given as a text or as a list of messages."""
         client = ClientHeaders.of(request.headers, "resp")
-        model, generation = context.model(body.model), response_ask(body)
+        model, generation = context.model(body.model), await parsed(request, response_ask, body)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
         writer = ResponsesWriter(envelope, begun(body, generation, name, model))

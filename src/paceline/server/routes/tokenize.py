@@ -15,7 +15,7 @@ from paceline.text.tokenizer import Tokenizer
 
 
 def token_routes(context: ServerContext) -> APIRouter:
-    router = APIRouter(tags=["tokens"], responses=ERRORS)
+    router = APIRouter(tags=["tokens"], responses=ERRORS, route_class=context.body_route)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:

@@ -1,13 +1,12 @@
 """Bodies of requests. Fields that are not listed here are ignored."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -28,19 +27,41 @@ def refused(reason: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def checked_prompt(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Report one error for a malformed prompt, not one for each form that a prompt may have."""
-    try:
-        return validate(given)
-    except ValidationError as error:
-        kinds = {one["type"] for one in error.errors(include_url=False, include_input=False)}
-    problem = "it must be a text, a list of token ids, or a list of several of either"
-    if "greater_than_equal" in kinds:
-        problem = "token ids cannot be negative"
-    elif "less_than_equal" in kinds:
-        problem = f"token ids are at most {LARGEST_ID}"
-    raise PydanticCustomError("prompt", "{problem}", {"problem": problem})
+def checked_prompt(given: Any, _validate: ValidatorFunctionWrapHandler) -> Any:
+    """Check a prompt of any form: pydantic would try each form on all items of a long list."""
+    items = cast("list[Any]", given) if isinstance(given, list) else []
+    kinds = set(map(type, items))
+    problem = ""
+    if kinds == {int}:
+        problem = wrong_ids(items)
+    elif kinds == {list}:
+        problem = next((wrong for ids in items if (wrong := wrong_ids(ids))), "")
+    elif kinds != {str} and given != [] and not isinstance(given, str):
+        problem = NO_PROMPT
+    if problem:
+        raise PydanticCustomError("prompt", "{problem}", {"problem": problem})
+    return cast("Any", given)
 
+
+def wrong_ids(ids: list[Any]) -> str:
+    """What is wrong with token ids; empty: nothing."""
+    for begin in range(0, len(ids), SLICE):
+        part = ids[begin : begin + SLICE]
+        if set(map(type, part)) != {int}:
+            return NO_PROMPT
+        if min(part) < 0:
+            return "token ids cannot be negative"
+        if max(part) > LARGEST_ID:
+            return f"token ids are at most {LARGEST_ID}"
+    return ""
+
+
+NO_PROMPT = "it must be a text, a list of token ids, or a list of several of either"
+SLICE = 2**16  # token ids that are checked at once, before other threads have a turn
+MOST_IDS = 2**16  # token ids of a list other than a prompt
+MOST_BIASES = 4096
+MOST_STOPS = 1024
+MOST_MESSAGES = 8192
 
 REFUSED: Any = Field(description="refused")
 StructuredOutput = Annotated[None, refused("structured output is not built yet"), REFUSED]
@@ -58,6 +79,9 @@ Documents = Annotated[
 ]
 Embeddings = Annotated[None, refused("a prompt is a text or token ids"), REFUSED]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
+IdList = Annotated[list[int], Field(max_length=MOST_IDS, fail_fast=True)]
+Messages = Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES, fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Most = Annotated[int, Field(ge=1, le=LARGEST_ID)]
 Prompt = Annotated[
     str | list[str] | list[TokenId] | list[list[TokenId]], WrapValidator(checked_prompt)
@@ -98,7 +122,9 @@ class Constraints(RequestBody):
     """
 
     response_format: ResponseFormat | None = Field(None, description="text only")
-    modalities: list[str] | None = Field(None, description="text only")
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        None, description="text only"
+    )
     function_call: str | dict[str, Any] | None = Field(None, description="none or auto")
     functions: Functions = None
     add_special_tokens: bool | None = Field(
@@ -161,12 +187,14 @@ class GenerationBody(Constraints):
     repetition_penalty: float | None = None
     seed: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    stop_token_ids: IdList | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="by token id, -100 to 100")
-    allowed_token_ids: list[int] | None = Field(None, description="generate only these")
-    bad_token_ids: list[int] | None = Field(None, description="never generate these")
+    logit_bias: dict[str, float] | None = Field(
+        None, max_length=MOST_BIASES, description="by token id, -100 to 100"
+    )
+    allowed_token_ids: IdList | None = Field(None, description="generate only these")
+    bad_token_ids: IdList | None = Field(None, description="never generate these")
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     user: str | None = Field(None, description="the account that is charged")
@@ -184,12 +212,12 @@ class ChatRequest(GenerationBody):
     tool_choice, chat_template_kwargs, add_generation_prompt.
     """
 
-    messages: list[dict[str, Any]] = Field(description="role and content of each")
+    messages: Messages = Field(description="role and content of each")
     max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     prompt_logprobs: int | None = PROMPT_LOGPROBS
-    tools: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
+    tools: Objects | None = Field(None, description="shown to the chat template")
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -208,17 +236,17 @@ class CompletionRequest(GenerationBody):
 class ResponseRequest(GenerationBody):
     """A conversation to continue, in the form of OpenAI's responses."""
 
-    input: str | list[dict[str, Any]] = Field(description="a text, or messages")
+    input: str | Messages = Field(description="a text, or messages")
     instructions: str | None = Field(None, description="the system message")
     max_output_tokens: Most | None = Field(None, description="most tokens to generate")
     metadata: dict[str, Any] | None = None
     previous_response_id: str | None = Field(None, description="refused: responses are not stored")
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
     top_logprobs: int | None = None
 
 
@@ -227,11 +255,11 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
-    tools: list[dict[str, Any]] | None = Field(None, description="as in a chat")
+    tools: Objects | None = Field(None, description="as in a chat")
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -239,10 +267,10 @@ class DetokenizeRequest(RequestBody):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class AbortRequest(RequestBody):
     """The ids of the requests to abort."""
 
-    request_ids: list[str]
+    request_ids: Annotated[list[str], Field(max_length=MOST_MESSAGES, fail_fast=True)]
