@@ -142,7 +142,7 @@ def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
             "message": "guided_json: structured output is not built yet; remove guided_json",
             "type": "invalid_request_error",
             "param": "guided_json",
-            "code": None,
+            "code": "invalid_request",
         }
 
     on(scenario)

@@ -55,6 +55,17 @@ def test_the_page_of_the_api_is_there_where_it_is_allowed(docs: bool) -> None:
     on_its_own_server(scenario, ServerSettings(api_keys=("first",), docs=docs))
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/v1/models", "/nowhere", PATH])
+def test_head_is_answered_as_get_without_a_body(on: Play, path: str) -> None:
+    async def scenario(site: Site) -> None:
+        head, get = await site.http.head(path), await site.http.get(path)
+        assert head.status_code == get.status_code
+        assert head.headers["content-length"] == get.headers["content-length"]
+        assert head.content == b""
+
+    on(scenario)
+
+
 def test_bodies_and_heads_have_a_largest_size() -> None:
     async def parts() -> object:
         for _ in range(10):
@@ -185,8 +196,6 @@ def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
             (b"\xff\xfe", json, "JSON"),
             (b"[1]", json, "JSON object"),
             (b"", json, "JSON object"),
-            (b"[" * 100_000, json, "pars"),
-            (b'{"seed": ' + b"9" * 5000 + b"}", json, "pars"),
             (b'{"prompt": "the"}', {}, "application/json"),
             (b"prompt=the", {"Content-Type": "application/x-www-form-urlencoded"}, "JSON"),
         ]:

@@ -86,7 +86,7 @@ SENTENCES = {
     "header_bytes": "Maximum size of the request headers, names and values together.",
     "body_s": "Maximum time between two parts of a request body.",
     "unread_s": "Drop a client that reads nothing from its stream for this time.",
-    "drain_s": "Time that running requests get to finish when the server shuts down.",
+    "drain_s": "Time that running requests get to finish when the server shuts down; 0: none.",
     "timeout_s": "Timeout of requests that set none; 0: no limit.",
     "timings": "Add timings to every response, not only to those of requests that ask for them.",
     "log_format": "Format of log lines: text, or json with one object per line.",

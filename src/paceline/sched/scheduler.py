@@ -20,7 +20,6 @@ from paceline.sched.explain.journal import Gate
 from paceline.sched.families.abort_child import ChildAborts
 from paceline.sched.families.family import Family
 from paceline.sched.fitting import fitting_limit
-from paceline.sched.parts import SchedulerParts
 from paceline.sched.planner import Planner
 from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.stats import Stats

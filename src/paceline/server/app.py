@@ -1,6 +1,9 @@
 """Creates the application from its routes and its middleware."""
 
+from collections import defaultdict
+
 from fastapi import FastAPI, Security
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
@@ -8,7 +11,7 @@ from paceline import __version__
 from paceline.engine.api import AsyncEngine
 from paceline.server.context import ServerContext
 from paceline.server.errors import answer_errors
-from paceline.server.middleware import DOCS_PATH, RequestGuard
+from paceline.server.middleware import DOCS_PATH, HeadAsGet, RequestGuard
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
 from paceline.server.routes.operations import control_routes, probe_routes
@@ -49,11 +52,18 @@ def create_app(
         if settings.docs and settings.api_keys
         else [],
     )
+    app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
     context = app.state.context = ServerContext(engine, model_name, tokenizer, settings)
+    known: dict[str, set[str]] = defaultdict(set)  # the methods of each path
     for routes in ROUTES:
-        app.include_router(routes(context))
-    answer_errors(app, context.retry_after)
+        router = routes(context)
+        app.include_router(router)
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            known[route.path].update(route.methods or ())
+    answer_errors(app, context.retry_after, known)
     app.add_middleware(RequestGuard, settings=settings)
+    app.add_middleware(HeadAsGet)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

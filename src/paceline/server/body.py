@@ -10,8 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from paceline.engine.long_work import LongWork
-from paceline.server.errors import ApiError, malformed
-from paceline.server.middleware import TOO_LARGE
+from paceline.server.errors import TOO_LARGE, ApiError, malformed
 
 SHORT_BODY = 16 * 2**10  # bytes; reading one takes about a millisecond
 STRUCTURE = b",:[{"  # each value of a list or an object has one of these before it

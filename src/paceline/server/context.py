@@ -131,8 +131,11 @@ class ServerContext:
         return self.open_requests.get(name) or part_ids(name, self._recent.get(name, 1))
 
     def retry_after(self) -> int:
-        """Seconds until the open requests have ended, at the recent rate."""
-        return self.rate.wait_s(len(self.open_requests))
+        """Seconds until the open requests have ended, at the recent rate.
+
+        1 while draining: this server will not accept the retry, another one may at once.
+        """
+        return 1 if self.draining else self.rate.wait_s(len(self.open_requests))
 
 
 def part_ids(name: str, parts: int) -> list[str]:

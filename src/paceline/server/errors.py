@@ -1,8 +1,10 @@
 """Errors as responses in the shape of OpenAI's."""
 
 import re
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, cast
 
 import msgspec
@@ -14,7 +16,8 @@ from paceline.engine.api import EngineFailed, PromptTooLong, QueueFull, RequestE
 from paceline.engine.params import SamplingParams
 from paceline.server.client_headers import sent_id
 
-BAD_REQUEST, UNAUTHORIZED, NOT_FOUND = 400, 401, 404
+BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, WRONG_METHOD = 400, 401, 404, 405
+TOO_SLOW, TOO_LARGE, HEAD_TOO_LARGE = 408, 413, 431
 TOO_MANY, BROKEN, UNAVAILABLE, GATEWAY_TIMEOUT = 429, 500, 503, 504
 KINDS = {
     UNAUTHORIZED: "authentication_error",
@@ -22,6 +25,19 @@ KINDS = {
     TOO_MANY: "rate_limit_error",
     GATEWAY_TIMEOUT: "timeout_error",
 }
+# The codes of errors without a code of their own.
+CODES = {
+    BAD_REQUEST: "invalid_request",
+    UNAUTHORIZED: "invalid_api_key",
+    NOT_FOUND: "not_found",
+    WRONG_METHOD: "method_not_allowed",
+    TOO_SLOW: "body_timeout",
+    TOO_LARGE: "body_too_large",
+    HEAD_TOO_LARGE: "headers_too_large",
+    UNAVAILABLE: "unavailable",
+}
+Routes = Mapping[str, Collection[str]]  # the methods of each path
+
 WORD = re.compile(r"[a-z_]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # an id or a value may contain the name of a field
 OWN = ("timeout", "deadline", "priority")
@@ -36,12 +52,12 @@ FIELDS = {
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """The fields of OpenAI's errors. `code` is a name or null; the status is that of HTTP."""
+    """The fields of OpenAI's errors. `code` is a name; the status is that of HTTP."""
 
     message: str
     type: str
-    param: str | None = None
-    code: str | None = None
+    param: str | None
+    code: str
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -77,8 +93,9 @@ def readable(message: str) -> str:
 def error_body(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> ErrorBody:
-    otherwise = "invalid_request_error" if status < BROKEN else "server_error"
-    kind = KINDS.get(status, otherwise)
+    ours = status >= BROKEN
+    kind = KINDS.get(status, "server_error" if ours else "invalid_request_error")
+    code = code or CODES.get(status, "internal_error" if ours else "invalid_request")
     return ErrorBody(ErrorDetail(readable(message), kind, param, code))
 
 
@@ -116,12 +133,39 @@ def malformed(request: Request, error: RequestValidationError) -> ApiError:
         )
         return ApiError(BAD_REQUEST, problem, param="content-type")
     if first["type"] == "json_invalid":
-        why = first.get("ctx", {}).get("error", first["msg"])
+        why = f"{first['ctx']['error']} at character {first['loc'][1]}"
         return ApiError(BAD_REQUEST, f"the body is not valid JSON: {why}", code="json_invalid")
     place = [str(step) for step in first["loc"][1:]]
     if not place:
         return ApiError(BAD_REQUEST, f"the body must be a JSON object: {first['msg']}")
     return ApiError(BAD_REQUEST, f"{'.'.join(place)}: {first['msg']}", param=place[0])
+
+
+def unreadable(why: BaseException | None) -> ApiError | None:
+    """The response to a body that cannot be read although its syntax may be right."""
+    match why:
+        case UnicodeDecodeError():
+            place = f"byte {why.start} is 0x{why.object[why.start]:02x}"
+            problem = f"it is not {why.encoding.upper()}: {place}"
+        case RecursionError():
+            problem = "its arrays and objects are nested too deeply"
+        case ValueError():
+            problem = f"a number has more than {sys.get_int_max_str_digits()} digits"
+        case _:
+            return None
+    return ApiError(BAD_REQUEST, f"the body cannot be read: {problem}", code="json_invalid")
+
+
+def unknown_route(request: Request, status: int, routes: Routes) -> ApiError:
+    """Name the nearest route, or the methods of the route."""
+    path = request.url.path
+    if status == WRONG_METHOD:
+        methods = " or ".join(sorted(routes.get(path, ())))
+        use = f"; use {methods}" if methods else ""
+        return ApiError(status, f"{path} does not take {request.method}{use}")
+    close = get_close_matches(path, routes, 1, 0.5)
+    hint = f"; did you mean {close[0]}?" if close else "; GET /openapi.json lists the routes"
+    return ApiError(status, f"there is no route {path}{hint}", code="unknown_route")
 
 
 def error_response(api_error: ApiError, request_id: str = "") -> Response:
@@ -134,11 +178,20 @@ def error_response(api_error: ApiError, request_id: str = "") -> Response:
     )
 
 
-def answer_errors(app: FastAPI, retry_after: Callable[[], int]) -> None:
+def answer_errors(app: FastAPI, retry_after: Callable[[], int], routes: Routes) -> None:
     """Give every error a response, with `Retry-After` where a retry may succeed."""
 
+    def api_error_for(request: Request, error: Exception) -> ApiError:
+        match error:
+            case HTTPException(status_code=404 | 405 as status) if not isinstance(error, ApiError):
+                return unknown_route(request, status, routes)
+            case HTTPException():  # FastAPI keeps the cause of an error in a body
+                return unreadable(error.__cause__) or api_error_of(error)
+            case _:
+                return api_error_of(error, request.url.path)
+
     async def refuse(request: Request, error: Exception) -> Response:
-        api_error = api_error_of(error, request.url.path)
+        api_error = api_error_for(request, error)
         if api_error.status_code in (TOO_MANY, UNAVAILABLE) and api_error.headers is None:
             api_error.headers = {"Retry-After": str(retry_after())}
         if isinstance(error, HTTPException) and api_error is not error:

@@ -1,4 +1,4 @@
-"""Middleware that checks the API key and the size of each request."""
+"""Middleware that answers HEAD, and checks the API key and the size of each request."""
 
 import asyncio
 from hashlib import sha256
@@ -6,13 +6,19 @@ from hmac import compare_digest
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.errors import UNAUTHORIZED, ApiError, error_response
+from paceline.server.errors import (
+    HEAD_TOO_LARGE,
+    TOO_LARGE,
+    TOO_SLOW,
+    UNAUTHORIZED,
+    ApiError,
+    error_response,
+)
 from paceline.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 DOCS_PATH = "/docs"
 DOCS_PATHS = frozenset({DOCS_PATH, "/openapi.json"})  # a browser that opens them sends no key
-TOO_LARGE, HEAD_TOO_LARGE, TOO_SLOW = 413, 431, 408
 
 
 class RequestGuard:
@@ -58,6 +64,23 @@ class RequestGuard:
         digest = sha256(key.strip()).digest()
         found = [compare_digest(digest, known) for known in self._keys]
         return scheme.lower() == b"bearer" and any(found)
+
+
+class HeadAsGet:
+    """Answers HEAD as it answers GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_head(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "body": b""} if is_body else message)
+
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, receive, send_head)
+        else:
+            await self._app(scope, receive, send)
 
 
 def too_large(limit: int) -> ApiError:

@@ -12,8 +12,8 @@ POSITIVE = (
     "header_bytes",
     "body_s",
     "unread_s",
-    "drain_s",
 )
+NOT_NEGATIVE = ("drain_s", "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ServerSettings:
     header_bytes     most bytes of the headers of a request, names and values
     body_s           seconds within which each part of a body must arrive
     unread_s         seconds a client may leave a stream unread; it is dropped within twice as many
-    drain_s          seconds that open requests have to finish after a signal
+    drain_s          seconds that open requests have to finish after a signal; 0: end them at once
     timeout_s        timeout of requests without one, in seconds; 0: none
     timings          return timings in every response, not only on request
     log_format       lines of the log: text, or json with one object per line
@@ -57,8 +57,9 @@ class ServerSettings:
         for name in POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
-        if not self.timeout_s >= 0:
-            raise ConfigError(f"timeout_s is {self.timeout_s}; it cannot be negative")
+        for name in NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it cannot be negative")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format is {self.log_format!r}; choose one of text, json")
         where = self.otlp_endpoint

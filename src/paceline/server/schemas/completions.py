@@ -107,7 +107,7 @@ class AssistantMessage(Struct, frozen=True):
 
     content: str
     role: str = "assistant"
-    api_error: None = None
+    refusal: None = None
 
 
 class ChatChunkChoice(Struct, frozen=True):
