@@ -32,6 +32,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": THETA,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 # By name: entries of config.json, which all architectures get alike. Models of transformers get
 # those that it knows for their architecture.
@@ -46,6 +52,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "groups of three": {"hidden_size": 48, "num_attention_heads": 6},
     "llama3 rope": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "linear rope": {"rope_parameters": LINEAR},
+    "yarn": {"rope_parameters": YARN},
+    "biases everywhere": {"attention_bias": True, "mlp_bias": True},
 }
 # Traits of other architectures, which a file cannot choose: for backends alone.
 MIXED_TRAITS: dict[str, dict[str, Any]] = {

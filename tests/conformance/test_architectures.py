@@ -25,7 +25,7 @@ from tests.conformance.architectures import Case, architectures, cases, few_case
 from tests.conformance.model_backends import Comparison, ModelBackend, backends, every_case
 from tests.conformance.native_backend import BACKENDS as NATIVE_BACKENDS
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
-from tests.runner.models.test_backend_support import capped
+from tests.runner.models.test_backend_support import with_sink
 from tests.runner.sequences import LoadedModel, Sequences
 from tests.runner.support import Piece, batch_of
 from tests.test_guides import GUIDES, blocks
@@ -200,4 +200,4 @@ def test_backends_are_found() -> None:
 def test_a_feature_that_no_backend_knows_is_refused(backend: ModelBackend) -> None:
     spec = describe(Case("llama").config())
     assert backend.support.supports(spec) is None
-    assert "score_cap" in str(backend.support.supports(capped(spec, 30.0)))
+    assert "attention.sink" in str(backend.support.supports(with_sink(spec, 30.0)))

@@ -35,6 +35,7 @@ SHAPES = {
     "keys of their own",
     "keys shared by all",
     "groups of three",
+    "biases everywhere",
     *MIXED_TRAITS,
 }  # variants that kernels see; others differ in the numbers of tensors alone
 

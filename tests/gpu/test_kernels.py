@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.models.rope import Rope
 from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
 
@@ -35,7 +36,7 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     kv = filled_store(config, blocks, 16, dtype=dtype, device="cuda")
     at = cells_of(batch, kv)
     frequencies = tuple(10000.0 ** (-place / (dim // 2)) for place in range(dim // 2))
-    turns = rotary_table(frequencies, 2048, "cuda")
+    turns = rotary_table(Rope.plain(frequencies), 2048, "cuda")
     factor = torch.rand(heads + kv_heads, dim, device="cuda", dtype=dtype) if is_normed else None
     turn = HeadRotation(turns, factor, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim, device="cuda", dtype=dtype)

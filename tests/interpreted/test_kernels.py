@@ -8,6 +8,7 @@ from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rota
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.model import rotary_table
 from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.models.rope import Rope, frequencies
 from tests.interpreted.test_attention import store_for
 from tests.runner.support import cells_of, rows_of
 
@@ -21,7 +22,7 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     batch, blocks = rows_of([(1, context) for context in contexts], 16)
     kv = store_for(heads, kv_heads, dim, blocks, 16)
     at = cells_of(batch, kv)
-    turns = rotary_table(tuple(100.0 ** (-place / 8) for place in range(8)), 256, "cpu")
+    turns = rotary_table(Rope.plain(frequencies(100.0, 16)), 256, "cpu")
     turn = HeadRotation(turns, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim)
     held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.config import Config, LoadConfig, SpeculationConfig
+from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
@@ -56,7 +56,8 @@ def assemble(
         torch.set_num_threads(own.threads)
     chosen = choose(own.weights, checkpoint)
     log.info("loading weights: %s", chosen)
-    loaded = Model.load(checkpoint, linear_kind=chosen.kind)
+    length = part_of(StepConfig, suited).max_model_len
+    loaded = Model.load(checkpoint, linear_kind=chosen.kind, max_model_len=length)
     # After the weights, which take memory too.
     config = resolve(settings, own, checkpoint.config, Hardware.found())
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)

@@ -7,14 +7,16 @@ def test_pairs_turn_as_complex_numbers_do() -> None:
     position, frequencies = torch.tensor([0, 1, 7, 500]), torch.tensor([1.0, 0.1, 0.013])
     x = torch.randn(4, 2, 6)
     pairs = torch.complex(x[..., :3], x[..., 3:])
-    turned = pairs * torch.polar(torch.ones(4, 3), position[:, None] * frequencies)[:, None]
-    Rotation.of(position, frequencies, torch.float32).turn(x)
+    amplitudes = torch.tensor([1.5, 1.0, 0.5])
+    turned = pairs * torch.polar(amplitudes.expand(4, 3), position[:, None] * frequencies)[:, None]
+    Rotation.of(position, torch.stack((frequencies, amplitudes)), torch.float32).turn(x)
     torch.testing.assert_close(x, torch.cat((turned.real, turned.imag), dim=-1))
 
 
 def test_a_view_is_turned_in_place_and_its_surroundings_are_not() -> None:
     heads = torch.randn(2, 5, 4)
     before = heads.clone()
-    Rotation.of(torch.tensor([3, 4]), torch.tensor([1.0, 0.5]), torch.float32).turn(heads[:, :3])
+    rope = torch.tensor([[1.0, 0.5], [1.0, 1.0]])
+    Rotation.of(torch.tensor([3, 4]), rope, torch.float32).turn(heads[:, :3])
     assert not torch.equal(heads[:, :3], before[:, :3])
     assert torch.equal(heads[:, 3:], before[:, 3:])

@@ -23,10 +23,10 @@ PLAIN = BackendSupport("plain", frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class CappedAttentionSpec(AttentionSpec):
+class SinkAttentionSpec(AttentionSpec):
     """Attention with a feature that no backend knows."""
 
-    score_cap: float | None = None
+    sink: float | None = None
 
 
 def described(family: str = "Llama", **changes: Any) -> DecoderSpec:
@@ -38,10 +38,10 @@ def with_layer(spec: DecoderSpec, layer: LayerSpec) -> DecoderSpec:
     return replace(spec, layers=(*spec.layers[:-1], layer))
 
 
-def capped(spec: DecoderSpec, cap: float | None) -> DecoderSpec:
+def with_sink(spec: DecoderSpec, sink: float | None) -> DecoderSpec:
     last = spec.layers[-1]
     own = {one.name: getattr(last.attention, one.name) for one in fields(AttentionSpec)}
-    return with_layer(spec, replace(last, attention=CappedAttentionSpec(**own, score_cap=cap)))
+    return with_layer(spec, replace(last, attention=SinkAttentionSpec(**own, sink=sink)))
 
 
 def test_features_are_fields_with_other_values_than_their_defaults() -> None:
@@ -70,16 +70,16 @@ def test_every_feature_that_a_backend_lists_is_one() -> None:
 
 @pytest.mark.parametrize("backend", [TORCH, NATIVE, PLAIN], ids=lambda one: one.backend)
 def test_a_feature_that_is_not_listed_is_refused(backend: BackendSupport) -> None:
-    assert backend.supports(capped(described(), None)) is None
-    reason = backend.supports(capped(described(), 30.0))
-    assert reason == "it does not implement layers.attention.score_cap"
+    assert backend.supports(with_sink(described(), None)) is None
+    reason = backend.supports(with_sink(described(), 30.0))
+    assert reason == "it does not implement layers.attention.sink"
     with pytest.raises(ConfigError, match=f"the {backend.backend} backend cannot compute 'llama'"):
-        backend.require(capped(described(), 30.0))
+        backend.require(with_sink(described(), 30.0))
 
 
 def test_an_error_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r'score_cap; use weights="float32"$'):
-        NATIVE.require(capped(described(), 30.0))
+    with pytest.raises(ConfigError, match=r'sink; use weights="float32"$'):
+        NATIVE.require(with_sink(described(), 30.0))
 
 
 def test_one_value_for_all_layers() -> None:
@@ -103,11 +103,11 @@ def test_one_value_for_all_layers() -> None:
 def test_a_model_is_refused_before_its_tensors_are_read(
     options: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(config: ModelConfig) -> DecoderSpec:
+    def changed(config: ModelConfig, max_model_len: int | None) -> DecoderSpec:
         spec, only_native = describe(config), backend == "native"
         last = spec.layers[-1]
         scaled = with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
-        return scaled if only_native else capped(spec, 30.0)
+        return scaled if only_native else with_sink(spec, 30.0)
 
     class Unread(Dummy):
         def read(self, name: str) -> Any:
@@ -123,7 +123,7 @@ def test_weights_chosen_automatically_are_weights_that_can_be_computed(
 ) -> None:
     monkeypatch.setattr(
         "paceline.runner.layers.linear_choice.describe",
-        lambda config: capped(describe(config), 9.0),
+        lambda config: with_sink(describe(config), 9.0),
     )
     dummy = Dummy(tiny())
     dummy.is_quantized = True

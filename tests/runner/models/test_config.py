@@ -4,7 +4,8 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.rope import frequencies
+from paceline.runner.models.gguf_config import GGUFTensors
+from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, frequencies
 from tests.runner.support import TINY, tiny
 
 GEMMA: dict[str, Any] = {
@@ -46,12 +47,20 @@ GGUF: dict[str, Any] = {
 }
 
 
+def always(found: Frequencies) -> RopeChoice:
+    return RopeChoice.always(Rope.plain(found))
+
+
+def factors(numbers: tuple[float, ...]) -> GGUFTensors:
+    return GGUFTensors(factors={"rope_freqs.weight": numbers})
+
+
 def test_a_plain_llama() -> None:
     config = tiny()
     assert (config.layers, config.width, config.mlp_width, config.vocab) == (2, 24, 40, 61)
     assert (config.heads, config.kv_heads, config.head_dim) == (4, 2, 8)
     assert config.windows == (None, None)
-    assert config.rope == config.local_rope == frequencies(10_000.0, 8)
+    assert config.rope == config.local_rope == always(frequencies(10_000.0, 8))
     assert config.query_scale == 8**-0.5
     assert (config.bos, config.eos) == (1, (2,))
 
@@ -66,8 +75,8 @@ def test_gemma_of_old_and_new_transformers_is_the_same() -> None:
     old, new = ModelConfig.of_hf(OLD_GEMMA), ModelConfig.of_hf(NEW_GEMMA)
     assert old == new
     assert old.windows == (512, 512, 512, 512, 512, None, 512)
-    assert old.rope == frequencies(1_000_000.0, 8)
-    assert old.local_rope == frequencies(10_000.0, 8)
+    assert old.rope == always(frequencies(1_000_000.0, 8))
+    assert old.local_rope == always(frequencies(10_000.0, 8))
     assert old.query_scale == 1 / 16
     assert old.tied_embedding
 
@@ -80,7 +89,7 @@ def test_rope_of_old_and_new_transformers_is_the_same() -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
     old = tiny(rope_theta=500.0, rope_scaling=scaling)
     assert old == tiny(rope_parameters={**scaling, "rope_theta": 500.0})
-    assert old.rope == tuple(frequency / 2 for frequency in frequencies(500.0, 8))
+    assert old.rope == always(tuple(frequency / 2 for frequency in frequencies(500.0, 8)))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +126,6 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         ({"num_key_value_heads": 3}, r"\(4\) must be a multiple of .* \(3\)"),
         ({"head_dim": 7}, "the head size must be even, not 7"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
-        ({"attention_bias": True}, "attention_bias = True is not supported"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"layer_types": ["full_attention"]}, "2 layers, but 1 layer types"),
@@ -126,7 +134,8 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
             "sliding windows must be positive",
         ),
         ({"layer_types": ["full_attention", "mamba"]}, r"layer types \['mamba'\] are not"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope scaling 'yarn' lacks 'factor'"),
+        ({"partial_rotary_factor": 0.4}, r"head size \(8\), not 3"),
         ({"head_dim": "eight"}, "config.json has a value of the wrong type"),
         ({"num_attention_heads": 0}, "model dimensions must be positive"),
         ({"layer_types": 7}, "config.json has a value of the wrong type"),
@@ -141,9 +150,9 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_gguf() -> None:
-    config = ModelConfig.of_gguf(GGUF, tied_embedding=True)
+    config = ModelConfig.of_gguf(GGUF)
     assert (config.layers, config.width, config.head_dim, config.vocab) == (2, 32, 8, 61)
-    assert config.rope == frequencies(500.0, 8)
+    assert config.rope == always(frequencies(500.0, 8))
     assert (config.tied_embedding, config.bos, config.eos) == (True, None, (2,))
 
 
@@ -151,11 +160,12 @@ def test_gguf_scales_by_a_factor_or_by_many() -> None:
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     plain = frequencies(500.0, 8)
     for known in (linear, {"llama.rope.scaling.factor": 4.0}, {"llama.rope.scale_linear": 4.0}):
-        assert ModelConfig.of_gguf({**GGUF, **known}, True).rope == tuple(f / 4 for f in plain)
-    many = ModelConfig.of_gguf(GGUF, True, (1.0, 1.0, 2.0, 8.0)).rope
-    assert many == (plain[0], plain[1], plain[2] / 2, plain[3] / 8)
+        found = ModelConfig.of_gguf({**GGUF, **known}).rope
+        assert found == always(tuple(f / 4 for f in plain))
+    many = ModelConfig.of_gguf(GGUF, factors((1.0, 1.0, 2.0, 8.0))).rope
+    assert many == always((plain[0], plain[1], plain[2] / 2, plain[3] / 8))
     with pytest.raises(ConfigError, match=r"rope_freqs\.weight has 3 factors; the model needs 4"):
-        ModelConfig.of_gguf(GGUF, True, (1.0, 1.0, 2.0))
+        ModelConfig.of_gguf(GGUF, factors((1.0, 1.0, 2.0)))
 
 
 def test_only_the_largest_gemma_scales_queries_by_its_width() -> None:
@@ -163,7 +173,7 @@ def test_only_the_largest_gemma_scales_queries_by_its_width() -> None:
     sizes = {"gemma3.attention.key_length": 16, "gemma3.attention.sliding_window": 8}
     gemma = {**named, "general.architecture": "gemma3", **sizes}
     for layers, scaled_by in ((61, 16), (62, 8)):
-        config = ModelConfig.of_gguf({**gemma, "gemma3.block_count": layers}, True)
+        config = ModelConfig.of_gguf({**gemma, "gemma3.block_count": layers})
         assert config.query_scale == scaled_by**-0.5
 
 
@@ -176,11 +186,51 @@ def test_only_the_largest_gemma_scales_queries_by_its_width() -> None:
         ({"general.architecture": "..llama"}, r"'\.\.llama' is not supported"),
         ({"llama.block_count": 2**31 - 9}, "the largest supported value is 10000"),
         ({"llama.block_count": None}, "the GGUF header has no 'llama.block_count'"),
-        ({"llama.rope.dimension_count": 4}, "partial rotary embedding is not supported"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),
+        ({"llama.rope.dimension_count": 12}, "rope.dimension_count is 12; it must be even"),
+        ({"llama.rope.scaling.type": "ntk"}, "rope scaling 'ntk' is not supported; choose"),
         ({"llama.attention.head_count": [4, 2]}, r"head_count is \[4, 2\]; it must be an integer"),
     ],
 )
 def test_what_is_refused_of_gguf(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ModelConfig.of_gguf({**GGUF, **changes}, tied_embedding=True)
+        ModelConfig.of_gguf({**GGUF, **changes})
+
+
+def test_gguf_says_by_its_tensors_which_products_have_biases() -> None:
+    plain = ModelConfig.of_gguf(GGUF)
+    assert (plain.attention_bias, plain.mlp_bias, plain.tied_embedding) == (False, False, True)
+    names = ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "output.weight")
+    biased = ModelConfig.of_gguf(GGUF, GGUFTensors(names))
+    assert (biased.attention_bias, biased.mlp_bias, biased.tied_embedding) == (True, True, False)
+
+
+def test_part_of_a_head_turns() -> None:
+    config = tiny(partial_rotary_factor=0.5)
+    assert config.rotary_dim == 4
+    assert config.rope == RopeChoice.always(Rope.plain(frequencies(10_000.0, 4)).padded(4))
+    gguf = ModelConfig.of_gguf({**GGUF, "llama.rope.dimension_count": 4})
+    assert (gguf.rotary_dim, gguf.rope.short.frequencies[2:]) == (4, (0.0, 0.0))
+
+
+def test_yarn_of_gguf() -> None:
+    kind = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    known = {**GGUF, **kind, "llama.rope.scaling.original_context_length": 32}
+    found = ModelConfig.of_gguf(known).rope
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert found == tiny(rope_theta=500.0, rope_scaling=scaling).rope
+    grown = ModelConfig.of_gguf({**known, "llama.rope.scaling.attn_factor": 2.0}).rope
+    assert grown.short.amplitudes[0] == pytest.approx(2 * found.short.amplitudes[0])
+
+
+def test_factors_of_long_and_short_sequences_of_gguf() -> None:
+    short, long = (1.0, 1.0, 2.0, 2.0), (1.0, 2.0, 4.0, 8.0)
+    names = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    known = {
+        "llama.rope.scaling.original_context_length": 32,
+        "llama.rope.scaling.attn_factor": 2.0,
+    }
+    found = ModelConfig.of_gguf({**GGUF, **known}, GGUFTensors(factors=names)).rope
+    plain = frequencies(500.0, 8)
+    for length, by in ((32, short), (33, long)):
+        expected = tuple(f / one for f, one in zip(plain, by, strict=True))
+        assert found.at(length) == Rope.plain(expected, 2.0)

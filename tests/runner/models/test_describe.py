@@ -2,7 +2,7 @@ from typing import Any
 
 from paceline.runner.models.architecture import LayerSpec
 from paceline.runner.models.describe import describe
-from paceline.runner.models.rope import frequencies
+from paceline.runner.models.rope import Rope, frequencies
 from tests.runner.support import tiny
 
 GEMMA: dict[str, Any] = {
@@ -22,7 +22,7 @@ def test_a_plain_layer_has_no_feature() -> None:
     attention, mlp = layer().attention, layer().mlp
     assert (attention.head_norms, attention.window, attention.output_norm) == (None, None, None)
     assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, 2, 8)
-    assert (attention.scale, attention.frequencies) == (8**-0.5, frequencies(10_000.0, 8))
+    assert (attention.scale, attention.rope) == (8**-0.5, Rope.plain(frequencies(10_000.0, 8)))
     assert (mlp.activation, mlp.output_norm) == ("silu", None)
     assert not attention.qkv.biases
     assert describe(tiny()).embedding_scale == 1.0
@@ -43,8 +43,8 @@ def test_the_norm_before_the_mlp_has_another_name_where_attention_has_a_norm_beh
 def test_layers_with_a_window_turn_at_their_own_rate() -> None:
     spec = describe(tiny(**GEMMA))
     assert [one.attention.window for one in spec.layers] == [5, 5, 5, 5, 5, None]
-    assert spec.layers[0].attention.frequencies == frequencies(10_000.0, 8)
-    assert spec.layers[5].attention.frequencies == frequencies(1_000_000.0, 8)
+    assert spec.layers[0].attention.rope == Rope.plain(frequencies(10_000.0, 8))
+    assert spec.layers[5].attention.rope == Rope.plain(frequencies(1_000_000.0, 8))
     assert spec.embedding_scale == 24**0.5
 
 

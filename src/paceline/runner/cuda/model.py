@@ -22,12 +22,12 @@ from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.layers.linear import DenseLinear, Linear
 from paceline.runner.layers.stack import STORED
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, NormSpec, ProductSpec
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
-from paceline.runner.models.rope import Frequencies
+from paceline.runner.models.rope import Rope
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 # Up to so many rows, a norm after the product is cheaper than a kernel before it. With more inputs
@@ -46,8 +46,11 @@ CUDA = BackendSupport(
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
             "layers.attention.window",
+            "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.gate_up.biases",
+            "layers.mlp.down.biases",
             "layers.mlp.output_norm",
         }
     ),
@@ -86,15 +89,14 @@ class CudaLayer:
         attention, mlp = spec.attention, spec.mlp
         self._attention, self._layer = attention, layer
         self._is_silu = mlp.activation == "silu"
-        self._qkv = NormedLinear(factory, attention.qkv, attention.norm)
-        self._gate_up = NormedLinear(factory, mlp.gate_up, mlp.norm, is_gated=True)
+        self._qkv = NormedLinear(factory.qkv(attention), attention.norm)
+        self._gate_up = NormedLinear(factory.linear(mlp.gate_up, mlp.norm), mlp.norm, is_gated=True)
         self._out = ResidualLinear(factory, attention.output, attention.output_norm)
         self._down = ResidualLinear(factory, mlp.down, mlp.output_norm)
         self._turn = HeadRotation(turns, None, 0.0)
         if attention.head_norms is not None:
-            norms, heads = attention.head_norms, (attention.heads, attention.kv_heads)
-            factor = factory.head_factor(norms, *heads).to(factory.dtype)
-            self._turn = HeadRotation(turns, factor, norms.floor)
+            factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
+            self._turn = HeadRotation(turns, factor, attention.head_norms.floor)
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
@@ -128,10 +130,7 @@ class NormedLinear:
     product. With many rows, one kernel before the product is cheaper.
     """
 
-    def __init__(
-        self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec, is_gated: bool = False
-    ) -> None:
-        product = factory.linear(spec, norm)
+    def __init__(self, product: Linear, norm: NormSpec, is_gated: bool = False) -> None:
         assert isinstance(product, DenseLinear)
         self._product, self._streamed = product, StreamedLinear(product, is_gated)
         self._floor = norm.floor
@@ -187,11 +186,12 @@ class ResidualLinear:
             self._product.add_to(hidden, x)
 
 
-def rotary_table(frequencies: Frequencies, positions: int, device: torch.device | str) -> Tensor:
+def rotary_table(rope: Rope, positions: int, device: torch.device | str) -> Tensor:
     """Return cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
     each = torch.arange(positions, device=device, dtype=torch.float32)
-    angle = each[:, None] * torch.tensor(frequencies, device=device)
-    return torch.stack((angle.cos(), angle.sin()), dim=1).contiguous()
+    angle = each[:, None] * torch.tensor(rope.frequencies, device=device)
+    turns = torch.stack((angle.cos(), angle.sin()), dim=1)
+    return turns.mul_(torch.tensor(rope.amplitudes, device=device))
 
 
 class CudaModel:
@@ -202,11 +202,11 @@ class CudaModel:
         scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
         self._embedding = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         turns = {
-            frequencies: rotary_table(frequencies, max_model_len + 1, factory.device)
-            for frequencies in dict.fromkeys(one.attention.frequencies for one in spec.layers)
+            rope: rotary_table(rope, max_model_len + 1, factory.device)
+            for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
         }
         self._layers = [
-            CudaLayer(factory, one, layer, turns[one.attention.frequencies])
+            CudaLayer(factory, one, layer, turns[one.attention.rope])
             for layer, one in enumerate(spec.layers)
         ]
         self._floor = spec.norm.floor
@@ -219,7 +219,7 @@ class CudaModel:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
     ) -> "CudaModel":
-        spec = describe(checkpoint.config)
+        spec = describe(checkpoint.config, max_model_len)
         CUDA.require(spec)
         verify(checkpoint)
         with torch.inference_mode():

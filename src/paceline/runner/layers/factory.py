@@ -7,7 +7,13 @@ from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearKind
 from paceline.runner.layers.norm import Norm, UnscaledNorm
-from paceline.runner.models.architecture import HeadNorms, NormSpec, ProductSpec, TensorSpec
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    HeadNorms,
+    NormSpec,
+    ProductSpec,
+    TensorSpec,
+)
 from paceline.runner.weights.checkpoint import Checkpoint
 
 
@@ -39,10 +45,11 @@ class LayerFactory:
         weight = self.read(norm.weight) + norm.offset
         return weight.mul_(norm.width**0.5)
 
-    def head_factor(self, norms: HeadNorms, heads: int, kv_heads: int) -> Tensor:
+    def head_factor(self, attention: AttentionSpec, norms: HeadNorms) -> Tensor:
         """The factors of all heads of queries, then of keys, [heads + kv_heads, head_dim]."""
         query, key = self.factor(norms.query), self.factor(norms.key)
-        return torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1)))
+        heads = query.expand(attention.heads, -1), key.expand(attention.kv_heads, -1)
+        return torch.cat(heads)[:, paired_order(attention)]
 
     def norm(self, norm: NormSpec) -> Norm:
         return Norm(self.unscaled_norm(norm.floor), self.factor(norm).to(self.dtype))
@@ -50,16 +57,50 @@ class LayerFactory:
     def optional_norm(self, norm: NormSpec | None) -> Norm | None:
         return None if norm is None else self.norm(norm)
 
-    def head_norm(self, norms: HeadNorms | None, heads: int, kv_heads: int) -> Norm | None:
+    def head_norm(self, attention: AttentionSpec) -> Norm | None:
         """One norm over the heads of queries and keys, which lie side by side."""
-        if norms is None:
+        if attention.head_norms is None:
             return None
-        factor = self.head_factor(norms, heads, kv_heads)
-        return Norm(self.unscaled_norm(norms.floor), factor.to(self.dtype))
+        factor = self.head_factor(attention, attention.head_norms)
+        return Norm(self.unscaled_norm(attention.head_norms.floor), factor.to(self.dtype))
 
     def linear(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
         """A product, and the factor of the norm before it, if the norm leaves its factor to it."""
         weight = self.joined(product.weights)  # [outputs, inputs]
         bias = self.joined(product.biases) if product.biases else None  # [outputs]
+        return self._linear(weight, bias, before)
+
+    def qkv(self, attention: AttentionSpec) -> Linear:
+        """The product for queries, keys and values, of which the first two are `paired_order`."""
+        product, turned = attention.qkv, attention.heads + attention.kv_heads
+        weight = self.joined(product.weights)
+        bias = self.joined(product.biases) if product.biases else None
+        if attention.rotary_dim < attention.head_dim:
+            heads = torch.arange(len(weight), device=weight.device).view(-1, attention.head_dim)
+            heads[:turned] = heads[:turned, paired_order(attention)]
+            order = heads.flatten()
+            weight, bias = weight[order], None if bias is None else bias[order]
+        return self._linear(weight, bias, attention.norm)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None, before: NormSpec | None) -> Linear:
         factor = None if before is None else self.factor(before)  # [inputs]
         return self.linear_kind(weight, bias, self.dtype, factor)
+
+
+def paired_order(attention: AttentionSpec) -> list[int]:
+    """The dimensions of a head in an order in which pair i is (x[i], x[i + head_dim / 2]).
+
+    A checkpoint has pairs like this among the rotated dimensions alone, and these come first:
+
+        checkpoint   x0 x1 y0 y1 | a b c d
+        here         x0 x1 a b     y0 y1 c d
+
+    Scores do not depend on the order of dimensions, if queries and keys have the same one. So
+    layers turn whole heads, and the rope leaves the pairs of the rest as they are.
+    """
+    dims, rotated = range(attention.head_dim), attention.rotary_dim
+    turning, rest = dims[:rotated], dims[rotated:]
+    return [
+        *(*turning[: rotated // 2], *rest[: len(rest) // 2]),
+        *(*turning[rotated // 2 :], *rest[len(rest) // 2 :]),
+    ]

@@ -26,8 +26,11 @@ NATIVE = BackendSupport(
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
             "layers.attention.window",
+            "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.gate_up.biases",
+            "layers.mlp.down.biases",
             "layers.mlp.output_norm",
         }
     ),
@@ -98,7 +101,7 @@ class NativeStack:
         return LayerStruct(
             *(pointer(_matrix(product)) for product in products),
             *(None if norm is None else norm.factor.data_ptr() for norm in norms),
-            self._stack.frequencies[spec.attention.frequencies].data_ptr(),
+            self._stack.ropes[spec.attention.rope].data_ptr(),
             spec.attention.window or 0,
         )
 

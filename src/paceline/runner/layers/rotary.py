@@ -14,9 +14,11 @@ class Rotation:
     sin: Tensor  # [positions, 1, head_dim]; negative in the first half
 
     @staticmethod
-    def of(position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> "Rotation":
-        angle = position.unsqueeze(1) * frequencies  # [positions, head_dim / 2], float32
-        cos, sin = angle.cos(), angle.sin()
+    def of(position: Tensor, rope: Tensor, dtype: torch.dtype) -> "Rotation":
+        """`rope` is [2, head_dim / 2]: frequencies and amplitudes, in float32."""
+        frequencies, amplitudes = rope
+        angle = position.unsqueeze(1) * frequencies  # [positions, head_dim / 2]
+        cos, sin = angle.cos().mul_(amplitudes), angle.sin().mul_(amplitudes)
         return Rotation(
             torch.cat((cos, cos), dim=1).unsqueeze(1).to(dtype),
             torch.cat((-sin, sin), dim=1).unsqueeze(1).to(dtype),

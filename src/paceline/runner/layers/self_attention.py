@@ -10,14 +10,14 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.rotary import Rotation
 from paceline.runner.models.architecture import AttentionSpec
-from paceline.runner.models.rope import Frequencies
+from paceline.runner.models.rope import Rope
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerContext:
     """What all layers read in one step."""
 
-    rotations: dict[Frequencies, Rotation]
+    rotations: dict[Rope, Rotation]
     kv: KVStore
     cells: Sequence[Tensor]  # by layer: [positions], where in the store it writes
     attention: Prepared
@@ -34,8 +34,8 @@ class SelfAttention:
     def __init__(self, factory: LayerFactory, spec: AttentionSpec, layer: int) -> None:
         self._spec, self._layer = spec, layer
         self._rotated = spec.heads + spec.kv_heads
-        self.qkv = factory.linear(spec.qkv, spec.norm)
-        self.norm = factory.head_norm(spec.head_norms, spec.heads, spec.kv_heads)
+        self.qkv = factory.qkv(spec)
+        self.norm = factory.head_norm(spec)
         self.output = factory.linear(spec.output)
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
@@ -45,7 +45,7 @@ class SelfAttention:
         rotated = qkv[:, : self._rotated]
         if self.norm is not None:
             self.norm.apply_to(rotated)
-        context.rotations[spec.frequencies].turn(rotated)
+        context.rotations[spec.rope].turn(rotated)
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
         seen = context.attention.attend(query, layer, spec.window, spec.scale)

@@ -26,8 +26,11 @@ TORCH = BackendSupport(
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
             "layers.attention.window",
+            "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.gate_up.biases",
+            "layers.mlp.down.biases",
             "layers.mlp.output_norm",
         }
     ),
@@ -43,10 +46,10 @@ class TorchStack:
 
     def __init__(self, factory: LayerFactory, layers: tuple[LayerSpec, ...]) -> None:
         self._dtype = factory.dtype
-        self.frequencies = {
-            frequencies: torch.tensor(frequencies, device=factory.device)
-            for frequencies in dict.fromkeys(spec.attention.frequencies for spec in layers)
-        }
+        self.ropes = {
+            rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
+            for rope in dict.fromkeys(spec.attention.rope for spec in layers)
+        }  # [2, head_dim / 2] each
         self.layers = [DecoderLayer(factory, spec, layer) for layer, spec in enumerate(layers)]
 
     def __call__(
@@ -59,8 +62,8 @@ class TorchStack:
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
         rotations = {
-            frequencies: Rotation.of(batch.position, tensor, self._dtype)
-            for frequencies, tensor in self.frequencies.items()
+            rope: Rotation.of(batch.position, tensor, self._dtype)
+            for rope, tensor in self.ropes.items()
         }
         context = LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
         for layer in self.layers[:-1]:

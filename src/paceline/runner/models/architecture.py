@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.rope import Frequencies
+from paceline.runner.models.rope import Rope
 
 Shape = tuple[int, ...]
 Activation = Literal["silu", "gelu_pytorch_tanh"]
@@ -115,7 +115,8 @@ class AttentionSpec:
     qkv                queries, keys and values, in this order
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
-    frequencies        rotary, of queries and keys
+    rope               of queries and keys
+    rotary_dim         dimensions of each head that turn, from the first one on
     scale              factor of the scores before the softmax
     output             from all heads to the width of the residual stream
     head_norms         of queries and keys
@@ -128,7 +129,8 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_dim: int
-    frequencies: Frequencies
+    rope: Rope
+    rotary_dim: int
     scale: float
     output: ProductSpec
     head_norms: HeadNorms | None = None

@@ -1,25 +1,18 @@
 """The configuration of a model, read from a config.json or a GGUF header."""
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.rope import Frequencies, frequencies, scaled
+from paceline.runner.models import gguf_config, hf_config
+from paceline.runner.models.config_entries import ConfigEntries, expected
+from paceline.runner.models.gguf_config import GGUFTensors
+from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, find
 
-LAYERS, MOST_LAYERS = ("num_hidden_layers", "block_count"), 10_000
 GEMMA_27B_LAYERS = 62
-FULL, SLIDING = "full_attention", "sliding_attention"
-UNSUPPORTED = (
-    "attention_bias",
-    "mlp_bias",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "use_bidirectional_attention",
-    "quantization_config",
-)
+NO_TENSORS = GGUFTensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +31,10 @@ class ModelConfig:
     norm_eps          added to the mean square
     tied_embedding    the head is the embedding
     windows           of each layer: positions that one position sees, including itself; None: all
-    rope, local_rope  rotary frequencies of layers without and with a window
+    rope, local_rope  of layers without and with a window
+    rotary_dim        dimensions of each head that turn, from the first one on
+    attention_bias    the products of attention have biases; traits may give them to some
+    mlp_bias          the products of the MLP have biases
     query_scale       factor of the scores before the softmax
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
@@ -57,8 +53,11 @@ class ModelConfig:
     norm_eps: float
     tied_embedding: bool
     windows: tuple[int | None, ...]
-    rope: Frequencies
-    local_rope: Frequencies
+    rope: RopeChoice
+    local_rope: RopeChoice
+    rotary_dim: int
+    attention_bias: bool
+    mlp_bias: bool
     query_scale: float
     bos: int | None
     eos: tuple[int, ...]
@@ -74,6 +73,11 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"the head size must be even, not {self.head_dim}")
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise ConfigError(
+                f"the rotated part of a head must be even and at most the head size "
+                f"({self.head_dim}), not {self.rotary_dim}"
+            )
         if len(self.windows) != self.layers:
             raise ConfigError(
                 f"the model has {self.layers} layers, but {len(self.windows)} layer types"
@@ -84,7 +88,7 @@ class ModelConfig:
     @classmethod
     def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """Read the content of a config.json of any version of transformers."""
-        with _expected("config.json"):
+        with expected("config.json"):
             return cls._of_hf(ConfigEntries(raw, "config.json"))
 
     @classmethod
@@ -96,7 +100,7 @@ class ModelConfig:
                 f"architecture {name!r} is not supported: only causal language models are"
             )
         traits = _known(architecture)
-        _refuse(read, traits)
+        hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
         return cls(
@@ -112,19 +116,20 @@ class ModelConfig:
             max_position=read.number("max_position_embeddings"),
             norm_eps=float(read.get("rms_norm_eps") or 1e-6),
             tied_embedding=read.get("tie_word_embeddings", traits.tied_embedding),
-            windows=_windows_of_hf(read, layers, traits),
-            rope=scaled(*_rope_of_hf(read, FULL, head_dim, traits)),
-            local_rope=scaled(*_rope_of_hf(read, SLIDING, head_dim, traits)),
+            windows=hf_config.windows(read, layers, traits),
+            rope=hf_config.rope(read, hf_config.FULL, head_dim, traits),
+            local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
+            rotary_dim=hf_config.rotary_dim(read, head_dim),
+            attention_bias=bool(read.get("attention_bias")),
+            mlp_bias=bool(read.get("mlp_bias")),
             query_scale=(read.get("query_pre_attn_scalar") or head_dim) ** -0.5,
             bos=read.get("bos_token_id"),
-            eos=_ids(read.get("eos_token_id")),
+            eos=hf_config.ids(read.get("eos_token_id")),
         )
 
     @classmethod
-    def of_gguf(
-        cls, raw: Mapping[str, Any], tied_embedding: bool, rope_factors: tuple[float, ...] = ()
-    ) -> "ModelConfig":
-        """Read the fields of a GGUF header. The other arguments follow from its tensors."""
+    def of_gguf(cls, raw: Mapping[str, Any], tensors: GGUFTensors = NO_TENSORS) -> "ModelConfig":
+        """Read the fields of a GGUF header. The format says some things by its tensors."""
         architecture = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
         traits = _known(architecture)
         read = ConfigEntries(raw, "the GGUF header", f"{architecture}.")
@@ -133,24 +138,9 @@ class ModelConfig:
         # The header does not say it: only the largest Gemma 3 scales queries by its width.
         is_27b = architecture == "gemma3" and layers == GEMMA_27B_LAYERS
         head_dim = read.get("attention.key_length") or width // heads
-        if read.get("rope.dimension_count", head_dim) != head_dim:
-            raise ConfigError(
-                "rope.dimension_count differs from the head size: partial rotary "
-                "embedding is not supported"
-            )
-        plain = frequencies(read.get("rope.freq_base", 10_000.0), head_dim)
-        factors = rope_factors or (1.0,) * len(plain)
-        if len(factors) != len(plain):
-            raise ConfigError(
-                f"rope_freqs.weight has {len(factors)} factors; the model needs {len(plain)}"
-            )
-        kind = read.get("rope.scaling.type", "linear")  # the default of llama.cpp
-        scaling = {
-            "rope_type": "default" if kind == "none" else kind,
-            "factor": read.get("rope.scaling.factor", read.get("rope.scale_linear")) or 1.0,
-        }
-        rope = scaled(tuple(f / by for f, by in zip(plain, factors, strict=True)), scaling)
-        local = frequencies(traits.local_theta, head_dim) if traits.local_theta else rope
+        rope = local = gguf_config.rope(read, head_dim, tensors)
+        if traits.local_theta:
+            local = RopeChoice.always(Rope.plain(frequencies(traits.local_theta, head_dim)))
         ends = (raw.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         return cls(
             architecture=architecture,
@@ -164,57 +154,17 @@ class ModelConfig:
             vocab=read.get("vocab_size") or len(raw.get("tokenizer.ggml.tokens", ())),
             max_position=read.number("context_length"),
             norm_eps=read.need("attention.layer_norm_rms_epsilon"),
-            tied_embedding=tied_embedding,
-            windows=_windows(layers, traits.global_every, read.get("attention.sliding_window")),
+            tied_embedding=not tensors.has_head,
+            windows=traits.windows(layers, read.get("attention.sliding_window")),
             rope=rope,
             local_rope=local,
+            rotary_dim=gguf_config.rotary_dim(read, head_dim),
+            attention_bias=tensors.has_attention_bias,
+            mlp_bias=tensors.has_mlp_bias,
             query_scale=(width // heads if is_27b else head_dim) ** -0.5,
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigEntries:
-    """The entries of a file, by key. An entry of null counts as missing."""
-
-    raw: Mapping[str, Any]
-    where: str
-    prefix: str = ""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self.raw.get(self.prefix + key)
-        return default if value is None else value
-
-    def need(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise ConfigError(f"{self.where} has no {self.prefix + key!r}")
-        return value
-
-    def number(self, key: str) -> int:
-        value = self.need(key)
-        if type(value) is not int:
-            raise ConfigError(
-                f"{self.where}: {self.prefix + key} is {value!r}; it must be an integer"
-            )
-        if key in LAYERS and value > MOST_LAYERS:
-            raise ConfigError(
-                f"{self.where}: {self.prefix + key} is {value}; the largest supported "
-                f"value is {MOST_LAYERS}"
-            )
-        return value
-
-
-@contextmanager
-def _expected(where: str) -> Generator[None]:
-    """Turn errors of wrong types into a ConfigError."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
-        raise ConfigError(f"{where} has a value of the wrong type: {error}") from None
 
 
 def _known(architecture: str) -> Traits:
@@ -222,52 +172,3 @@ def _known(architecture: str) -> Traits:
     if not architecture.isidentifier():
         raise ConfigError(f"architecture {architecture!r} is not supported")
     return find(architecture)
-
-
-def _refuse(read: ConfigEntries, traits: Traits) -> None:
-    for key in UNSUPPORTED:
-        if read.get(key):
-            raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
-    for key in ("hidden_act", "hidden_activation"):
-        if read.get(key, traits.activation) != traits.activation:
-            raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _windows(layers: int, global_every: int, window: int | None) -> tuple[int | None, ...]:
-    every = global_every or layers + 1
-    return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
-
-
-def _windows_of_hf(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | None, ...]:
-    window = read.get("sliding_window")
-    if kinds := read.get("layer_types"):
-        if strange := set(kinds) - {FULL, SLIDING}:
-            raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
-        return tuple(window if kind == SLIDING else None for kind in kinds)
-    if read.get("use_sliding_window"):
-        full = read.get("max_window_layers", 0)
-        return tuple(None if layer < full else window for layer in range(layers))
-    return _windows(layers, read.get("sliding_window_pattern", traits.global_every), window)
-
-
-def _rope_of_hf(
-    read: ConfigEntries, kind: str, head_dim: int, traits: Traits
-) -> tuple[Frequencies, Mapping[str, Any]]:
-    """Plain frequencies and their scaling, for layers of a kind."""
-    given = read.get("rope_parameters")
-    if given is not None:
-        scaling = given.get(kind, given)
-        theta = scaling.get("rope_theta") or read.get("rope_theta", 10_000.0)
-    elif kind == SLIDING and traits.local_theta is not None:
-        scaling = {}
-        theta = read.get("rope_local_base_freq", traits.local_theta)
-    else:
-        scaling = read.get("rope_scaling", {})
-        theta = read.get("rope_theta", 10_000.0)
-    return frequencies(float(theta), head_dim), scaling

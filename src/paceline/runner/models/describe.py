@@ -14,36 +14,42 @@ from paceline.runner.models.architecture import (
     TensorSpec,
 )
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.gguf_config import HEAD
 
-GGUF_HEAD = "output.weight"  # a GGUF file without it has a tied head
 
+def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSpec:
+    """The only place that reads traits and names tensors.
 
-def describe(config: ModelConfig) -> DecoderSpec:
-    """The only place that reads traits and names tensors."""
+    `max_model_len` is the length of the longest sequence to compute, if that is not the model's.
+    """
+    longest = max_model_len or config.max_position
     table = (config.vocab, config.width)
     head = "lm_head.weight"
     copies = (head,) if config.tied_embedding else ()
     embedding = TensorSpec(
         "model.embed_tokens.weight", table, GGUFForm("token_embd.weight"), copies
     )
-    own_head = TensorSpec(head, table, GGUFForm(GGUF_HEAD))
+    own_head = TensorSpec(head, table, GGUFForm(HEAD))
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
-        layers=tuple(_layer(config, layer) for layer in range(config.layers)),
+        layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
         norm=_norm(config, "model.norm", "output_norm", config.width),
         head=ProductSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
     )
 
 
-def _layer(config: ModelConfig, layer: int) -> LayerSpec:
+def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
-    return LayerSpec(_attention(config, layer, tensors), _mlp(config, tensors))
+    return LayerSpec(_attention(config, layer, longest, tensors), _mlp(config, tensors))
 
 
-def _attention(config: ModelConfig, layer: int, tensors: "LayerTensors") -> AttentionSpec:
+def _attention(
+    config: ModelConfig, layer: int, longest: int, tensors: "LayerTensors"
+) -> AttentionSpec:
     traits, window = config.traits, config.windows[layer]
+    rope = config.rope if window is None else config.local_rope
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
     qkv = [
@@ -51,7 +57,7 @@ def _attention(config: ModelConfig, layer: int, tensors: "LayerTensors") -> Atte
             f"self_attn.{name}_proj",
             f"attn_{name}",
             (outputs, config.width),
-            has_bias=traits.qkv_bias,
+            has_bias=traits.qkv_bias or config.attention_bias,
             paired_heads=heads if traits.paired_in_gguf else 0,
         )
         for name, outputs, heads in names
@@ -71,9 +77,15 @@ def _attention(config: ModelConfig, layer: int, tensors: "LayerTensors") -> Atte
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        frequencies=config.rope if window is None else config.local_rope,
+        rope=rope.at(longest),
+        rotary_dim=config.rotary_dim,
         scale=config.query_scale,
-        output=tensors.product("self_attn.o_proj", "attn_output", (config.width, queries)),
+        output=tensors.product(
+            "self_attn.o_proj",
+            "attn_output",
+            (config.width, queries),
+            has_bias=config.attention_bias,
+        ),
         head_norms=head_norms,
         window=window,
         output_norm=output_norm,
@@ -88,12 +100,12 @@ def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
     if traits.post_norms:
         name = "pre_feedforward_layernorm"
         output_norm = tensors.norm("post_feedforward_layernorm", "post_ffw_norm", width)
-    gate = tensors.product("mlp.gate_proj", "ffn_gate", (inner, width))
-    up = tensors.product("mlp.up_proj", "ffn_up", (inner, width))
+    gate = tensors.product("mlp.gate_proj", "ffn_gate", (inner, width), config.mlp_bias)
+    up = tensors.product("mlp.up_proj", "ffn_up", (inner, width), config.mlp_bias)
     return MLPSpec(
         norm=tensors.norm(name, "ffn_norm", width),
         gate_up=_joined([gate, up]),
-        down=tensors.product("mlp.down_proj", "ffn_down", (width, inner)),
+        down=tensors.product("mlp.down_proj", "ffn_down", (width, inner), config.mlp_bias),
         activation=traits.activation,
         output_norm=output_norm,
     )

@@ -38,8 +38,10 @@ class Model:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         linear_kind: LinearKind = DenseLinear,
+        max_model_len: int | None = None,
     ) -> "Model":
-        spec = describe(checkpoint.config)
+        """Load weights. The longest sequence is `max_model_len`, or what the model is for."""
+        spec = describe(checkpoint.config, max_model_len)
         TORCH.require(spec)
         if linear_kind is NativeLinear:
             NATIVE.require(spec)

@@ -27,6 +27,14 @@ class Traits:
     local_theta: float | None = None  # unless the file says otherwise
     paired_in_gguf: bool = False  # GGUF files store rows of q and k in rotary pairs
 
+    def windows(
+        self, layers: int, window: int | None, global_every: int | None = None
+    ) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        every = self.global_every if global_every is None else global_every
+        every = every or layers + 1
+        return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
+
 
 def find(architecture: str) -> Traits:
     """Find traits by the name of a module in `models`, or by the dotted path of a module."""

@@ -10,7 +10,7 @@ struct layer {
     const struct matrix *qkv, *out, *gate_up, *down;
     const float *heads; /* [heads + kv_heads, head_dim]; factors of the norms of q and k, or NULL */
     const float *after_attention, *after_mlp; /* [width]; factors of norms there, or NULL */
-    const float *frequencies;                 /* [head_dim / 2] */
+    const float *rope; /* [2, head_dim / 2]; frequencies, then amplitudes */
     int64_t window;                           /* 0: none */
 };
 
@@ -60,14 +60,14 @@ static float length(const float *x, int64_t width, float eps) {
     return sqrtf(sum_of(sum) + (float)width * eps);
 }
 
-static void find_turns(const struct step *s, const float *frequencies, float *turns) {
+static void find_turns(const struct step *s, const float *rope, float *turns) {
     int64_t half = s->head_dim / 2;
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < s->positions; r++)
         for (int64_t i = 0; i < half; i++) {
-            float angle = (float)s->position[r] * frequencies[i];
-            turns[r * s->head_dim + i] = cosf(angle);
-            turns[r * s->head_dim + half + i] = sinf(angle);
+            float angle = (float)s->position[r] * rope[i];
+            turns[r * s->head_dim + i] = cosf(angle) * rope[half + i];
+            turns[r * s->head_dim + half + i] = sinf(angle) * rope[half + i];
         }
 }
 
@@ -197,8 +197,7 @@ void decode(
         int is_cut = wanted >= 0 && l == d->layers + d->count - 1;
         int64_t rows = is_cut ? wanted : all;
         float *rest = is_cut ? out : hidden;
-        if (l == d->layers || l->frequencies != l[-1].frequencies)
-            find_turns(s, l->frequencies, room.turns);
+        if (l == d->layers || l->rope != l[-1].rope) find_turns(s, l->rope, room.turns);
         attention(d, l, s, &room, hidden);
         if (is_cut) pick(hidden, at, rows, d->width, rest);
         if (rows) {

@@ -49,7 +49,7 @@ class LayerStruct(Structure):
 
     _fields_ = [
         *((name, POINTER(MatrixStruct)) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("heads", "after_attention", "after_mlp", "frequencies")),
+        *((name, c_void_p) for name in ("heads", "after_attention", "after_mlp", "rope")),
         ("window", c_int64),
     ]
 

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.describe import GGUF_HEAD, describe
+from paceline.runner.models.describe import describe
+from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
 from paceline.runner.weights.gguf_file import read_gguf
 from paceline.runner.weights.quants import dequantised
 
 EXACT = {"F32", "F16", "BF16"}
-ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GGUF:
@@ -23,12 +23,9 @@ class GGUF:
     def __init__(self, path: Path) -> None:
         file = read_gguf(path)
         tensors = dict(file.tensors)
-        factors = tensors.pop(ROPE_FACTORS, None)
-        self.config = ModelConfig.of_gguf(
-            file.fields,
-            tied_embedding=GGUF_HEAD not in tensors,
-            rope_factors=tuple(dequantised(factors).tolist()) if factors else (),
-        )
+        factors = {name: tensors.pop(name) for name in ALL_FACTORS if name in tensors}
+        numbers = {name: dequantised(tensor).tolist() for name, tensor in factors.items()}
+        self.config = ModelConfig.of_gguf(file.fields, GGUFTensors(tensors.keys(), numbers))
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
         names = {tensor.gguf.name: tensor.name for tensor in described}

@@ -122,11 +122,15 @@ def _finish(
     if BIASED:
         found += tl.load(bias + line, mask=line < outputs, other=0.0).to(tl.float32)[None, :]
     if GATED:
+        other = other / length
+        if BIASED:
+            second = tl.load(bias + outputs + line, mask=line < outputs, other=0.0)
+            other += second.to(tl.float32)[None, :]
         if SILU:
-            found = found / (1.0 + tl.exp(-found)) * (other / length)
+            found = found / (1.0 + tl.exp(-found)) * other
         else:
             inner = 0.7978845608028654 * (found + 0.044715 * found * found * found)
-            found = found / (1.0 + tl.exp(-2.0 * inner)) * (other / length)
+            found = found / (1.0 + tl.exp(-2.0 * inner)) * other
     if not NORMED:
         found += tl.load(spot, mask=mask, other=0.0).to(tl.float32)
     tl.store(spot, found.to(out.dtype.element_ty), mask=mask)

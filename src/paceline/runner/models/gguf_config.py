@@ -1,0 +1,97 @@
+"""Reads parts of a GGUF header, and what follows from the tensors of a GGUF file."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.rope import (
+    Frequencies,
+    Rope,
+    RopeChoice,
+    divided,
+    frequencies,
+    scaled,
+)
+
+HEAD = "output.weight"  # a file without it has a tied head
+ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+ALL_FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensors:
+    """What a file says by its tensors.
+
+    names     of all tensors but rope factors
+    factors   rope factors, by the names of their tensors
+    """
+
+    names: Collection[str] = ()
+    factors: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+
+    @property
+    def has_head(self) -> bool:
+        return HEAD in self.names
+
+    @property
+    def has_attention_bias(self) -> bool:
+        return "blk.0.attn_output.bias" in self.names
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        return "blk.0.ffn_down.bias" in self.names
+
+
+def rope(read: ConfigEntries, head_dim: int, tensors: GGUFTensors) -> RopeChoice:
+    """The rope of layers without a window."""
+    dims = rotary_dim(read, head_dim)
+    plain, factors = frequencies(read.get("rope.freq_base", 10_000.0), dims), tensors.factors
+    if ROPE_FACTORS in factors:
+        plain = divided(plain, factors[ROPE_FACTORS], ROPE_FACTORS)
+    if SHORT_FACTORS in factors and LONG_FACTORS in factors:
+        found = _by_length(read, plain, factors)
+    else:
+        found = scaled(plain, _scaling(read), read.number("context_length"))
+    return found.padded(head_dim // 2)
+
+
+def rotary_dim(read: ConfigEntries, head_dim: int) -> int:
+    dims = read.get("rope.dimension_count", head_dim)
+    if dims > head_dim or dims % 2:
+        raise ConfigError(
+            f"{read.where}: rope.dimension_count is {dims}; it must be even and at most the "
+            f"head size ({head_dim})"
+        )
+    return dims
+
+
+def _by_length(
+    read: ConfigEntries, plain: Frequencies, factors: Mapping[str, Sequence[float]]
+) -> RopeChoice:
+    amplitude = float(read.get("rope.scaling.attn_factor", 1.0))
+    short, long = (
+        Rope.plain(divided(plain, factors[name], name), amplitude)
+        for name in (SHORT_FACTORS, LONG_FACTORS)
+    )
+    limit = read.get("rope.scaling.original_context_length") or read.number("context_length")
+    return RopeChoice(short, long, limit)
+
+
+def _scaling(read: ConfigEntries) -> dict[str, Any]:
+    """The scaling as HF writes it."""
+    kind = read.get("rope.scaling.type", "linear")  # the default of llama.cpp
+    factor = read.get("rope.scaling.factor", read.get("rope.scale_linear")) or 1.0
+    scaling: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind, "factor": factor}
+    scaling["original_max_position_embeddings"] = read.get(
+        "rope.scaling.original_context_length"
+    ) or read.number("context_length")
+    if kind == "yarn":
+        scaling["beta_fast"] = read.get("rope.scaling.yarn_beta_fast")
+        scaling["beta_slow"] = read.get("rope.scaling.yarn_beta_slow")
+        if (amplitude := read.get("rope.scaling.attn_factor")) is not None:
+            scaling["attention_factor"] = amplitude * (1 + 0.1 * log(factor))
+    return scaling

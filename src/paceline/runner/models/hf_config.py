@@ -1,0 +1,75 @@
+"""Reads parts of a config.json of any version of transformers."""
+
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.rope import RopeChoice, frequencies, scaled
+from paceline.runner.models.traits import Traits
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+THETA = 10_000.0
+UNSUPPORTED = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "use_bidirectional_attention",
+    "quantization_config",
+)
+
+
+def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
+    for key in UNSUPPORTED:
+        if read.get(key):
+            raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
+    for key in ("hidden_act", "hidden_activation"):
+        if read.get(key, traits.activation) != traits.activation:
+            raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
+
+
+def ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | None, ...]:
+    """The window of each layer."""
+    window = read.get("sliding_window")
+    if kinds := read.get("layer_types"):
+        if strange := set(kinds) - {FULL, SLIDING}:
+            raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
+        return tuple(window if kind == SLIDING else None for kind in kinds)
+    if read.get("use_sliding_window"):
+        full = read.get("max_window_layers", 0)
+        return tuple(None if layer < full else window for layer in range(layers))
+    every = read.get("sliding_window_pattern", traits.global_every)
+    return traits.windows(layers, window, every)
+
+
+def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeChoice:
+    """The rope of layers of a kind."""
+    given = read.get("rope_parameters")
+    scaling: dict[str, Any]
+    if given is not None:
+        scaling = {**given.get(kind, given)}
+        theta = scaling.get("rope_theta") or read.get("rope_theta", THETA)
+    elif kind == SLIDING and traits.local_theta is not None:
+        scaling = {}
+        theta = read.get("rope_local_base_freq", traits.local_theta)
+    else:
+        scaling = {**read.get("rope_scaling", {})}
+        theta = read.get("rope_theta", THETA)
+    longest = read.number("max_position_embeddings")
+    original = scaling.get("original_max_position_embeddings", longest)
+    scaling["original_max_position_embeddings"] = read.get(
+        "original_max_position_embeddings", original
+    )
+    plain = frequencies(float(theta), rotary_dim(read, head_dim))
+    return scaled(plain, scaling, longest).padded(head_dim // 2)
+
+
+def rotary_dim(read: ConfigEntries, head_dim: int) -> int:
+    """Dimensions of each head that turn, from the first one on."""
+    given = read.get("rope_parameters", {})
+    part = given.get("partial_rotary_factor") or read.get("partial_rotary_factor", 1.0)
+    return int(head_dim * float(part))
