@@ -31,6 +31,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+PLAIN = {"rope_type": "default", "rope_theta": THETA}
 LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0}
 YARN = {
     "rope_type": "yarn",
@@ -54,6 +55,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear rope": {"rope_parameters": LINEAR},
     "yarn": {"rope_parameters": YARN},
     "biases everywhere": {"attention_bias": True, "mlp_bias": True},
+}
+# The same for one architecture alone, by its name.
+OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "phi3": {
+        "parts of heads": {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
+        "longrope": {
+            "head_dim": 8,  # the width by the number of heads, which transformers assumes
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": THETA,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.5, 3.0],
+                "long_factor": [2.0, 4.0, 8.0],
+                "attention_factor": 1.2,
+            },
+        },
+    },
 }
 # Traits of other architectures, which a file cannot choose: for backends alone.
 MIXED_TRAITS: dict[str, dict[str, Any]] = {
@@ -90,12 +109,17 @@ class Case:
     @property
     def changes(self) -> dict[str, Any]:
         """What the variant says in config.json."""
-        found = dict(VARIANTS.get(self.variant, {}))
+        found = {**VARIANTS.get(self.variant, {}), **self.own_changes}
         if "rope_parameters" in found and traits_of(self.architecture).local_theta is not None:
             plain = {"rope_type": "default", "rope_theta": THETA / 10}
             ropes = {"full_attention": found["rope_parameters"], "sliding_attention": plain}
             found["rope_parameters"] = ropes
         return found
+
+    @property
+    def own_changes(self) -> dict[str, Any]:
+        """Of a variant that the architecture has alone."""
+        return OWN_VARIANTS.get(self.architecture, {}).get(self.variant, {})
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -114,7 +138,7 @@ def cases() -> list[Case]:
     """Every architecture in every variant that is not the same model as one before it."""
     found: dict[ModelConfig, Case] = {}
     for name in architectures():
-        for variant in (*VARIANTS, *MIXED_TRAITS):
+        for variant in (*VARIANTS, *OWN_VARIANTS.get(name, {}), *MIXED_TRAITS):
             found.setdefault(Case(name, variant).config(), Case(name, variant))
     return list(found.values())
 
@@ -123,7 +147,8 @@ def few_cases() -> list[Case]:
     """For slow backends: every architecture as it is, and every variant of one of them, in turn."""
     every = cases()
     found = [case for case in every if case.variant == "plain"]
-    for turn, variant in enumerate((*VARIANTS, *MIXED_TRAITS)):
+    own = [variant for variants in OWN_VARIANTS.values() for variant in variants]
+    for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS)):
         same = [case for case in every if case.variant == variant]
         found.append(same[turn % len(same)])
     return list(dict.fromkeys(found))

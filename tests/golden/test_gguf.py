@@ -29,6 +29,8 @@ NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -72,6 +74,24 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
     return tensors
 
 
+def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
+    ropes = config.rope_parameters
+    rope = ropes.get("full_attention", ropes)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if "partial_rotary_factor" in rope:
+        writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
+    if rope["rope_type"] in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+        for length in ("short", "long"):
+            factors = np.array(rope[f"{length}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
 def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Kind = Kind.F32):
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -82,13 +102,12 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    ropes = config.rope_parameters
-    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    write_rope(writer, config)
     writer.add_token_list([f"<{index}>" for index in range(config.vocab_size)])
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
-    if architecture == "gemma3":
+    if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for name, array in tensors.items():
         kept = Kind.F32 if array.ndim == 1 else kind
@@ -103,9 +122,16 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
     return logits_of(OnCPU(Model.load(open_checkpoint(path)), "paged"), tokens)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_the_same_model_from_a_gguf_file(architecture: str, tmp_path: Path) -> None:
-    theirs = made(Case(architecture))
+CASES = [
+    *(Case(architecture) for architecture in ("llama", "qwen2", "qwen3", "gemma3", "phi3")),
+    *(Case("llama", variant) for variant in ("yarn", "biases everywhere")),
+    *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_same_model_from_a_gguf_file(case: Case, tmp_path: Path) -> None:
+    theirs, architecture = made(case), case.architecture
     if architecture == "gemma3":  # the format says nothing of it, and every small one has this
         for layer in theirs.model.layers:
             layer.self_attn.scaling = theirs.config.head_dim**-0.5

@@ -1,5 +1,6 @@
 """Describes a model: from its sizes and the traits of its architecture to every tensor."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.runner.models.architecture import (
@@ -50,18 +51,6 @@ def _attention(
 ) -> AttentionSpec:
     traits, window = config.traits, config.windows[layer]
     rope = config.rope if window is None else config.local_rope
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
-    qkv = [
-        tensors.product(
-            f"self_attn.{name}_proj",
-            f"attn_{name}",
-            (outputs, config.width),
-            has_bias=traits.qkv_bias or config.attention_bias,
-            paired_heads=heads if traits.paired_in_gguf else 0,
-        )
-        for name, outputs, heads in names
-    ]
     head_norms = None
     if traits.qk_norm:
         head_norms = HeadNorms(
@@ -73,7 +62,7 @@ def _attention(
         output_norm = tensors.norm("post_attention_layernorm", "post_attention_norm", config.width)
     return AttentionSpec(
         norm=tensors.norm("input_layernorm", "attn_norm", config.width),
-        qkv=_joined(qkv),
+        qkv=_qkv(config, tensors),
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
@@ -83,12 +72,32 @@ def _attention(
         output=tensors.product(
             "self_attn.o_proj",
             "attn_output",
-            (config.width, queries),
+            (config.width, config.heads * config.head_dim),
             has_bias=config.attention_bias,
         ),
         head_norms=head_norms,
         window=window,
         output_norm=output_norm,
+    )
+
+
+def _qkv(config: ModelConfig, tensors: "LayerTensors") -> ProductSpec:
+    traits, width = config.traits, config.width
+    has_bias = traits.qkv_bias or config.attention_bias
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    if traits.fused_products:
+        shape = (queries + 2 * keys, width)
+        return tensors.product("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
+    names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
+    return _joined(
+        tensors.product(
+            f"self_attn.{name}_proj",
+            f"attn_{name}",
+            (outputs, width),
+            has_bias,
+            paired_heads=heads if traits.paired_in_gguf else 0,
+        )
+        for name, outputs, heads in names
     )
 
 
@@ -100,14 +109,22 @@ def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
     if traits.post_norms:
         name = "pre_feedforward_layernorm"
         output_norm = tensors.norm("post_feedforward_layernorm", "post_ffw_norm", width)
-    gate = tensors.product("mlp.gate_proj", "ffn_gate", (inner, width), config.mlp_bias)
-    up = tensors.product("mlp.up_proj", "ffn_up", (inner, width), config.mlp_bias)
     return MLPSpec(
         norm=tensors.norm(name, "ffn_norm", width),
-        gate_up=_joined([gate, up]),
+        gate_up=_gate_up(config, tensors),
         down=tensors.product("mlp.down_proj", "ffn_down", (width, inner), config.mlp_bias),
         activation=traits.activation,
         output_norm=output_norm,
+    )
+
+
+def _gate_up(config: ModelConfig, tensors: "LayerTensors") -> ProductSpec:
+    width, inner = config.width, config.mlp_width
+    if config.traits.fused_products:
+        return tensors.product("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
+    return _joined(
+        tensors.product(f"mlp.{name}_proj", f"ffn_{name}", (inner, width), config.mlp_bias)
+        for name in ("gate", "up")
     )
 
 
@@ -147,8 +164,9 @@ def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
     return NormSpec(weight, config.norm_eps, offset)
 
 
-def _joined(products: list[ProductSpec]) -> ProductSpec:
+def _joined(given: Iterable[ProductSpec]) -> ProductSpec:
     """Products of the same input as one."""
+    products = list(given)
     return ProductSpec(
         tuple(weight for product in products for weight in product.weights),
         tuple(bias for product in products for bias in product.biases),
