@@ -58,6 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "phi3": {
         "parts of heads": {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
         "longrope": {

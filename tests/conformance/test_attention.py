@@ -69,7 +69,13 @@ def rows_of(counts: list[tuple[int, int]], block_size: int) -> tuple[Batch, int]
 
 
 def reference(
-    query: Tensor, batch: Batch, kv: KVStore, layer: int, window: int | None, scale: float
+    query: Tensor,
+    batch: Batch,
+    kv: KVStore,
+    layer: int,
+    window: int | None,
+    scale: float,
+    cap: float | None = None,
 ) -> Tensor:
     """Position by position, as the definition goes."""
     out = torch.empty(query.shape)
@@ -81,21 +87,28 @@ def reference(
         blocks = batch.block_table[row, seen // kv.block_size]
         cells = kv.content[blocks, layer, seen % kv.block_size].float()
         keys, values = cells.repeat_interleave(group, 1).chunk(2, 1)  # [seen, heads, head_dim]
-        weights = ((keys * query[index].float()).sum(-1) * scale).softmax(0)  # [seen, heads]
+        scores = (keys * query[index].float()).sum(-1) * scale  # [seen, heads]
+        weights = (scores if cap is None else cap * (scores / cap).tanh()).softmax(0)
         out[index] = (weights[..., None] * values).sum(0)
     return out
 
 
-def compare(name: str, counts: list[tuple[int, int]], shape: Shape, window: int | None) -> None:
+def compare(
+    name: str,
+    counts: list[tuple[int, int]],
+    shape: Shape,
+    window: int | None,
+    cap: float | None = None,
+) -> None:
     batch, blocks = rows_of(counts, shape.block_size)
     kv = store(shape, blocks)
     heads = torch.randn(batch.positions, shape.heads + 2, shape.head_dim)
     query = heads[:, : shape.heads]  # a view into more, as a model has it
     prepared = load(name).prepare(batch, kv)
     before = kv.content.clone()
-    expected = {layer: reference(query, batch, kv, layer, window, 0.3) for layer in (0, 2)}
+    expected = {layer: reference(query, batch, kv, layer, window, 0.3, cap) for layer in (0, 2)}
     for layer in (2, 0, 2):
-        got = prepared.attend(query, layer, window, 0.3)
+        got = prepared.attend(query, layer, window, 0.3, cap)
         torch.testing.assert_close(got, expected[layer], rtol=1e-4, atol=1e-5)
     assert torch.equal(kv.content, before), "attention only reads"
 
@@ -118,6 +131,13 @@ def test_blocks_of_every_size(name: str, block_size: int) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (5, 5), (8, 1), (9, 3)])
 def test_heads_that_share(name: str, heads: int, kv_heads: int) -> None:
     compare(name, MIXED, Shape(heads, kv_heads, 8, 4), None)
+
+
+@every_backend
+@pytest.mark.parametrize("counts", [DECODES, CHUNKS, MIXED], ids=str)
+def test_scores_are_capped(name: str, counts: list[tuple[int, int]]) -> None:
+    compare(name, counts, Shape(4, 2, 16, 8), None, cap=0.7)
+    compare(name, counts, Shape(4, 2, 16, 8), 7, cap=0.7)
 
 
 @every_backend

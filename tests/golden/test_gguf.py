@@ -36,6 +36,7 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 NORMS = {"post_attention_layernorm": "ffn_norm"}
+GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -46,7 +47,7 @@ Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 def gguf_name(name: str, architecture: str) -> str:
     stem, _, kind = name.rpartition(".")
-    names = {**NAMES, **(GEMMA_NORMS if architecture == "gemma3" else NORMS)}
+    names = {**NAMES, **(GEMMA_NORMS if architecture in GEMMAS else NORMS)}
     if stem in names:
         return f"{names[stem]}.{kind}"
     _, _, layer, inner = stem.split(".", 3)
@@ -68,7 +69,7 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = paired(array, config.num_attention_heads)
         if architecture == "llama" and ".k_proj." in name:
             array = paired(array, config.num_key_value_heads)
-        if architecture == "gemma3" and name.endswith("norm.weight"):
+        if architecture in GEMMAS and name.endswith("norm.weight"):
             array = array + 1
         tensors[gguf_name(name, architecture)] = np.ascontiguousarray(array)
     return tensors
@@ -107,6 +108,9 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for name, array in tensors.items():
@@ -124,6 +128,7 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 
 CASES = [
     *(Case(architecture) for architecture in ("llama", "qwen2", "qwen3", "gemma3", "phi3")),
+    *(Case("gemma2", variant) for variant in ("plain", "low caps")),
     *(Case("llama", variant) for variant in ("yarn", "biases everywhere")),
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
 ]
@@ -132,7 +137,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_model_from_a_gguf_file(case: Case, tmp_path: Path) -> None:
     theirs, architecture = made(case), case.architecture
-    if architecture == "gemma3":  # the format says nothing of it, and every small one has this
+    if architecture in GEMMAS:  # the format says nothing of it, and every small one has this
         for layer in theirs.model.layers:
             layer.self_attn.scaling = theirs.config.head_dim**-0.5
     path = tmp_path / "model.gguf"

@@ -36,6 +36,7 @@ SHAPES = {
     "keys shared by all",
     "groups of three",
     "biases everywhere",
+    "low caps",
     *MIXED_TRAITS,
 }  # variants that kernels see; others differ in the numbers of tensors alone
 

@@ -57,6 +57,7 @@ def compare(
     shape: Shape,
     window: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    cap: float | None = None,
 ) -> None:
     batch, blocks = rows_of(counts, shape.block_size)
     config = tiny(
@@ -71,8 +72,8 @@ def compare(
     prepared, truth = load(name).prepare(batch, kv), load("sdpa").prepare(batch, kv)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     for layer in (2, 0):
-        got = prepared.attend(query, layer, window, 0.09).float()
-        expected = truth.attend(query.float(), layer, window, 0.09)
+        got = prepared.attend(query, layer, window, 0.09, cap).float()
+        expected = truth.attend(query.float(), layer, window, 0.09, cap)
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -91,6 +92,19 @@ def test_rows_of_every_kind(
 def test_windows(name: str, window: int) -> None:
     compare(name, MIXED, Shape(16, 8, 128, 16), window)
     compare(name, DECODES, Shape(16, 8, 128, 16), window)
+
+
+@pytest.mark.parametrize("counts", [DECODES, CHUNKS, MIXED], ids=str)
+@pytest.mark.parametrize("window", [None, 64])
+def test_triton_caps_scores(counts: list[tuple[int, int]], window: int | None) -> None:
+    for head_dim in (128, 256):
+        compare("triton", counts, Shape(16, 8, head_dim, 16), window, cap=0.7)
+
+
+@pytest.mark.skipif(not known("flashinfer"), reason="no flashinfer")
+def test_flashinfer_refuses_to_cap_scores() -> None:
+    with pytest.raises(ConfigError, match=r"capped at 0\.7, which the FlashInfer backend"):
+        compare("flashinfer", DECODES, Shape(16, 8, 128, 16), cap=0.7)
 
 
 @every_backend

@@ -43,6 +43,18 @@ def test_rows_of_every_kind(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_scores_are_capped() -> None:
+    counts: Rows = [(1, 9), (1, 30), (6, 6), (4, 20)]
+    batch, blocks = rows_of(counts, 8)
+    kv = store_for(4, 2, 16, blocks, 8)
+    query = torch.randn(batch.positions, 4, 16)
+    expected = load("sdpa").prepare(batch, kv).attend(query, 1, 7, 0.3, 0.7)
+    asked = Queries(4, torch.float32, is_capped=True)
+    held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asked)
+    got = held.attend(query, 1, 7, 0.3, 0.7)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows", [1, 6])
 def test_whoever_ends_last_joins_the_pieces_of_a_context(rows: int) -> None:
     random = Random(rows)

@@ -5,6 +5,7 @@ import torch
 
 from paceline.runner.attention.triton import Triton
 from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
+from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.model import rotary_table
 from paceline.runner.layers.linear import DenseLinear
@@ -13,10 +14,10 @@ from tests.interpreted.test_attention import store_for
 from tests.runner.support import cells_of, rows_of
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "cap"), [(None, 0.7), (20, None)])
 @pytest.mark.parametrize("is_normed", [True, False])
 def test_new_positions_are_turned_stored_and_attended_at_once(
-    is_normed: bool, window: int | None
+    is_normed: bool, window: int | None, cap: float | None
 ) -> None:
     contexts, heads, kv_heads, dim = [1, 2, 64, 65, 66, 130], 4, 2, 16
     batch, blocks = rows_of([(1, context) for context in contexts], 16)
@@ -26,12 +27,12 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     turn = HeadRotation(turns, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim)
     held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
-    got = held.attend_new(qkv, turn, 1, window, 0.3)
+    got = held.attend_new(qkv, turn, 1, window, 0.3, cap)
     stored = kv.content.clone()
     kv.content.copy_(before)
     apart = qkv.clone()
     rotate_and_store(apart, turn, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, 1)
-    expected = held.attend(apart[:, :heads], 1, window, 0.3)
+    expected = held.attend(apart[:, :heads], 1, window, 0.3, cap)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stored, kv.content, rtol=1e-5, atol=1e-6)
     assert not torch.equal(stored, before)
@@ -55,3 +56,11 @@ def test_programs_that_share_inputs_add_up(rows: int, is_biased: bool) -> None:
     split.add(second, x)  # the counts of programs are set back
     torch.testing.assert_close(first.float(), expected, rtol=1e-2, atol=2e-2)
     assert torch.equal(first, second)
+
+
+def test_logits_are_capped() -> None:
+    logits = torch.randn(3, 700).mul_(4)
+    logits[0, :3] = torch.tensor([0.0, 1e6, -1e6])
+    expected = logits.div(2.0).tanh().mul(2.0)
+    cap_logits(logits, 2.0)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)

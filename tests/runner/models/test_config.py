@@ -126,7 +126,6 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         ({"num_key_value_heads": 3}, r"\(4\) must be a multiple of .* \(3\)"),
         ({"head_dim": 7}, "the head size must be even, not 7"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* is not supported"),
         ({"layer_types": ["full_attention"]}, "2 layers, but 1 layer types"),
         (
@@ -172,7 +171,7 @@ def test_only_the_largest_gemma_scales_queries_by_its_width() -> None:
     named = {key.replace("llama", "gemma3"): value for key, value in GGUF.items()}
     sizes = {"gemma3.attention.key_length": 16, "gemma3.attention.sliding_window": 8}
     gemma = {**named, "general.architecture": "gemma3", **sizes}
-    for layers, scaled_by in ((61, 16), (62, 8)):
+    for layers, scaled_by in ((46, 16), (61, 16), (62, 8)):
         config = ModelConfig.of_gguf({**gemma, "gemma3.block_count": layers})
         assert config.query_scale == scaled_by**-0.5
 
@@ -202,6 +201,16 @@ def test_gguf_says_by_its_tensors_which_products_have_biases() -> None:
     names = ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "output.weight")
     biased = ModelConfig.of_gguf(GGUF, GGUFTensors(names))
     assert (biased.attention_bias, biased.mlp_bias, biased.tied_embedding) == (True, True, False)
+
+
+def test_caps() -> None:
+    plain, gemma = tiny(), tiny(architectures=["Gemma2ForCausalLM"])
+    assert (plain.score_cap, plain.logit_cap) == (None, None)
+    assert (gemma.score_cap, gemma.logit_cap) == (50.0, 30.0)
+    given = {"attn_logit_softcapping": None, "final_logit_softcapping": 20}
+    capped = tiny(architectures=["Gemma2ForCausalLM"], **given)
+    assert (capped.score_cap, capped.logit_cap) == (None, 20.0)
+    assert ModelConfig.of_gguf({**GGUF, "llama.attn_logit_softcapping": 9.0}).score_cap == 9.0
 
 
 def test_part_of_a_head_turns() -> None:

@@ -18,11 +18,19 @@ EXTRAS = ("flashinfer",)  # packages that an extra of the same name installs
 class Prepared(Protocol):
     """What a backend has computed for one step, for all layers of it."""
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
         """Causal attention of every position over its row, which the store holds already.
 
         `query` is [positions, heads, head_dim] and so is the result. Heads share keys in equal
-        runs. With a window, a position sees itself and the window - 1 positions before it.
+        runs. With a window, a position sees itself and the window - 1 positions before it. With a
+        cap, a score s becomes cap * tanh(s / cap).
         """
         ...
 
@@ -33,6 +41,7 @@ class Queries:
 
     heads: int
     dtype: torch.dtype
+    is_capped: bool = False  # whether their scores are
 
 
 class GraphAttention(Prepared, Protocol):

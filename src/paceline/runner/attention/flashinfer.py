@@ -62,6 +62,14 @@ def check_supported(kv: KVStore) -> None:
         )
 
 
+def refuse_caps(cap: float | None) -> None:
+    if cap is not None:
+        raise ConfigError(
+            f"the scores of this model are capped at {cap}, which the FlashInfer backend does not "
+            "compute; choose another attention backend"
+        )
+
+
 def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
     """Views of the store, [blocks, block_size, kv_heads, head_dim] each."""
     own = kv.content[:, layer]
@@ -107,7 +115,15 @@ class FlashinferStep:
         ]
         self._planned: dict[int | None, list[Any]] = {}
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
+        refuse_caps(cap)
         if window not in self._planned:
             self._planned[window] = [
                 self._plan(rows, query, window, scale) for rows in self._groups
@@ -228,7 +244,15 @@ class FlashinferDecodeGraph:
             0,
         )
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
+        refuse_caps(cap)
         if window is not None:
             raise ConfigError(
                 "FlashInfer does not support sliding windows in CUDA graphs; choose "

@@ -55,7 +55,14 @@ class NativeStep:
             )
         )
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
         plain = query.float()
         if not plain[0].is_contiguous():
             plain = plain.contiguous()
@@ -65,6 +72,7 @@ class NativeStep:
             layer,
             window or 0,
             scale,
+            cap or 0.0,
             plain.data_ptr(),
             plain.stride(0),
             query.shape[1],

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.attention.sdpa import attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
@@ -52,7 +52,14 @@ class PagedStep:
             if rest and context - (self._starts[row + 1] - self._starts[row]) <= last * size:
                 self._kv.clear(int(self._batch.block_table[row, last]), rest)
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
         positions, heads, head_dim = query.shape
         shared = query.view(positions, self._kv.kv_heads, -1, head_dim)
         pieces = self._pieces.get(window)
@@ -60,7 +67,7 @@ class PagedStep:
             pieces = self._pieces[window] = list(self._cut(window, shared))
         out = torch.empty(shared.shape, dtype=query.dtype, device=query.device)
         for piece in pieces:
-            piece.attend(shared, layer, scale, out)
+            piece.attend(shared, layer, (scale, cap), out)
         return out.view(positions, heads, head_dim)
 
     def _cut(self, window: int | None, query: Tensor) -> Iterator["ShortRows | LongRow"]:
@@ -176,16 +183,14 @@ class ShortRows:
         self._mask = mask.unsqueeze(1)
         self._count, self._at = count, _places([row.first for row in rows], count, device)
 
-    def attend(self, query: Tensor, layer: int, scale: float, out: Tensor) -> None:
+    def attend(
+        self, query: Tensor, layer: int, scale: tuple[float, float | None], out: Tensor
+    ) -> None:
+        """`scale` is the factor of scores and their cap."""
         self._context.fill(layer)
         asked = query[self._at].unflatten(0, (-1, self._count))
-        found = F.scaled_dot_product_attention(
-            asked.transpose(1, 2).flatten(2, 3),
-            self._context.keys,
-            self._context.values,
-            attn_mask=self._mask,
-            scale=scale,
-        )
+        asked = asked.transpose(1, 2).flatten(2, 3)
+        found = attention(asked, self._context.keys, self._context.values, self._mask, *scale)
         out[self._at] = found.unflatten(2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
 
 
@@ -221,16 +226,18 @@ class LongRow:
             key_at = torch.arange(first_key, row.context, device=query.device)
             self._mask = mask_of(unseen(batch.position[self._span], key_at, window), query)
 
-    def attend(self, query: Tensor, layer: int, scale: float, out: Tensor) -> None:
+    def attend(
+        self, query: Tensor, layer: int, scale: tuple[float, float | None], out: Tensor
+    ) -> None:
+        """`scale` is the factor of scores and their cap."""
         self._context.fill(layer)
         asked = query[self._span].permute(1, 2, 0, 3)
-        found = F.scaled_dot_product_attention(
+        found = attention(
             asked,
             self._shared(self._context.keys, asked),
             self._shared(self._context.values, asked),
-            attn_mask=self._mask,
-            is_causal=self._mask is None,
-            scale=scale,
+            self._mask,
+            *scale,
         )
         out[self._span] = found.permute(2, 0, 1, 3)
 

@@ -8,6 +8,30 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
 
+def attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None,
+) -> Tensor:
+    """Queries [..., queries, head_dim] over keys and values [..., keys, head_dim].
+
+    The mask is added to the scores; without one, a query sees the keys up to its own place. With a
+    cap, a score s becomes cap * tanh(s / cap), which torch's own attention does not compute.
+    """
+    if cap is None:
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
+    if mask is None:
+        hidden = torch.full(scores.shape[-2:], float("-inf"), device=scores.device)
+        mask = hidden.triu_(1)
+    return (scores.add_(mask).softmax(dim=-1) @ values.float()).to(query.dtype)
+
+
 class Sdpa:
     """Reads each row through its block table and leaves the rest to torch."""
 
@@ -21,23 +45,32 @@ class SdpaStep:
         starts = batch.row_start.tolist()
         self._rows = list(zip(starts[:-1], starts[1:], batch.context.tolist(), strict=True))
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for row, (first, end, context) in enumerate(self._rows):
             keys, values = self._context(row, layer, context)
             distance = self._batch.position[first:end, None] - torch.arange(
                 context, device=query.device
             )  # [positions of the row, context]
-            seen = (distance >= 0) & (distance < (window or context))
-            found = F.scaled_dot_product_attention(
-                query[first:end].float().transpose(0, 1).unsqueeze(0),
-                keys.transpose(0, 1).unsqueeze(0),
-                values.transpose(0, 1).unsqueeze(0),
-                attn_mask=seen,
-                scale=scale,
-                enable_gqa=True,
-            )  # [1, heads, positions of the row, head_dim]
-            out[first:end] = found[0].transpose(0, 1)
+            unseen = (distance < 0) | (distance >= (window or context))
+            mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
+            asked = query[first:end].float().unflatten(1, (self._kv.kv_heads, -1))
+            found = attention(
+                asked.permute(1, 2, 0, 3),  # [kv_heads, group, positions of the row, head_dim]
+                keys.transpose(0, 1).unsqueeze(1).expand(-1, asked.shape[2], -1, -1),
+                values.transpose(0, 1).unsqueeze(1).expand(-1, asked.shape[2], -1, -1),
+                mask,
+                scale,
+                cap,
+            )
+            out[first:end] = found.permute(2, 0, 1, 3).flatten(1, 2)
         return out
 
     def _context(self, row: int, layer: int, context: int) -> tuple[Tensor, Tensor]:

@@ -116,15 +116,28 @@ class DecodeAttention:
     def refresh(self, contexts: I32) -> None:
         """Nothing to do: the kernels read the contexts on the GPU."""
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.attend_into(out, query, layer, window, scale)
+        self.attend_into(out, query, layer, window, scale, cap)
         return out
 
     def attend_into(
-        self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
+        self,
+        out: Tensor,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None,
     ) -> None:
-        how = layer, window, scale
+        how = layer, window, scale, cap
         self._run(out, query, (query, query, 0.0), how, {"NEW": False, "NORMED": False})
 
     def _run(
@@ -132,11 +145,11 @@ class DecodeAttention:
         out: Tensor,
         query: Tensor,
         given: tuple[Tensor, Tensor, float],
-        how: tuple[int, int | None, float],
+        how: tuple[int, int | None, float, float | None],
         sizes: dict[str, bool],
     ) -> None:
         batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._cut
-        (_, heads, dim), (layer, window, scale) = out.shape, how
+        (_, heads, dim), (layer, window, scale, cap) = out.shape, how
         is_small = query.element_size() < FLOAT_BYTES
         parts, peaks = out, out
         if sharing.splits > 1:
@@ -174,6 +187,7 @@ class DecodeAttention:
             PORTION=sharing.portion,
             WHOLE=sharing.whole,
             BOUNDED=bounds is not None,
+            CAP=cap or 0.0,
             num_warps=2 if is_small and dim <= FEW_DIMS and not sizes["NEW"] else 4,
             num_stages=STAGES if is_small else 1,
             launch_pdl=True,
@@ -186,7 +200,13 @@ class FusedDecodeAttention(DecodeAttention):
     rows, the kernel also rotates queries and keys and writes them to the store."""
 
     def attend_new(
-        self, qkv: Tensor, turn: HeadRotation, layer: int, window: int | None, scale: float
+        self,
+        qkv: Tensor,
+        turn: HeadRotation,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
     ) -> Tensor:
         """`rotate_and_store` and attention in one kernel, for few rows.
 
@@ -198,7 +218,7 @@ class FusedDecodeAttention(DecodeAttention):
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
         given = turn.turns, qkv if turn.factor is None else turn.factor, turn.floor
         sizes = {"NEW": True, "NORMED": turn.factor is not None}
-        self._run(out, qkv, given, (layer, window, scale), sizes)
+        self._run(out, qkv, given, (layer, window, scale, cap), sizes)
         return out
 
 
@@ -218,13 +238,26 @@ class TiledAttention:
     def lay_out(self) -> None:
         """Nothing to do: the kernel finds its rows on the GPU."""
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.attend_into(out, query, layer, window, scale)
+        self.attend_into(out, query, layer, window, scale, cap)
         return out
 
     def attend_into(
-        self, out: Tensor, query: Tensor, layer: int, window: int | None, scale: float
+        self,
+        out: Tensor,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None,
     ) -> None:
         batch, kv = self._batch, self._kv
         positions, heads, dim = query.shape
@@ -255,6 +288,7 @@ class TiledAttention:
             WIDTH=max(triton.next_power_of_2(dim), LEAST),
             BLOCK=kv.block_size,
             CELLS=64 if is_small and positions <= FEW else 32,
+            CAP=cap or 0.0,
             num_warps=4,
             num_stages=2 if is_small else 1,
             launch_pdl=True,
@@ -273,8 +307,15 @@ class MixedAttention:
     def lay_out(self) -> None:
         self.others.lay_out()
 
-    def attend(self, query: Tensor, layer: int, window: int | None, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+    ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.others.attend_into(out, query, layer, window, scale)
-        self._singles.attend_into(out, query, layer, window, scale)
+        self.others.attend_into(out, query, layer, window, scale, cap)
+        self._singles.attend_into(out, query, layer, window, scale, cap)
         return out

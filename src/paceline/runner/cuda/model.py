@@ -18,6 +18,7 @@ from paceline.runner.cuda.kernels.layers import (
     normalized,
     rotate_and_store,
 )
+from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.kv_store import KVStore
@@ -43,9 +44,11 @@ CUDA = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_cap",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
             "layers.attention.window",
+            "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.mlp.activation=gelu_pytorch_tanh",
@@ -68,7 +71,13 @@ class RotatingAttention(Protocol):
     """
 
     def attend_new(
-        self, qkv: Tensor, turn: HeadRotation, layer: int, window: int | None, scale: float
+        self,
+        qkv: Tensor,
+        turn: HeadRotation,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
     ) -> Tensor: ...
 
 
@@ -103,7 +112,7 @@ class CudaLayer:
     ) -> Tensor:
         """The residual stream after this layer, of all positions or of the wanted ones."""
         n, attention, spec = len(hidden), step.attention, self._attention
-        how = self._layer, spec.window, spec.scale
+        how = self._layer, spec.window, spec.scale, spec.score_cap
         turning = attention if n <= MOST_ROWS and isinstance(attention, RotatingAttention) else None
         # It reads the store while the product runs, so all earlier kernels must have ended.
         found, late = self._qkv(hidden, is_ordered=turning is not None)
@@ -211,6 +220,7 @@ class CudaModel:
         ]
         self._floor = spec.norm.floor
         self._head = factory.linear(spec.head, spec.norm)
+        self._logit_cap = spec.logit_cap
 
     @staticmethod
     def load(
@@ -246,4 +256,7 @@ class CudaModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in the type of the model."""
-        return self._head(normalized(hidden, self._floor))
+        logits = self._head(normalized(hidden, self._floor))
+        if self._logit_cap is not None:
+            cap_logits(logits, self._logit_cap)
+        return logits

@@ -23,9 +23,11 @@ NATIVE = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_cap",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
             "layers.attention.window",
+            "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.mlp.activation=gelu_pytorch_tanh",
@@ -38,6 +40,7 @@ NATIVE = BackendSupport(
         **STORED,
         "number of heads": lambda layer: [layer.attention.heads],
         "query scale": lambda layer: [layer.attention.scale],
+        "score cap": lambda layer: [layer.attention.score_cap],
         "width of the MLP": lambda layer: [layer.mlp.width],
         "activation": lambda layer: [layer.mlp.activation],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
@@ -69,6 +72,7 @@ class NativeStack:
             mlp.activation == "gelu_pytorch_tanh",
             attention.norm.eps,
             attention.scale,
+            attention.score_cap or 0.0,
         )
 
     def __call__(

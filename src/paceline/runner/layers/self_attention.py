@@ -48,5 +48,5 @@ class SelfAttention:
         context.rotations[spec.rope].turn(rotated)
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
-        seen = context.attention.attend(query, layer, spec.window, spec.scale)
+        seen = context.attention.attend(query, layer, spec.window, spec.scale, spec.score_cap)
         return seen.view(len(x), -1)  # [positions, heads * head_dim]

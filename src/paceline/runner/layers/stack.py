@@ -23,9 +23,11 @@ TORCH = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_cap",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
             "layers.attention.window",
+            "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.mlp.activation=gelu_pytorch_tanh",

@@ -121,6 +121,7 @@ class AttentionSpec:
     output             from all heads to the width of the residual stream
     head_norms         of queries and keys
     window             positions that one position sees, itself included; None: all
+    score_cap          a score s becomes cap * tanh(s / cap); None: it stays as it is
     output_norm        of what is added to the residual stream
     """
 
@@ -135,6 +136,7 @@ class AttentionSpec:
     output: ProductSpec
     head_norms: HeadNorms | None = None
     window: int | None = None
+    score_cap: float | None = None
     output_norm: NormSpec | None = None
 
 
@@ -169,6 +171,7 @@ class DecoderSpec:
     layers             in the order of computation
     norm               of the residual stream, before the head
     head               to logits; with tied weights, its tensor is the embedding
+    logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
     """
 
     architecture: str
@@ -177,6 +180,7 @@ class DecoderSpec:
     norm: NormSpec
     head: ProductSpec
     embedding_scale: float = 1.0
+    logit_cap: float | None = None
 
     @property
     def width(self) -> int:

@@ -11,7 +11,7 @@ from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, find
 
-GEMMA_27B_LAYERS = 62
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NO_TENSORS = GGUFTensors()
 
 
@@ -36,6 +36,8 @@ class ModelConfig:
     attention_bias    the products of attention have biases; traits may give them to some
     mlp_bias          the products of the MLP have biases
     query_scale       factor of the scores before the softmax
+    score_cap         soft cap of these scores; None: none
+    logit_cap         soft cap of the logits; None: none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
     """
@@ -59,6 +61,8 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     query_scale: float
+    score_cap: float | None
+    logit_cap: float | None
     bos: int | None
     eos: tuple[int, ...]
 
@@ -123,6 +127,8 @@ class ModelConfig:
             attention_bias=bool(read.get("attention_bias")),
             mlp_bias=bool(read.get("mlp_bias")),
             query_scale=(read.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+            score_cap=hf_config.cap(read, "attn_logit_softcapping", traits.score_cap),
+            logit_cap=hf_config.cap(read, "final_logit_softcapping", traits.logit_cap),
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
         )
@@ -135,8 +141,8 @@ class ModelConfig:
         read = ConfigEntries(raw, "the GGUF header", f"{architecture}.")
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
-        # The header does not say it: only the largest Gemma 3 scales queries by its width.
-        is_27b = architecture == "gemma3" and layers == GEMMA_27B_LAYERS
+        # The header does not say it: only the largest Gemma scales queries by its width.
+        is_widest = layers == GEMMA_27B_LAYERS.get(architecture)
         head_dim = read.get("attention.key_length") or width // heads
         rope = local = gguf_config.rope(read, head_dim, tensors)
         if traits.local_theta:
@@ -161,7 +167,9 @@ class ModelConfig:
             rotary_dim=gguf_config.rotary_dim(read, head_dim),
             attention_bias=tensors.has_attention_bias,
             mlp_bias=tensors.has_mlp_bias,
-            query_scale=(width // heads if is_27b else head_dim) ** -0.5,
+            query_scale=(width // heads if is_widest else head_dim) ** -0.5,
+            score_cap=read.get("attn_logit_softcapping", traits.score_cap),
+            logit_cap=read.get("final_logit_softcapping", traits.logit_cap),
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
         )

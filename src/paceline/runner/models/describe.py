@@ -38,6 +38,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         norm=_norm(config, "model.norm", "output_norm", config.width),
         head=ProductSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
+        logit_cap=config.logit_cap,
     )
 
 
@@ -77,6 +78,7 @@ def _attention(
         ),
         head_norms=head_norms,
         window=window,
+        score_cap=config.score_cap,
         output_norm=output_norm,
     )
 

@@ -9,12 +9,7 @@ from paceline.runner.models.traits import Traits
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETA = 10_000.0
-UNSUPPORTED = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "use_bidirectional_attention",
-    "quantization_config",
-)
+UNSUPPORTED = ("use_bidirectional_attention", "quantization_config")
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
@@ -30,6 +25,12 @@ def ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def cap(read: ConfigEntries, key: str, default: float | None) -> float | None:
+    """A soft cap. Unlike a missing entry, null means that there is none."""
+    found = read.raw.get(key, default)
+    return None if found is None else float(found)
 
 
 def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | None, ...]:

@@ -31,6 +31,7 @@ class Model:
         self._layers = NativeStack(stack, spec.layers) if is_native else stack
         self._norm = factory.norm(spec.norm)
         self._head = factory.linear(spec.head)
+        self._logit_cap = spec.logit_cap
 
     @staticmethod
     def load(
@@ -62,4 +63,7 @@ class Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in float32."""
-        return self._head(self._norm(hidden)).float()
+        logits = self._head(self._norm(hidden)).float()
+        if self._logit_cap is not None:
+            logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
+        return logits

@@ -25,6 +25,8 @@ class Traits:
     tied_embedding: bool = False  # unless the file says otherwise
     global_every: int = 1  # unless the file says otherwise
     local_theta: float | None = None  # unless the file says otherwise
+    score_cap: float | None = None  # unless the file says otherwise
+    logit_cap: float | None = None  # unless the file says otherwise
     fused_products: bool = False  # queries, keys, values are one tensor, and so are gate and up
     paired_in_gguf: bool = False  # GGUF files store rows of q and k in rotary pairs
 

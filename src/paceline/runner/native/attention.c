@@ -32,7 +32,7 @@ struct chunk {
     const float *turned; /* [head_dim, CHUNK]; the keys, for products with many at once */
     const struct query *first; /* of those that go through it, who announces what others will read */
     int64_t from, to_values, head_dim;
-    float scale;
+    float scale, cap;
 };
 
 int attention_tile(void) { return TILE; }
@@ -84,6 +84,12 @@ static void turn_keys(const float *const keys[CHUNK], int64_t head_dim, int64_t 
 static const int32_t ORDER[CHUNK] = {
     FROM(0), FROM(8), FROM(16), FROM(24), FROM(32), FROM(40), FROM(48), FROM(56)};
 
+/* cap * tanh(x / cap), of which tanh is (1 - e) / (1 + e) for e = exp(-2x). */
+static inline floats capped(floats x, float cap) {
+    floats power = exp_of(size_of(x) * (-2.0f / cap)), found = (1.0f - power) / (1.0f + power) * cap;
+    return chosen(x < 0.0f, (floats){0} - found, found);
+}
+
 /* The weights of a chunk's positions from their scores, in place; what was summed is rescaled. */
 static inline void weigh(struct query *query, const struct chunk *chunk, floats weight[VECTORS]) {
     const floats least = (floats){0} - INFINITY;
@@ -97,7 +103,9 @@ static inline void weigh(struct query *query, const struct chunk *chunk, floats 
     floats tops = least;
     for (int v = 0; v < VECTORS; v++) {
         ints at = *(const ints *)(ORDER + v * FLOATS);
-        weight[v] = chosen((at >= begin) & (at < end), weight[v] * chunk->scale, least);
+        floats scores = weight[v] * chunk->scale;
+        if (chunk->cap > 0.0f) scores = capped(scores, chunk->cap);
+        weight[v] = chosen((at >= begin) & (at < end), scores, least);
         tops = larger(weight[v], tops);
     }
     float top = largest(tops);
@@ -248,11 +256,11 @@ static void take_all(struct query *queries, int64_t count, const struct chunk *c
 
 /* The queries of some positions of a row that share one head of keys. */
 static void attend_tile(
-    const struct step *step, const int64_t *tile, int64_t kv_head, int64_t layer, int64_t window,
-    float scale, const float *query, int64_t query_stride, int64_t heads, float *out) {
+    const struct step *step, const int64_t *tile, int64_t kv_head, int64_t layer,
+    struct scores scores, const float *query, int64_t query_stride, int64_t heads, float *out) {
     int64_t head_dim = step->head_dim, size = step->block_size, cell = 2 * step->kv_heads * head_dim;
     int64_t group = heads / step->kv_heads, count = tile[2], at = tile[1];
-    int64_t first = step->position[at], end = first + count;
+    int64_t first = step->position[at], end = first + count, window = scores.window;
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
     const int64_t *table = step->table + tile[0] * step->table_width;
     struct query queries[count * group];
@@ -262,7 +270,8 @@ static void attend_tile(
         .first = queries,
         .to_values = cell / 2,
         .head_dim = head_dim,
-        .scale = scale};
+        .scale = scores.scale,
+        .cap = scores.cap};
     for (int64_t q = 0; q < count * group; q++) {
         int64_t place = q / group, head = kv_head * group + q % group, until = first + place + 1;
         queries[q] = (struct query){
@@ -294,18 +303,18 @@ static void attend_tile(
 }
 
 void attend_together(
-    const struct step *step, int64_t layer, int64_t window, float scale, const float *query,
+    const struct step *step, int64_t layer, struct scores scores, const float *query,
     int64_t query_stride, int64_t heads, float *out) {
 #pragma omp for collapse(2) schedule(guided)
     for (int64_t t = 0; t < step->tile_count; t++)
         for (int64_t h = 0; h < step->kv_heads; h++)
-            attend_tile(step, step->tiles + 3 * t, h, layer, window, scale, query, query_stride,
-                        heads, out);
+            attend_tile(step, step->tiles + 3 * t, h, layer, scores, query, query_stride, heads, out);
 }
 
 void attend(
-    const struct step *step, int64_t layer, int64_t window, float scale, const float *query,
-    int64_t query_stride, int64_t heads, float *out, int threads) {
+    const struct step *step, int64_t layer, int64_t window, float scale, float cap,
+    const float *query, int64_t query_stride, int64_t heads, float *out, int threads) {
+    struct scores scores = {window, scale, cap};
 #pragma omp parallel num_threads(threads) if (threads > 1)
-    attend_together(step, layer, window, scale, query, query_stride, heads, out);
+    attend_together(step, layer, scores, query, query_stride, heads, out);
 }

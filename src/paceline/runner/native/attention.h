@@ -14,9 +14,15 @@ struct step {
     int64_t positions, tile_count, table_width, layers, block_size, kv_heads, head_dim;
 };
 
-/* A window of 0 is none. `out` is [positions, heads, head_dim]. */
+/* How scores are made: of which positions, times what, and below which soft cap; 0: none. */
+struct scores {
+    int64_t window;
+    float scale, cap;
+};
+
+/* `out` is [positions, heads, head_dim]. */
 void attend_together(
-    const struct step *step, int64_t layer, int64_t window, float scale, const float *query,
+    const struct step *step, int64_t layer, struct scores scores, const float *query,
     int64_t query_stride, int64_t heads, float *out);
 
 #endif

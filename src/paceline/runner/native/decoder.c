@@ -18,7 +18,7 @@ struct decoder {
     const struct layer *layers;
     int64_t count, width, mlp_width, heads, kv_heads, head_dim;
     int64_t is_gelu; /* by tanh; else SiLU */
-    float norm_eps, query_scale;
+    float norm_eps, query_scale, score_cap; /* a cap of 0: none */
 };
 
 /* Memory of a step, for any layer. */
@@ -145,8 +145,8 @@ static void attention(
     round_directions(d, l->qkv, hidden, rows, room->rounded);
     multiply(l->qkv, room->rounded, rows, room->wide, stride, 0);
     turn_and_write(d, l, s, room);
-    attend_together(s, l - d->layers, l->window, d->query_scale, room->wide, stride, d->heads,
-                    room->found);
+    struct scores scores = {l->window, d->query_scale, d->score_cap};
+    attend_together(s, l - d->layers, scores, room->wide, stride, d->heads, room->found);
 }
 
 /* Add it to the hidden rows, of which there may be fewer: row r is of position at[r] then. */

@@ -61,7 +61,7 @@ class DecoderStruct(Structure):
         ("layers", POINTER(LayerStruct)),
         *((name, c_int64) for name in ("count", "width", "mlp_width", "heads", "kv_heads")),
         *((name, c_int64) for name in ("head_dim", "is_gelu")),
-        *((name, c_float) for name in ("norm_eps", "query_scale")),
+        *((name, c_float) for name in ("norm_eps", "query_scale", "score_cap")),
     ]
 
 
@@ -92,7 +92,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [
             POINTER(StepStruct),
             *[c_int64] * 2,
-            c_float,
+            *[c_float] * 2,
             c_void_p,
             *[c_int64] * 2,
             c_void_p,

@@ -217,7 +217,8 @@ class MixedGraphs:
         batch = Batch(tokens, position, starts, context[:rows], table, cells, sample_at)
         if positions not in self._held:
             longer = min(rows, max(positions // self._extent.share, LEAST_ROWS))
-            queries = Queries(self._model.config.heads, self._model.dtype)
+            config = self._model.config
+            queries = Queries(config.heads, self._model.dtype, config.score_cap is not None)
             held = self._attention.prepare_mixed_graph(
                 batch, self._kv, columns[BOUNDS], longer, queries
             )

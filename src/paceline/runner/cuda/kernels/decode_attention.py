@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from paceline.runner.cuda.kernels.soft_cap import capped
+
 
 @triton.jit
 def decode(
@@ -40,6 +42,7 @@ def decode(
     PORTION: tl.constexpr,
     WHOLE: tl.constexpr,
     BOUNDED: tl.constexpr,
+    CAP: tl.constexpr,
     NEW: tl.constexpr,
     NORMED: tl.constexpr,
 ):
@@ -115,6 +118,8 @@ def decode(
         tl.store(spot, key, mask=whole & is_first)
         tl.store(spot + KV_HEADS * DIM, value, mask=whole & is_first)
         score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * turn
+        if CAP > 0:
+            score = capped(score, CAP)
         peak = tl.where(is_first, score, peak)
         total = tl.where(is_first, 1.0, total)
         found = tl.where(is_first, value.to(tl.float32), found)
@@ -127,14 +132,14 @@ def decode(
 
     state = peak, total, found
     if NEW:
-        state = _absorb(q, k_early, v_early, (cell < stop) & (cell >= first), turn, state)
+        state = _absorb(q, k_early, v_early, (cell < stop) & (cell >= first), turn, state, CAP)
         begin += CELLS
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
         k, v = _read(
             keys, own, cell, cell < stop, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
         )
-        state = _absorb(q, k, v, (cell < stop) & (cell >= first), turn, state)
+        state = _absorb(q, k, v, (cell < stop) & (cell >= first), turn, state, CAP)
     peak, total, found = state
 
     found = found / total[:, None]
@@ -206,10 +211,12 @@ def _turned(
 
 
 @triton.jit
-def _absorb(q, k, v, seen, turn, state):
+def _absorb(q, k, v, seen, turn, state, CAP: tl.constexpr):
     """Attend to a tile of cells, some of which are visible."""
     peak, total, found = state
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+    if CAP > 0:
+        scores = capped(scores, CAP)
     scores = tl.where(seen[None, :], scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1))
     # If nothing of a tile is visible, the maximum is -inf, and -inf - -inf is NaN.

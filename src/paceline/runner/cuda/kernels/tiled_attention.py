@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from paceline.runner.cuda.kernels.soft_cap import capped
+
 
 @triton.jit
 def _row_of(row_start, rows, tile, TILE: tl.constexpr):
@@ -39,6 +41,7 @@ def _look(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
+    CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Attend to cells from `begin` to `stop`; without a mask if all queries see all of them."""
@@ -61,6 +64,8 @@ def _look(
             k = tl.load(spot)
             v = tl.load(spot + KV_HEADS * DIM)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+        if CAP > 0:
+            scores = capped(scores, CAP)
         if MASKED:
             seen = (cell < stop)[None, :] & (cell[None, :] <= position[:, None])
             if window > 0:
@@ -102,6 +107,7 @@ def tiles(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length."""
     tl.extra.cuda.gdc_wait()
@@ -144,11 +150,11 @@ def tiles(
     state = peak, total, found
     state = _look(
         q, keys, own, begin, clear, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, False,
+        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
         q, keys, own, clear, stop, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, True,
+        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
     found = found / tl.where(total == 0.0, 1.0, total)[:, None]
