@@ -21,7 +21,7 @@ from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.reference import extended, likeliest, logprobs, reference, start_digest
-from paceline.text.chat_template import ChatTemplate
+from paceline.text.chat_template import CHATML, ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 
@@ -46,7 +46,7 @@ def tokenizer() -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
-    return Tokenizer(Vocabulary(backend, 0, (1,), None))
+    return Tokenizer(Vocabulary(backend, 0, (1,), CHATML))
 
 
 class Broken(RuntimeError):

@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.text.chat_template import ChatTemplate
+from paceline.text.chat_template import CHATML, ChatTemplate, read_template
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 from tests.text.support import byte_level
@@ -75,11 +75,37 @@ def test_templates_render_as_in_transformers(
     assert template.render(chat, tools=tools, add_generation_prompt=prompts) == expected
 
 
-def test_a_model_without_a_template_gets_chatml() -> None:
+def test_chatml_is_built_in() -> None:
     rendered = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"
     chat = [CHAT[0], CHAT[3]]
-    assert ChatTemplate(None).render(chat, add_generation_prompt=False) == rendered
-    assert ChatTemplate("").render(chat) == rendered + "<|im_start|>assistant\n"
+    assert ChatTemplate(CHATML).render(chat, add_generation_prompt=False) == rendered
+    assert ChatTemplate(read_template("chatml")).render(chat).startswith(rendered)
+
+
+@pytest.mark.parametrize("source", [None, ""])
+def test_a_model_without_a_template_refuses_conversations(source: str | None) -> None:
+    with pytest.raises(RequestError, match=r"no chat template: set chat_template .*file"):
+        ChatTemplate(source).render(CHAT)
+
+
+def test_a_template_is_given_as_a_file_or_as_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages[0].content }}é")
+    assert read_template(str(file)) == "{{ messages[0].content }}é"
+    assert read_template("{% if x %}y{% endif %}") == "{% if x %}y{% endif %}"
+    for wrong, problem in ((tmp_path / "no.jinja", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(ConfigError, match=f"{wrong.name}.*cannot be read: .*{problem}"):
+            read_template(str(wrong))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*utf-8"):
+        read_template(str(file))
+
+
+def test_another_template_has_the_same_tokens() -> None:
+    template = ChatTemplate(None, bos_token="<s>").replaced("{{ bos_token }}!")
+    assert template.render(CHAT) == "<s>!"
+    with pytest.raises(RequestError, match="the chat template has an error in line 1"):
+        template.replaced("{% if %}")
 
 
 def test_a_template_comes_with_its_tokenizer() -> None:
@@ -91,7 +117,7 @@ def test_a_template_comes_with_its_tokenizer() -> None:
 
 
 def test_a_developer_is_the_system() -> None:
-    told = ChatTemplate(None).render([{"role": "developer", "content": "Be brief."}])
+    told = ChatTemplate(CHATML).render([{"role": "developer", "content": "Be brief."}])
     assert told.startswith("<|im_start|>system\nBe brief.")
 
 
@@ -187,7 +213,7 @@ def test_a_template_that_is_none_is_refused_when_loaded() -> None:
 )
 def test_messages_that_cannot_be_read_are_refused(messages: Any, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        ChatTemplate(None).render(messages)
+        ChatTemplate(CHATML).render(messages)
 
 
 def test_a_template_from_a_folder_is_used(tmp_path: Path) -> None:

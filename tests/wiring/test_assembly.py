@@ -125,6 +125,18 @@ def test_weights_of_another_form_than_asked_for_are_refused(folder: Path) -> Non
         find_model(str(folder), "gguf", "cpu", silent)
 
 
+def test_a_chat_template_replaces_the_one_of_the_model(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    assert load_tokenizer(str(folder), "auto", str(file)).chat_template == file.read_text()
+    assert load_tokenizer("qwen3-0.6b", "dummy", "{{ 1 }}").chat_template == "{{ 1 }}"
+    with LLM(str(folder), kv_cache_gib=0.01, chat_template=str(file)) as llm:
+        (output,) = llm.chat([{"role": "user", "content": "fox"}], progress=False, max_tokens=1)
+    assert output.prompt == "fox!"
+    with pytest.raises(ConfigError, match="the chat template has an error in line 1"):
+        LLM(str(folder), chat_template="{% if %}")
+
+
 def test_a_conversation_is_answered(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     (output,) = llm.chat([{"role": "user", "content": "fox"}], params, progress=False)

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from paceline.hub.progress import silent
 from paceline.server.settings import ServerSettings
 from paceline.wiring import serving
 from paceline.wiring.serving import exit_on_sigterm, loaded, log_keys
+from tests.text.support import byte_level
 
 
 def test_the_signal_means_afterwards_what_it_did() -> None:
@@ -110,3 +112,16 @@ def test_a_thread_may_load_a_model_as_well() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_the_log_says_that_a_model_cannot_chat(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(serving, "core_of", lambda path, settings: Loaded())
+    monkeypatch.setattr(serving, "download", lambda model, progress: tmp_path)
+    loaded("mine", silent, {})
+    assert "requests with messages are refused: this model has no chat template" in caplog.text
+    caplog.clear()
+    loaded("mine", silent, {"chat_template": "chatml"})
+    assert not caplog.records

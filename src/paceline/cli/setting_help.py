@@ -112,6 +112,8 @@ SENTENCES = {
     "device": "Device of the model; auto: a GPU if there is one.",
     "load_format": "Format of the weights; auto: detect it; dummy: random weights, for a folder "
     "with a config.json or a shape such as qwen3-0.6b.",
+    "chat_template": "Chat template: a file, its text, or chatml; empty: the model's own. A model "
+    "without one refuses requests with messages.",
     "dtype": "Data type of the weights on a GPU; auto: bfloat16.",
     "kv_cache_dtype": "Data type of the KV cache on a GPU; auto: as the weights.",
     "gpu_memory_utilization": "Fraction of GPU memory for weights, activations and KV cache.",

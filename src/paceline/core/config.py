@@ -258,6 +258,7 @@ class LoadConfig:
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
     load_format: LoadFormat = "auto"  # "auto": by what is found; "dummy": random weights
+    chat_template: str = ""  # a file, its text, or "chatml"; "": the one of the model
     dtype: DType = "auto"  # of weights on a GPU; "auto": bfloat16
     kv_cache_dtype: CacheDType = "auto"  # of KV on a GPU; "auto": as the weights
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights, steps and KV

@@ -1,17 +1,19 @@
 """Renders a conversation as the prompt of a chat model."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, cast
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -24,6 +26,12 @@ CHATML = """\
 {%- endif -%}
 """
 
+MISSING = (
+    "this model has no chat template: set chat_template (--chat-template) to a file with one, "
+    'to its text, or to "chatml"; or send a prompt instead of messages'
+)
+BUILT_IN = {"chatml": CHATML}
+CACHED = 16  # templates, for requests that have their own
 ROLES = {"developer": "system"}  # roles that templates do not know
 
 # What an expression can raise if the messages are not what the template expects.
@@ -49,11 +57,24 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class TemplateSource(Protocol):
+    """What a tokenizer knows of its template."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def bos_token(self) -> str: ...
+
+    @property
+    def eos_token(self) -> str: ...
+
+
 class ChatTemplate:
     """A template gets messages whose content is a string, and cannot change them.
 
-    It is a program that comes with the model, so it runs in a sandbox. A model without a template
-    gets ChatML.
+    It is a program that comes with the model, so it runs in a sandbox. Without a source, every
+    conversation is refused.
     """
 
     def __init__(
@@ -64,29 +85,22 @@ class ChatTemplate:
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        world = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-        )
-        cast("Any", world).filters["tojson"] = to_json
-        functions: dict[str, Callable[[str], str]] = {
-            "raise_exception": refuse,
-            "strftime_now": lambda layout: now().strftime(layout),
-        }
-        try:
-            self._template = world.from_string(source or CHATML, globals=functions)
-        except TemplateSyntaxError as error:
-            raise ConfigError(
-                f"the chat template has an error in line {error.lineno}: {error.message}"
-            ) from None
-        except (SyntaxError, RecursionError) as error:
-            raise ConfigError(f"the chat template cannot be parsed: {error}") from None
+        self._template = compiled(source) if source else None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._now = now
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
+    def of(cls, tokenizer: TemplateSource) -> "ChatTemplate":
         return cls(
             tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
+
+    def replaced(self, source: str) -> "ChatTemplate":
+        """Another template for the same tokenizer. RequestError if it is malformed."""
+        try:
+            return ChatTemplate(source, **self._tokens, now=self._now)
+        except ConfigError as error:
+            raise RequestError(str(error)) from None
 
     def render(
         self,
@@ -99,8 +113,11 @@ class ChatTemplate:
         """Return the prompt, to be encoded without special tokens, with further `variables`."""
         if not messages:
             raise RequestError("a chat needs at least one message")
+        if self._template is None:
+            raise RequestError(MISSING)
         seen = {
             **(variables or {}),
+            "strftime_now": self._strftime_now,
             **self._tokens,
             "messages": [plain(message) for message in messages],
             "tools": tools,
@@ -110,6 +127,41 @@ class ChatTemplate:
             return self._template.render(seen)
         except FAULTS as error:
             raise RequestError(f"the chat template rejects this conversation: {error}") from None
+
+    def _strftime_now(self, layout: str) -> str:
+        return self._now().strftime(layout)
+
+
+@lru_cache(CACHED)
+def compiled(source: str) -> Template:
+    world = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    cast("Any", world).filters["tojson"] = to_json
+    try:
+        return world.from_string(source, globals={"raise_exception": refuse})
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template has an error in line {error.lineno}: {error.message}"
+        ) from None
+    except (SyntaxError, RecursionError) as error:
+        raise ConfigError(f"the chat template cannot be parsed: {error}") from None
+
+
+def read_template(given: str) -> str:
+    """The text of a template: a built-in one by name, a text, or the content of a file."""
+    if given in BUILT_IN:
+        return BUILT_IN[given]
+    if re.search(r"\{[{%#]", given):
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"chat_template is {given!r:.200}, which cannot be read: {problem}; give a file with a "
+            f"template, its text, or {' or '.join(BUILT_IN)}"
+        ) from None
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Encodes text to token ids and decodes it, for all vocabulary files."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -58,14 +59,19 @@ class Tokenizer:
         self._visible = Spelled(backend, spelling, self.special)
 
     @classmethod
-    def load(cls, path: Path | str) -> "Tokenizer":
-        """Load from a GGUF file, or from a folder with a `tokenizer.json`."""
+    def load(cls, path: Path | str, chat_template: str | None = None) -> "Tokenizer":
+        """Load from a GGUF file, or from a folder with a `tokenizer.json`.
+
+        A `chat_template` replaces the one that is there.
+        """
         path = Path(path)
         if path.is_dir():
-            return cls(hf_vocabulary(path))
-        if path.is_file():
-            return cls(gguf_vocabulary(path))
-        raise ConfigError(f"{path} is neither a GGUF file nor a folder")
+            found = hf_vocabulary(path)
+        elif path.is_file():
+            found = gguf_vocabulary(path)
+        else:
+            raise ConfigError(f"{path} is neither a GGUF file nor a folder")
+        return cls(found if chat_template is None else replace(found, chat_template=chat_template))
 
     @cached_property
     def longest(self) -> int:

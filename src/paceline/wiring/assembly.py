@@ -24,13 +24,13 @@ def build(
     record: RecordConfig = pop_settings(RecordConfig, settings)
     rest, own = sort_settings(settings)
     device = device_of(own.device)
-    source: ModelSource = find_model(model, own.load_format, device, progress)
+    source: ModelSource = find_model(model, own.load_format, device, progress, own.chat_template)
+    template = ChatTemplate.of(source.tokenizer)
     # One module per device, so that CUDA is imported only on a GPU.
     on = import_module(f"paceline.wiring.{device}")
     scheduler, runner = on.assemble(
         rest, own, source.checkpoint, partial(scheduler_of, record=record)
     )
-    template = ChatTemplate.of(source.tokenizer)
     depth = own.steps_in_flight(on.DEPTH)
     return EngineComponents(model, scheduler, runner, source.tokenizer, template, depth=depth)
 

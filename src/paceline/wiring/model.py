@@ -25,13 +25,16 @@ class ModelSource:
     tokenizer: Tokenizer
 
 
-def find_model(name: str, form: LoadFormat, device: str, progress: Progress) -> ModelSource:
+def find_model(
+    name: str, form: LoadFormat, device: str, progress: Progress, chat_template: str = ""
+) -> ModelSource:
     """Find a model by a name that can be pulled, by path, or by the name of a shape.
 
     A shape has random weights.
     """
     if form == "dummy":
-        return ModelSource(Dummy(config_in(name), device=device), load_tokenizer(name, form))
+        tokenizer = load_tokenizer(name, form, chat_template)
+        return ModelSource(Dummy(config_in(name), device=device), tokenizer)
     if name in named_shapes():
         raise ConfigError(
             f"{name} is a shape without weights; set load_format to 'dummy' for random weights"
@@ -43,4 +46,4 @@ def find_model(name: str, form: LoadFormat, device: str, progress: Progress) -> 
         raise ConfigError(
             f"load_format is {form!r}, but {path} has another format; set load_format to 'auto'"
         )
-    return ModelSource(checkpoint, load_tokenizer(str(path), form))
+    return ModelSource(checkpoint, load_tokenizer(str(path), form, chat_template))

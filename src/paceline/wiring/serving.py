@@ -26,7 +26,7 @@ from paceline.hub.progress import Progress, silent
 from paceline.server import serve as http
 from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
-from paceline.text.chat_template import ChatTemplate
+from paceline.text.chat_template import MISSING, ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.llm import FACTORY
@@ -107,11 +107,13 @@ def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Co
     core = core_of(path, settings)
     try:
         capacity = core.ready()
-        tokenizer = load_tokenizer(path, form)
+        tokenizer = load_tokenizer(path, form, settings.get("chat_template", ""))
     except BaseException:
         core.close()
         raise
     log.info("%s is loaded; max_model_len is %d", model, capacity.max_model_len)
+    if not tokenizer.chat_template:
+        log.warning("requests with messages are refused: %s", MISSING)
     return core, tokenizer
 
 

@@ -7,23 +7,28 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.core.config import LoadFormat
 from paceline.runner.models.shape import config_in
+from paceline.text.chat_template import CHATML, read_template
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
 
 
-def load_tokenizer(path: str, form: LoadFormat) -> Tokenizer:
-    """The tokenizer beside the weights; for random weights without one, a token per byte."""
+def load_tokenizer(path: str, form: LoadFormat, chat_template: str = "") -> Tokenizer:
+    """The tokenizer beside the weights; for random weights without one, a token per byte.
+
+    `chat_template` is the setting of that name.
+    """
     folder = Path(path).expanduser()
+    template = read_template(chat_template) if chat_template else None
     if form == "dummy" and not (folder / "tokenizer.json").is_file():
-        return Tokenizer(bytes_as_tokens(config_in(path).vocab))
-    return Tokenizer.load(folder)
+        return Tokenizer(bytes_as_tokens(config_in(path).vocab, template or CHATML))
+    return Tokenizer.load(folder, template)
 
 
-def bytes_as_tokens(size: int) -> Vocabulary:
+def bytes_as_tokens(size: int, chat_template: str) -> Vocabulary:
     """A vocabulary with a token for each byte. Other ids decode to their number."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:size]
     words = [*alphabet, *(f"<{id}>" for id in range(len(alphabet), size))]
     backend = Backend(models.BPE({word: id for id, word in enumerate(words)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return Vocabulary(backend, bos=None, eos=(), chat_template=None)
+    return Vocabulary(backend, bos=None, eos=(), chat_template=chat_template)

@@ -319,3 +319,15 @@ def test_stop_strings_end_the_text_and_are_told(on: Play) -> None:
         assert choice["stop_reason"] == stop
 
     on(scenario)
+
+
+def test_a_model_without_a_template_refuses_to_chat(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        site.context.template = site.engine._frontend.template = ChatTemplate(None)
+        with pytest.raises(BadRequestError, match="no chat template: set chat_template"):
+            await site.openai.chat.completions.create(model=MODEL, messages=MESSAGES)
+        got = await site.post("/tokenize", model=MODEL, messages=MESSAGES)
+        assert got.status_code == 400
+        assert "no chat template" in got.json()["error"]["message"]
+
+    on_its_own_server(scenario)
