@@ -300,14 +300,47 @@ def test_an_interruption_waits_for_the_end_of_a_turn(
     left_nothing(other)
 
 
-def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["progress", "use_tqdm"])
+def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str], name: str) -> None:
     model = llm()
-    model.generate(["a", "b"])
+    model.generate(["a", "b"], **{name: True})
     shown = capsys.readouterr().err
     assert "2/2 prompts" in shown
     assert "tokens/s" in shown
-    model.generate(["a", "b"], progress=False)
+    model.generate(["a", "b"], **{name: False})
+    model.chat([{"role": "user", "content": "a"}], **{name: False})
     assert capsys.readouterr().err == ""
+
+
+def test_sampling_fields_may_be_given_by_name() -> None:
+    model, question = llm(), [{"role": "user", "content": "hello"}]
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    (named,) = model.generate("hello", temperature=0.0, max_tokens=5, progress=False)
+    assert named.outputs == model.generate("hello", params, progress=False)[0].outputs
+    (named,) = model.chat(question, temperature=0.0, max_tokens=5, progress=False)
+    assert named.outputs == model.chat(question, params, progress=False)[0].outputs
+    assert named.outputs == model.generate(question, params, progress=False)[0].outputs
+    model.enqueue("hello", max_tokens=1)
+    assert [one.usage.completion_tokens for one in model.step()] == [1]
+    with pytest.raises(RequestError, match="lora_request is not supported"):
+        model.generate("hello", lora_request=1)  # type: ignore[call-arg]
+
+
+def test_a_conversation_may_have_a_template_of_its_own() -> None:
+    model, question = llm(), [{"role": "user", "content": "hello"}]
+    model._frontend.template = ChatTemplate(None)
+    with pytest.raises(RequestFailed, match="no chat template: set chat_template"):
+        model.chat(question, progress=False, raise_on_error=True)
+    own = "{{ messages[0].content }}{{ tools | length }}{{ mood }}{{ add_generation_prompt }}"
+    (output,) = model.chat(
+        question,
+        progress=False,
+        chat_template=own,
+        chat_template_kwargs={"mood": "merry"},
+        tools=[{}, {}],
+        add_generation_prompt=False,
+    )
+    assert output.prompt == "hello2merryFalse"
 
 
 def test_metrics_count_what_was_done() -> None:

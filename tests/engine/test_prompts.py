@@ -7,7 +7,14 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, SamplingParams
-from paceline.engine.prompts import as_generation, conversations, several, with_params
+from paceline.engine.prompts import (
+    as_generation,
+    conversations,
+    only,
+    only_conversation,
+    several,
+    with_params,
+)
 
 MESSAGE = {"role": "user", "content": "hello"}
 GREEDY = SamplingParams(temperature=0.0)
@@ -23,6 +30,9 @@ GREEDY = SamplingParams(temperature=0.0)
         (GenerationRequest(prompt="hello"), 1),
         (["hello", "there"], 2),
         ([[5, 6], "there", GenerationRequest(prompt="a")], 3),
+        ([MESSAGE], 1),
+        ([[MESSAGE], [MESSAGE, MESSAGE]], 2),
+        ([{"prompt": "hello"}, {"prompt": "there"}], 2),
         ([], 0),
     ],
     ids=repr,
@@ -42,8 +52,31 @@ def test_token_ids_in_any_sequence_are_plain_numbers(given: Any) -> None:
 
 @pytest.mark.parametrize("given", [b"a", {"text": "a"}, [True], [1.5], 7, None], ids=repr)
 def test_anything_else_is_refused_with_the_forms_there_are(given: Any) -> None:
-    with pytest.raises(RequestError, match="give a text, token ids, or a GenerationRequest"):
+    with pytest.raises(RequestError, match="is no prompt"):
         as_generation(given)
+
+
+def test_a_dict_is_a_prompt_with_its_salt() -> None:
+    assert as_generation({"prompt": "a", "cache_salt": "b"}) == GenerationRequest(
+        prompt="a", cache_salt="b"
+    )
+    both = as_generation({"prompt_token_ids": [5], "prompt": "a"})
+    assert (both.prompt_token_ids, both.text, both.prompt) == ([5], "a", None)
+    for given in ([MESSAGE], (MESSAGE,), {"messages": [MESSAGE]}):
+        assert list(as_generation(given).messages or ()) == [MESSAGE]
+    with pytest.raises(RequestError, match="'multi_modal_data' is not supported"):
+        as_generation({"prompt": "a", "multi_modal_data": {}})
+    with pytest.raises(RequestError, match="2 conversations are given"):
+        as_generation({"messages": [[MESSAGE], [MESSAGE]]})
+
+
+def test_one_prompt_is_not_several() -> None:
+    assert only(["hello"]) == only("hello") == GenerationRequest(prompt="hello")
+    assert only_conversation([[MESSAGE]]) == [MESSAGE]
+    with pytest.raises(RequestError, match="2 prompts are given; call generate once for each"):
+        only(["a", "b"])
+    with pytest.raises(RequestError, match="2 conversations are given; call chat once for each"):
+        only_conversation([[MESSAGE], [MESSAGE]])
 
 
 def test_one_conversation_is_a_list_of_messages() -> None:
@@ -59,3 +92,14 @@ def test_params_are_for_all_prompts_or_one_for_each() -> None:
     assert [one.params for one in with_params(given, GREEDY)] == [GREEDY, GREEDY]
     with pytest.raises(RequestError, match="2 prompts and 1 sampling_params"):
         with_params(given, [GREEDY])
+
+
+def test_fields_by_name_replace_those_of_the_params() -> None:
+    given = [GenerationRequest(prompt="a"), GenerationRequest(prompt="b", params=GREEDY)]
+    first, second = with_params(given, None, {"max_tokens": 3})
+    assert (first.params, second.params) == (
+        SamplingParams(max_tokens=3),
+        SamplingParams(temperature=0.0, max_tokens=3),
+    )
+    (both,) = with_params(given[:1], GREEDY, {"max_tokens": 3})
+    assert both.params == second.params

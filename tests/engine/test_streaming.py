@@ -9,6 +9,7 @@ from dataclasses import replace
 from time import sleep
 from typing import Any
 from unittest.mock import patch
+from weakref import ref
 
 import pytest
 
@@ -95,6 +96,55 @@ def test_the_whole_at_once() -> None:
             assert list(answer.token_ids) == ids
 
     with_engine(use)
+
+
+def test_a_prompt_has_every_form_that_a_script_may_use() -> None:
+    async def use(engine: StreamingEngine) -> None:
+        ids = engine.get_tokenizer().encode("hello")
+        params = SamplingParams(max_tokens=5, temperature=0.0)
+        wanted = (await engine.generate("hello", params).whole()).outputs
+        forms: list[Any] = [ids, {"prompt": "hello"}, {"prompt_token_ids": ids}, ["hello"]]
+        for form in [*forms, GenerationRequest(prompt="hello")]:
+            assert (await engine.generate(form, sampling_params=params).whole()).outputs == wanted
+        stream = engine.generate("hello", max_tokens=5, temperature=0.0)
+        assert "".join([one.text async for one in stream]) == wanted[0].text
+        with pytest.raises(RequestError, match="2 prompts are given"):
+            engine.generate(["a", "b"])  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="lora_request is not supported"):
+            engine.generate("a", lora_request=1)  # type: ignore[call-arg]
+
+    with_engine(use)
+
+
+def test_a_conversation_is_streamed() -> None:
+    question = [{"role": "user", "content": "hello"}]
+
+    async def use(engine: StreamingEngine) -> None:
+        params = SamplingParams(max_tokens=5, temperature=0.0)
+        output = await engine.chat(question, params, "mine").whole()
+        assert output.request_id == "mine"
+        assert (output.prompt or "").endswith("<|im_start|>assistant\n")
+        for prompt in (question, {"messages": question}):
+            assert (await engine.generate(prompt, params).whole()).outputs == output.outputs
+        stream = engine.chat(
+            question, max_tokens=1, chat_template="{{ mood }}", variables={"mood": "a"}
+        )
+        assert (await stream.whole()).prompt == "a"
+
+    with_engine(use)
+
+
+def test_a_request_has_the_id_and_the_priority_that_it_is_given() -> None:
+    async def use(engine: StreamingEngine) -> None:
+        await engine.pause("all")
+        late = engine.generate("a", SamplingParams(max_tokens=1), "late", priority=5)
+        soon = engine.generate("a", SamplingParams(max_tokens=1), request_id="soon", priority=1)
+        assert (await engine.snapshot())["waiting"] == ["soon", "late"]
+        await engine.resume()
+        assert (await soon.whole()).request_id == "soon"
+        await late.whole()
+
+    with_engine(use, policy="priority")
 
 
 def test_refusals_are_raised() -> None:
@@ -547,3 +597,41 @@ def test_explaining_a_forgotten_request_names_the_setting() -> None:
             await engine.explain("zoe")
 
     with_engine(use, journal_requests=3)
+
+
+def test_an_engine_is_closed_inside_a_loop_and_outside() -> None:
+    made = components()
+    with StreamingEngine.of(made) as engine:
+
+        async def use() -> None:
+            stream = engine.generate("hello", max_tokens=200, ignore_eos=True)
+            await anext(aiter(stream))
+            engine.close()
+            assert (await stream.whole()).outputs[0].finish_reason == "abort"
+            with pytest.raises(EngineFailed, match="shut down"):
+                engine.generate("hello")
+            assert engine.healthy() == "the engine is shut down"
+            assert not await engine.abort("nobody")
+            engine.park("nobody", "no reason")
+            engine.wake("nobody")
+
+        asyncio.run(use())
+    engine.close()
+    assert isinstance(made.runner, OraclePort)
+    assert made.runner.closed
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_closed_engine_lets_go_of_its_runner(used: bool) -> None:
+    made = components()
+    engine, runner = StreamingEngine.of(made), ref(made.runner)
+    made.runner.itself = made.runner  # type: ignore[attr-defined] - as graphs refer to it
+    del made
+
+    async def use() -> None:
+        await engine.generate("hello", max_tokens=2).whole()
+
+    if used:
+        asyncio.run(use())
+    engine.close()
+    assert runner() is None

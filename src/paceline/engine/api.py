@@ -68,6 +68,7 @@ class GenerationRequest:
         arrival: Seconds on the engine's clock. None: now.
         tools: Tools that the chat template shows to the model; only with `messages`.
         variables: Further variables of the chat template; only with `messages`.
+        chat_template: A template to use instead of the model's; only with `messages`.
         add_generation_prompt: Whether the template begins the answer; only with `messages`.
         text: The text that the token ids were made from, if it is known.
     """
@@ -85,6 +86,7 @@ class GenerationRequest:
     arrival: float | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] | None = None
+    chat_template: str | None = None
     add_generation_prompt: bool = True
     text: str | None = None
 
@@ -102,6 +104,7 @@ class GenerationRequest:
         given = {
             "tools": bool(self.tools),
             "variables": bool(self.variables),
+            "chat_template": self.chat_template is not None,
             "add_generation_prompt": not self.add_generation_prompt,
         }
         for name in (name for name, is_given in given.items() if is_given):
@@ -119,6 +122,7 @@ class GenerationRequest:
             messages=None,
             tools=None,
             variables=None,
+            chat_template=None,
             add_generation_prompt=True,
             request_id=request_id,
             timeout=self.timeout or timeout,

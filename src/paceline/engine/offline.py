@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.request import Finish, Request
@@ -18,17 +18,20 @@ from paceline.engine.api import (
     SamplingParams,
     TextDelta,
 )
+from paceline.engine.arguments import ChatFields, GenerateFields, split
 from paceline.engine.core.components import Factory
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import interrupts_deferred
+from paceline.engine.params import SamplingFields
 from paceline.engine.prompt_batch import PromptBatch, refusal
 from paceline.engine.prompts import (
     Params,
     Prompt,
     as_generation,
     conversations,
+    only,
     several,
     with_params,
 )
@@ -116,12 +119,15 @@ class OfflineEngine:
         *,
         progress: bool = True,
         raise_on_error: bool = False,
+        **fields: Unpack[GenerateFields],
     ) -> list[RequestOutput]:
         """Continue each prompt, and return when all of them have finished.
 
-        A prompt is a text, a list of token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`,
-        or a `GenerationRequest` with settings of its own. `sampling_params` is one for all
-        prompts, or a list with one for each. `progress` draws a bar on stderr.
+        A prompt is a text, a list of token ids, a list of messages, a dict such as
+        `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a `GenerationRequest` with settings
+        of its own. `sampling_params` is one for all prompts, or a list with one for each. Single
+        fields of it can be given by name. `progress` draws a bar on stderr; vLLM's `use_tqdm` is
+        the same.
 
         A prompt that fails does not stop the others: its output has an `error`, and one warning
         says how many failed. With `raise_on_error`, the first failure drops the whole batch and
@@ -130,10 +136,12 @@ class OfflineEngine:
         ```py
         outputs = llm.generate(["Once upon a time"], SamplingParams(max_tokens=20))
         print(outputs[0].outputs[0].text)
+        llm.generate("The capital of France is", max_tokens=8, temperature=0)
         ```
         """
+        shown = fields.pop("use_tqdm", progress)
         generations = [as_generation(prompt) for prompt in several(prompts)]
-        return self._run(with_params(generations, sampling_params), progress, raise_on_error)
+        return self._run(with_params(generations, sampling_params, fields), shown, raise_on_error)
 
     def chat(
         self,
@@ -142,22 +150,26 @@ class OfflineEngine:
         *,
         progress: bool = True,
         raise_on_error: bool = False,
-        variables: dict[str, Any] | None = None,
+        **fields: Unpack[ChatFields],
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template.
 
-        `variables` are passed to the template, such as `{"enable_thinking": False}` for Qwen3.
-        The other arguments are those of `generate`.
+        `variables` (vLLM's `chat_template_kwargs`) are passed to the template, such as
+        `{"enable_thinking": False}` for Qwen3, and so are `tools` and `add_generation_prompt`.
+        `chat_template` is a template to use instead of the model's. The other arguments are those
+        of `generate`.
 
         ```py
         (output,) = llm.chat([{"role": "user", "content": "Why is the sky blue?"}])
         print(output.outputs[0].text)
         ```
         """
+        shown = fields.pop("use_tqdm", progress)
+        template, rest = split(fields)
         generations = [
-            GenerationRequest(messages=one, variables=variables) for one in conversations(messages)
+            GenerationRequest(messages=one, **template) for one in conversations(messages)
         ]
-        return self._run(with_params(generations, sampling_params), progress, raise_on_error)
+        return self._run(with_params(generations, sampling_params, rest), shown, raise_on_error)
 
     def _run(
         self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool
@@ -199,7 +211,12 @@ class OfflineEngine:
 
     # -- step by step -------------------------------------------------------
 
-    def enqueue(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> str:
+    def enqueue(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> str:
         """Add a request without waiting for it, and return its id; `step` runs it.
 
         Raises RequestError if the request is malformed.
@@ -212,11 +229,8 @@ class OfflineEngine:
         ```
         """
         self._require_open()
-        generation = as_generation(prompt)
-        params = sampling_params or generation.params
-        generation = replace(
-            generation, request_id=generation.request_id or self._name(), params=params
-        )
+        (generation,) = with_params([only(prompt)], sampling_params, fields)
+        generation = replace(generation, request_id=generation.request_id or self._name())
         if generation.request_id in self._done:
             raise RequestError(
                 f"the output of {generation.request_id!r} has not been returned yet; "
@@ -249,6 +263,11 @@ class OfflineEngine:
         return True
 
     # -- state --------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a sequence, prompt and output together."""
+        return self._frontend.max_model_len
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, with `encode(text)` and `decode(ids)`."""

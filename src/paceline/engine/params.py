@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 
 from paceline.core.errors import RequestError
 from paceline.core.request import MOST_PENALTY
@@ -246,3 +246,40 @@ class SamplingParams(Validated):
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments: `generate(prompt, max_tokens=8)`.
+
+    n, best_of, use_beam_search, beam_width, length_penalty, early_stopping; temperature, top_p,
+    top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, seed; max_tokens,
+    min_tokens, stop, stop_token_ids, ignore_eos; logprobs, prompt_logprobs, logit_bias,
+    include_stop_str_in_output, skip_special_tokens, bad_token_ids, allowed_token_ids.
+    """
+
+    n: int
+    best_of: int | None
+    use_beam_search: bool
+    beam_width: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Iterable[str]
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logit_bias: Mapping[int, float] | None
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    bad_token_ids: Iterable[int]
+    allowed_token_ids: Iterable[int] | None

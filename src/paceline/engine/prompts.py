@@ -3,17 +3,23 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, cast
 
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, Message, SamplingParams
+from paceline.engine.arguments import sampling_of
 
-Prompt = str | Sequence[int] | GenerationRequest
+Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message] | GenerationRequest
 Params = SamplingParams | Sequence[SamplingParams]
+
+NOTHING_GIVEN: Mapping[str, Any] = MappingProxyType({})
+FORMS = "give a text, token ids, messages, or a GenerationRequest"
+KEYS = ("prompt", "prompt_token_ids", "messages", "cache_salt")  # of a prompt that is a dict
 
 
 def several(prompts: Any) -> list[Any]:
-    """A text, a GenerationRequest, a dict or a list of numbers is one prompt.
+    """A text, a GenerationRequest, a dict, a list of numbers or a list of messages is one prompt.
 
     Other iterables hold prompts.
     """
@@ -22,7 +28,16 @@ def several(prompts: Any) -> list[Any]:
     ):
         return [prompts]
     found = list(cast("Iterable[Any]", prompts))
-    return [found] if found and isinstance(found[0], Integral) else found
+    is_one = bool(found) and (isinstance(found[0], Integral) or is_message(found[0]))
+    return [found] if is_one else found
+
+
+def only(prompt: Any) -> GenerationRequest:
+    """The request of a single prompt. RequestError for several of them."""
+    found = several(prompt)
+    if len(found) != 1:
+        raise RequestError(f"{len(found)} prompts are given; call generate once for each")
+    return as_generation(found[0])
 
 
 def as_generation(prompt: Any) -> GenerationRequest:
@@ -32,19 +47,45 @@ def as_generation(prompt: Any) -> GenerationRequest:
             return prompt
         case str():
             return GenerationRequest(prompt=prompt)
-        case {"prompt": str(text)} if len(prompt) == 1:
-            return GenerationRequest(prompt=text)
-        case {"prompt_token_ids": ids} if len(prompt) == 1:
-            return as_generation(ids)
-        case _ if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
-            ids: list[Any] = [None]
+        case Mapping():
+            return from_dict(cast("Mapping[str, Any]", prompt))
+        case [first, *_] if is_message(first):
+            return GenerationRequest(messages=conversations(prompt)[0])
         case _:
-            ids = list(cast("Iterable[Any]", prompt))
+            return GenerationRequest(prompt_token_ids=ids_of(prompt))
+
+
+def from_dict(prompt: Mapping[str, Any]) -> GenerationRequest:
+    """A prompt as a dict, as vLLM takes it: a text beside token ids is what they were made from."""
+    if unknown := [key for key in prompt if key not in KEYS]:
+        raise no_prompt(prompt, f"{unknown[0]!r} is not supported")
+    given = dict(prompt)
+    if not isinstance(given.get("prompt", ""), str):
+        raise no_prompt(prompt, "its prompt is not a text")
+    if "prompt_token_ids" in given:
+        given["prompt_token_ids"] = ids_of(given["prompt_token_ids"])
+        given["text"] = given.pop("prompt", None)
+    if "messages" in given:
+        given["messages"] = only_conversation(given["messages"])
+    return GenerationRequest(**given)
+
+
+def ids_of(prompt: Any) -> list[int]:
+    """Token ids in any iterable, as plain numbers."""
+    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise no_prompt(prompt)
+    ids = list(cast("Iterable[Any]", prompt))
     if not all(isinstance(one, Integral) for one in ids) or bool in map(type, ids):
-        raise RequestError(
-            f"{prompt!r:.80} is no prompt; give a text, token ids, or a GenerationRequest"
-        )
-    return GenerationRequest(prompt_token_ids=[int(one) for one in ids])
+        raise no_prompt(prompt)
+    return [int(one) for one in ids]
+
+
+def no_prompt(given: Any, why: str = FORMS) -> RequestError:
+    return RequestError(f"{given!r:.80} is no prompt; {why}")
+
+
+def is_message(given: Any) -> bool:
+    return isinstance(given, Mapping) and "role" in given
 
 
 def conversations(messages: Any) -> list[Sequence[Message]]:
@@ -58,24 +99,40 @@ def conversations(messages: Any) -> list[Sequence[Message]]:
     return found
 
 
+def only_conversation(messages: Any) -> Sequence[Message]:
+    """A single conversation. RequestError for several of them."""
+    found = conversations(messages)
+    if len(found) != 1:
+        raise RequestError(f"{len(found)} conversations are given; call chat once for each")
+    return found[0]
+
+
 def with_params(
-    generations: list[GenerationRequest], params: Params | None
+    generations: list[GenerationRequest],
+    params: Params | None,
+    given: Mapping[str, Any] = NOTHING_GIVEN,
 ) -> list[GenerationRequest]:
-    """Give each request its own sampling params, or all of them the same."""
-    if params is None:
-        return generations
+    """Give each request its own sampling params, or all of them the same. Fields that are given by
+    name replace those of the params."""
+    own = sampling_of(given)
+    found = generations
+    if params is not None:
+        pairs = zip(generations, one_for_each(params, len(generations)), strict=True)
+        found = [replace(generation, params=one) for generation, one in pairs]
+    return [replace(one, params=replace(one.params, **own)) for one in found] if own else found
+
+
+def one_for_each(params: Params, prompts: int) -> Sequence[SamplingParams]:
     if isinstance(params, SamplingParams):
-        return [replace(generation, params=params) for generation in generations]
+        return [params] * prompts
     given: Any = params
     if isinstance(given, Mapping) or not all(isinstance(one, SamplingParams) for one in given):
         raise RequestError(
             f"sampling_params is {params!r:.80}; give SamplingParams, or a list of them"
         )
-    if len(params) != len(generations):
+    if len(params) != prompts:
         raise RequestError(
-            f"there are {len(generations)} prompts and {len(params)} sampling_params; "
+            f"there are {prompts} prompts and {len(params)} sampling_params; "
             "give one for all prompts, or one for each"
         )
-    return [
-        replace(generation, params=one) for generation, one in zip(generations, params, strict=True)
-    ]
+    return params

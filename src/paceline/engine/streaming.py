@@ -2,17 +2,24 @@
 
 from asyncio import AbstractEventLoop, Event, get_running_loop, timeout, to_thread, wrap_future
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from paceline.core.errors import QueueFull
 from paceline.core.request import Finish
-from paceline.engine.api import GenerationRequest, Report, SamplingParams, TokenizedPrompt
+from paceline.engine.api import (
+    GenerationRequest,
+    Message,
+    Report,
+    SamplingParams,
+    TokenizedPrompt,
+)
+from paceline.engine.arguments import TemplateFields, split
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.core.ports import Core
@@ -21,7 +28,8 @@ from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.long_work import LongWork
-from paceline.engine.prompts import Prompt, as_generation
+from paceline.engine.params import SamplingFields
+from paceline.engine.prompts import Prompt, only, only_conversation, with_params
 from paceline.text.tokenizer import LONG_TEXT, Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
@@ -41,7 +49,9 @@ def is_short(generation: GenerationRequest) -> bool:
 
 
 class StreamingEngine:
-    """A model for an event loop; `async with` shuts it down at the end.
+    """A model for an event loop; the end of an `async with` block shuts it down.
+
+    Outside an event loop, `with` and `close` do the same.
 
     The step loop starts with the first call from the event loop, and the engine belongs to that
     loop. The core's thread only appends deliveries to `_outbox` and wakes the loop once, so it
@@ -69,6 +79,17 @@ class StreamingEngine:
         """An engine whose step loop runs on a thread of this process."""
         engine = components.engine()
         return cls(ThreadCore(engine), components.frontend(engine))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,25 +134,66 @@ class StreamingEngine:
             )
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parked: str = ""
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        *,
+        priority: int | None = None,
+        parked: str = "",
+        **fields: Unpack[SamplingFields],
     ) -> DeltaStream:
         """Start a request and return its stream of text deltas.
 
-        A prompt is a text, a list of token ids, or a `GenerationRequest` with settings of its own.
+        A prompt is a text, a list of token ids, a list of messages, a dict such as
+        `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a `GenerationRequest` with settings
+        of its own. Single fields of `sampling_params` can be given by name.
         With `parked`, a reason, the request waits for `wake` before it can run.
+
         Raises RequestError or QueueFull if the request is refused, and EngineFailed if the engine
         has stopped. A stream that is closed or dropped before its end aborts its request.
 
         ```py
         async with AsyncLLM("smollm2") as llm:
-            async for delta in llm.generate("Once upon a time"):
-                print(delta.text, end="")
+            async for delta in llm.generate("Once upon a time", max_tokens=40):
+                print(delta.text, end="", flush=True)
+            output = await llm.generate("The capital of France is").whole()
+            print(output.outputs[0].text)
         ```
         """
         self._attach()
-        generation = as_generation(prompt)
-        if sampling_params is not None:
-            generation = replace(generation, params=sampling_params)
+        (generation,) = with_params([only(prompt)], sampling_params, fields)
+        if request_id:
+            generation = replace(generation, request_id=request_id)
+        if priority is not None:
+            generation = replace(generation, priority=priority)
+        return self._start(generation, parked)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        **fields: Unpack[TemplateFields],
+    ) -> DeltaStream:
+        """Answer a conversation through the model's chat template; returns a stream.
+
+        `variables` (vLLM's `chat_template_kwargs`) are passed to the template, such as
+        `{"enable_thinking": False}` for Qwen3, and so are `tools` and `add_generation_prompt`.
+        `chat_template` is a template to use instead of the model's. The other arguments are those
+        of `generate`.
+
+        ```py
+        async for delta in llm.chat([{"role": "user", "content": "Why is the sky blue?"}]):
+            print(delta.text, end="", flush=True)
+        ```
+        """
+        template, rest = split(fields)
+        conversation = only_conversation(messages)
+        generation = GenerationRequest(messages=conversation, request_id=request_id, **template)
+        return self.generate(generation, sampling_params, **rest)
+
+    def _start(self, generation: GenerationRequest, parked: str) -> DeltaStream:
         buffer = DeltaBuffer()
         request = self._frontend.begin(generation, buffer)
         try:
@@ -229,8 +291,19 @@ class StreamingEngine:
         return self._end
 
     async def shutdown(self) -> None:
-        """Stop the step loop; open requests end with the finish reason "abort"."""
+        """Stop the step loop and release the model, without blocking the event loop.
+
+        Open requests end with the finish reason "abort". Shutting down twice is allowed.
+        """
         await to_thread(self._core.close)
+        self._end_open()
+
+    def close(self) -> None:
+        """The same, and wait for it; in the thread of the event loop, or after the loop ended."""
+        self._core.close()
+        self._end_open()
+
+    def _end_open(self) -> None:
         self._pump()
         self._frontend.end_all(Finish.ABORT)
         self._quiet.set()

@@ -82,7 +82,9 @@ class Frontend:
         """The text to tokenize; None if the prompt is token ids."""
         if generation.messages is None:
             return generation.prompt
-        return self.template.render(
+        own = generation.chat_template
+        template = self.template if own is None else self.template.replaced(own)
+        return template.render(
             generation.messages,
             add_generation_prompt=generation.add_generation_prompt,
             tools=generation.tools,
