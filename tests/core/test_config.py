@@ -176,8 +176,12 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
     ("settings", "complaint"),
     [
         ({"num_blocks": 0}, "num_blocks is 0; it must be positive"),
+        (
+            {"max_num_batched_tokens": 10**12},
+            f"max_num_batched_tokens is {10**12}; at most {2**31 - 1}",
+        ),
         ({"num_blocks": -4}, "num_blocks is -4; it must be positive"),
-        ({"num_blocks": 2**31}, "num_blocks is over 2147483647"),
+        ({"num_blocks": 2**31}, "num_blocks is 2147483648; at most 2147483647"),
         ({"block_size": 0}, "block_size is 0; it must be positive"),
         ({"free_order": "mru"}, "free_order is 'mru'; choose one of unsealed_first, lru"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be positive"),
@@ -199,7 +203,10 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
             },
             "without chunked prefill max_num_batched_tokens (512) must reach max_model_len (513)",
         ),
-        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold is negative"),
+        (
+            {"long_prefill_token_threshold": -1},
+            "long_prefill_token_threshold is -1; it cannot be negative",
+        ),
         (
             {
                 "enable_chunked_prefill": False,
@@ -215,8 +222,8 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
         ({"max_wait": -0.5}, "max_wait is -0.5; it cannot be negative"),
         ({"max_wait": float("nan")}, "max_wait is nan; it cannot be negative"),
         ({"victim": "oldest"}, "victim is 'oldest'; choose one of newest, cheapest"),
-        ({"input_token_weight": -0.5}, "input_token_weight is negative"),
-        ({"fill_positions": -1}, "fill_positions is negative"),
+        ({"input_token_weight": -0.5}, "input_token_weight is -0.5; it cannot be negative"),
+        ({"fill_positions": -1}, "fill_positions is -1; it cannot be negative"),
         (
             {
                 "policy": "longest",
@@ -245,23 +252,20 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
             {"preemption_mode": "swap"},
             "preemption_mode 'swap' needs a swap_space: blocks for a scheduler, GiB for an engine",
         ),
-        (
-            {"recompute_tokens_per_s": 0.0},
-            "rates of recomputation and of swapping are positive",
-        ),
-        ({"swap_blocks_per_s": -1.0}, "rates of recomputation and of swapping are positive"),
-        (
-            {"swap_blocks_per_s": float("nan")},
-            "rates of recomputation and of swapping are positive",
-        ),
-        ({"num_speculative_tokens": -1}, "num_speculative_tokens is negative"),
+        ({"recompute_tokens_per_s": 0.0}, "recompute_tokens_per_s is 0.0; it must be positive"),
+        ({"swap_blocks_per_s": -1.0}, "swap_blocks_per_s is -1.0; it must be positive"),
+        ({"swap_blocks_per_s": float("nan")}, "swap_blocks_per_s is nan; it must be positive"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1; it cannot be negative"),
         ({"prompt_lookup_min": 0}, "prompt_lookup_min is 0; it must be positive"),
         ({"prompt_lookup_min": 5}, LOOKUP.format(4, 5)),
         ({"prompt_lookup_max": 65}, LOOKUP.format(65, 2)),
-        ({"lookahead_slots": -1}, "lookahead_slots is negative"),
-        ({"speculation_max_batch_tokens": 0}, "speculation_max_batch_tokens is positive"),
-        ({"journal_requests": 0}, "a journal keeps something"),
-        ({"journal_spells": 0}, "a journal keeps something"),
+        ({"lookahead_slots": -1}, "lookahead_slots is -1; it cannot be negative"),
+        (
+            {"speculation_max_batch_tokens": 0},
+            "speculation_max_batch_tokens is 0; it must be positive",
+        ),
+        ({"journal_requests": 0}, "journal_requests is 0; it must be positive"),
+        ({"journal_spells": 0}, "journal_spells is 0; it must be positive"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -282,7 +286,9 @@ def test_a_value_that_makes_no_sense_is_refused(settings: dict[str, Any], compla
     ],
 )
 def test_times_rates_and_weights_are_positive(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^policy times, rates and weights are positive$"):
+    name = next(iter(settings))
+    named = "the weight of tenant 'b'" if name == "tenant_weights" else name
+    with pytest.raises(ConfigError, match=rf"^{named} is \S+; it must be positive$"):
         Config.of(**settings)
 
 

@@ -25,6 +25,7 @@ from paceline.wiring.settings import (
 from tests.runner.support import tiny
 
 MODEL = tiny(max_position_embeddings=1024)
+STEP = {"max_num_batched_tokens": 10**6}
 
 
 def test_blocks_fill_the_memory_that_is_given() -> None:
@@ -73,6 +74,16 @@ def test_more_memory_than_is_free_is_refused(given: dict[str, Any], complaint: s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_are_as_large_as_those_of_a_store(dtype: torch.dtype) -> None:
     assert block_bytes(MODEL, 16, dtype.itemsize) == KVStore(MODEL, 1, 16, dtype).block_bytes
+
+
+def test_tables_that_do_not_fit_in_memory_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len \(2000000000\) tokens: lower one"):
+        check({"max_model_len": 2 * 10**9}, LoadConfig(), MODEL, {"max_num_seqs": 10**6} | STEP)
+
+
+def test_a_block_that_does_not_fit_in_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"block_size \(65536\) tokens needs .* lower block_size"):
+        resolve({"block_size": 1 << 16}, LoadConfig(), MODEL, Hardware(1 << 20))
 
 
 def test_a_number_of_blocks_that_is_given_stands() -> None:

@@ -12,7 +12,7 @@ PREFIX = "Value error, "  # pydantic writes it before our messages
 # short when other processes hold the cores. OpenMP reads it when torch is imported.
 SPIN = ("GOMP_SPINCOUNT", "20000")
 COMPLETE = "_PACELINE_COMPLETE"  # how a shell asks for completions
-TOO_LARGE = "paceline: out of memory: lower max_num_seqs, max_model_len or num_blocks"
+TOO_LARGE = "paceline: out of memory: lower max_num_seqs, max_model_len, or the number of prompts"
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
 
 

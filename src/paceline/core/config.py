@@ -17,7 +17,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDType = Literal["auto", "bf16", "fp8"]
 LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
-MOST_BLOCKS = 2**31 - 1  # plans number them in 32 bits
+LARGEST = 2**31 - 1  # of a count: plans have 32 bits for numbers of tokens and blocks
 MOST_THREADS = 1024  # torch crashes with many more
 MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
 CHOICES: dict[str, Any] = {
@@ -46,6 +46,20 @@ def check_types(config: Any) -> None:
         allowed: tuple[type[Any], ...] = (int, float) if kind is float else (kind,)
         right = isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
         require(right, f"{setting.name} is {value!r}; it must be of type {kind.__name__}")
+        if kind is int and not setting.name.endswith("_bytes"):
+            require(value <= LARGEST, f"{setting.name} is {value}; at most {LARGEST}")
+
+
+def positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value > 0, f"{name} is {value}; it must be positive")
+
+
+def not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value >= 0, f"{name} is {value}; it cannot be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +74,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.num_blocks > 0, f"num_blocks is {self.num_blocks}; it must be positive")
-        require(self.num_blocks <= MOST_BLOCKS, f"num_blocks is over {MOST_BLOCKS}")
-        require(self.block_size > 0, f"block_size is {self.block_size}; it must be positive")
+        positive(self, "num_blocks", "block_size")
         one_of("free_order", self.free_order, get_args(FreeOrder))
 
 
@@ -82,10 +94,7 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            require(
-                getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be positive"
-            )
+        positive(self, "max_num_seqs", "max_num_batched_tokens")
         require(self.max_model_len > 1, f"max_model_len is {self.max_model_len}; 2 is the least")
         require(
             self.max_num_batched_tokens >= self.max_num_seqs,
@@ -97,13 +106,12 @@ class StepConfig:
             f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) "
             f"must reach max_model_len ({self.max_model_len})",
         )
-        require(self.long_prefill_token_threshold >= 0, "long_prefill_token_threshold is negative")
+        not_negative(self, "long_prefill_token_threshold", "max_wait")
         require(
             self.enable_chunked_prefill or not self.long_prefill_token_threshold,
             "long_prefill_token_threshold cuts prompts, which needs enable_chunked_prefill",
         )
         require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it lies in [0, 1)")
-        require(self.max_wait >= 0.0, f"max_wait is {self.max_wait}; it cannot be negative")
 
     @property
     def unfillable(self) -> str:
@@ -145,13 +153,11 @@ class PolicyConfig:
         check_types(self)
         one_of("victim", self.victim, get_args(Victim))
         self._copy_weights()
-        positive = [self.ageing_s, self.default_deadline_s, self.prefill_tokens_per_s]
-        positive += [self.output_token_weight, *self.tenant_weights.values()]
-        require(
-            all(value > 0 for value in positive), "policy times, rates and weights are positive"
-        )
-        require(self.input_token_weight >= 0, "input_token_weight is negative")
-        require(self.fill_positions >= 0, "fill_positions is negative")
+        positive(self, "ageing_s", "default_deadline_s", "prefill_tokens_per_s")
+        positive(self, "output_token_weight")
+        not_negative(self, "input_token_weight", "fill_positions")
+        for tenant, weight in self.tenant_weights.items():
+            require(weight > 0, f"the weight of tenant {tenant!r} is {weight}; it must be positive")
 
     def _copy_weights(self) -> None:
         given: Any = self.tenant_weights
@@ -182,15 +188,12 @@ class PreemptionConfig:
     def __post_init__(self) -> None:
         check_types(self)
         one_of("preemption_mode", self.preemption_mode, get_args(PreemptionMode))
-        require(self.swap_space >= 0, f"swap_space is {self.swap_space}; it cannot be negative")
+        not_negative(self, "swap_space")
         require(
             self.preemption_mode != "swap" or self.swap_space > 0,
             "preemption_mode 'swap' needs a swap_space: blocks for a scheduler, GiB for an engine",
         )
-        require(
-            self.recompute_tokens_per_s > 0 and self.swap_blocks_per_s > 0,
-            "rates of recomputation and of swapping are positive",
-        )
+        positive(self, "recompute_tokens_per_s", "swap_blocks_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +214,9 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("num_speculative_tokens", "lookahead_slots"):
-            require(getattr(self, name) >= 0, f"{name} is negative")
-        require(self.speculation_max_batch_tokens > 0, "speculation_max_batch_tokens is positive")
+        not_negative(self, "num_speculative_tokens", "lookahead_slots")
+        positive(self, "speculation_max_batch_tokens", "prompt_lookup_min")
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
-        require(least > 0, f"prompt_lookup_min is {least}; it must be positive")
         require(
             least <= most <= MOST_LOOKUP,
             f"prompt_lookup_max is {most}; it lies between prompt_lookup_min ({least}) and "
@@ -233,11 +234,8 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        most = self.max_num_queued_reqs
-        require(most > 0, f"max_num_queued_reqs is {most}; it must be positive")
-        for name in ("max_queued_tokens", "queue_timeout_s"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}; it cannot be negative")
+        positive(self, "max_num_queued_reqs")
+        not_negative(self, "max_queued_tokens", "queue_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +247,7 @@ class JournalConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(min(self.journal_requests, self.journal_spells) > 0, "a journal keeps something")
+        positive(self, "journal_requests", "journal_spells")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +271,8 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("kv_cache_gib", "swap_space", "num_gpu_blocks_override", "depth", "threads"):
-            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it is negative")
+        not_negative(self, "kv_cache_gib", "swap_space", "num_gpu_blocks_override")
+        not_negative(self, "depth", "threads")
         for name, kind in CHOICES.items():
             one_of(name, getattr(self, name), get_args(kind))
         require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
@@ -304,7 +302,7 @@ class RecordConfig:
             f"record_max_bytes is {self.record_max_bytes}; it must be at least "
             f"{LEAST_RECORD_BYTES}",
         )
-        require(self.record_files > 0, f"record_files is {self.record_files}; it must be positive")
+        positive(self, "record_files")
 
 
 PARTS: dict[str, type[Any]] = {

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from errno import ENOMEM
 from math import prod
 from typing import Any, TypeVar
 
@@ -104,7 +105,16 @@ def check(
         known = step.max_model_len, model.max_position
         log.warning("max_model_len is %d; the model was trained for %d positions", *known)
     blocks = {"num_blocks": -(-step.max_model_len // size), "swap_space": int(own.swap_space > 0)}
-    Scheduler(Config.of(**chosen, **blocks))
+    config = Config.of(**chosen, **blocks)
+    try:
+        Scheduler(config)
+    except OSError as error:
+        if error.errno != ENOMEM:
+            raise
+        raise ConfigError(
+            f"there is no memory for tables of max_num_seqs ({step.max_num_seqs}) sequences of "
+            f"max_model_len ({step.max_model_len}) tokens: lower one of them"
+        ) from None
     return chosen
 
 
@@ -129,6 +139,11 @@ def resolve(
     found = min(hardware.free_bytes * hardware.share, useful)
     given = own.kv_cache_gib * GIB or found
     blocks = own.num_gpu_blocks_override or int(given) // each
+    if not blocks:
+        raise ConfigError(
+            f"a block of block_size ({size}) tokens needs {each / GIB:.3g} GiB, but KV has "
+            f"{given / GIB:.3g} GiB: lower block_size, or raise kv_cache_gib"
+        )
     if blocks < least and "max_model_len" in settings:
         raise ConfigError(
             f"max_model_len is {step.max_model_len} and needs {least} blocks of {size}, but there "

@@ -18,6 +18,7 @@ use how said an each she which do time if will way about many then them would wr
 like so these her long make thing see
 """
 WORDS = COMMON.split()
+LONGEST = 2**31 - 1  # tokens of a prompt or an output
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Span:
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise ValueError(f"{text!r} is no length like 128 and no range like 64-256")
         span = Span(int(low), int(high) if dash else int(low))
-        if not 0 < span.low <= span.high:
-            raise ValueError(f"{text!r} is not a range of positive lengths")
+        if not 0 < span.low <= span.high <= LONGEST:
+            raise ValueError(f"{text!r} is not a range of positive lengths up to {LONGEST}")
         return span
 
     def draw(self, random: np.random.Generator) -> int:

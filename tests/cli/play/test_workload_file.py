@@ -353,7 +353,7 @@ def test_a_prefix_goes_with_a_count_of_tokens() -> None:
         ({"preemption_mode": "swap"}, "settings: preemption_mode 'swap' needs a swap_space"),
         ({"swap_space": -1}, "settings: swap_space is -1; it cannot be negative"),
         ({"swap_space": 10**6}, "settings.swap_space: is 1,000,000; at most 100,000 can be played"),
-        ({"swap_blocks_per_s": 0}, "settings: rates of recomputation and of swapping are positive"),
+        ({"swap_blocks_per_s": 0}, "settings: swap_blocks_per_s is 0; it must be positive"),
         ({"swapspace": 1}, "settings: unknown setting 'swapspace'; did you mean 'swap_space'"),
         ({"policy": "best"}, "settings: no policy 'best'"),
         ({"policy": "..x"}, "settings: "),
