@@ -108,7 +108,7 @@ def test_drafting_begins_again_when_text_becomes_predictable(seed: int) -> None:
 
 MUTANTS: dict[str, dict[str, Any]] = {
     "wrong drafts cost no allowance": {"verified": lambda self, step: None},
-    "every row tries in every step": {"_may_try": lambda self, rows, worth, tries, room: True},
+    "every row tries in every step": {"_tries": lambda self, rows, trying, taken, room: trying},
     "the allowance grows too fast": {"EARNED": 0.3},
     "the time of a step is not looked at": {"_base": lambda self, positions, is_decode: 1e9},
 }

@@ -249,7 +249,7 @@ def test_drafts_that_are_always_wrong_cost_a_hundredth_of_the_time(rows: int, sl
         if tried.any():
             found.verified(DraftedStep(rows, rows, int(drafts.sum()), 0, is_decode=True))
         acceptance = np.where(tried, learned(acceptance, none, drafts), acceptance)
-        misses = np.where(tried, missed(misses, none, drafts), misses)
+        misses = np.where(tried, missed(misses, none, drafts, acceptance), misses)
         draft_at = np.where(tried, number + waits(misses), draft_at)
     assert spent <= curve.one(rows) * (1.01 * steps + 2 * Adaptive.FIRST)
 
@@ -327,12 +327,18 @@ def test_a_new_sequence_begins_with_the_acceptance_of_all_before_it() -> None:
 
 def test_misses_grow_until_a_draft_is_right() -> None:
     misses, accepted, computed = column(0, 6, 7, 3), column(0, 0, 0, 1), column(2, 2, 2, 2)
-    assert missed(misses, accepted, computed).tolist() == [1, 7, 7, 0]
+    unlikely = np.full(4, 0.2, np.float32)
+    assert missed(misses, accepted, computed, unlikely).tolist() == [1, 7, 7, 0]
+
+
+def test_wrong_drafts_of_a_row_whose_drafts_are_often_right_are_no_misses() -> None:
+    half = np.full(2, 0.5, np.float32)
+    assert missed(column(0, 3), column(0, 0), column(2, 2), half).tolist() == [0, 3]
 
 
 def test_nothing_proposed_is_a_miss_that_lasts_less_long() -> None:
-    nothing = column(0, 0, 0)
-    assert missed(column(0, 5, 6), nothing, nothing).tolist() == [1, 5, 6]
+    nothing, likely = column(0, 0, 0), np.full(3, 0.9, np.float32)
+    assert missed(column(0, 5, 6), nothing, nothing, likely).tolist() == [1, 5, 6]
 
 
 def test_the_next_try_waits_twice_as_long_after_each_miss() -> None:

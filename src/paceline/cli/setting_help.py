@@ -173,7 +173,7 @@ SENTENCES = {
     "prompt_lookup_max": "ngram: maximum number of latest tokens to match; longer matches go "
     "first.",
     "speculation": "How many draft tokens are used: adaptive, fixed, or a dotted path to a class.",
-    "speculation_max_batch_tokens": "No drafts in steps with more rows and drafts than this.",
+    "speculation_max_batch_tokens": "Most rows and drafts of a step with drafts; 0: what pays.",
     # journal
     "journal_requests": "Finished requests that `explain` remembers.",
     "journal_spells": "Intervals of blocked admission that `explain` remembers.",

@@ -209,13 +209,14 @@ class SpeculationConfig:
     prompt_lookup_min: int = 2  # ngram: fewest latest tokens that must have occurred before
     prompt_lookup_max: int = 4  # ngram: most latest tokens that are looked for
     speculation: str = "adaptive"  # a class in sched/speculation, or a dotted path
-    speculation_max_batch_tokens: int = 256  # rows and drafts beyond this are compute-bound
+    speculation_max_batch_tokens: int = 0  # most rows and drafts of a step; 0: as step times say
     lookahead_slots: int = 0  # further KV positions a drafter writes beyond the row
 
     def __post_init__(self) -> None:
         check_types(self)
         not_negative(self, "num_speculative_tokens", "lookahead_slots")
-        positive(self, "speculation_max_batch_tokens", "prompt_lookup_min")
+        not_negative(self, "speculation_max_batch_tokens")
+        positive(self, "prompt_lookup_min")
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
         require(
             least <= most <= MOST_LOOKUP,

@@ -16,8 +16,8 @@ class DraftResults(ResultHook):
         slot, accepted = rows.rows.slot[drafted], rows.yielded[drafted] - 1
         drafts = rows.result.drafts_of(planned)
         computed = (drafts if rows.origin is None else drafts[rows.origin])[drafted]
-        misses = missed(table.misses[slot], accepted, computed)
         acceptance = learned(table.acceptance[slot], accepted, computed)
+        misses = missed(table.misses[slot], accepted, computed, acceptance)
         table.verified(slot, computed, accepted)
         table.learn(slot, acceptance, misses, rows.plan.step + waits(misses))
         number, right = int(computed.sum()), int(accepted.sum())

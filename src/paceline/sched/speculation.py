@@ -18,6 +18,8 @@ LEARNING = 4.0  # drafts that weigh as much as all that was seen of a sequence b
 EXPECTING = 64.0  # the same for all sequences together, which sets where new ones begin
 MOST_MISSES = 7  # tries in a row that gained nothing: the next one waits 64 steps
 EMPTY_MISSES = 5  # the same where nothing was proposed, which costs less: 16 steps
+UNLIKELY = 0.25  # acceptance below which a wrong draft counts as such a try
+UNMEASURED = 256  # positions of the largest step with drafts, where no step times are known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,14 +108,15 @@ class Adaptive(Speculation):
 
         (samples + sum of the odds taken) / seconds of the step with them
 
-    by the step times that were measured. Without a measurement a step is assumed to take as long
-    as `speculation_max_batch_tokens` positions and its own. That setting also bounds the step.
+    by the step times that were measured. Without a measurement a step has at most
+    `speculation_max_batch_tokens` positions, and is assumed to take as long as so many and its own.
 
     What the odds of a row are is known only from drafts, so rows that are not worth a draft try
-    one now and then. An allowance pays for that. It is counted in steps: each step adds a
-    hundredth of a step, drafts that were right add what they saved, and drafts that were wrong
-    take what they cost. Rows try when the allowance covers the cost, and below zero no row drafts.
-    So speculation never loses more than a hundredth of the time, and what it earned before.
+    some now and then: one, or as many as could pay. An allowance pays for that. It is counted in
+    steps: each step adds a hundredth of a step, drafts that were right add what they saved, and
+    drafts that were wrong take what they cost. Rows try when the allowance covers the cost, and
+    below zero no row drafts. So speculation never loses more than a hundredth of the time, and what
+    it earned before.
     """
 
     WORTH = 1.1  # times as many tokens per second: less may be an error of the measurement
@@ -122,7 +125,8 @@ class Adaptive(Speculation):
 
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
-        free = float(config.speculation_max_batch_tokens)
+        self._largest = config.speculation_max_batch_tokens or UNMEASURED
+        free = float(self._largest)
         self._plain = self._drafted = Curve(((1, free + 1), (2, free + 2)))
         self._least: Curve | None = None  # by positions without drafts
         self._allowance = self.FIRST
@@ -132,11 +136,12 @@ class Adaptive(Speculation):
         super().measure(times)
         self._plain, self._drafted = Curve(times.plain), Curve(times.drafted)
         self._least = Curve(times.least) if times.least else None
+        self._largest = self.config.speculation_max_batch_tokens or FOREVER
 
     def drafts(self, rows: DraftRows) -> I32:
         self._add(self.EARNED * (rows.step - self._step))
         self._step = rows.step
-        room = max(self.config.speculation_max_batch_tokens - rows.positions, 0)
+        room = max(self._largest - rows.positions, 0)
         ready = np.where(rows.wait <= 0, np.minimum(rows.most, room), 0)
         later = rows.wait[(rows.wait > 0) & (rows.most > 0)]
         self.quiet = int(later.min(initial=FOREVER))
@@ -144,13 +149,13 @@ class Adaptive(Speculation):
             self.is_paused = True
         if not ready.any():
             return ready
-        worth = self._worth(rows, ready, room)
-        trying = (ready > 0) & (worth == 0)
-        if trying.any() and self._may_try(rows, worth, int(trying.sum()), room):
-            worth[trying] = 1
-        if worth.any():
+        drafts = self._worth(rows, ready, room)
+        trying = np.where(drafts == 0, ready, 0)
+        if trying.any():
+            drafts += self._tries(rows, trying, int(drafts.sum()), room)
+        if drafts.any():
             self.quiet, self.is_paused = 0, False
-        return worth
+        return drafts
 
     def verified(self, step: DraftedStep) -> None:
         if not step.samples:
@@ -163,6 +168,7 @@ class Adaptive(Speculation):
     def _worth(self, rows: DraftRows, ready: I32, room: int) -> I32:
         """Drafts that pay for themselves, by what is known of the rows."""
         if self._allowance < 0.0:
+            self._hold(-self._allowance)
             return np.zeros_like(ready)
         odds, row = in_order(ready, rows.acceptance)
         odds, row = odds[:room], row[:room]
@@ -178,22 +184,26 @@ class Adaptive(Speculation):
         found: I32 = np.bincount(row[:number], minlength=len(ready)).astype(np.int32)
         return found
 
-    def _may_try(self, rows: DraftRows, worth: I32, tries: int, room: int) -> bool:
-        """May so many rows try one draft each? If not yet, the answer holds until they may."""
-        taken = int(worth.sum())
-        if taken + tries > room:
-            return False
+    def _tries(self, rows: DraftRows, trying: I32, taken: int, room: int) -> I32:
+        """Drafts of rows that try up to `trying`, in a step that has `taken` drafts of other rows.
+        If they have to wait for their allowance, the answer holds until then."""
         base = self._base(rows.positions, rows.is_decode)
         now = self._seconds(rows.positions, taken) if taken else base
-        cost = (self._seconds(rows.positions, taken + tries) - now) / base
-        if rows.samples + tries < self.WORTH * (1.0 + cost) * rows.samples:
-            return False  # they would not pay even if all were right
-        if cost <= self._allowance:
-            return True
-        if cost <= self.MOST:
-            steps = (cost - self._allowance) / self.EARNED
-            self.quiet = min(self.quiet, int(steps) + 1)
-        return False
+        for found in (np.minimum(trying, 1), trying):
+            drafts = int(found.sum())
+            cost = (self._seconds(rows.positions, taken + drafts) - now) / base
+            pays = rows.samples + drafts >= self.WORTH * (1.0 + cost) * rows.samples
+            if taken + drafts > room or not pays:  # even if all were right
+                continue
+            if cost <= self._allowance:
+                return found
+            if cost <= self.MOST:
+                self._hold(cost - self._allowance)
+        return np.zeros_like(trying)
+
+    def _hold(self, steps: float) -> None:
+        """Let the answer hold until the allowance has grown by so many steps."""
+        self.quiet = min(self.quiet, int(steps / self.EARNED) + 1)
 
     def _seconds(self, positions: int, drafts: int) -> float:
         """Seconds of a step with drafts: what all its positions take, or what its rows take."""
@@ -244,10 +254,12 @@ def learned(acceptance: F32, accepted: I32, computed: I32) -> F32:
     return found.astype(np.float32)
 
 
-def missed(misses: I32, accepted: I32, computed: I32) -> I32:
-    """Tries in a row that gained nothing, after another one."""
+def missed(misses: I32, accepted: I32, computed: I32, acceptance: F32) -> I32:
+    """Tries in a row that gained nothing, after another one. Wrong drafts of a row do not count as
+    long as its acceptance says that others will be right."""
     most = np.where(computed > 0, MOST_MISSES, EMPTY_MISSES)
     more = np.maximum(misses, np.minimum(misses + 1, most))
+    more = np.where((computed > 0) & (acceptance >= UNLIKELY), misses, more)
     found: I32 = np.where(accepted > 0, 0, more).astype(np.int32)
     return found
 

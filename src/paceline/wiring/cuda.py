@@ -134,6 +134,8 @@ def run_largest_step(
     rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before
     logits = step.max_num_seqs * model.config.vocab * 4
+    # Steps with drafts have logits of each, in the captured graphs and in the sampler.
+    copies = COPIES_OF_LOGITS + 2 * proposer.config.num_speculative_tokens
     del runner, kv
     gc.collect()  # graphs and their buffers refer to each other
-    return peak + COPIES_OF_LOGITS * logits + SPARE_BYTES, rate
+    return peak + copies * logits + SPARE_BYTES, rate

@@ -13,7 +13,7 @@ def test_the_smallest_graph_with_room_is_chosen() -> None:
     assert drafts.fitting(5, 1, 5) == 8
     assert drafts.fitting(9, 2, 9) == 16
     assert drafts.fitting(512, 100, 512) == 512
-    assert drafts.fitting(513, 1, 5) is None
+    assert drafts.fitting(1281, 1, 5) is None
 
 
 def test_rows_with_fewer_drafts_need_lines_too() -> None:

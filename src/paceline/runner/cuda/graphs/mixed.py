@@ -22,7 +22,7 @@ from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 
 LEAST_ROWS = 8
-DRAFTED = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # positions
+DRAFTED = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280)  # positions
 BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = range(7)
 
 
