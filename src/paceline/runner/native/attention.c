@@ -6,6 +6,7 @@
  * a step that computes any number of positions.
  */
 #include "attention.h"
+#include "threads.h"
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -17,6 +18,12 @@ enum { MOST_HELD = FLOATS == 4 ? 8 : HELD }; /* if there are fewer than TOGETHER
 /* Where vectors are short, summing across them costs less than turning keys for products with
  * many at once, and keys are announced as they are read, so many positions ahead. */
 enum { IS_TURNED = FLOATS > 4, AHEAD = 8 };
+
+/* How scores are made: of which positions, times what, and below which soft cap; 0: none. */
+struct scores {
+    int64_t window;
+    float scale, cap;
+};
 
 struct query {
     const float *at; /* [head_dim] */
@@ -302,19 +309,28 @@ static void attend_tile(
     }
 }
 
-void attend_together(
-    const struct step *step, int64_t layer, struct scores scores, const float *query,
-    int64_t query_stride, int64_t heads, float *out) {
-#pragma omp for collapse(2) schedule(guided)
-    for (int64_t t = 0; t < step->tile_count; t++)
-        for (int64_t h = 0; h < step->kv_heads; h++)
-            attend_tile(step, step->tiles + 3 * t, h, layer, scores, query, query_stride, heads, out);
+struct attending {
+    const struct step *step;
+    int64_t layer;
+    struct scores scores;
+    const float *query;
+    int64_t query_stride, heads;
+    float *out;
+};
+
+/* An item is a tile and a head of keys. */
+static void attend_tiles(const void *task, int64_t begin, int64_t end) {
+    const struct attending *a = task;
+    int64_t kv_heads = a->step->kv_heads;
+    for (int64_t i = begin; i < end; i++)
+        attend_tile(a->step, a->step->tiles + 3 * (i / kv_heads), i % kv_heads, a->layer, a->scores,
+                    a->query, a->query_stride, a->heads, a->out);
 }
 
 void attend(
     const struct step *step, int64_t layer, int64_t window, float scale, float cap,
     const float *query, int64_t query_stride, int64_t heads, float *out, int threads) {
     struct scores scores = {window, scale, cap};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    attend_together(step, layer, scores, query, query_stride, heads, out);
+    struct attending all = {step, layer, scores, query, query_stride, heads, out};
+    share(attend_tiles, &all, step->tile_count * step->kv_heads, threads);
 }

@@ -1,4 +1,4 @@
-/* What attention reads in a step, and attention by the threads that call it together. */
+/* What attention reads in a step. */
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
@@ -14,15 +14,10 @@ struct step {
     int64_t positions, tile_count, table_width, layers, block_size, kv_heads, head_dim;
 };
 
-/* How scores are made: of which positions, times what, and below which soft cap; 0: none. */
-struct scores {
-    int64_t window;
-    float scale, cap;
-};
-
-/* `out` is [positions, heads, head_dim]. */
-void attend_together(
-    const struct step *step, int64_t layer, struct scores scores, const float *query,
-    int64_t query_stride, int64_t heads, float *out);
+/* Attention of a layer, by all threads. A window or a cap of 0 is none. `out` is [positions, heads,
+ * head_dim]. */
+void attend(
+    const struct step *step, int64_t layer, int64_t window, float scale, float cap,
+    const float *query, int64_t query_stride, int64_t heads, float *out, int threads);
 
 #endif

@@ -1,7 +1,6 @@
 /* All layers of a decoder, in one call. layers/decoder_layer.py does the same in torch.
  *
- * The threads go through the layers together: each phase is shared among them, by rows or by
- * panels of outputs, and all wait for each other at its end.
+ * Threads share each phase of a layer, by rows or by panels of outputs.
  */
 #include "attention.h"
 #include "linear.h"
@@ -60,10 +59,26 @@ static float length(const float *x, int64_t width, float eps) {
     return sqrtf(sum_of(sum) + (float)width * eps);
 }
 
-static void find_turns(const struct step *s, const float *rope, float *turns) {
+/* What the phases of a layer read and write. A phase computes rows `begin` to `end`. */
+struct pass {
+    const struct decoder *d;
+    const struct layer *l;
+    const struct step *s;
+    const struct room *room;
+    const float *hidden; /* of all positions */
+    float *rest;         /* hidden rows that are kept, all of them or those of positions `at` */
+    const int64_t *at;
+    int64_t rows; /* that are kept */
+    int threads;
+};
+
+static void find_turns(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    const struct step *s = p->s;
     int64_t half = s->head_dim / 2;
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < s->positions; r++)
+    const float *rope = p->l->rope;
+    float *turns = p->room->turns;
+    for (int64_t r = begin; r < end; r++)
         for (int64_t i = 0; i < half; i++) {
             float angle = (float)s->position[r] * rope[i];
             turns[r * s->head_dim + i] = cosf(angle) * rope[half + i];
@@ -83,16 +98,18 @@ static void turn(float *x, const float *factor, const float *turns, int64_t head
     }
 }
 
-static void turn_and_write(
-    const struct decoder *d, const struct layer *l, const struct step *s, const struct room *room) {
+static void turn_and_write(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    const struct decoder *d = p->d;
+    const struct layer *l = p->l;
+    const struct step *s = p->s;
     int64_t head_dim = d->head_dim, turning = d->heads + d->kv_heads, kv = 2 * d->kv_heads * head_dim;
     int64_t stride = (turning + d->kv_heads) * head_dim, size = s->block_size, layer = l - d->layers;
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < s->positions; r++) {
-        float *qkv = room->wide + r * stride;
+    for (int64_t r = begin; r < end; r++) {
+        float *qkv = p->room->wide + r * stride;
         for (int64_t h = 0; h < turning; h++)
             turn(qkv + h * head_dim, l->heads ? l->heads + h * head_dim : 0,
-                 room->turns + r * head_dim, head_dim, d->norm_eps);
+                 p->room->turns + r * head_dim, head_dim, d->norm_eps);
         int64_t run = (s->cell[r] / size * s->layers + layer) * size + s->cell[r] % size;
         memcpy(s->content + run * kv, qkv + d->heads * head_dim, (size_t)kv * sizeof(float));
     }
@@ -110,75 +127,100 @@ static void gate(const struct decoder *d, float *row) {
     }
 }
 
-/* Each hidden row divided by its length, rounded to the inputs of a product. */
-static void round_directions(
-    const struct decoder *d, const struct matrix *m, const float *hidden, int64_t rows, void *to) {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *x = hidden + r * d->width;
-        way_of(m)->round(m, x, 1.0f / length(x, d->width, d->norm_eps), to, r, rows);
+/* A hidden row divided by its length, rounded to an input of a product. */
+static void round_direction(
+    const struct decoder *d, const struct matrix *m, const float *x, void *to, int64_t r,
+    int64_t rows) {
+    way_of(m)->round(m, x, 1.0f / length(x, d->width, d->norm_eps), to, r, rows);
+}
+
+static void round_for_qkv(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    for (int64_t r = begin; r < end; r++)
+        round_direction(p->d, p->l->qkv, p->hidden + r * p->d->width, p->room->rounded, r,
+                        p->s->positions);
+}
+
+static void round_for_out(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = p->room->found + (p->at ? p->at[r] : r) * p->d->heads * p->d->head_dim;
+        way_of(p->l->out)->round(p->l->out, x, 1.0f, p->room->rounded, r, p->rows);
     }
 }
 
-/* Add a product to the hidden rows, by way of a norm if it has factors. */
-static void add_product(
-    const struct decoder *d, const struct matrix *m, const float *factor, int64_t rows,
-    const struct room *room, float *hidden) {
-    if (!factor) {
-        multiply(m, room->rounded, rows, hidden, d->width, 1);
-        return;
+static void round_for_gate_up(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    for (int64_t r = begin; r < end; r++)
+        round_direction(p->d, p->l->gate_up, p->rest + r * p->d->width, p->room->rounded, r,
+                        p->rows);
+}
+
+static void gate_and_round_for_down(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    for (int64_t r = begin; r < end; r++) {
+        float *row = p->room->wide + r * 2 * p->d->mlp_width;
+        gate(p->d, row);
+        way_of(p->l->down)->round(p->l->down, row, 1.0f, p->room->rounded, r, p->rows);
     }
-    multiply(m, room->rounded, rows, room->found, d->width, 0);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *x = room->found + r * d->width;
-        float by = 1.0f / length(x, d->width, d->norm_eps);
-        for (int64_t i = 0; i < d->width; i++) hidden[r * d->width + i] += x[i] * by * factor[i];
+}
+
+static void pick(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    int64_t width = p->d->width;
+    for (int64_t r = begin; r < end; r++)
+        memcpy(p->rest + r * width, p->hidden + p->at[r] * width, (size_t)width * sizeof(float));
+}
+
+/* Rows of a product, to be normed and added to hidden rows. */
+struct addition {
+    const struct pass *p;
+    const float *factor;
+};
+
+static void add_normed(const void *task, int64_t begin, int64_t end) {
+    const struct addition *a = task;
+    const struct decoder *d = a->p->d;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = a->p->room->found + r * d->width;
+        float by = 1.0f / length(x, d->width, d->norm_eps), *to = a->p->rest + r * d->width;
+        for (int64_t i = 0; i < d->width; i++) to[i] += x[i] * by * a->factor[i];
     }
+}
+
+/* Add a product of the rounded rows to the hidden rows, by way of a norm if it has factors. */
+static void add_product(const struct pass *p, const struct matrix *m, const float *factor) {
+    float *to = factor ? p->room->found : p->rest;
+    multiply(&(struct product){m, p->room->rounded, p->rows, to, p->d->width, !factor}, p->threads);
+    if (factor) share(add_normed, &(struct addition){p, factor}, p->rows, p->threads);
 }
 
 /* Attention of all positions, which are in the store afterwards. */
-static void attention(
-    const struct decoder *d, const struct layer *l, const struct step *s, const struct room *room,
-    const float *hidden) {
-    int64_t rows = s->positions, stride = (d->heads + 2 * d->kv_heads) * d->head_dim;
-    round_directions(d, l->qkv, hidden, rows, room->rounded);
-    multiply(l->qkv, room->rounded, rows, room->wide, stride, 0);
-    turn_and_write(d, l, s, room);
-    struct scores scores = {l->window, d->query_scale, d->score_cap};
-    attend_together(s, l - d->layers, scores, room->wide, stride, d->heads, room->found);
+static void attention(const struct pass *p) {
+    const struct decoder *d = p->d;
+    const struct layer *l = p->l;
+    const struct room *room = p->room;
+    int64_t rows = p->s->positions, stride = (d->heads + 2 * d->kv_heads) * d->head_dim;
+    share(round_for_qkv, p, rows, p->threads);
+    multiply(&(struct product){l->qkv, room->rounded, rows, room->wide, stride, 0}, p->threads);
+    share(turn_and_write, p, rows, p->threads);
+    attend(p->s, l - d->layers, l->window, d->query_scale, d->score_cap, room->wide, stride,
+           d->heads, room->found, p->threads);
 }
 
-/* Add it to the hidden rows, of which there may be fewer: row r is of position at[r] then. */
-static void add_attention(
-    const struct decoder *d, const struct layer *l, const int64_t *at, int64_t rows,
-    const struct room *room, float *hidden) {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *x = room->found + (at ? at[r] : r) * d->heads * d->head_dim;
-        way_of(l->out)->round(l->out, x, 1.0f, room->rounded, r, rows);
-    }
-    add_product(d, l->out, l->after_attention, rows, room, hidden);
+static void add_attention(const struct pass *p) {
+    share(round_for_out, p, p->rows, p->threads);
+    add_product(p, p->l->out, p->l->after_attention);
 }
 
-static void mlp(
-    const struct decoder *d, const struct layer *l, int64_t rows, const struct room *room,
-    float *hidden) {
-    round_directions(d, l->gate_up, hidden, rows, room->rounded);
-    multiply(l->gate_up, room->rounded, rows, room->wide, 2 * d->mlp_width, 0);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        float *row = room->wide + r * 2 * d->mlp_width;
-        gate(d, row);
-        way_of(l->down)->round(l->down, row, 1.0f, room->rounded, r, rows);
-    }
-    add_product(d, l->down, l->after_mlp, rows, room, hidden);
-}
-
-static void pick(const float *from, const int64_t *at, int64_t rows, int64_t width, float *to) {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(to + r * width, from + at[r] * width, (size_t)width * sizeof(float));
+static void add_mlp(const struct pass *p) {
+    const struct room *room = p->room;
+    int64_t stride = 2 * p->d->mlp_width;
+    share(round_for_gate_up, p, p->rows, p->threads);
+    multiply(&(struct product){p->l->gate_up, room->rounded, p->rows, room->wide, stride, 0},
+             p->threads);
+    share(gate_and_round_for_down, p, p->rows, p->threads);
+    add_product(p, p->l->down, p->l->after_mlp);
 }
 
 /* Take hidden rows [positions, width] through all layers, in place; or, unless `wanted` is negative,
@@ -188,21 +230,21 @@ void decode(
     const struct decoder *d, const struct step *s, float *hidden, const int64_t *at, int64_t wanted,
     float *out, float *scratch, int threads) {
     struct room room = {.turns = scratch};
-    int64_t all = s->positions, most_rows = most(all, wanted);
+    int64_t most_rows = most(s->positions, wanted);
     room.wide = room.turns + most_rows * d->head_dim;
     room.found = room.wide + most_rows * wide_of(d);
     room.rounded = room.found + most_rows * found_of(d);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    for (const struct layer *l = d->layers; l < d->layers + d->count; l++) {
-        int is_cut = wanted >= 0 && l == d->layers + d->count - 1;
-        int64_t rows = is_cut ? wanted : all;
-        float *rest = is_cut ? out : hidden;
-        if (l == d->layers || l->rope != l[-1].rope) find_turns(s, l->rope, room.turns);
-        attention(d, l, s, &room, hidden);
-        if (is_cut) pick(hidden, at, rows, d->width, rest);
-        if (rows) {
-            add_attention(d, l, is_cut ? at : 0, rows, &room, rest);
-            mlp(d, l, rows, &room, rest);
+    struct pass p = {d, d->layers, s, &room, hidden, hidden, 0, s->positions, threads};
+    for (const struct layer *l = d->layers; l < d->layers + d->count; p.l = ++l) {
+        if (l == d->layers || l->rope != l[-1].rope) share(find_turns, &p, s->positions, threads);
+        attention(&p);
+        if (wanted >= 0 && l == d->layers + d->count - 1) {
+            p.rest = out, p.at = at, p.rows = wanted;
+            share(pick, &p, wanted, threads);
+        }
+        if (p.rows) {
+            add_attention(&p);
+            add_mlp(&p);
         }
     }
 }

@@ -16,11 +16,10 @@ from paceline.core.folders import cache_folder, placed
 
 log = logging.getLogger(__name__)
 
-NAMES = ("linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
+NAMES = ("threads.c", "linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-# Threads are those of torch: its OpenMP library is already loaded, and the linker finds it.
-FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = ["-O3", "-march=native", "-pthread", "-fno-math-errno", "-fno-trapping-math"]
 # On some processors gcc fuses a sum only beside others, which gives other bits.
 GCC_FLAGS = ["--param=avoid-fma-max-bits=0"]
 

@@ -5,26 +5,34 @@ int64_t linear_scratch_bytes(const struct matrix *m, int64_t rows) {
     return way_of(m)->bytes(m, rows);
 }
 
-void multiply(
-    const struct matrix *m, const void *rounded, int64_t rows, float *out, int64_t out_stride,
-    int is_added) {
-    const struct way *way = way_of(m);
-    int64_t panels = (m->outputs + way->outputs - 1) / way->outputs;
-    /* A thread that starts late, because its core was busy, finds less work left. */
-#pragma omp for schedule(guided)
-    for (int64_t p = 0; p < panels; p++)
-        way->panel(m, rounded, rows, p, out, out_stride, is_added);
+static void multiply_panels(const void *task, int64_t begin, int64_t end) {
+    const struct product *p = task;
+    for (int64_t i = begin; i < end; i++)
+        way_of(p->m)->panel(p->m, p->rounded, p->rows, i, p->out, p->out_stride, p->is_added);
+}
+
+void multiply(const struct product *product, int threads) {
+    int64_t each = way_of(product->m)->outputs;
+    share(multiply_panels, product, (product->m->outputs + each - 1) / each, threads);
+}
+
+struct rounding {
+    const struct matrix *m;
+    const float *x;
+    int64_t x_stride, rows;
+    void *scratch;
+};
+
+static void round_rows(const void *task, int64_t begin, int64_t end) {
+    const struct rounding *r = task;
+    for (int64_t i = begin; i < end; i++)
+        way_of(r->m)->round(r->m, r->x + i * r->x_stride, 1.0f, r->scratch, i, r->rows);
 }
 
 /* out (+)= x * weights + bias. The scratch is of `linear_scratch_bytes`. */
 void linear(
     const struct matrix *m, const float *x, int64_t x_stride, int64_t rows,
     float *out, int64_t out_stride, int is_added, void *scratch, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; r++)
-            way_of(m)->round(m, x + r * x_stride, 1.0f, scratch, r, rows);
-        multiply(m, scratch, rows, out, out_stride, is_added);
-    }
+    share(round_rows, &(struct rounding){m, x, x_stride, rows, scratch}, rows, threads);
+    multiply(&(struct product){m, scratch, rows, out, out_stride, is_added}, threads);
 }

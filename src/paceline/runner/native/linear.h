@@ -7,7 +7,7 @@
 #ifndef LINEAR_H
 #define LINEAR_H
 
-#include <stdint.h>
+#include "threads.h"
 
 struct matrix {
     const int8_t *packed;
@@ -37,10 +37,17 @@ static inline const struct way *way_of(const struct matrix *m) {
     return m->bits == 4 ? &nibbles_way : &bytes_way;
 }
 
-/* out (+)= rounded * weights + bias, shared by the threads that call it. */
-void multiply(
-    const struct matrix *m, const void *rounded, int64_t rows, float *out, int64_t out_stride,
-    int is_added);
+/* out (+)= rounded * weights + bias */
+struct product {
+    const struct matrix *m;
+    const void *rounded;
+    int64_t rows;
+    float *out;
+    int64_t out_stride;
+    int is_added;
+};
+
+void multiply(const struct product *product, int threads);
 
 /* Where inputs can be named by their place in a vector (ADD_AT), the weights of a group, `part`,
  * stay in registers, and rows of 32 inputs come to them, one by one. A sum that follows itself is
