@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.openmp import limit_spinning
+
 # At run time these names are imported on first use: numpy and torch take long, and an interrupt
 # meanwhile must reach the command line, which starts after this import.
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from paceline.engine.params import SamplingParams
     from paceline.sched.scheduler import Scheduler
     from paceline.wiring.llm import LLM, AsyncLLM
+
+limit_spinning()  # Before torch is imported, in every program that uses the package.
 
 __version__ = "0.1.0"
 __all__ = [

@@ -412,26 +412,6 @@ def test_a_workload_from_standard_input() -> None:
     assert "a joins: 3 tokens to compute" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("given", "spin"),
-    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
-)
-def test_threads_do_not_spin_for_ever_unless_told(given: dict[str, str], spin: str) -> None:
-    script = (
-        "import os; from paceline.cli.main import main; main(['play', '--fast', '--json']);"
-        "import sys; print(os.environ.get('GOMP_SPINCOUNT'), file=sys.stderr)"
-    )
-    clean = {name: value for name, value in environment().items() if "OMP_" not in name}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=clean | given,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr.split()[-1] == spin
-
-
 def test_a_mistake_is_no_traceback() -> None:
     done = ran("play", "-", stdin='{"requests": [{"id": "a", "prompt": [1], "colour": 3}]}')
     assert done.returncode == 2

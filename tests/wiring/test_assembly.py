@@ -7,6 +7,7 @@ import torch
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.cli.main import main
+from paceline.core.openmp import EARLY, loaded_libraries
 from paceline.engine.api import GenerationRequest
 from paceline.hub.progress import silent
 from paceline.text.tokenizer import Tokenizer
@@ -35,6 +36,12 @@ def test_the_log_names_each_stage_of_loading(
     stages = [record.getMessage() for record in caplog.records]
     for at, begin in enumerate(("loading the C kernels", "loading weights: ", "KV cache: ")):
         assert stages[at].startswith(begin)
+
+
+def test_threads_of_a_torch_that_came_first_are_limited(folder: Path) -> None:
+    EARLY.extend(loaded_libraries())
+    LLM(str(folder), kv_cache_gib=0.01, device="cpu").close()
+    assert EARLY == []
 
 
 def test_the_tokens_are_those_of_transformers(llm: LLM, folder: Path) -> None:

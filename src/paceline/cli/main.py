@@ -8,9 +8,6 @@ from typing import Any
 INTERRUPTED = 130  # the status of a process that Ctrl-C ended
 PIPE_CLOSED = 141  # the status of a process whose output pipe was closed
 PREFIX = "Value error, "  # pydantic writes it before our messages
-# How many loop turns a thread of OpenMP spins before it sleeps: long enough while all threads run,
-# short when other processes hold the cores. OpenMP reads it when torch is imported.
-SPIN = ("GOMP_SPINCOUNT", "20000")
 COMPLETE = "_PACELINE_COMPLETE"  # how a shell asks for completions
 TOO_LARGE = "paceline: out of memory: lower max_num_seqs, max_model_len, or the number of prompts"
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
@@ -18,8 +15,6 @@ WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[c
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Wrong usage raises SystemExit with status 2."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault(*SPIN)
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # also while modules are imported

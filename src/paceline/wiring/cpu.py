@@ -9,6 +9,7 @@ import torch
 
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
+from paceline.core.openmp import limit_early
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.kv_store import KVStore
@@ -52,6 +53,7 @@ def assemble(
     suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
     check_memory(settings, own, checkpoint.config, free_bytes())
     proposer = load_proposer(part_of(SpeculationConfig, suited))
+    limit_early()
     if own.threads:
         torch.set_num_threads(own.threads)
     chosen = choose(own.weights, checkpoint)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.openmp import CHOSEN
 from paceline.core.request import Item
 from paceline.engine.api import AsyncEngine, GenerationRequest, SamplingParams
 from paceline.engine.core.components import factory_named
@@ -51,6 +52,15 @@ def with_process(
             await checked.shutdown()
 
     asyncio.run(asyncio.wait_for(run(), 50))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_it_starts_with_a_limit_of_spinning() -> None:
+    async def use(_engine: StreamingEngine, core: ProcessCore) -> None:
+        given = Path(f"/proc/{core.pid}/environ").read_text().split("\0")
+        assert {line.partition("=")[0] for line in given} & set(CHOSEN)
+
+    with_process(use)
 
 
 async def nothing_left(engine: StreamingEngine) -> None:
