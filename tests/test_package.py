@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.runner.native.build import best_level, levels_here
 
 ROOT = Path(__file__).parent.parent
 LAZY = ("LLM", "AsyncLLM", "Ask", "GenerationRequest", "SamplingParams")
@@ -102,7 +104,10 @@ def test_wheel_and_sdist_are_complete(built: Path) -> None:
     }
     assert {"paceline/py.typed", "paceline/__main__.py"} <= sources
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
-        assert {name for name in wheel.namelist() if ".dist-info" not in name} == sources
+        found = {name for name in wheel.namelist() if ".dist-info" not in name}
+    compiled = {name for name in found if name.endswith(".so")}
+    assert found - compiled == sources
+    assert len(compiled) == (len(levels_here()) if shutil.which("cc") else 0)
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
     assert {f"src/{name}" for name in sources} <= held
@@ -143,6 +148,17 @@ def test_the_module_runs(installed: Path) -> None:
     assert Path(where.strip()).is_relative_to(installed)
     said = run(python, "-m", "paceline", "--version", cwd=installed)
     assert said == f"paceline {paceline.__version__}\n"
+
+
+@pytest.mark.skipif(not shutil.which("cc") or not best_level(), reason="the wheel has no kernels")
+def test_kernels_of_the_wheel_need_no_compiler(installed: Path, tmp_path: Path) -> None:
+    script = (
+        f"import os; os.environ.update(CC='none', PACELINE_CACHE={str(tmp_path)!r});"
+        "from paceline.runner.native.library import library; print(library()._name)"
+    )
+    used = run(installed / "bin" / "python", "-c", script, cwd=installed)
+    assert Path(used.strip()).is_relative_to(installed)
+    assert list(tmp_path.iterdir()) == []
 
 
 def problems(installed: Path, folder: Path, text: str) -> Sequence[dict[str, str]]:

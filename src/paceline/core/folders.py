@@ -1,10 +1,16 @@
 """Where files stay that can be had again."""
 
+import logging
 import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir, mkdtemp
+
+log = logging.getLogger(__name__)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -13,6 +19,11 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(own).expanduser()
     shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(shared).expanduser() / "paceline"
+
+
+def packed_folder(source: Path) -> Path:
+    """Where the packed weights of a model file or folder are, relative to the cache folder."""
+    return Path("packed") / sha256(os.fsencode(source.absolute())).hexdigest()[:16]
 
 
 @contextmanager
@@ -24,3 +35,62 @@ def placed(target: Path) -> Generator[Path, None, None]:
         built = Path(folder) / target.name
         yield built
         built.replace(target)
+
+
+def found(path: Path) -> Path | None:
+    """A file or folder of the cache folder, or of the temporary one."""
+    places = [cache_folder() / path]
+    if _is_private(folder := _temporary_path()):
+        places.append(folder / path)
+    return next((place for place in places if place.exists()), None)
+
+
+def stored(path: Path, write: Callable[[Path], None]) -> Path:
+    """Write a file of the cache folder, or of a temporary one if that is read-only.
+
+    `path` is relative to the folder. `write` gets the place to write to; it may raise OSError.
+    """
+    target = _writable_folder(path.parent) / path
+    with placed(target) as built:
+        write(built)
+    return target
+
+
+def _writable_folder(part: Path) -> Path:
+    folder = cache_folder()
+    try:
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder / part):
+            return folder
+    except OSError as error:
+        _warn_once(folder, str(error))
+        return temporary_folder()
+
+
+@cache
+def _warn_once(folder: Path, reason: str) -> None:
+    log.warning(
+        "the cache folder %s cannot be written (%s), so %s is used; PACELINE_CACHE sets another",
+        *(folder, reason, temporary_folder()),
+    )
+
+
+@cache
+def temporary_folder() -> Path:
+    """A folder that no other user can write to, because code is loaded from it."""
+    folder = _temporary_path()
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder if _is_private(folder) else Path(mkdtemp(prefix="paceline-"))
+
+
+def _temporary_path() -> Path:
+    return Path(gettempdir()) / f"paceline-{os.getuid()}"
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        state = folder.lstat()
+    except OSError:
+        return False
+    return state.st_uid == os.getuid() and state.st_mode == stat.S_IFDIR | 0o700

@@ -46,7 +46,6 @@ def assemble(
 ) -> tuple[Scheduler, TorchRunner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a GPU; on a CPU, set weights")
-    log.info("loading the C kernels; the first start compiles them")
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     if runs_on_gpu(attention):
         raise ConfigError(f"attention {own.attention!r} is for a GPU; on a CPU, use {ATTENTION!r}")

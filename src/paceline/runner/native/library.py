@@ -1,27 +1,18 @@
-"""Compiles the C kernels for this processor, once, and loads them."""
+"""Loads the C kernels: those of the wheel, or else compiled for this processor, once."""
 
 import ctypes
 import logging
-import os
-import shutil
-import subprocess
+from collections.abc import Iterator
 from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder, placed
+from paceline.core.folders import found, stored
+from paceline.runner.native import build
 
 log = logging.getLogger(__name__)
-
-NAMES = ("threads.c", "linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
-SOURCES = [Path(__file__).with_name(name) for name in NAMES]
-HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-FLAGS = ["-O3", "-march=native", "-pthread", "-fno-math-errno", "-fno-trapping-math"]
-# On some processors gcc fuses a sum only beside others, which gives other bits.
-GCC_FLAGS = ["--param=avoid-fma-max-bits=0"]
 
 
 class MatrixStruct(Structure):
@@ -116,21 +107,37 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def library() -> ctypes.CDLL:
     """Load the kernels. Raise a ConfigError with the reason if that fails."""
-    compiler = os.environ.get("CC") or "cc"
-    if shutil.which(compiler) is None:
-        raise ConfigError(
-            f"the native kernels need a C compiler, and {compiler!r} was not "
-            "found; install one or set CC"
-        )
-    macros = _run([compiler, *FLAGS, "-dM", "-E", "-x", "c", os.devnull])
-    flags = FLAGS if "__clang__" in macros else [*FLAGS, *GCC_FLAGS]
-    target = cache_folder() / "native" / f"{_digest(flags, macros)}.so"
-    if not target.exists():
-        _compile([compiler, *flags], target)
+    reason = ""
     try:
-        kernels = ctypes.CDLL(str(target))
+        for path in files():
+            try:
+                return loaded(path)
+            except (OSError, AttributeError) as error:  # damaged, or for another system
+                reason = str(error)
+                log.info("the kernels in %s cannot be loaded: %s", path, reason)
+    except build.CannotCompile as error:
+        raise ConfigError(str(error)) from None
     except OSError as error:
-        raise ConfigError(f"the native kernels cannot be loaded: {error}") from None
+        raise ConfigError(f"the native kernels cannot be stored: {error}") from None
+    raise ConfigError(f"the native kernels cannot be loaded: {reason}")
+
+
+def files() -> Iterator[Path]:
+    """Where kernels may be, the quickest to have first. The last ones are compiled for this."""
+    if (level := build.best_level()) is not None:
+        prebuilt = build.FOLDER / build.PREBUILT / build.prebuilt_name(level)
+        if prebuilt.exists():
+            yield prebuilt
+    compiler = build.Compiler.found()
+    path = Path("native") / f"{compiler.digest}.so"
+    if there := found(path):
+        yield there
+    log.info("compiling the C kernels, once")
+    yield stored(path, compiler.compile)
+
+
+def loaded(path: Path) -> ctypes.CDLL:
+    kernels = ctypes.CDLL(str(path))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(kernels, name)
         function.restype, function.argtypes = result, arguments
@@ -149,27 +156,3 @@ def is_available() -> bool:
 @cache
 def _warn(reason: str) -> None:
     log.warning("slower kernels are used: %s", reason)
-
-
-def _digest(flags: list[str], macros: str) -> str:
-    """A digest of the sources, the compiler and the instructions of this processor."""
-    texts = [source.read_text(encoding="utf-8") for source in [*SOURCES, *HEADERS]]
-    return sha256("\n".join([*texts, *flags, macros]).encode()).hexdigest()[:16]
-
-
-def _compile(compiler: list[str], target: Path) -> None:
-    sources = [str(source) for source in SOURCES]
-    try:
-        with placed(target) as built:
-            _run([*compiler, "-fPIC", "-shared", "-o", str(built), *sources, "-lm"])
-    except OSError as error:
-        raise ConfigError(
-            f"the native kernels cannot be written to the cache folder: {error}"
-        ) from None
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"the native kernels do not compile: {done.stderr.strip()}")
-    return done.stdout
