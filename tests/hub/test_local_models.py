@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.core.folders import packed_folder
 from paceline.hub.local_models import LocalModel, local_models, remove
 from paceline.hub.pull import pull
 from tests.hub.support import Hub, carried, configured, serving
@@ -48,6 +49,18 @@ def test_a_removed_model_is_gone(cache: Path, name: str, left: list[str]) -> Non
         ConfigError, match=f"no model '{name}' on this machine; there are: {left[0]}"
     ):
         remove(name, TINY)
+
+
+def test_packed_weights_go_with_the_model(cache: Path) -> None:
+    (downloaded,) = (cache / "hub").rglob("snapshots/*/model.safetensors")
+    files = {"tiny": cache / "own" / "models" / "tiny" / "tiny.gguf", "owner/small": downloaded}
+    packed = {name: cache / "own" / packed_folder(file) for name, file in files.items()}
+    for folder in packed.values():
+        folder.mkdir(parents=True)
+    for name, folder in packed.items():
+        assert folder.exists()
+        remove(name, TINY)
+        assert not folder.exists()
 
 
 def test_one_revision_cannot_be_removed_alone(cache: Path) -> None:

@@ -12,6 +12,7 @@ class DryRunFileInfo:
 
 class CachedFileInfo:
     file_name: str
+    file_path: Path
 
 class CachedRevisionInfo:
     files: Iterable[CachedFileInfo]

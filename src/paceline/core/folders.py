@@ -37,12 +37,17 @@ def placed(target: Path) -> Generator[Path, None, None]:
         built.replace(target)
 
 
+def places(path: Path) -> list[Path]:
+    """Where a file may be: in the cache folder, or in the temporary one if there is one."""
+    folders = [cache_folder()]
+    if _is_private(temporary := _temporary_path()):
+        folders.append(temporary)
+    return [folder / path for folder in folders]
+
+
 def found(path: Path) -> Path | None:
-    """A file or folder of the cache folder, or of the temporary one."""
-    places = [cache_folder() / path]
-    if _is_private(folder := _temporary_path()):
-        places.append(folder / path)
-    return next((place for place in places if place.exists()), None)
+    """A file of the cache folder, or of the temporary one."""
+    return next((place for place in places(path) if place.exists()), None)
 
 
 def stored(path: Path, write: Callable[[Path], None]) -> Path:

@@ -1,7 +1,7 @@
 """The models on this machine: those that `pull` downloaded, by name or from the hub."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from huggingface_hub import CachedRepoInfo, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder
+from paceline.core.folders import cache_folder, packed_folder, places
 from paceline.hub.catalogue import MODELS, NamedModel, find
 from paceline.hub.repository_name import RepositoryName
 
@@ -44,11 +44,13 @@ def remove(name: str, models: Sequence[NamedModel] = MODELS) -> LocalModel:
     """Delete a model and return what was deleted. A repository goes with all its revisions."""
     if (model := find(name, models)) and (local := local_named(model)):
         shutil.rmtree(local.path.parent)
+        remove_packed([local.path])
         return local
     for repo in cached_repositories():
         if name == repo.repo_id:
             local = model_of(repo)
             shutil.rmtree(repo.repo_path)
+            remove_packed(weight_files(repo))
             return local
     parsed = RepositoryName.parse(name)
     if parsed and parsed.repository != name:
@@ -72,8 +74,19 @@ def cached_repositories() -> list[CachedRepoInfo]:
 
 
 def has_weights(repo: CachedRepoInfo) -> bool:
+    return any(weight_files(repo))
+
+
+def weight_files(repo: CachedRepoInfo) -> list[Path]:
     files = (file for revision in repo.revisions for file in revision.files)
-    return any(file.file_name.endswith(WEIGHTS) for file in files)
+    return [file.file_path for file in files if file.file_name.endswith(WEIGHTS)]
+
+
+def remove_packed(files: Iterable[Path]) -> None:
+    """Delete what was packed from files that are deleted."""
+    for file in files:
+        for folder in places(packed_folder(file)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def model_of(repo: CachedRepoInfo) -> LocalModel:

@@ -14,6 +14,8 @@ from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
+from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.runner import TorchRunner
@@ -58,7 +60,9 @@ def assemble(
     chosen = choose(own.weights, checkpoint)
     log.info("loading weights: %s", chosen)
     length = part_of(StepConfig, suited).max_model_len
-    loaded = Model.load(checkpoint, linear_kind=chosen.kind, max_model_len=length)
+    is_packed = chosen.kind is NativeLinear and len(checkpoint.files) > 0
+    packed = PackedCache(checkpoint.files) if is_packed else None
+    loaded = Model.load(checkpoint, linear_kind=chosen.kind, max_model_len=length, packed=packed)
     # After the weights, which take memory too.
     config = resolve(settings, own, checkpoint.config, Hardware.found())
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)

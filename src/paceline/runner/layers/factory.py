@@ -1,12 +1,16 @@
 """Builds layers from the tensors of a checkpoint, as a description names them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearKind
+from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.norm import Norm, UnscaledNorm
+from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.models.architecture import (
     AttentionSpec,
     HeadNorms,
@@ -28,6 +32,7 @@ class LayerFactory:
     dtype: torch.dtype
     device: torch.device | str
     linear_kind: LinearKind
+    packed: PackedCache | None = None  # if `linear_kind` packs weights
 
     def read(self, tensor: TensorSpec) -> Tensor:
         return self.checkpoint.read(tensor.name).to(self.device, torch.float32)
@@ -66,25 +71,37 @@ class LayerFactory:
 
     def linear(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
         """A product, and the factor of the norm before it, if the norm leaves its factor to it."""
-        weight = self.joined(product.weights)  # [outputs, inputs]
         bias = self.joined(product.biases) if product.biases else None  # [outputs]
-        return self._linear(weight, bias, before)
+        return self._linear(product, partial(self.joined, product.weights), bias, before)
 
     def qkv(self, attention: AttentionSpec) -> Linear:
         """The product for queries, keys and values, of which the first two are `paired_order`."""
-        product, turned = attention.qkv, attention.heads + attention.kv_heads
-        weight = self.joined(product.weights)
-        bias = self.joined(product.biases) if product.biases else None
+        product, order = attention.qkv, slice(None)
         if attention.rotary_dim < attention.head_dim:
-            heads = torch.arange(len(weight), device=weight.device).view(-1, attention.head_dim)
-            heads[:turned] = heads[:turned, paired_order(attention)]
+            heads = torch.arange(product.outputs, device=self.device).view(-1, attention.head_dim)
+            turned = heads[: attention.heads + attention.kv_heads]
+            turned.copy_(turned[:, paired_order(attention)])
             order = heads.flatten()
-            weight, bias = weight[order], None if bias is None else bias[order]
-        return self._linear(weight, bias, attention.norm)
+        bias = self.joined(product.biases)[order] if product.biases else None
 
-    def _linear(self, weight: Tensor, bias: Tensor | None, before: NormSpec | None) -> Linear:
+        def read() -> Tensor:
+            return self.joined(product.weights)[order]
+
+        return self._linear(product, read, bias, attention.norm)
+
+    def _linear(
+        self,
+        product: ProductSpec,
+        read: Callable[[], Tensor],
+        bias: Tensor | None,
+        before: NormSpec | None,
+    ) -> Linear:
+        """`read` gives the weight, [outputs, inputs]. It is not called if the cache has it."""
         factor = None if before is None else self.factor(before)  # [inputs]
-        return self.linear_kind(weight, bias, self.dtype, factor)
+        if self.packed is None:
+            return self.linear_kind(read(), bias, self.dtype, factor)
+        packed = self.packed.packed(product.weights[0].name, read)
+        return NativeLinear(packed, bias, self.dtype, factor)
 
 
 def paired_order(attention: AttentionSpec) -> list[int]:

@@ -15,24 +15,20 @@ class NativeLinear:
 
     def __init__(
         self,
-        weight: Tensor,
+        weight: Tensor | PackedWeights,
         bias: Tensor | None,
         dtype: torch.dtype,
         factor: Tensor | None = None,
     ) -> None:
-        if dtype != torch.float32 or weight.device.type != "cpu":
-            raise ConfigError(
-                f"native products need float32 on a CPU, not {dtype} on {weight.device}"
-            )
-        self._kernels = library()
-        self._outputs, inputs = weight.shape
-        packed = PackedWeights.of(weight)
+        """A weight that is packed already is used as it is."""
+        packed = weight if isinstance(weight, PackedWeights) else pack(weight, dtype)
+        self._kernels, self._outputs = library(), packed.outputs
         self._read = (packed.content, packed.scale, bias, factor)  # kept alive for the matrix
         self.matrix = MatrixStruct(
             *(None if tensor is None else tensor.data_ptr() for tensor in self._read),
-            inputs,
+            packed.inputs,
             packed.width,
-            self._outputs,
+            packed.outputs,
             packed.bits,
         )
 
@@ -59,3 +55,9 @@ class NativeLinear:
             scratch.data_ptr(),
             torch.get_num_threads(),
         )
+
+
+def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeights:
+    if dtype != torch.float32 or weight.device.type != "cpu":
+        raise ConfigError(f"native products need float32 on a CPU, not {dtype} on {weight.device}")
+    return PackedWeights.of(weight)

@@ -19,6 +19,8 @@ class PackedWeights:
     bits: int
     content: Tensor
     scale: Tensor
+    outputs: int
+    inputs: int
     width: int  # inputs, padded with zeros
 
     @staticmethod
@@ -28,7 +30,7 @@ class PackedWeights:
         if FourBitWeights.of(weight[:SAMPLE], group).holds_all:
             steps = FourBitWeights.of(weight, group)
             if steps.holds_all:
-                return nibbles(steps)
+                return nibbles(steps, weight.shape[1])
         return octets(weight)
 
 
@@ -57,7 +59,7 @@ class FourBitWeights:
         return FourBitWeights(whole.to(torch.uint8), step, least, holds_all)
 
 
-def nibbles(steps: FourBitWeights) -> PackedWeights:
+def nibbles(steps: FourBitWeights, inputs: int) -> PackedWeights:
     lanes = library().nibbles_lanes()
     outputs, groups, group = steps.whole.shape
     panel = 2 * lanes
@@ -68,7 +70,8 @@ def nibbles(steps: FourBitWeights) -> PackedWeights:
     low, high = parts.unbind(dim=-1)
     scale = F.pad(torch.stack((steps.step, steps.least)), (0, 0, 0, missing))
     scale = scale.view(2, -1, panel, groups).permute(1, 3, 0, 2)  # [panels, groups, 2, panel]
-    return PackedWeights(4, (low | (high << 4)).contiguous(), scale.contiguous(), groups * group)
+    content = (low | (high << 4)).contiguous()
+    return PackedWeights(4, content, scale.contiguous(), outputs, inputs, groups * group)
 
 
 def octets(weight: Tensor) -> PackedWeights:
@@ -79,7 +82,7 @@ def octets(weight: Tensor) -> PackedWeights:
     width = padded.shape[1]
     # [panels, width / depth, panel, depth]
     content = padded.view(-1, panel, width // depth, depth).transpose(1, 2).contiguous()
-    return PackedWeights(8, content, scale, width)
+    return PackedWeights(8, content, scale, outputs, inputs, width)
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:

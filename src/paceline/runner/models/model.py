@@ -11,6 +11,7 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, LinearKind
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
+from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.layers.stack import TORCH, TorchStack
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
@@ -40,15 +41,22 @@ class Model:
         device: torch.device | str = "cpu",
         linear_kind: LinearKind = DenseLinear,
         max_model_len: int | None = None,
+        packed: PackedCache | None = None,
     ) -> "Model":
-        """Load weights. The longest sequence is `max_model_len`, or what the model is for."""
+        """Load weights. The longest sequence is `max_model_len`, or what the model is for.
+
+        With `packed`, the weights of native products come from a cache if they are there.
+        """
         spec = describe(checkpoint.config, max_model_len)
         TORCH.require(spec)
         if linear_kind is NativeLinear:
             NATIVE.require(spec)
         verify(checkpoint)
         with torch.inference_mode():
-            return Model(LayerFactory(checkpoint, dtype, device, linear_kind), spec)
+            model = Model(LayerFactory(checkpoint, dtype, device, linear_kind, packed), spec)
+        if packed is not None:
+            packed.save()
+        return model
 
     @torch.inference_mode()
     def forward(

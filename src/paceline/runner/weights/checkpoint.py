@@ -1,6 +1,7 @@
 """The interface of checkpoints, and the check that one matches its configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -18,6 +19,11 @@ class Checkpoint(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that weights are read from; none if there are no files."""
+        ...
 
     @property
     def is_quantized(self) -> bool:

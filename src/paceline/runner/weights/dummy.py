@@ -1,5 +1,7 @@
 """Random weights, for tests and for measurements without a download."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from paceline.runner.models.describe import describe
 class Dummy:
     """A checkpoint of random numbers. A tensor depends only on its name and the seed."""
 
+    files: tuple[Path, ...] = ()
     is_quantized = False
 
     def __init__(

@@ -21,6 +21,7 @@ class GGUF:
     """
 
     def __init__(self, path: Path) -> None:
+        self.files = [path]
         file = read_gguf(path)
         tensors = dict(file.tensors)
         factors = {name: tensors.pop(name) for name in ALL_FACTORS if name in tensors}

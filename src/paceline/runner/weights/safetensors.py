@@ -1,6 +1,5 @@
 """A folder as transformers saves it: config.json and one or many .safetensors files."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,8 @@ class SafetensorsFolder:
         self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
         self._file: dict[str, Any] = {}  # by tensor
-        for path in _files(folder):
+        self.files = _files(folder)
+        for path in self.files:
             self._add(path)
 
     def _add(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class SafetensorsFolder:
         return self._file[name].get_tensor(name)
 
 
-def _files(folder: Path) -> Iterable[Path]:
+def _files(folder: Path) -> list[Path]:
     """The files of the model. A folder may have other files too."""
     index = folder / INDEX
     if not index.exists():

@@ -1,0 +1,161 @@
+"""Keeps packed weights in the cache folder, so that they are packed once and not at every start."""
+
+import errno
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from os import utime
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.core.folders import packed_folder, places, stored
+from paceline.runner.layers.packing import PackedWeights
+from paceline.runner.native.library import library
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # of the files; rises when packing changes
+PRODUCTS = "products"  # the entry of a file's header that describes the products
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """Which models are kept.
+
+    least_bytes  of a model: smaller ones are packed in no time
+    most_bytes   of all models together
+    spare_bytes  stay free on the disk
+    """
+
+    least_bytes: int = 16 << 20
+    most_bytes: int = 32 << 30
+    spare_bytes: int = 1 << 30
+
+
+class PackedCache:
+    """The packed weights of one model, by product.
+
+    They are mapped from a file if there is one, it belongs to the model file as it is now, and its
+    checksums are right. Otherwise they are packed, and `save` writes them.
+
+        packed / digest of the path / layout - digest of size and time .safetensors
+
+    The layout of packed weights depends on the processor. Files of an older state of the model are
+    deleted, and those that were not used for longest when there is no room.
+    """
+
+    def __init__(self, files: Sequence[Path], limits: CacheLimits | None = None) -> None:
+        self._limits = limits or CacheLimits()
+        self._path = packed_folder(files[0]) / f"{layout()}-{state_of(files)}.safetensors"
+        self._packed: dict[str, PackedWeights] = {}
+        self._is_new = False
+        for place in places(self._path):
+            if not self._packed and place.is_file():
+                self._packed = read(place)
+
+    def packed(self, name: str, weight: Callable[[], Tensor]) -> PackedWeights:
+        """The weights of a product; `weight` reads them if they are not in the cache."""
+        if name not in self._packed:
+            if not self._is_new:
+                log.info("packing weights for this processor; the next start finds them packed")
+            self._is_new = True
+            self._packed[name] = PackedWeights.of(weight())
+        return self._packed[name]
+
+    def save(self) -> None:
+        """Write what was packed. If that fails, the next start packs again."""
+        size = sum(one.content.nbytes + one.scale.nbytes for one in self._packed.values())
+        if not self._is_new or not self._limits.least_bytes <= size <= self._limits.most_bytes:
+            return
+
+        def write_to(place: Path) -> None:
+            if shutil.disk_usage(place.parent).free < size + self._limits.spare_bytes:
+                raise OSError(errno.ENOSPC, "the disk is almost full")
+            write(place, self._packed)
+
+        try:
+            target = stored(self._path, write_to)
+        except (OSError, SafetensorError) as error:
+            log.info("the packed weights are not cached: %s", error)
+        else:
+            delete_old(target, self._limits.most_bytes)
+
+
+def layout() -> str:
+    """A name for all that the bytes of packed weights depend on, besides the weights."""
+    kernels = library()
+    sizes = (kernels.bytes_panel(), kernels.bytes_depth(), kernels.nibbles_lanes())
+    return "-".join(map(str, (f"v{VERSION}", *sizes, kernels.nibbles_group())))
+
+
+def state_of(files: Sequence[Path]) -> str:
+    """A digest of the files of a model: it changes when one is replaced."""
+    states = [
+        (str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
+    ]
+    return sha256(json.dumps(states).encode()).hexdigest()[:16]
+
+
+def write(place: Path, packed: dict[str, PackedWeights]) -> None:
+    tensors: dict[str, Tensor] = {}
+    products: dict[str, list[int]] = {}
+    for name, one in packed.items():
+        tensors |= {f"{name}.content": one.content, f"{name}.scale": one.scale}
+        products[name] = [one.bits, one.outputs, one.inputs, one.width, checksum(one)]
+    save_file(tensors, place, {PRODUCTS: json.dumps(products)})
+
+
+def read(place: Path) -> dict[str, PackedWeights]:
+    """Map the weights of a file; none if it is damaged."""
+    found: dict[str, PackedWeights] = {}
+    try:
+        with safe_open(place, framework="pt") as file:
+            for name, values in json.loads(file.metadata()[PRODUCTS]).items():
+                bits, outputs, inputs, width, expected = values
+                content, scale = (
+                    file.get_tensor(f"{name}.{part}") for part in ("content", "scale")
+                )
+                found[name] = PackedWeights(bits, content, scale, outputs, inputs, width)
+                if checksum(found[name]) != expected:
+                    raise ValueError(f"{name} has changed")
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        log.info("the packed weights in %s are damaged, and packed again: %s", place, error)
+        return {}
+    with suppress(OSError):  # it may be read-only
+        utime(place)  # so that others are deleted before it
+    return found
+
+
+def checksum(packed: PackedWeights) -> int:
+    """A sum of the bytes in words of 64 bits."""
+    total = 0
+    for tensor in (packed.content, packed.scale):
+        content = tensor.flatten().view(torch.uint8).numpy()
+        words = content[: len(content) // 8 * 8].view(np.uint64)
+        total += int(words.sum(dtype=np.uint64)) + int(content[len(words) * 8 :].sum())
+    return total
+
+
+def delete_old(target: Path, most_bytes: int) -> None:
+    """Delete files of older states of the same model, and the oldest ones of all beyond a size."""
+    for file in target.parent.glob(f"{layout()}-*.safetensors"):
+        if file != target:
+            file.unlink(missing_ok=True)  # another process may have deleted it
+    used: list[tuple[float, int, Path]] = []
+    for file in target.parents[1].glob("*/*.safetensors"):
+        with suppress(OSError):
+            used.append((file.stat().st_mtime, file.stat().st_size, file))
+    total = 0
+    for _, size, file in sorted(used, reverse=True):  # the last used one first
+        total += size
+        if total > most_bytes and file != target:
+            file.unlink(missing_ok=True)
