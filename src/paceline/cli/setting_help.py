@@ -40,6 +40,7 @@ OF_ENGINES = {
 UNITS = {
     "body_values": "values",
     "max_prompts": "prompts",
+    "max_connections": "connections",
     "inbox_requests": "requests",
     "max_queued_tokens": "tokens",
     "core_restarts": "restarts",
@@ -84,8 +85,16 @@ SENTENCES = {
     "objects.",
     "max_prompts": "Maximum number of prompts of a completion.",
     "header_bytes": "Maximum size of the request headers, names and values together.",
+    "max_connections": "Maximum number of open connections; beyond it, a new one replaces the one "
+    "that has been without a request for longest.",
+    "send_buffer_bytes": "What the kernel buffers of a response before the server notices that "
+    "the client does not read.",
+    "head_s": "Maximum time from the connection, or the first byte of a request, to the end of "
+    "its headers.",
     "body_s": "Maximum time between two parts of a request body.",
-    "unread_s": "Drop a client that reads nothing from its stream for this time.",
+    "idle_s": "Close a connection that has had no request for this time; longer than load "
+    "balancers keep it, so that they close it first.",
+    "unread_s": "Drop a client that reads nothing of its response for this time.",
     "drain_s": "Time that running requests get to finish when the server shuts down; 0: none.",
     "timeout_s": "Timeout of requests that set none; 0: no limit.",
     "timings": "Add timings to every response, not only to those of requests that ask for them.",

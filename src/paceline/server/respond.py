@@ -20,7 +20,7 @@ from paceline.server.errors import (
     ErrorBody,
     api_error_of,
 )
-from paceline.server.telemetry.request_log import RequestLogEntry
+from paceline.server.telemetry.request_log import UNREAD, RequestLogEntry
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -64,15 +64,15 @@ class GenerationResponse(Response):
         super().__init__()
         self._context, self._job = context, job
         self._streams: list[Stream] = []
-        self._begun = self._done = 0  # writes to the client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ends = [hung_up(receive), self._stall()] if self._job.stream else [hung_up(receive)]
-        await until(ends, self._answer(scope["path"], send))
+        await until(hung_up(receive), self._answer(scope, send))
 
-    async def _answer(self, path: str, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         job, streams = self._job, self._streams
-        entry = RequestLogEntry(job.name, path, stream=job.stream, trace_id=job.client.trace_id)
+        entry = RequestLogEntry(
+            job.name, scope["path"], stream=job.stream, trace_id=job.client.trace_id
+        )
         entry.tenant = job.generations[0].tenant
         begun = monotonic()
         try:
@@ -88,7 +88,7 @@ class GenerationResponse(Response):
         except BaseException as error:
             if streams and all(stream.output for stream in streams):
                 entry.account(self._outputs())
-            entry.end_by(error, unread=self._begun > self._done)
+            entry.end_by(error, unread=UNREAD in scope.get("state", ()))
             raise
         finally:
             for stream in streams:
@@ -141,19 +141,7 @@ class GenerationResponse(Response):
         return silent
 
     async def _send_event(self, send: Send, body: bytes) -> None:
-        self._begun += 1
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._done += 1
-
-    async def _stall(self) -> None:
-        """Return when the client has not read for `unread_s`: one write lasts a whole period.
-
-        Polling costs less than a timer per write.
-        """
-        seen = -1
-        while self._begun == self._done or self._begun != seen:
-            seen = self._begun
-            await asyncio.sleep(self._context.settings.unread_s)
 
     async def _start(self, send: Send, kind: bytes, header: tuple[bytes, bytes]) -> None:
         own = (b"x-request-id", self._job.client.request_id.encode())
@@ -217,10 +205,10 @@ async def forward(
         await ready.put(None)
 
 
-async def until(ends: Sequence[Coroutine[Any, Any, None]], job: Coroutine[Any, Any, None]) -> None:
-    """Run the work until it is done, or until one of `ends` returns."""
+async def until(end: Coroutine[Any, Any, None], job: Coroutine[Any, Any, None]) -> None:
+    """Run the work until it is done, or until `end` returns."""
     working = asyncio.create_task(job)
-    tasks = [working, *map(asyncio.create_task, ends)]
+    tasks = [working, asyncio.create_task(end)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -5,20 +5,23 @@ import logging
 import socket
 import sys
 from asyncio import AbstractEventLoop
+from math import ceil
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from paceline.core.errors import ConfigError
 from paceline.engine.api import EngineFailed
+from paceline.server.connections import Acceptor, ClientConnection, connection_limit
 from paceline.server.context import ServerContext
 from paceline.server.telemetry.request_log import JsonFormatter
 
 log = logging.getLogger("paceline.server")
 
 FLUSH_S = 5  # for connections to send what was written
-IDLE_S = 75  # to keep an idle connection; longer than load balancers, so that they close it
+TICKS_PER_S = 10  # of uvicorn's main loop
 
 
 class DrainingServer(uvicorn.Server):
@@ -35,7 +38,39 @@ class DrainingServer(uvicorn.Server):
         self._context, self._loop = context, loop
         self._draining: asyncio.Task[None] | None = None
         self._time_over = asyncio.Event()  # for the open requests
+        self._acceptor: Acceptor | None = None
         self.failure = ""  # why the engine stopped, if that ends the server
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and accept a bounded number of connections."""
+        await super().startup(sockets)
+        listeners = [one for server in self.servers for one in server.sockets]
+        for listener in listeners:  # connections inherit it; without it, the kernel buffers MiBs
+            size = self._context.settings.send_buffer_bytes
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        most = connection_limit(self._context.settings.max_connections)
+        self._acceptor = Acceptor(listeners, self._connection, self._connections, most)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections whose clients have sent or read nothing for too long."""
+        head_s, unread_s = self._context.settings.head_s, self._context.settings.unread_s
+        period_s = min(head_s / 4, unread_s / 4, 1.0)
+        if counter % max(int(period_s * TICKS_PER_S), 1) == 0:
+            for connection in [*self._connections]:
+                connection.check(head_s, unread_s)
+        return await super().on_tick(counter)
+
+    @property
+    def _connections(self) -> set[ClientConnection]:
+        return cast("set[ClientConnection]", self.server_state.connections)
+
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self.begin_drain)
@@ -94,7 +129,8 @@ def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=FLUSH_S,
-        timeout_keep_alive=IDLE_S,
+        timeout_keep_alive=ceil(context.settings.idle_s),
+        http=ClientConnection,
         h11_max_incomplete_event_size=context.settings.header_bytes,
     )
     return DrainingServer(config, context, asyncio.get_running_loop())

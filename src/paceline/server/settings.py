@@ -6,12 +6,8 @@ from typing import Literal
 from paceline.core.errors import ConfigError
 
 POSITIVE = (
-    "body_bytes",
-    "body_values",
-    "max_prompts",
-    "header_bytes",
-    "body_s",
-    "unread_s",
+    *("body_bytes", "body_values", "max_prompts", "header_bytes", "max_connections"),
+    *("send_buffer_bytes", "head_s", "body_s", "idle_s", "unread_s"),
 )
 NOT_NEGATIVE = ("drain_s", "timeout_s")
 
@@ -27,8 +23,12 @@ class ServerSettings:
     body_values      most values in the JSON of a body: numbers, texts, lists, objects
     max_prompts      most prompts of a completion
     header_bytes     most bytes of the headers of a request, names and values
+    max_connections  most open connections; new ones replace those without a request
+    send_buffer_bytes  what the kernel buffers of a response; the client has buffers of its own
+    head_s           seconds within which the head of a request must arrive
     body_s           seconds within which each part of a body must arrive
-    unread_s         seconds a client may leave a stream unread; it is dropped within twice as many
+    idle_s           seconds for which a connection without a request is kept
+    unread_s         seconds after which a client is dropped if it does not read its response
     drain_s          seconds that open requests have to finish after a signal; 0: end them at once
     timeout_s        timeout of requests without one, in seconds; 0: none
     timings          return timings in every response, not only on request
@@ -44,7 +44,11 @@ class ServerSettings:
     body_values: int = 2**18
     max_prompts: int = 1024
     header_bytes: int = 32 * 2**10
+    max_connections: int = 8192
+    send_buffer_bytes: int = 64 * 2**10
+    head_s: float = 30.0
     body_s: float = 30.0
+    idle_s: float = 75.0
     unread_s: float = 60.0
     drain_s: float = 30.0
     timeout_s: float = 0.0

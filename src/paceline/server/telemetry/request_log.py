@@ -68,7 +68,7 @@ class RequestLogEntry(msgspec.Struct):
             self.outcome = "aborted"
 
     def end_by(self, error: BaseException, unread: bool) -> None:
-        """Record the error that ended the request; `unread`: a write was still pending."""
+        """Record the error that ended the request; `unread`: the client was dropped for it."""
         match error:
             case CancelledError():
                 self.outcome = "aborted"

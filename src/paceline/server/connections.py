@@ -1,0 +1,189 @@
+"""Connections of clients: bounded in number, and closed when a client sends or reads nothing."""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable, Collection
+from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from paceline.server.errors import UNAVAILABLE, error_body
+from paceline.server.telemetry.request_log import UNREAD
+
+log = logging.getLogger("paceline.server")
+
+RESERVED_FILES = 64  # file descriptors that are no connections
+ACCEPTED_AT_ONCE = 16  # connections, before the event loop has a turn
+RETRY_S = 0.1  # until the next attempt to accept, without a free file descriptor
+SILENT_S = 60.0  # between two log lines about the same problem
+EXHAUSTED = (EMFILE, ENFILE, ENOBUFS, ENOMEM)
+BUSY = msgspec.json.encode(
+    error_body(UNAVAILABLE, "too many connections are open (max_connections)", code="busy")
+)
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(BUSY), BUSY)
+)
+
+
+class ClientConnection(HttpToolsProtocol):
+    """A connection that knows since when its client has sent no head, or has read nothing."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.since = self.loop.time()  # it was opened, or its last request ended
+        self._head_since: float | None = self.since  # it waits for a head, or for the rest of one
+        self._unread = 0, self.since  # bytes that wait, and since when they have been as many
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, or only a part of its head."""
+        return self.cycle is None or (self.cycle.response_complete and not self.pipeline)  # pyright: ignore[reportUnnecessaryComparison]
+
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether no whole request is open, so that closing it interrupts no work."""
+        return not self.transport.is_closing() and (self.is_idle or self.cycle.more_body)
+
+    def on_message_begin(self) -> None:
+        self._head_since = self._head_since or self.loop.time()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_since = None
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    def check(self, head_s: float, unread_s: float) -> None:
+        """Close it if a head is not complete after `head_s`; drop it if the client has read
+        nothing for `unread_s` while bytes wait."""
+        now, (waiting, since) = self.loop.time(), self._unread
+        left = self.transport.get_write_buffer_size()
+        if not (self.flow.write_paused or self.transport.is_closing()) or left != waiting:
+            self._unread = left, now
+        elif left and now - since >= unread_s:
+            if not self.is_idle:
+                self.cycle.scope.setdefault("state", {})[UNREAD] = True
+            self.transport.abort()
+        if self._head_since is not None and self.is_idle and now - self._head_since >= head_s:
+            self.transport.close()
+
+
+class Acceptor:
+    """Accepts at most `most` connections, instead of the event loop, which has no bound.
+
+    At the limit, a new connection replaces the one that has been without a request for longest.
+    If all have a request, it is refused.
+    """
+
+    def __init__(
+        self,
+        listeners: Collection[Any],
+        create: Callable[[], ClientConnection],
+        connections: Collection[Any],
+        most: int,
+    ) -> None:
+        self._create, self._connections, self._most = create, connections, most
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._log_at = 0.0  # when the next line about a problem may be written
+        self._sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in listeners]
+        for mine, theirs in zip(self._sockets, listeners, strict=True):
+            self._loop.remove_reader(theirs.fileno())
+            self._loop.add_reader(mine, self._accept, mine)
+
+    def close(self) -> None:
+        for one in self._sockets:
+            self._loop.remove_reader(one)
+            one.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if self._opening and self._count() >= self._most:
+                return  # they can be replaced in the next turn of the event loop
+            try:
+                client, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+                self._wait(listener, error)
+                return
+            self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        if self._count() >= self._most:
+            self._warn(f"{self._most} connections are open (max_connections); idle ones are closed")
+            if not self._replace():
+                refuse(client)
+                return
+        opening = self._loop.create_task(self._open(client))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, client: socket.socket) -> None:
+        await self._loop.connect_accepted_socket(self._create, client)
+
+    def _count(self) -> int:
+        closing = sum(one.transport.is_closing() for one in self._connections)
+        return len(self._connections) - closing + len(self._opening)
+
+    def _replace(self) -> bool:
+        """Close the connection that has been without a request for longest, if there is one."""
+        found = [one for one in self._connections if one.is_dispensable]
+        if not found:
+            return False
+        min(found, key=lambda one: one.since).transport.abort()
+        return True
+
+    def _wait(self, listener: socket.socket, error: OSError) -> None:
+        """Free some file descriptors, and accept again a little later."""
+        self._warn(f"connections cannot be accepted: {error.strerror}; idle ones are closed")
+        for _ in range(ACCEPTED_AT_ONCE):
+            self._replace()
+        self._loop.remove_reader(listener)
+        self._loop.call_later(RETRY_S, self._resume, listener)
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:  # it is not closed
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _warn(self, problem: str) -> None:
+        """Log a problem, but not each time: a crowd of clients would fill the disk."""
+        now = self._loop.time()
+        if now >= self._log_at:
+            self._log_at = now + SILENT_S
+            log.warning("%s", problem)
+
+
+def refuse(client: socket.socket) -> None:
+    try:
+        client.send(FULL)
+    except OSError:
+        pass  # the client is gone, or does not read
+    finally:
+        client.close()
+
+
+def connection_limit(wanted: int) -> int:
+    """Raise the limit on open files as far as `wanted` connections need and the system allows.
+
+    Returns how many connections that allows: at most `wanted`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return wanted if soft == resource.RLIM_INFINITY else max(min(wanted, soft - RESERVED_FILES), 1)
