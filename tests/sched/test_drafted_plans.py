@@ -233,19 +233,9 @@ def test_a_sequence_whose_drafts_are_rejected_tries_again_later_each_time() -> N
     scheduler = long()
     found = tried(scheduler, 200)
     at = [number for number, drafts in enumerate(found) if drafts]
-    assert [after - before for before, after in pairwise(at)] == [
-        1,
-        1,
-        1,
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-        64,
-        64,
-    ]
+    gaps = [after - before for before, after in pairwise(at)]
+    assert gaps[-8:] == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert set(gaps[:-8]) == {1}, "at first they are likely enough to be right"
 
 
 def test_a_proposer_that_finds_nothing_is_used_again_after_16_steps_at_most() -> None:
@@ -265,7 +255,7 @@ def test_a_proposer_that_finds_nothing_is_used_again_after_16_steps_at_most() ->
 
 def test_drafts_that_are_right_bring_drafts_back() -> None:
     scheduler = long()
-    tried(scheduler, 20)
+    tried(scheduler, 28)
     accepted: list[int] = []
     for _ in range(60):
         plan = scheduler.plan(0.0)
@@ -277,7 +267,7 @@ def test_drafts_that_are_right_bring_drafts_back() -> None:
 
 def test_between_tries_steps_are_steady() -> None:
     scheduler = long()
-    tried(scheduler, 24)  # the next try comes in 11 steps
+    tried(scheduler, 25)  # the next try comes in 11 steps
     rows = [scheduler.plan(0.0)]
     for _ in range(8):
         commit(scheduler, rows[-1])

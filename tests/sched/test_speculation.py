@@ -296,11 +296,11 @@ def column(*values: int) -> I32:
 
 
 def test_acceptance_moves_towards_the_share_of_drafts_that_were_judged() -> None:
-    """One of four judged weighs a fifth; what follows the first wrong one is not judged."""
+    """One that is judged weighs a ninth; what follows the first wrong one is not judged."""
     before = np.full(4, 0.5, np.float32)
     found = learned(before, column(0, 1, 4, 1), column(4, 1, 4, 4))
-    judged_two = 0.5 + 2 / 6 * (0.5 - 0.5)
-    assert found.tolist() == pytest.approx([0.4, 0.6, 0.75, judged_two])
+    judged_two = 0.5 + 2 / 10 * (0.5 - 0.5)
+    assert found.tolist() == pytest.approx([4 / 9, 5 / 9, 2 / 3, judged_two])
 
 
 def test_what_was_not_computed_teaches_nothing_of_acceptance() -> None:

@@ -14,7 +14,7 @@ from paceline.sched.composition import FOREVER, Composition
 from paceline.sched.slots import SlotTable
 from paceline.sched.step_times import Curve
 
-LEARNING = 4.0  # drafts that weigh as much as all that was seen of a sequence before
+LEARNING = 8.0  # drafts that weigh as much as all that was seen of a sequence before
 EXPECTING = 64.0  # the same for all sequences together, which sets where new ones begin
 MOST_MISSES = 7  # tries in a row that gained nothing: the next one waits 64 steps
 EMPTY_MISSES = 5  # the same where nothing was proposed, which costs less: 16 steps

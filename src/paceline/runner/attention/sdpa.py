@@ -21,11 +21,25 @@ def attention(
     The mask is added to the scores; without one, a query sees the keys up to its own place. With a
     cap, a score s becomes cap * tanh(s / cap), which torch's own attention does not compute.
     """
-    if cap is None:
-        return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
-        )
-    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
+    if cap is not None:
+        return explicit_attention(query, keys, values, mask, scale, cap)
+    return F.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+
+
+def explicit_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None,
+) -> Tensor:
+    """The same by its formula, in float32."""
+    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale)
+    if cap is not None:
+        scores = scores.div_(cap).tanh_().mul_(cap)
     if mask is None:
         hidden = torch.full(scores.shape[-2:], float("-inf"), device=scores.device)
         mask = hidden.triu_(1)
@@ -33,7 +47,7 @@ def attention(
 
 
 class Sdpa:
-    """Reads each row through its block table and leaves the rest to torch."""
+    """Reads each row through its block table, and computes the formula."""
 
     def prepare(self, batch: Batch, kv: KVStore) -> "SdpaStep":
         return SdpaStep(batch, kv)
@@ -62,7 +76,8 @@ class SdpaStep:
             unseen = (distance < 0) | (distance >= (window or context))
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
             asked = query[first:end].float().unflatten(1, (self._kv.kv_heads, -1))
-            found = attention(
+            # Torch's kernels for a GPU read masks of odd lengths wrongly.
+            found = explicit_attention(
                 asked.permute(1, 2, 0, 3),  # [kv_heads, group, positions of the row, head_dim]
                 keys.transpose(0, 1).unsqueeze(1).expand(-1, asked.shape[2], -1, -1),
                 values.transpose(0, 1).unsqueeze(1).expand(-1, asked.shape[2], -1, -1),
