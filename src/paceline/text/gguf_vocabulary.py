@@ -1,15 +1,23 @@
-"""Converts the vocabulary of a GGUF file to a document that the `tokenizers` library loads."""
+"""Converts the vocabulary of a GGUF file to a tokenizer of the `tokenizers` library."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
+
+from tokenizers import AddedToken
 
 from paceline.core.errors import ConfigError
 from paceline.core.gguf import Value, read_metadata
 from paceline.text.pre_tokenizers import SplitRules, split_rules
-from paceline.text.vocabulary import Vocabulary, backend_of, frame
+from paceline.text.vocabulary import (
+    Document,
+    Merge,
+    TokenizerParts,
+    Vocabulary,
+    backend_in_parts,
+    frame,
+)
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 MARK = "▁"  # a space in SentencePiece
@@ -26,7 +34,6 @@ ENDS = (
     "<|end_of_text|>",
 )
 
-Document = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -74,8 +81,7 @@ def vocabulary_of(metadata: Mapping[str, Value]) -> Vocabulary:
     entries = TokenizerEntries.of(metadata)
     bos, eos = entries.id("bos"), entries.id("eos")
     parts, adds_bos = parts_of(entries)
-    document = {"version": "1.0", "added_tokens": added_tokens(entries), **parts}
-    backend = backend_of(json.dumps(document, ensure_ascii=False), "tokenizer.ggml")
+    backend = backend_in_parts(parts, added_tokens(entries), "tokenizer.ggml")
     frame(
         backend,
         bos if entries.get("ggml.add_bos_token", bool, adds_bos) else None,
@@ -96,7 +102,7 @@ def ends(entries: TokenizerEntries) -> tuple[int, ...]:
     return tuple(dict.fromkeys(end for end in found if end is not None))
 
 
-def parts_of(entries: TokenizerEntries) -> tuple[Document, bool]:
+def parts_of(entries: TokenizerEntries) -> tuple[TokenizerParts, bool]:
     """The parts that depend on the kind of tokenizer, and whether that kind adds bos by default."""
     kind = entries.get("ggml.model", str, "")
     if kind == "gpt2":
@@ -107,26 +113,31 @@ def parts_of(entries: TokenizerEntries) -> tuple[Document, bool]:
     raise ConfigError(f"tokenizer.ggml.model is {kind!r}; only gpt2 and llama are supported")
 
 
-def byte_level(entries: TokenizerEntries, cut: SplitRules) -> Document:
+def byte_level(entries: TokenizerEntries, cut: SplitRules) -> TokenizerParts:
     """Bytes are printable characters, and merges are listed."""
     cuts = [
         {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
         for one in cut.patterns
     ]
     alphabet = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    merges = [merge.split(" ") for merge in row(entries.values, "ggml.merges", str)]
-    return {
+    merges = [pair(merge) for merge in row(entries.values, "ggml.merges", str)]
+    rules: Document = {
         "normalizer": {"type": "NFC"} if cut.composes else None,
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [*cuts, {**alphabet, "use_regex": False}],
         },
         "decoder": {**alphabet, "use_regex": False},
-        "model": bpe(entries, merges, ignore_merges=cut.keeps_words),
     }
+    return TokenizerParts(rules, words(entries), merges, {"ignore_merges": cut.keeps_words})
 
 
-def sentence_piece(entries: TokenizerEntries) -> Document:
+def pair(merge: str) -> Merge:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def sentence_piece(entries: TokenizerEntries) -> TokenizerParts:
     """Spaces are marks, and unknown characters fall back to tokens of single bytes."""
     spaced = {"pattern": {"String": " "}, "content": MARK}
     unspaced = {"pattern": {"String": MARK}, "content": " "}
@@ -139,27 +150,22 @@ def sentence_piece(entries: TokenizerEntries) -> Document:
     if entries.get("ggml.add_space_prefix", bool, True):
         normalizers.insert(0, {"type": "Prepend", "prepend": MARK})
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = entries.id("unknown")
-    return {
+    rules: Document = {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": bpe(
-            entries,
-            implied_merges(entries),
-            byte_fallback=True,
-            fuse_unk=True,
-            unk_token=None if unknown is None else entries.tokens[unknown],
-        ),
     }
+    options: Document = {"byte_fallback": True, "fuse_unk": True}
+    if (unknown := entries.id("unknown")) is not None:
+        options["unk_token"] = entries.tokens[unknown]
+    return TokenizerParts(rules, words(entries), implied_merges(entries), options)
 
 
-def bpe(entries: TokenizerEntries, merges: list[list[str]], **options: Any) -> Document:
-    vocab = {token: at for at, token in enumerate(entries.tokens)}
-    return {"type": "BPE", "vocab": vocab, "merges": merges, **options}
+def words(entries: TokenizerEntries) -> dict[str, int]:
+    return {token: at for at, token in enumerate(entries.tokens)}
 
 
-def implied_merges(entries: TokenizerEntries) -> list[list[str]]:
+def implied_merges(entries: TokenizerEntries) -> list[Merge]:
     """SentencePiece lists no merges: any two adjacent tokens that form a token merge, best first.
 
     The order is by score, ties by id.
@@ -174,18 +180,17 @@ def implied_merges(entries: TokenizerEntries) -> list[list[str]]:
     return [pair for token in by_score for pair in halves(token, written)]
 
 
-def halves(token: str, written: Mapping[str, int]) -> Iterator[list[str]]:
+def halves(token: str, written: Mapping[str, int]) -> Iterator[Merge]:
     for at in range(1, len(token)):
         left, right = token[:at], token[at:]
         if left in written and right in written:
-            yield [left, right]
+            yield left, right
 
 
-def added_tokens(entries: TokenizerEntries) -> list[Document]:
+def added_tokens(entries: TokenizerEntries) -> list[AddedToken]:
     """Tokens that are matched in the raw text first. Control tokens are special."""
-    exact = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
-        {"id": at, "content": token, "special": kind != USER_DEFINED, **exact}
-        for at, (token, kind) in enumerate(zip(entries.tokens, entries.types, strict=True))
+        AddedToken(token, normalized=False, special=kind != USER_DEFINED)
+        for token, kind in zip(entries.tokens, entries.types, strict=True)
         if kind in (UNKNOWN, CONTROL, USER_DEFINED)
     ]

@@ -1,11 +1,17 @@
 """The vocabulary of a model, from any kind of file."""
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from paceline.core.errors import ConfigError
+
+Document = dict[str, Any]
+Merge = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +23,36 @@ class Vocabulary:
     eos: tuple[int, ...]  # ids that end a text, the main one first
     chat_template: str | None  # its jinja source
     size: int | None = None  # ids of the model, if the files say it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """A byte-pair tokenizer.
+
+    rules    normalizer, pre_tokenizer and decoder, in the format of `tokenizer.json`
+    vocab    ids by token
+    merges   the best ones first
+    options  of the library's model
+    """
+
+    rules: Document
+    vocab: dict[str, int]
+    merges: list[Merge]
+    options: Document
+
+
+def backend_in_parts(parts: TokenizerParts, added: list[AddedToken], origin: str) -> Backend:
+    """Build a tokenizer without writing and parsing its vocabulary as a document, which takes most
+    of the time that loading a tokenizer takes."""
+    empty: Document = {"type": "BPE", "vocab": {}, "merges": []}
+    document: Document = {"version": "1.0", "added_tokens": [], **parts.rules, "model": empty}
+    backend = backend_of(json.dumps(document, ensure_ascii=False), origin)
+    try:
+        backend.model = models.BPE(parts.vocab, parts.merges, **parts.options)
+    except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
+        raise ConfigError(f"{origin} is not a valid tokenizer: {error}") from None
+    backend.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
+    return backend
 
 
 def backend_of(document: str, origin: str) -> Backend:
