@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,14 @@ def test_a_cache_that_cannot_be_written_is_told(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
     with pytest.raises(FetchError, match="tiny cannot be read or stored"):
         pull("tiny", models=[carried()])
+
+
+def test_a_file_needs_no_library_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    script = (
+        "import sys; from paceline.hub.pull import pull; pull(sys.argv[1]);"
+        "print('huggingface_hub' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "model.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -84,11 +84,11 @@ async def open_backend(options: ChatOptions) -> ChatBackend:
             await server.close()
             raise
         return server
-    from paceline.hub.progress_bar import ProgressBar
+    from paceline.hub.loading_status import LoadingStatus
     from paceline.wiring.llm import AsyncLLM
 
     model = options.engine.name(options.argument)
-    with ProgressBar(model) as bar:
+    with LoadingStatus(model) as bar:
         return EngineBackend(model, AsyncLLM(model, progress=bar, **options.engine.settings))
 
 

@@ -29,7 +29,7 @@ class CompleteOptions:
 def run(options: CompleteOptions) -> int:
     """Complete one prompt, or with --chat answer one message."""
     from paceline.engine.params import SamplingParams
-    from paceline.hub.progress_bar import ProgressBar
+    from paceline.hub.loading_status import LoadingStatus
     from paceline.wiring.llm import LLM
 
     params = SamplingParams(
@@ -39,7 +39,7 @@ def run(options: CompleteOptions) -> int:
         n=options.n,
     )
     model = options.engine.name()
-    with ProgressBar(model) as bar:
+    with LoadingStatus(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
     if options.chat:
         message = {"role": "user", "content": options.prompt}

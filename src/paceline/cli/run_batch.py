@@ -65,7 +65,7 @@ async def answered(options: RunBatchOptions) -> int:
 
     from paceline.cli.batch_file import BatchRun, Results, entries
     from paceline.engine.streaming import StreamingEngine
-    from paceline.hub.progress_bar import ProgressBar
+    from paceline.hub.loading_status import LoadingStatus
     from paceline.server.app import create_app
     from paceline.server.settings import ServerSettings
     from paceline.wiring.assembly import build
@@ -73,7 +73,7 @@ async def answered(options: RunBatchOptions) -> int:
 
     model = options.engine.name()
     with Results(options.output) as results:
-        with ProgressBar(model) as bar:
+        with LoadingStatus(model) as bar:
             components = build(model, progress=bar, **for_batches(options.engine.settings))
         config = components.scheduler.config
         choices = ServerSettings(aliases=tuple(options.served_model_name))

@@ -26,13 +26,13 @@ def run(options: LatencyBenchOptions) -> int:
     """Measure how long one batch takes in this process."""
     from paceline.bench.offline import latency
     from paceline.bench.report import lines_of_latency, record_of_latency
-    from paceline.hub.progress_bar import ProgressBar
+    from paceline.hub.loading_status import LoadingStatus
     from paceline.wiring.llm import LLM
 
     writable(options.output)
     model, shape = options.engine.name(options.argument), options.shape
     calls = shape.calls([0.0] * options.batch_size)
-    with ProgressBar(model) as bar:
+    with LoadingStatus(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
     repeats = latency(llm, calls, shape.vocab_size, options.num_iters, options.num_iters_warmup)
     settings = {"model": model, "batch_size": options.batch_size, **shape.record()}

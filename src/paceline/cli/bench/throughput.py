@@ -25,13 +25,13 @@ def run(options: ThroughputBenchOptions) -> int:
     """Measure the tokens per second of many prompts at once in this process."""
     from paceline.bench.offline import throughput
     from paceline.bench.report import lines_of_throughput, record_of_throughput
-    from paceline.hub.progress_bar import ProgressBar
+    from paceline.hub.loading_status import LoadingStatus
     from paceline.wiring.llm import LLM
 
     writable(options.output)
     model, shape = options.engine.name(options.argument), options.shape
     calls = shape.calls([0.0] * options.num_prompts)
-    with ProgressBar(model) as bar:
+    with LoadingStatus(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
     done = throughput(llm, calls, shape.vocab_size, shape.seed, sys.stderr.isatty())
     settings = {"model": model, "num_prompts": options.num_prompts, **shape.record()}
