@@ -9,6 +9,11 @@ class ConfigError(PacelineError, ValueError):
     """The operator's fault: a setting that is unknown, malformed or contradictory."""
 
 
+class PluginError(PacelineError):
+    """The operator's fault: a policy, a limit, a gate, a discipline or a proposer gave an answer
+    that breaks its contract."""
+
+
 class RequestError(PacelineError, ValueError):
     """The client's fault: a request that is malformed or can never run."""
 

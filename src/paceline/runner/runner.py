@@ -19,7 +19,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.lazy_memory import lazy_zeros
 from paceline.runner.models.model import Model
 from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
-from paceline.runner.proposer import Proposer
+from paceline.runner.proposer import Proposer, check_drafts, check_shape
 from paceline.runner.result import ResultBuilder
 from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
@@ -150,7 +150,10 @@ class TorchRunner:
         own = slot[wanted]
         known = self._state.position[own] + torch.from_numpy(width.astype(np.int64))[wanted]
         tokens = self._state.tokens[own, : int(known.max())]
-        drafts = self._proposer.propose(tokens, known, number, int(number.max()))
+        most = int(number.max())
+        drafts = self._proposer.propose(tokens, known, number, most)
+        check_shape(self._proposer, drafts, len(number), most)
+        check_drafts(self._proposer, drafts, number, self._model.config.vocab)
         self._state.append(own, known, drafts)
         found = np.zeros_like(rows.drafts)
         found[rows.samples] = (drafts >= 0).sum(1).numpy()

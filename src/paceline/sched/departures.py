@@ -121,6 +121,14 @@ class Departures:
         self._count_preemption(family.members, "the end of the one that computed the prompt")
         self._state.queue.push(family.leader, in_front=True)
 
+    def forget(self, sequence: Sequence) -> None:
+        """Drop a sequence that never began to wait."""
+        state = self._state
+        state.queue.remove(sequence)
+        state.families.pop(sequence.id, None)
+        del state.live[sequence.id]
+        state.policy.left(sequence)
+
     def dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
         """End a request with all its sequences, wherever it is."""
         state = self._state

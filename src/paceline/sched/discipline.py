@@ -29,6 +29,7 @@ from paceline.sched.limits.model_length import ModelLength
 from paceline.sched.limits.policy_share import PolicyShare
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows
 from paceline.sched.limits.whole_prompts import WholePrompts
+from paceline.sched.plugin_checks import check_displaced, check_victim, is_within, wrong_counts
 from paceline.sched.speculation import DraftRows
 
 
@@ -150,6 +151,7 @@ class Discipline(ABC):
         """Preempt the resident that the policy names, because blocks are missing for a resident."""
         state = self._state
         victim = state.policy.victim()
+        check_victim(state.policy, "victim", state.table, victim)
         whom = "itself" if needy == victim else repr(state.table.name[needy])
         short = f"1 block for {whom}" if missing == 1 else f"{missing} blocks, first for {whom}"
         self._departures.preempt(victim, cause=f"want of {short}")
@@ -159,7 +161,12 @@ class Discipline(ABC):
         """Add drafts within the budget and the blocks that are left."""
         state, slot = self._state, step.slot
         table, end = state.table, step.start + step.count
-        drafts = self._speculation.drafts(DraftRows.of(table, step, state.step))
+        rows = DraftRows.of(table, step, state.step)
+        drafts = self._speculation.drafts(rows)
+        if not is_within(drafts, rows.most):
+            name = self._speculation.config.speculation
+            wanted = ResidentRows(table, slot, rows.most, 0)
+            wrong_counts(f"speculation {name!r}", wanted, drafts)
         left = self._config.max_num_batched_tokens - int(step.count.sum())
         drafts = self._draft_limits.clip(ResidentRows(table, slot, drafts, left, end))
         short = self._short(slot, drafts)
@@ -187,6 +194,8 @@ class Discipline(ABC):
         if head is None or head.swapped:
             return
         candidates = state.policy.displaceable(head, now)
+        if candidates:
+            check_displaced(state.policy, state.table, candidates)
         for number in range(len(candidates) + 1) if candidates else ():
             if self._fits_without(head, candidates[:number]):
                 for slot in candidates[:number]:

@@ -10,6 +10,7 @@ from paceline.sched.families.forks import Forks
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.limits.limit import Limits
 from paceline.sched.limits.rows import ArrivalRow
+from paceline.sched.plugin_checks import check_room
 from paceline.sched.state import SchedulerState
 
 Chunk = Callable[[ArrivalRow], int]
@@ -53,6 +54,8 @@ class WaitingEntrant(Entrant):
         hit = state.prefixes.lookup(head)
         rest, taken = entrants.rest(head, hit), entrants.budget - room.left
         allowed = state.policy.room(head, rest, taken, room.left)
+        if allowed is not room.left:
+            check_room(state.policy, head, allowed, room.left)
         row = ArrivalRow(head, hit.tokens, rest, allowed, room.first, room.used)
         size = 1 if head.child < 0 else len(state.group(head))
         super().__init__(head, size, rest, allowed, chunk(row))

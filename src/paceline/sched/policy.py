@@ -7,8 +7,10 @@ from typing import Protocol
 from paceline.core import plugins
 from paceline.core.arrays import I32, Index
 from paceline.core.config import PolicyConfig
+from paceline.core.errors import ConfigError
 from paceline.core.request import Sequence
 from paceline.sched.limits.split import within_budget
+from paceline.sched.plugin_checks import is_number
 from paceline.sched.slots import SlotTable
 
 
@@ -44,6 +46,11 @@ class Policy:
     def __init__(self, config: PolicyConfig, view: View) -> None:
         self.config = config
         self.view = view
+
+    @property
+    def name(self) -> str:
+        """The setting that chose it."""
+        return self.config.policy
 
     # -- the three questions ------------------------------------------------
 
@@ -120,4 +127,11 @@ class Policy:
 
 def load(config: PolicyConfig, view: View) -> Policy:
     """The policy by module name in `policies`, or by dotted path to a class."""
-    return plugins.load("policy", config.policy, "paceline.sched.policies", Policy)(config, view)
+    kind = plugins.load("policy", config.policy, "paceline.sched.policies", Policy)
+    policy = kind(config, view)
+    if not (is_number(policy.patience_s) and policy.patience_s >= 0):
+        raise ConfigError(
+            f"policy {config.policy!r}: patience_s is {policy.patience_s!r}; "
+            "it must be a number of seconds, at least 0"
+        )
+    return policy

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from paceline.core.request import Sequence
 from paceline.sched.flow import Flow, Order, Place
+from paceline.sched.plugin_checks import check_flow, check_flow_rank, check_rank
 from paceline.sched.policy import Policy
 
 REFRESHED_PER_STEP = 8  # ranks asked for again in each step, where a policy wants that
@@ -170,10 +171,15 @@ class WaitingQueue:
 
     def _order(self, sequence: Sequence) -> Order:
         rank = self._policy.rank(sequence)
+        if type(rank) is not tuple or rank:
+            check_rank(self._policy, sequence, rank)
         return rank[:1], self._fronts.get(sequence.serial, 0), rank[1:], sequence.serial
 
     def _place(self, sequence: Sequence) -> None:
-        place = Place(self._order(sequence), sequence, self._policy.flow(sequence))
+        flow = self._policy.flow(sequence)
+        if flow is not None:
+            check_flow(self._policy, sequence, flow)
+        place = Place(self._order(sequence), sequence, flow)
         if sequence.serial in self._places:
             self._littered()
         self._places[sequence.serial] = place
@@ -191,6 +197,8 @@ class WaitingQueue:
 
     def _push_head(self, place: Place) -> None:
         rank, entry = self._policy.flow_rank(place.flow), next(self._entries)
+        if type(rank) is not float or rank != rank:  # noqa: PLR0124 - it is NaN
+            check_flow_rank(self._policy, place.flow, rank)
         self._entry[place.flow] = entry
         heapq.heappush(self._heads, (rank, place.order, entry, place.flow))
 

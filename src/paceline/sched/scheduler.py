@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.core.config import Config
-from paceline.core.errors import ConfigError, QueueFull, RequestError, StepError
+from paceline.core.errors import ConfigError, PluginError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
@@ -68,7 +68,11 @@ class Scheduler:
         if width > 1:
             self.state.families[request.id] = Family.of(sequence)
         self._serials += width
-        self.components.arrivals.enter(sequence, parked)
+        try:
+            self.components.arrivals.enter(sequence, parked)
+        except PluginError:
+            self.components.departures.forget(sequence)
+            raise
         self._limits.entered(request, self.state.now)
 
     def _admissible(self, request: Request) -> int:
@@ -181,6 +185,18 @@ class Scheduler:
             if state.table.resident[slot]:  # it may have ended with its family
                 leader = state.live[state.table.sequence(slot).id]
                 self._unreported += self._dismiss(leader, Finish.ERROR, message)
+        return self._with_unreported(NO_OUTPUTS)
+
+    def stop(self, now: float, message: str) -> Outputs:
+        """Void the steps in flight, and end every request with an error."""
+        self._tick(now)
+        state = self.state
+        self._void_until = state.step
+        self._flight.clear()
+        for sequence in list(state.live.values()):
+            self._unreported += self._dismiss(sequence, Finish.ERROR, message)
+        state.cache.index.retract()
+        state.cache.fences.retract()
         return self._with_unreported(NO_OUTPUTS)
 
     def retry(self, plan: Plan, now: float) -> None:

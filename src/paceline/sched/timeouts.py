@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.core.request import Sequence
+from paceline.sched.plugin_checks import check_late
 from paceline.sched.policy import Policy
 from paceline.sched.queue_limits import QueueLimits
 
@@ -31,6 +32,7 @@ class PolicyTimeout:
 
     def __call__(self, now: float) -> Iterator[Overdue]:
         for sequence in self.policy.late(now):
+            check_late(self.policy, sequence)
             yield Overdue(sequence, "its deadline passed in the queue")
 
 

@@ -64,6 +64,8 @@ def busy(scheduler: Scheduler) -> list[dict[str, Any]]:
     scheduler.fail(plan, now=2.0, message="out of memory")
     scheduler.drain()
     plans.append(turn(scheduler, now=3.0).to_dict())
+    scheduler.stop(now=4.0, message="a policy is wrong")
+    plans.append(turn(scheduler, now=5.0).to_dict())
     return plans
 
 

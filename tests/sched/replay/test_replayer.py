@@ -70,6 +70,7 @@ def test_random_runs_hold_every_kind_of_call_and_of_trouble(tmp_path: Path) -> N
     assert set(RecordKind) - kinds.keys() == {
         RecordKind.SETTINGS,
         RecordKind.STATE,
+        RecordKind.STOP,
         RecordKind.ENDED,
     }
     assert seen["failed_rows"] > 20

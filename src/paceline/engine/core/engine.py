@@ -1,11 +1,19 @@
 """The step loop: inbox, plan, launch, wait, commit, outbox, at any pipeline depth."""
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from paceline.core.errors import ConfigError, DeviceLost, PacelineError, RequestError, StepError
+from paceline.core.errors import (
+    ConfigError,
+    DeviceLost,
+    PacelineError,
+    PluginError,
+    RequestError,
+    StepError,
+)
 from paceline.core.plan import NO_OUTPUTS, Candidates, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
 from paceline.engine.core.inbox import Inbox
@@ -29,6 +37,8 @@ from paceline.engine.core.step_counts import StepCounts
 from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 RETRY_S = 0.002  # between two attempts to plan while no request can run yet
 PARKED_RETRY_S = 0.05  # the same while every request is parked and only deadlines can pass
@@ -166,7 +176,7 @@ class Engine:
             case Park(request_id, reason):
                 self.scheduler.park(request_id, reason, self.clock())
             case Wake(request_id):
-                self.scheduler.wake(request_id, self.clock())
+                self._wake(request_id)
             case PendingQuestion():
                 self._answer(command)
 
@@ -186,8 +196,17 @@ class Engine:
                 raise EngineFailed(self.broken)
             self._runner.capabilities.check(request)
             self.scheduler.submit(request, self.clock(), parked)
+        except PluginError as error:  # others run on: only this request was ranked wrongly
+            log.error("request %r is refused: %s", request.id, error)
+            self.refuse(request.id, EngineFailed(str(error)))
         except (RequestError, EngineFailed) as error:
             self.refuse(request.id, error)
+
+    def _wake(self, request_id: str) -> None:
+        try:
+            self.scheduler.wake(request_id, self.clock())
+        except PluginError as error:
+            self._ended += self._halt(error).finished
 
     def _answer(self, pending: PendingQuestion) -> None:
         if not pending.answer.set_running_or_notify_cancel():
@@ -218,6 +237,8 @@ class Engine:
             return self._commit(plan, result), result
         except StepError as error:
             return self._fail(error), None
+        except PluginError as error:
+            return self._halt(error), None
 
     def _of_live_requests(self, result: StepResult) -> StepResult:
         """Drop prompt scores of requests that have ended: another request may have their id.
@@ -258,6 +279,14 @@ class Engine:
         if self.settings.on_failure == "stop" or isinstance(error, DeviceLost):
             self._stop(message)
         return outputs
+
+    def _halt(self, error: PluginError) -> Outputs:
+        """Stop for good: a policy, a limit or a discipline is wrong, and the next step would be."""
+        log.error("%s", error)
+        self._pipeline.abandon()
+        self.resting = True
+        self.broken = f"the engine has stopped: {error}"
+        return self.scheduler.stop(self.clock(), self.broken)
 
     def _stop(self, reason: str) -> None:
         """End all remaining requests with an error, and refuse new ones."""

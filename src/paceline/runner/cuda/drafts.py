@@ -20,7 +20,7 @@ from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
-from paceline.runner.proposer import Proposer
+from paceline.runner.proposer import Proposer, check_shape
 from paceline.runner.sampler import Sampler
 from paceline.runner.sampling_controls import Controls
 
@@ -96,7 +96,9 @@ class DraftedSteps:
         known = state.position.index_select(0, own) + behind
         longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
         tokens = state.tokens[:, :longest].index_select(0, own)
-        drafts = self._proposer.propose(tokens, known, number, int(rows.drafts.max()))
+        most = int(rows.drafts.max())
+        drafts = self._proposer.propose(tokens, known, number, most)
+        check_shape(self._proposer, drafts, len(wanted), most)
         put_drafts(state.tokens, own, known, drafts, number)
         return own, known, drafts
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.config import Config
+from paceline.core.errors import PluginError
 from paceline.sched.entrants import Entrant
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.state import SchedulerState
@@ -59,5 +60,10 @@ class Gates:
         for gate in self._gates:
             shut = gate.shut(entrant, room)
             if shut is not None:
+                if not isinstance(shut, Shut):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise PluginError(
+                        f"gate {type(gate).__name__} answers {shut!r:.80} for request "
+                        f"{entrant.sequence.id!r}; it must be a Shut, or None"
+                    )
                 return shut
         return None

@@ -7,11 +7,15 @@ from typing import Protocol
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.sched.limits.rows import Used, WantedRows
+from paceline.sched.plugin_checks import is_within, wrong_counts
 from paceline.sched.slots import SlotTable
 
 
 class Sharing(Protocol):
     """The part of a policy that clips rows."""
+
+    @property
+    def name(self) -> str: ...
 
     def share(self, slot: Index, want: I32, budget: int) -> I32: ...
 
@@ -63,7 +67,12 @@ class Limits:
     def clip(self, rows: WantedRows) -> I32:
         """Positions that each row may have."""
         for limit in self._limits:
-            rows.want = limit.clip(rows)
+            clipped = limit.clip(rows)
+            if clipped is rows.want:
+                continue
+            if not is_within(clipped, rows.want):
+                wrong_counts(f"limit {type(limit).__name__}", rows, clipped)
+            rows.want = clipped
         return rows.want
 
     def spend(self, rows: WantedRows, used: Used) -> None:

@@ -35,6 +35,9 @@ class PlansInFlight:
     def committed(self, step: int) -> None:
         self._plans.pop(step, None)
 
+    def clear(self) -> None:
+        self._plans.clear()
+
     def give_up(self, step: int) -> Plan:
         """The plan of a step that is lost; with it, all steps in flight are."""
         plan = self._plans.get(step)

@@ -129,6 +129,12 @@ class RecordedScheduler(Scheduler):
         with self._refusals:
             return super().fail(plan, now, message)
 
+    def stop(self, now: float, message: str) -> Outputs:
+        self._note(RecordKind.STOP, now, message)
+        self._in_flight.clear()
+        with self._refusals:
+            return super().stop(now, message)
+
     def retry(self, plan: Plan, now: float) -> None:
         self._note(RecordKind.RETRY, plan.step, now)
         self._in_flight.give_up(plan.step)

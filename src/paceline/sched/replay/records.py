@@ -63,6 +63,7 @@ class RecordKind(IntEnum):
     STATE = 18  # of the scheduler, where a file continues another
     DRAFTS = 19  # drafts that were computed, where not all were, of the COMMIT that follows
     STEP_TIMES = 20
+    STOP = 21
     PLANNED = 32  # digests of the plan that the PLAN before it returned
     REFUSED = 33  # the call before it raised this error
     ENDED = 64  # nothing follows, for this reason

@@ -131,6 +131,7 @@ class Replay:
             RecordKind.MEASURE: plainly(self._measure),
             RecordKind.FAIL: plainly(self._fail),
             RecordKind.RETRY: plainly(self._retry),
+            RecordKind.STOP: plainly(self._stop),
             RecordKind.PAUSE: plainly(scheduler.pause),
             RecordKind.RESUME: plainly(scheduler.resume),
             RecordKind.DRAIN: plainly(scheduler.drain),
@@ -238,6 +239,10 @@ class Replay:
 
     def _fail(self, step: int, now: float, message: str) -> None:
         self.scheduler.fail(self._flight.give_up(step), now, message)
+
+    def _stop(self, now: float, message: str) -> None:
+        self._flight.clear()
+        self.scheduler.stop(now, message)
 
     def _retry(self, step: int, now: float) -> None:
         self.scheduler.retry(self._flight.give_up(step), now)
