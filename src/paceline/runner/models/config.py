@@ -9,7 +9,7 @@ from paceline.runner.models import gguf_config, hf_config
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
-from paceline.runner.models.traits import Traits, find
+from paceline.runner.models.traits import Traits, find, unsupported
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NO_TENSORS = GGUFTensors()
@@ -100,9 +100,7 @@ class ModelConfig:
         name = (read.get("architectures") or [""])[0]
         architecture = name.removesuffix("ForCausalLM").lower()
         if architecture == name.lower():
-            raise ConfigError(
-                f"architecture {name!r} is not supported: only causal language models are"
-            )
+            raise unsupported(name)
         traits = _known(architecture)
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
@@ -178,5 +176,5 @@ class ModelConfig:
 def _known(architecture: str) -> Traits:
     """A file names what is here; it does not choose what is imported."""
     if not architecture.isidentifier():
-        raise ConfigError(f"architecture {architecture!r} is not supported")
+        raise unsupported(architecture)
     return find(architecture)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.resources import files
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import Activation
@@ -45,7 +46,24 @@ def find(architecture: str) -> Traits:
     try:
         traits = import_module(name).TRAITS
     except (ImportError, AttributeError):
-        raise ConfigError(f"architecture {architecture!r} is not supported") from None
+        raise unsupported(architecture) from None
     if not isinstance(traits, Traits):
         raise ConfigError(f"{name}.TRAITS is not a Traits object")
     return traits
+
+
+def architectures() -> list[str]:
+    """The names of all architectures: the modules in `models` that have traits."""
+    modules = (
+        file for file in files("paceline.runner.models").iterdir() if file.name.endswith(".py")
+    )
+    return sorted(
+        module.name.removesuffix(".py")
+        for module in modules
+        if "\nTRAITS = " in module.read_text(encoding="utf-8")
+    )
+
+
+def unsupported(architecture: str) -> ConfigError:
+    known = ", ".join(architectures())
+    return ConfigError(f"architecture {architecture!r} is not supported; supported are {known}")
