@@ -374,20 +374,20 @@ def test_the_check_notices_a_place_that_is_in_no_lane() -> None:
         line.queue.check()
 
 
-def test_an_heir_has_the_place_of_who_was_there() -> None:
+def test_a_successor_has_the_place_of_the_one_before() -> None:
     line = Line("abc")
     line.queue.remove(line.of["c"])
     line.push("c", in_front=True)
     line.push("d", in_front=True)
-    for name, heir in (("c", "x"), ("a", "y")):
-        request = ask(heir, 3)
-        line.of[heir] = Sequence(request, 10 + len(line.of), 7, 0.0, request.prompt)
-        note(line.of[heir], Happened.SUBMITTED, 0.0, 0)
-        line.queue.succeed(line.of[name], line.of[heir])
+    for name, successor in (("c", "x"), ("a", "y")):
+        request = ask(successor, 3)
+        line.of[successor] = Sequence(request, 10 + len(line.of), 7, 0.0, request.prompt)
+        note(line.of[successor], Happened.SUBMITTED, 0.0, 0)
+        line.queue.replace(line.of[name], line.of[successor])
         line.queue.check()
     assert [one.id for one in line.queue.in_order(0.0)] == ["d", "x", "b", "y"]
     line.queue.park(line.of["x"], "grammar")
-    line.queue.succeed(line.of["x"], line.of["c"])
+    line.queue.replace(line.of["x"], line.of["c"])
     assert [one.id for one in line.queue.parked.values()] == ["c"]
     line.queue.wake(line.of["c"])
     assert [one.id for one in line.queue.in_order(0.0)] == ["d", "c", "b", "y"]

@@ -320,14 +320,14 @@ def test_a_slot_needs_the_host_while_any_feature_does() -> None:
     made = table(5, 5)
     made.need_host(0, "scores")
     made.need_host(0, "grammar")
-    made.spare_host(0, "scores")
-    made.spare_host(0, "scores")
-    made.spare_host(1, "scores")
+    made.release_host(0, "scores")
+    made.release_host(0, "scores")
+    made.release_host(1, "scores")
     assert made.needs_host == {0: {"grammar"}}
     made.check()
     made.need_host(1, "grammar")
     made.release(0)
-    made.spare_host(1, "grammar")
+    made.release_host(1, "grammar")
     assert made.needs_host == {}
     made.check()
 

@@ -271,11 +271,11 @@ def test_any_feature_that_needs_the_host_for_a_row_interrupts_it() -> None:
     for plan in plans:
         commit(scheduler, plan)
     table.need_host(slot, "another toy")
-    table.spare_host(slot, "toy")
+    table.release_host(slot, "toy")
     between = scheduler.plan(0.0)
     assert between.rows is not plans[1].rows
     commit(scheduler, between)
-    table.spare_host(slot, "another toy")
+    table.release_host(slot, "another toy")
     steady_plan(scheduler)
 
 

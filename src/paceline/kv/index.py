@@ -195,7 +195,7 @@ class ContentIndex:
         content = sequence.tokens[first * size : len(full) * size].tobytes()
         run = UnkeyedRun(self.unkeyed, start, content, full[first:])
         if start == listed:
-            self.unkeyed.succeed(start, slot, run)
+            self.unkeyed.replace_slot(start, slot, run)
         else:
             self.unkeyed.remove(listed, slot)
             self.unkeyed.add(start, run)

@@ -45,7 +45,7 @@ class HostTier:
     def moves(self, sequences: list[Sequence], tokens: list[int]) -> int:
         """Number of blocks that `store` would copy for these residents."""
         wanted = self._wanted(sequences, tokens)
-        return sum(1 for content in wanted if self._home(content) is None)
+        return sum(1 for content in wanted if self._host_block(content) is None)
 
     def store(self, sequences: list[Sequence], tokens: list[int], step: int) -> Pairs | None:
         """Store the first `tokens[i]` positions of each resident. Returns the copies, or None if
@@ -55,9 +55,9 @@ class HostTier:
         """
         pool = self._cache.host
         wanted = self._wanted(sequences, tokens)
-        homes = {content: self._home(content) for content in wanted}
-        known = [home for home in homes.values() if home is not None]
-        new = [content for content, home in homes.items() if home is None]
+        found = {content: self._host_block(content) for content in wanted}
+        known = [block for block in found.values() if block is not None]
+        new = [content for content, block in found.items() if block is None]
         if len(new) + pool.free_among(known) > pool.free:
             return None
         pool.hold(known)  # before taking, which would otherwise evict them
@@ -66,7 +66,7 @@ class HostTier:
         pool.seal([block for block, _ in keys], [key for _, key in keys])
         for sequence, count in zip(sequences, tokens, strict=True):
             contents = self._contents(sequence, count)
-            blocks = [homes[content] for content in contents]
+            blocks = [found[content] for content in contents]
             host = tuple(
                 placed[content] if block is None else block
                 for content, block in zip(contents, blocks, strict=True)
@@ -101,7 +101,7 @@ class HostTier:
         host: list[int] = []
         for sequence, slot, span in zip(sequences, slots, spans, strict=True):
             stored = self._stored.pop(sequence.serial)
-            kept = self._still_here(sequence, stored, here)
+            kept = self._blocks_without_copy(sequence, stored, here)
             cache.pool.hold(kept)
             away = stored.blocks[len(kept) :]
             taken = cache.pool.take(max(cache.blocks_for(span) - len(kept), len(away)))
@@ -117,7 +117,7 @@ class HostTier:
         cache.host.drop(host)  # the sequences held them; now the fence does
         return tuple(moves)
 
-    def _still_here(
+    def _blocks_without_copy(
         self, sequence: Sequence, stored: Stored, here: dict[int, int]
     ) -> tuple[int, ...]:
         """Leading blocks that need no copy: another sequence of the family brings them, or the
@@ -145,7 +145,7 @@ class HostTier:
             wanted |= zip(contents, self._cache.tables.blocks(sequence.slot), strict=False)
         return wanted
 
-    def _home(self, content: Content) -> int | None:
+    def _host_block(self, content: Content) -> int | None:
         """The host block that already holds a content."""
         found = self._cache.host.find([content]) if isinstance(content, bytes) else []
         return found[0] if found else None

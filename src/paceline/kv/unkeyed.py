@@ -50,7 +50,7 @@ class Unkeyed:
         if not listed:
             del self._listed[start]
 
-    def succeed(self, start: bytes, slot: int, run: UnkeyedRun) -> None:
+    def replace_slot(self, start: bytes, slot: int, run: UnkeyedRun) -> None:
         """Replace a resident with the run that it leaves."""
         listed = self._listed[start]
         listed[listed.index(slot)] = run

@@ -45,46 +45,46 @@ class Accounting:
 
     def commit(self, plan: Plan, result: StepResult) -> Outputs:
         """Commit any step: rows may be failed, stale, partial, drafted, first or last."""
-        self._refuse_nonsense(plan, result)
+        self._check_form(plan, result)
         for verify in self._verify:
             verify(plan, result)
         if not result.failed:
-            return self._fold(plan, result)
+            return self._commit_rows(plan, result)
         failed = self._failures.end(plan, result)  # from here on their rows are stale
-        outputs = self._fold(plan, result)
+        outputs = self._commit_rows(plan, result)
         return replace(outputs, finished=(*failed, *outputs.finished))
 
-    def _fold(self, plan: Plan, result: StepResult) -> Outputs:
+    def _commit_rows(self, plan: Plan, result: StepResult) -> Outputs:
         """Append what each row sampled whose sequence is still here, and end complete ones."""
         state, table = self._state, self._state.table
-        folded = ResultRows.of(plan, result, table.alive(plan.rows))
-        rows, slot = folded.rows, folded.rows.slot
+        result_rows = ResultRows.of(plan, result, table.alive(plan.rows))
+        rows, slot = result_rows.rows, result_rows.rows.slot
         state.stats.stale_rows += len(plan.rows) - len(rows)
-        rejected = np.where(rows.samples, rows.drafts + 1 - folded.yielded, 0)
+        rejected = np.where(rows.samples, rows.drafts + 1 - result_rows.yielded, 0)
         table.confirm(slot, rows.count, rejected)
         known = table.known[slot]
-        folded.count = np.minimum(folded.yielded, table.limit[slot] - known)
+        result_rows.count = np.minimum(result_rows.yielded, table.limit[slot] - known)
         for arrived in self._arrived:
-            arrived(folded)
-        stops = self._stops.cut(table, slot, folded.ids, folded.count)
+            arrived(result_rows)
+        stops = self._stops.cut(table, slot, result_rows.ids, result_rows.count)
         first = rows.samples & (known == table.prompt[slot])
-        table.append(slot, folded.ids, folded.count)
+        table.append(slot, result_rows.ids, result_rows.count)
         for place in slot[first].tolist():
             self._note_first(table.sequence(place), plan.step)
-        state.stats.sampled += int(folded.count.sum())
-        state.policy.sampled(slot, folded.count)
+        state.stats.sampled += int(result_rows.count.sum())
+        state.policy.sampled(slot, result_rows.count)
         for appended in self._appended:
-            appended(folded)
-        ends = self._end_complete(slot, self._outputs(folded), stops)
-        others = [end for ended in self._ended for end in ended(folded)]
+            appended(result_rows)
+        ends = self._end_complete(slot, self._outputs(result_rows), stops)
+        others = [end for ended in self._ended for end in ended(result_rows)]
         return replace(ends, finished=(*ends.finished, *others)) if others else ends
 
     @staticmethod
-    def _outputs(folded: ResultRows) -> Outputs:
+    def _outputs(result_rows: ResultRows) -> Outputs:
         """What clients get of the rows."""
-        rows, ids = folded.rows, folded.ids
-        count = folded.count if folded.reported is None else folded.reported
-        return Outputs(rows.serial, rows.request_id, rows.child, ids, count, row=folded.origin)
+        rows, ids = result_rows.rows, result_rows.ids
+        count = result_rows.count if result_rows.reported is None else result_rows.reported
+        return Outputs(rows.serial, rows.request_id, rows.child, ids, count, row=result_rows.origin)
 
     def commit_steady(self, steady: Steady, result: StepResult) -> Outputs:
         """Commit a step in which every row sampled one token and no feature takes part."""
@@ -118,7 +118,7 @@ class Accounting:
             note(sequence, Happened.FIRST_TOKEN, self._state.now, step)
 
     @staticmethod
-    def _refuse_nonsense(plan: Plan, result: StepResult) -> None:
+    def _check_form(plan: Plan, result: StepResult) -> None:
         rows, shape = plan.rows, result.ids.shape
         if shape[:-1] != (len(rows),) or result.count.shape != (len(rows),):
             raise StepError(

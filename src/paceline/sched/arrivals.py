@@ -1,4 +1,4 @@
-"""How sequences come: they wait, are admitted into slots, or return from the host."""
+"""How sequences enter: they wait, are admitted into slots, or return from the host."""
 
 from paceline.core.events import Happened
 from paceline.core.plan import Admitted

@@ -1,4 +1,4 @@
-"""How sequences go: they are preempted, swapped out, or end."""
+"""How sequences leave: they are preempted, swapped out, or end."""
 
 from paceline.core.arrays import NO_I32
 from paceline.core.events import Happened
@@ -112,11 +112,11 @@ class Departures:
             return [*ends, self._close(sequence, family.finish)]
         state.live[sequence.id] = family.leader
         if family.leader.slot < 0:
-            self._orphaned(family)
+            self._restart_others(family)
         return ends
 
-    def _orphaned(self, family: Family) -> None:
-        """Their leader ended before the others had forked from it: they begin anew."""
+    def _restart_others(self, family: Family) -> None:
+        """The leader ended before the others forked from it: they compute the prompt again."""
         self._vacate(list(family.members))
         self._count_preemption(family.members, "the end of the one that computed the prompt")
         self._state.queue.push(family.leader, in_front=True)

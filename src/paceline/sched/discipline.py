@@ -36,9 +36,9 @@ from paceline.sched.speculation import DraftRows
 class Discipline(ABC):
     """Builds the rows of one step. Everything it may change is in `components`.
 
-    A subclass says in `build` who computes how much; the parts it is made of are here. `limits`
+    A subclass builds the rows in `build`, from the methods that are here. `limits`
     clip the rows of residents and of arrivals alike, in this order, and `draft_limits` the drafts
-    that ride on those rows. `gates` let a sequence join the step, or not.
+    that are added to those rows. `gates` let a sequence join the step, or not.
     """
 
     limits: ClassVar[tuple[type[Limit], ...]] = (LongPrefill, WholePrompts, PolicyShare)
@@ -66,7 +66,7 @@ class Discipline(ABC):
 
     @abstractmethod
     def build(self, now: float, admitting: bool) -> Composition:
-        """Who computes how much now."""
+        """The rows of the next step."""
 
     def want(self, slot: Index) -> I32:
         """Positions that residents could use in a step that admits a sequence."""
@@ -96,7 +96,7 @@ class Discipline(ABC):
         return replace(step, quiet=0) if self._lookahead else step
 
     def rest(self, now: float) -> Composition:
-        """Nobody computes anything now."""
+        """A step in which nothing is computed."""
         return self._admission.closed(NOTHING, "paused", now, lasting=True)
 
     # -- families -----------------------------------------------------------

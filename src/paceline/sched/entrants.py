@@ -96,7 +96,7 @@ class SwappedEntrant(Entrant):
 
 
 class Entrants:
-    """Makes entrants, and reckons what they take."""
+    """Makes entrants, and computes what they take."""
 
     def __init__(self, config: Config, state: SchedulerState, forks: Forks, limits: Limits) -> None:
         self.state = state

@@ -45,7 +45,7 @@ class Failures:
         for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
             if slot not in reasons or not table.resident[slot]:  # it may have gone with its family
                 continue
-            if not self._may_be_inherited(slot, doubtful):
+            if not self._may_come_from_others(slot, doubtful):
                 leader = state.live[table.sequence(slot).id]
                 for member in state.group(leader):
                     doubtful |= self._forget(member)
@@ -56,19 +56,19 @@ class Failures:
             self._compute_again(doubtful, well)
         return ended
 
-    def _may_be_inherited(self, slot: int, doubtful: Doubtful) -> bool:
-        """May a failure come from what one that was admitted earlier has computed?"""
+    def _may_come_from_others(self, slot: int, doubtful: Doubtful) -> bool:
+        """May the failure come from blocks that an earlier sequence computed?"""
         shares = not doubtful.keys().isdisjoint(self._state.cache.tables.blocks(slot))
         return shares and not self._has_sampled(slot)
 
     def _forget(self, sequence: Sequence) -> Doubtful:
-        """Let nothing doubtful of a sequence be found."""
+        """Make the doubtful blocks of a sequence unfindable."""
         cache, slot = self._state.cache, sequence.slot
         if slot < 0:
             return {}  # it has yet to fork
         good = int(self._state.table.computed[slot]) if self._has_sampled(slot) else 0
         found = cache.unseal(slot, sequence, good // cache.block_size)
-        self._state.table.distrust(slot, good)
+        self._state.table.invalidate(slot, good)
         return found
 
     def _forget_on_host(self, keys: Iterable[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Who goes first, who gives way, how a step is shared: what a policy decides."""
+"""What a policy decides: the order of admission, whom to preempt, and how a step is shared."""
 
 from collections.abc import Hashable, Iterable
 from math import inf

@@ -31,12 +31,12 @@ class WaitingQueue:
         self._heads: list[tuple[float, Order, int, Hashable]] = []
         self._entry: dict[Hashable, int] = {}  # by flow: the one entry of _heads that counts
         self._entries = count()
-        self._front = 0  # sinks: who was preempted last stands first
+        self._front = 0  # falls with each preemption: the last one preempted stands first
         self._fronts: dict[int, int] = {}
         self._oldest: list[tuple[float, int]] = []  # by time of submission, for patience
         self._turn: deque[int] = deque()  # serials whose rank is asked for again
         self._asks_left = REFRESHED_PER_STEP  # further ranks that may be asked for in this step
-        self._litter = 0  # superseded entries, at most
+        self._superseded = 0  # superseded entries, at most
         self._aside: dict[int, Place] = {}  # by serial: places to look past for now
         self._overtaken: dict[int, int] = {}  # by serial: admissions past it while it was aside
         self.parked: dict[int, Sequence] = {}
@@ -47,7 +47,7 @@ class WaitingQueue:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.serial in self._places or sequence.serial in self.parked
 
-    # -- coming and going ---------------------------------------------------
+    # -- entering and leaving -------------------------------------------------
 
     def push(self, sequence: Sequence, in_front: bool = False) -> None:
         """Let a sequence wait; `in_front` puts it ahead of its equals."""
@@ -65,7 +65,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, waiting or parked."""
         if self._places.pop(sequence.serial, None):
-            self._littered()
+            self._count_superseded()
         self._fronts.pop(sequence.serial, None)
         self._overtaken.pop(sequence.serial, None)
         self.parked.pop(sequence.serial, None)
@@ -85,19 +85,19 @@ class WaitingQueue:
         sequence.parked = ""
         self.push(sequence)
 
-    def succeed(self, sequence: Sequence, heir: Sequence) -> None:
-        """Let an heir wait, or be parked, where a sequence was."""
+    def replace(self, sequence: Sequence, successor: Sequence) -> None:
+        """Give a successor the place of a sequence, waiting or parked."""
         front, reason = self._fronts.get(sequence.serial), sequence.parked
         self.remove(sequence)
         if front is not None:
-            self._fronts[heir.serial] = front
+            self._fronts[successor.serial] = front
         if reason:
-            heir.parked = reason
-            self.parked[heir.serial] = heir
+            successor.parked = reason
+            self.parked[successor.serial] = successor
         else:
-            self.push(heir)
+            self.push(successor)
 
-    # -- who is next --------------------------------------------------------
+    # -- the head -----------------------------------------------------------
 
     def head(self, now: float) -> Sequence | None:
         """The sequence to admit next, except those that are set aside."""
@@ -181,12 +181,12 @@ class WaitingQueue:
             check_flow(self._policy, sequence, flow)
         place = Place(self._order(sequence), sequence, flow)
         if sequence.serial in self._places:
-            self._littered()
+            self._count_superseded()
         self._places[sequence.serial] = place
         self._enlist(place)
 
     def _enlist(self, place: Place) -> None:
-        """Let a place be found in its flow."""
+        """Add a place to its flow."""
         flow = self._flows[place.flow]
         flow.push(place)
         if flow.first is place:
@@ -223,7 +223,7 @@ class WaitingQueue:
                 places.pop()
                 continue
             if not self._policy.refresh or not self._asks_left:
-                return place  # if a great many got worse at once, the rest is found out in turn
+                return place  # if very many got worse at once, `refresh` finds the others
             order = self._order(place.sequence)
             if order <= place.order:
                 return place
@@ -238,15 +238,15 @@ class WaitingQueue:
         self._places[place.sequence.serial] = again
         self._flows[place.flow].push(again)
 
-    def _littered(self) -> None:
-        """An entry was superseded; sweep once they are most of what is kept."""
-        self._litter += 1
-        if self._litter > 2 * len(self._places) + 64:
-            self._litter = 0
-            self._sweep()
+    def _count_superseded(self) -> None:
+        """An entry was superseded. Rebuild once such entries are most of all."""
+        self._superseded += 1
+        if self._superseded > 2 * len(self._places) + 64:
+            self._superseded = 0
+            self._rebuild()
 
-    def _sweep(self) -> None:
-        """Build everything anew from the places that count."""
+    def _rebuild(self) -> None:
+        """Build flows and heaps from the places that count."""
         self._flows, self._heads, self._entry = defaultdict(Flow), [], {}
         listed = [one for serial, one in self._places.items() if serial not in self._aside]
         for place in sorted(listed, key=attrgetter("order")):

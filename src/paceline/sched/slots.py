@@ -103,7 +103,7 @@ class SlotTable:
         return self._listed
 
     def _list(self, slot: Index) -> None:
-        """Put residents in this order, in a new place: plans may look at the old one."""
+        """Replace the order with a new array: plans may hold views of the old one."""
         self._order = np.empty(self.capacity, np.intp)
         self._listed = self._order[: len(slot)]
         self._listed[:] = slot
@@ -114,7 +114,7 @@ class SlotTable:
         assert sequence is not None, f"slot {slot} is vacant"
         return sequence
 
-    # -- coming and going ---------------------------------------------------
+    # -- entering and leaving -------------------------------------------------
 
     def reserve(self) -> int:
         """Keep a vacant slot for a sequence that comes later."""
@@ -178,11 +178,11 @@ class SlotTable:
         return min([int(self.limit[slot]) - 1, *self._caps.get(slot, {}).values()])
 
     def need_host(self, slot: int, feature: str) -> None:
-        """The host must act on this slot between two steps, until `spare_host`. While any slot
+        """The host must act on this slot between two steps, until `release_host`. While any slot
         needs it, no step repeats the rows of the one before it unseen."""
         self.needs_host.setdefault(slot, set()).add(feature)
 
-    def spare_host(self, slot: int, feature: str) -> None:
+    def release_host(self, slot: int, feature: str) -> None:
         """A feature no longer needs the host for this slot. Needs of other features stay."""
         features = self.needs_host.get(slot, set())
         features.discard(feature)
@@ -237,7 +237,7 @@ class SlotTable:
             samples=start + count >= self.known[slot],
         )
 
-    # -- the motion of a step -----------------------------------------------
+    # -- counters of a step -------------------------------------------------
 
     def alive(self, rows: Rows) -> Bool:
         """Which rows still belong to the sequence they were planned for."""
@@ -254,11 +254,11 @@ class SlotTable:
         self.planned[slot] = position
 
     def take_back(self, slot: Index) -> None:
-        """What was handed out will not be computed."""
+        """Positions that were handed out will not be computed."""
         self.planned[slot] = self.computed[slot]
 
-    def distrust(self, slot: int, position: int) -> None:
-        """Nothing from `position` on counts as computed, nor will what was handed out."""
+    def invalidate(self, slot: int, position: int) -> None:
+        """Count nothing from `position` on as computed or handed out."""
         self.planned[slot] = self.computed[slot] = position
 
     def idle(self, slot: Index, step: int, cause: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Preemption that keeps the work: who goes to the host instead of computing again."""
+"""Preemption that keeps the work: which sequences are swapped to the host, not computed again."""
 
 from dataclasses import dataclass
 from itertools import permutations, takewhile

@@ -37,18 +37,18 @@ class ChildAborts:
         return [end for end in ended if end.child < 0]
 
     def _last(self, family: Family, one: Sequence) -> list[Ended]:
-        """The last one ends, and has no slot."""
+        """End the last sequence of a family, which has no slot."""
         self._note(family, one)
         family.members.append(one)  # the request ends as a whole
         return self._departures.dismiss(one, family.finish)
 
     def _leave(self, family: Family, one: Sequence) -> list[Ended]:
-        """It waits with the others, or they are resident and it has yet to fork."""
+        """End a sequence that has no slot: all of the family wait, or it has yet to fork."""
         state, was_leading = self._state, one is family.leader
         self._note(family, one)
         state.swapping.tier.discard(one)
         if was_leading:
-            self._succeed(one, family.leader)
+            self._hand_over(one, family.leader)
         elif family.leader.slot >= 0:
             state.table.give_back(family.kept.pop())
             if not family.kept:
@@ -57,15 +57,15 @@ class ChildAborts:
         one.swapped, one.parked = False, ""
         return []
 
-    def _succeed(self, one: Sequence, heir: Sequence) -> None:
-        """Another stands for the family from now on, in the same place."""
+    def _hand_over(self, one: Sequence, successor: Sequence) -> None:
+        """Let another sequence lead the family, in the same place of the queue."""
         state = self._state
-        state.queue_of(one).succeed(one, heir)
-        state.live[one.id] = heir
+        state.queue_of(one).replace(one, successor)
+        state.live[one.id] = successor
         state.journal.left(one, state.now)
-        state.policy.joined(heir)
+        state.policy.joined(successor)
         if one.parked:
-            state.policy.parked(heir)
+            state.policy.parked(successor)
         state.policy.left(one)
 
     @staticmethod

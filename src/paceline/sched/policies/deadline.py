@@ -24,7 +24,7 @@ class Deadline(Policy):
         self._ended = 0  # at most so many of these have
 
     def due(self, sequence: Sequence) -> float:
-        """When its next token should be there."""
+        """When its next token is due."""
         return self._due_after(sequence, len(sequence.tokens) - len(sequence.request.prompt))
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
@@ -32,7 +32,7 @@ class Deadline(Policy):
         return (self.due(sequence) - work_s,)
 
     def victim(self) -> int:
-        """The resident that can best afford it."""
+        """The resident with the most slack."""
         table = self.view.table
         outputs = table.known - table.prompt
         due = {

@@ -46,7 +46,7 @@ class Longest(Policy):
         return min(left, max(fill - taken, 0))
 
     def share(self, slot: Index, want: I32, budget: int) -> I32:
-        """Who came in with a piece of its prompt may wait with the rest of it, too."""
+        """A request that began with a chunk of its prompt may also wait with the rest of it."""
         fill = self.config.fill_positions
         if not fill or int(want.sum()) <= min(fill, budget):
             return within_budget(want, budget)
