@@ -248,6 +248,7 @@ def test_a_row_that_fails_is_not_found_on_the_host_again() -> None:
 # -- other ways of scheduling ---------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("discipline", ["unified", "prefill_first"])
 @pytest.mark.parametrize("n", [1, 2])

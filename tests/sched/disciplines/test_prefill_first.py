@@ -489,6 +489,7 @@ def test_blocks_are_findable_as_soon_as_they_are_planned() -> None:
 POLICIES = ("fcfs", "priority", "shortest", "longest", "deadline", "fair")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("drafts", [0, 2])

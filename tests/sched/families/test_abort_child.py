@@ -27,6 +27,7 @@ def expected(request: Request, child: int) -> list[int]:
     return reference(request.child(child), VOCAB, LENGTH)[0]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("policy", ["fcfs", "deadline", "fair"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("child", [0, 1, 2])

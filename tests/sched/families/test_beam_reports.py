@@ -276,6 +276,7 @@ def race(name: str, seed: int, vocab: int, depth: int) -> Pipeline:
     return run(scheduler, *searches(seed, vocab), depth=depth, vocab=vocab)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("vocab", [2, 20])
 @pytest.mark.parametrize("name", SETTINGS)

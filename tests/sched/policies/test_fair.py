@@ -310,6 +310,7 @@ class Arena:
             yield one, self.served(one) - self.served(other)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("contest", CONTESTS.values(), ids=CONTESTS.keys())
 def test_the_service_gap_between_backlogged_tenants_stays_under_its_bound(contest: Contest) -> None:
     arena = Arena(contest)
@@ -336,6 +337,7 @@ def test_the_bound_tells_fair_from_unfair() -> None:
     assert any(gap > arena.bound(tenant) for tenant, gap in arena.gaps())
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(3))
 def test_tenants_that_come_and_go_are_not_further_apart(seed: int) -> None:
     """When the later of two comes, either is ahead by its bound at most. From then on, while
@@ -377,6 +379,7 @@ def pass_through(scheduler: Scheduler, number: int, tenant: str) -> None:
     scheduler.commit(plan, answer(plan), now=0.0)
 
 
+@pytest.mark.no_cover
 def test_tenants_that_went_away_are_forgotten() -> None:
     """So nothing that goes over all that is kept can take long, either."""
     scheduler = fair(max_num_seqs=2, num_blocks=64)

@@ -208,6 +208,7 @@ def test_explain_says_that_it_could_wait() -> None:
     )
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_ends_later_than_the_last_for_having_waited(seed: int, depth: int) -> None:

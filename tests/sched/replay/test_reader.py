@@ -40,6 +40,7 @@ def tiny(tmp_path: Path) -> Path:
         return recorder.recording.path
 
 
+@pytest.mark.no_cover
 def test_every_cut_replays_what_came_before_it(tiny: Path, tmp_path: Path) -> None:
     content = tiny.read_bytes()
     first = Reader(tiny).read_bytes
@@ -59,6 +60,7 @@ def test_every_cut_replays_what_came_before_it(tiny: Path, tmp_path: Path) -> No
     assert (steps[0], steps[-1]) == (0, 3)
 
 
+@pytest.mark.no_cover
 def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
     content = tiny.read_bytes()
     first = Reader(tiny).read_bytes

@@ -207,6 +207,7 @@ def number_of(path: Path) -> int:
     return int(path.suffix[1:]) if path.suffix[1:].isdigit() else 0
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(15))
 def test_every_file_of_a_random_run_replays_on_its_own(seed: int, tmp_path: Path) -> None:
     """Whatever policy, discipline, swapping, families, drafts and depth the seed draws."""
