@@ -24,8 +24,8 @@ from paceline.sched.queue import REFRESHED_PER_STEP, WaitingQueue
 from tests.conformance import courses
 from tests.kept import kept
 
-FEW, MANY = 100, 10_000
-TENANTS = 5_000
+FEW, MANY = 100, 4_000
+TENANTS = 2_000
 STEPS = 30
 STIRRED = 3  # times that requests come, go, are parked and woken between two steps
 ASKED = ("rank", "flow_rank")
