@@ -112,7 +112,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat() -> None:
         terminal = Terminal("chat", "--url", site.url, "--temperature", "0")
         terminal.read_until("> ")
         terminal.type("the fox\n/params max_tokens=4\n")
-        open_here = site.engine._frontend.open
+        open_here = site.open_here
         wait_until(lambda: any(len(one.choices[0].token_ids) > 3 for one in [*open_here.values()]))
         terminal.process.send_signal(signal.SIGINT)
         terminal.read_until("stopped")

@@ -12,6 +12,7 @@ import httpx
 from openai import AsyncOpenAI
 
 from paceline.core.plan import Plan
+from paceline.engine.frontend.open_request import OpenRequest
 from paceline.engine.streaming import StreamingEngine
 from paceline.sched.scheduler import Scheduler
 from paceline.server.app import create_app
@@ -75,7 +76,7 @@ class Site:
 
     async def until_told(self) -> None:
         """Every choice of those who are here has got a token, so that a cut leaves something."""
-        open_here = self.engine._frontend.open
+        open_here = self.open_here
         await self.until(
             lambda: (
                 bool(open_here)
@@ -84,9 +85,14 @@ class Site:
         )
 
     @property
+    def open_here(self) -> dict[str, OpenRequest]:
+        """The open requests of the engine's front end, by id."""
+        return self.engine._frontend.open
+
+    @property
     def empty(self) -> bool:
-        """Is no request open, neither at the desk nor in the engine?"""
-        return not self.context.open_requests and not self.engine._frontend.open
+        """Is no request open, neither in the server nor in the engine?"""
+        return not self.context.open_requests and not self.open_here
 
 
 @asynccontextmanager

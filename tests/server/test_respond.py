@@ -27,7 +27,7 @@ def test_a_client_that_hangs_up_takes_its_request_with_it(stream: bool, prompt: 
     async def scenario(site: Site) -> None:
         body = {**LONG, "prompt": prompt, "stream": stream}
         asking = asyncio.create_task(site.http.post(PATH, json=body))
-        await site.until(lambda: len(site.engine._frontend.open) > 0)
+        await site.until(lambda: len(site.open_here) > 0)
         if stream:
             await asyncio.sleep(0.02)
         asking.cancel()
@@ -71,7 +71,7 @@ def test_slow_readers_hold_nobody_back_and_are_dropped_in_the_end() -> None:
         writer.transport.pause_reading()
         response = await site.post(PATH, prompt="the quick", max_tokens=50, ignore_eos=True)
         assert response.json()["usage"]["completion_tokens"] == 50
-        await site.until(lambda: not site.engine._frontend.open)
+        await site.until(lambda: not site.open_here)
         assert "slow" in site.context.open_requests
         await site.until(lambda: not site.context.open_requests)
         writer.transport.abort()
@@ -149,7 +149,7 @@ def test_the_pace_of_late_says_when_to_come_again() -> None:
         now[0] += 20.0  # since the only end there was
         await site.engine.pause("all")
         waiting = asyncio.create_task(site.http.post(PATH, json=LONG))
-        await site.until(lambda: bool(site.engine._frontend.open))
+        await site.until(lambda: bool(site.open_here))
         refused = await site.http.post(PATH, json=LONG)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "20")
         await site.engine.resume()

@@ -149,7 +149,7 @@ def test_all_parts_of_a_request_are_explained() -> None:
         asked = asyncio.create_task(
             site.http.post(PATH, json=body, headers={"X-Request-Id": "three"})
         )
-        await site.until(lambda: len(site.engine._frontend.open) == 3)
+        await site.until(lambda: len(site.open_here) == 3)
         heads = [f"'three {part}': " for part in range(3)]
         waiting = (await explanation("three")).text
         assert [line for line in waiting.splitlines() if "WAITING" in line]
