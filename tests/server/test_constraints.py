@@ -74,6 +74,17 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
         ("logits_processors", ["f"]),
         ("documents", [{"text": "a"}]),
         ("prompt_embeds", "AAAA"),
+        ("custom_logit_processor", "AAAA"),
+        ("logprob_token_ids", [5]),
+        ("stop_regex", "a+"),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+        ("web_search_options", {}),
+        ("vllm_xargs", {"a": 1}),
+        ("return_hidden_states", True),
+        ("thinking_token_budget", 0),
+        ("include_reasoning", False),
+        ("detokenize", False),
+        ("verbosity", "low"),
         ("adapter", "mine"),
         ("lora", "mine"),
         ("lora_path", "mine"),
@@ -111,6 +122,8 @@ def test_what_asks_for_nothing_is_taken(on: Play, path: str) -> None:
             {"bad_words": [], "colour": "red"},
             {"functions": [], "function_call": "auto", "chat_template": None, "regex": None},
             {"modalities": ["text"], "json_schema": None, "ebnf": None},
+            {"detokenize": True, "include_reasoning": True, "verbosity": "medium"},
+            {"logprob_token_ids": None, "kv_transfer_params": None, "return_hidden_states": False},
             {"images": [], "lora": None, "lora_request": None, "audio": None, "adapter": None},
         ]:
             response = await site.post(path, **BODIES[path], max_tokens=1, **extra)
@@ -144,5 +157,44 @@ def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
             "param": "guided_json",
             "code": "invalid_request",
         }
+
+    on(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "param"),
+    [
+        ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools"),
+        ("/v1/chat/completions", {"tools": [{}], "tool_choice": "auto"}, "tools"),
+        ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice"),
+        ("/v1/chat/completions", {"echo": True}, "echo"),
+        ("/v1/chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort"),
+        ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("/v1/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("/v1/responses", {"reasoning": {"effort": "huge"}}, "reasoning"),
+        ("/v1/responses", {"reasoning": {"effort": "low"}}, "reasoning_effort"),
+        ("/v1/responses", {"reasoning": {"summary": "auto"}}, "reasoning"),
+        ("/v1/responses", {"text": {"verbosity": "low"}}, "text"),
+        ("/v1/responses", {"truncation": "auto"}, "truncation"),
+        ("/v1/responses", {"prompt": {"id": "mine"}}, "prompt"),
+        ("/v1/responses", {"return_token_ids": True}, "return_token_ids"),
+    ],
+)
+def test_what_one_route_cannot_do_is_refused_there(
+    on: Play, path: str, extra: dict[str, Any], param: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post(path, **BODIES[path], max_tokens=1, **extra)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+    on(scenario)
+
+
+def test_tools_that_are_not_to_be_called_are_taken(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        path, tools = "/v1/chat/completions", [{"type": "function", "function": {"name": "f"}}]
+        plain = (await site.post(path, **BODIES[path], max_tokens=1)).json()
+        body = {**BODIES[path], "max_tokens": 1, "tools": tools, "tool_choice": "none"}
+        assert (await site.post(path, **body)).json()["usage"] == plain["usage"]
 
     on(scenario)

@@ -88,7 +88,13 @@ def test_the_newer_name_of_a_limit_counts_first() -> None:
 
 def test_tools_that_may_not_be_called_are_not_shown() -> None:
     tools = [{"type": "function", "function": {"name": "look"}}]
-    shown = ChatRequest(messages=MESSAGES, tools=tools)
-    assert chat_ask(shown).tools == tools
-    assert chat_ask(shown.model_copy(update={"tool_choice": "none"})).tools is None
+    assert chat_ask(ChatRequest(messages=MESSAGES, tools=tools, tool_choice="none")).tools is None
     assert response_ask(ResponseRequest(input="the", tools=tools, tool_choice="none"))
+
+
+def test_the_effort_is_shown_to_the_template() -> None:
+    kept = {"enable_thinking": True}
+    chat = ChatRequest(messages=MESSAGES, reasoning_effort="low", chat_template_kwargs=kept)
+    assert chat_ask(chat).variables == {**kept, "reasoning_effort": "low"}
+    response = ResponseRequest(input="the", reasoning={"effort": "high", "summary": None})
+    assert response_ask(response).variables == {"reasoning_effort": "high"}

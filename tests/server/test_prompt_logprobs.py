@@ -64,7 +64,7 @@ def test_an_echo_has_the_logprobs_of_the_prompt(
         assert told.top_logprobs[0] is None
         assert told.token_logprobs[1 : len(ids)] == pytest.approx(values, abs=1e-4)
         assert len(told.token_logprobs) == len(ids) + 4
-        assert all(1 <= len(top) <= 2 for top in told.top_logprobs[1:])
+        assert all(2 <= len(top) <= 3 for top in told.top_logprobs[1:])
         starts = [sum(map(len, told.tokens[:at])) for at in range(len(ids) + 4)]
         assert told.text_offset == starts
 
@@ -157,7 +157,7 @@ def test_a_chat_tells_them_once(on: Play) -> None:
     async def scenario(site: Site) -> None:
         asked: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3, "n": 2}
         plain = (await site.post(CHAT, **asked)).json()
-        assert "prompt_logprobs" not in plain
+        assert plain["prompt_logprobs"] is None
         told = (await site.post(CHAT, **asked, prompt_logprobs=0)).json()
         first, *others = told["prompt_logprobs"]
         assert first is None
@@ -174,9 +174,7 @@ def test_each_number_is_kept_where_both_are_given(on: Play) -> None:
             more = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
             (choice,) = (await site.post(COMPLETIONS, **asked, **more)).json()["choices"]
             tops = choice["logprobs"]["top_logprobs"][1:]
-            assert all(len(top) <= logprobs for top in tops)
-            # Parts of characters have the same text, and stand there once.
-            assert all(len(top) == logprobs or "\ufffd" in "".join(top) for top in tops)
+            assert all(logprobs <= len(top) <= logprobs + 1 for top in tops)
             ranks = [{one["rank"] for one in top.values()} for top in choice["prompt_logprobs"][1:]]
             wanted = set(range(1, prompt_logprobs + 1))
             assert all(wanted <= found and len(found) <= len(wanted) + 1 for found in ranks)

@@ -95,7 +95,7 @@ def test_an_echo_of_parts_of_characters_and_of_special_tokens(on: Play) -> None:
         asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
         whole = (await site.post(PATH, prompt=ids, **asked)).json()
         text, _, offsets = columns([whole])
-        assert (text, offsets) == ("a😀bc", [0, 0, 1, 1, 1, 1, 2, 3, 3])
+        assert (text, offsets) == ("<s>a😀b</s>c", [0, 3, 4, 4, 4, 4, 5, 6, 10])
         given = (await site.post(PATH, prompt="c</s>c", **asked)).json()
         text, _, offsets = columns([given])
         assert (text, offsets) == ("c</s>c", [0, 1, 5])
@@ -111,11 +111,11 @@ def test_a_text_goes_on_with_the_token_at_its_offset(on: Play, echo: bool, skip:
     def check(prompt: int, text: str, tokens: list[str], offsets: list[int]) -> int:
         """How many tokens are looked at."""
         assert offsets == sorted(offsets)
-        hidden = [token in special and (skip or at < prompt) for at, token in enumerate(tokens)]
+        hidden = [token in special and skip and at >= prompt for at, token in enumerate(tokens)]
         seen = [
             (token, at)
             for token, at, gone in zip(tokens, offsets, hidden, strict=True)
-            if not gone and "\ufffd" not in token
+            if not gone and not token.startswith("bytes:")
         ]
         assert [token for token, at in seen if not text.startswith(token, at)] == []
         return len(seen)

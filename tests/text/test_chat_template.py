@@ -72,7 +72,19 @@ def test_templates_render_as_in_transformers(
     expected = theirs(TEMPLATES[name]).apply_chat_template(
         chat, tools=tools, add_generation_prompt=prompts, tokenize=False
     )
+    if tools and name != "tools":  # transformers drops them without a word
+        with pytest.raises(RequestError, match="tools has no effect, because the chat template"):
+            template.render(chat, tools=tools)
+        tools = None
     assert template.render(chat, tools=tools, add_generation_prompt=prompts) == expected
+
+
+def test_an_effort_is_refused_where_the_template_does_not_use_it() -> None:
+    effort = {"reasoning_effort": "low"}
+    shown = ChatTemplate("{{ reasoning_effort }}").render(CHAT, variables=effort)
+    assert shown == "low"
+    with pytest.raises(RequestError, match="reasoning_effort has no effect"):
+        ChatTemplate(CHATML).render(CHAT, variables=effort)
 
 
 def test_chatml_is_built_in() -> None:

@@ -7,7 +7,12 @@ from paceline.core.sampling import LARGEST_ID
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.server.errors import BAD_REQUEST, ApiError
-from paceline.server.schemas.requests import ChatRequest, CompletionRequest, GenerationBody
+from paceline.server.schemas.requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationBody,
+    ScoredBody,
+)
 
 SAME_NAMES = (
     "n",
@@ -97,7 +102,7 @@ def check_common(body: GenerationBody) -> None:
         )
 
 
-def check_prompt(body: ChatRequest | CompletionRequest) -> None:
+def check_prompt(body: ScoredBody) -> None:
     if body.prompt_logprobs is not None and body.stream:
         raise unsupported(
             "prompt_logprobs", "a stream does not return them; set stream to false, or remove it"
@@ -120,18 +125,32 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
     check_common(body)
     check_prompt(body)
     check_messages(body.messages)
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "tool calls cannot be enforced; use none or auto")
+    check_tools(body.tools, body.tool_choice)
     newer = body.max_completion_tokens
     most = body.max_tokens if newer is None else newer
     return GenerationRequest(
         messages=body.messages,
         params=sampling(body, most, chat_logprobs(body), body.prompt_logprobs),
-        tools=None if body.tool_choice == "none" else body.tools,
-        variables=body.chat_template_kwargs,
+        variables=template_variables(body.chat_template_kwargs, body.reasoning_effort),
         add_generation_prompt=body.add_generation_prompt is not False,
         **common(body),
     )
+
+
+def check_tools(tools: Sequence[Any] | None, choice: str | Mapping[str, Any] | None) -> None:
+    """Calls would stay in the text, where clients do not look for them."""
+    if choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", "tool calls cannot be enforced; use none or auto")
+    if tools and choice != "none":
+        raise unsupported(
+            "tools", "tool calls are not built yet; remove tools, or set tool_choice to none"
+        )
+
+
+def template_variables(
+    given: Mapping[str, Any] | None, effort: str | None
+) -> Mapping[str, Any] | None:
+    return given if effort is None else {**(given or {}), "reasoning_effort": effort}
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

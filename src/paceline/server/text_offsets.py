@@ -36,10 +36,10 @@ class TokenOffsets:
 def echoed_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str, given: bool) -> list[int]:
     """The offsets of a prompt's tokens in `text`, which is the given text, or decoded from the ids.
 
-    A given text contains its special tokens, and none that the tokenizer adds around it.
+    A text contains its special tokens; a given one has none that the tokenizer adds around it.
     """
     before, after = framing(tokenizer) if given else (0, 0)
-    inner = TokenOffsets(tokenizer, skip_special=not given).of(ids[before : len(ids) - after])
+    inner = TokenOffsets(tokenizer, skip_special=False).of(ids[before : len(ids) - after])
     return [min(at, len(text)) for at in (*[0] * before, *inner, *[len(text)] * after)]
 
 

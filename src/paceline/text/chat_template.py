@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -33,6 +34,9 @@ MISSING = (
 BUILT_IN = {"chatml": CHATML}
 CACHED = 16  # templates, for requests that have their own
 ROLES = {"developer": "system"}  # roles that templates do not know
+
+# Variables that a caller relies on: a template that does not use them cannot render them.
+NEEDED = ("tools", "reasoning_effort")
 
 # What an expression can raise if the messages are not what the template expects.
 FAULTS = (
@@ -86,6 +90,7 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._template = compiled(source) if source else None
+        self._used = variables_of(source) if source else frozenset[str]()
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._now = now
 
@@ -123,6 +128,12 @@ class ChatTemplate:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
+        for name in NEEDED:
+            if seen.get(name) and name not in self._used:
+                raise RequestError(
+                    f"{name} has no effect, because the chat template of this model does not use "
+                    f"it; remove {name}"
+                )
         try:
             return self._template.render(seen)
         except FAULTS as error:
@@ -134,18 +145,28 @@ class ChatTemplate:
 
 @lru_cache(CACHED)
 def compiled(source: str) -> Template:
-    world = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-    )
-    cast("Any", world).filters["tojson"] = to_json
     try:
-        return world.from_string(source, globals={"raise_exception": refuse})
+        return sandbox().from_string(source, globals={"raise_exception": refuse})
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"the chat template has an error in line {error.lineno}: {error.message}"
         ) from None
     except (SyntaxError, RecursionError) as error:
         raise ConfigError(f"the chat template cannot be parsed: {error}") from None
+
+
+@lru_cache(CACHED)
+def variables_of(source: str) -> frozenset[str]:
+    """The variables that a template uses. It has been compiled, so its syntax is right."""
+    return frozenset(find_undeclared_variables(sandbox().parse(source)))
+
+
+def sandbox() -> ImmutableSandboxedEnvironment:
+    world = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    cast("Any", world).filters["tojson"] = to_json
+    return world
 
 
 def read_template(given: str) -> str:

@@ -155,6 +155,35 @@ def test_logprobs_name_the_tokens_of_the_text(on: Play) -> None:
     on(scenario)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_returned_on_request(on: Play, stream: bool) -> None:
+    async def scenario(site: Site) -> None:
+        asked = {
+            "messages": MESSAGES,
+            "max_tokens": 6,
+            "n": 2,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "logprobs": True,
+        }
+        events = await site.events("/v1/chat/completions", **asked) if stream else []
+        events = events or [(await site.post("/v1/chat/completions", **asked)).json()]
+        prompts = [event["prompt_token_ids"] for event in events if "prompt_token_ids" in event]
+        counted = (await site.post("/tokenize", messages=MESSAGES)).json()["tokens"]
+        assert prompts == [counted]
+        for index in range(2):
+            choices = [one for event in events for one in event["choices"] if one["index"] == index]
+            ids = [id for one in choices for id in one.get("token_ids", ())]
+            told = [one["logprobs"]["content"] for one in choices if one["logprobs"]]
+            assert len(ids) == 6
+            assert [entry["token"] for one in told for entry in one] == [
+                f"token_id:{id}" for id in ids
+            ]
+
+    on(scenario)
+
+
 def test_timings_are_told_when_asked_for(on: Play) -> None:
     async def scenario(site: Site) -> None:
         asked = {"messages": MESSAGES, "max_tokens": 4, "ignore_eos": True, "timings": True}

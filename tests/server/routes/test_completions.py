@@ -101,14 +101,59 @@ def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
         asked = {"prompt": "the", "max_tokens": 8, "seed": 1, "logprobs": 2, "ignore_eos": True}
         whole = (await site.post(PATH, **asked)).json()["choices"][0]["logprobs"]
         assert {len(column) for column in whole.values()} == {8}
-        starts = [sum(map(len, whole["tokens"][:at])) for at in range(8)]
+        lengths = [1 if name.startswith("bytes:") else len(name) for name in whole["tokens"]]
+        starts = [sum(lengths[:at]) for at in range(8)]
         assert whole["text_offset"] == starts
-        assert all(1 <= len(top) <= 2 for top in whole["top_logprobs"])
+        own = zip(whole["tokens"], whole["token_logprobs"], whole["top_logprobs"], strict=True)
+        for token, logprob, top in own:
+            assert 2 <= len(top) <= 3  # a token outside the top two comes beside them
+            assert top[token] == logprob
+            assert list(top.values()) == sorted(top.values(), reverse=True)
         joined: dict[str, list[object]] = {name: [] for name in whole}
         for event in await site.events(PATH, **asked):
             for name, column in (event["choices"][0]["logprobs"] or {}).items():
                 joined[name] += column
         assert joined == whole
+
+    on(scenario)
+
+
+def test_no_alternatives_leave_the_token_itself(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        asked = {"prompt": "the", "max_tokens": 4, "logprobs": 0, "ignore_eos": True}
+        (choice,) = (await site.post(PATH, **asked)).json()["choices"]
+        told = choice["logprobs"]
+        own = zip(told["tokens"], told["token_logprobs"], strict=True)
+        assert told["top_logprobs"] == [{token: logprob} for token, logprob in own]
+        assert choice["prompt_logprobs"] is None
+
+    on(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_returned_on_request(on: Play, stream: bool) -> None:
+    async def scenario(site: Site) -> None:
+        asked = {
+            "prompt": ["the", "hello"],
+            "max_tokens": 6,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "logprobs": 1,
+        }
+        events = await site.events(PATH, **asked) if stream else []
+        events = events or [(await site.post(PATH, **asked)).json()]
+        for place, text in enumerate(asked["prompt"]):
+            choices = [one for event in events for one in event["choices"] if one["index"] == place]
+            ids = [id for one in choices for id in one["token_ids"]]
+            assert len(ids) == 6
+            assert tokenizer().decode(ids) == "".join(one["text"] for one in choices)
+            prompts = [one["prompt_token_ids"] for one in choices if "prompt_token_ids" in one]
+            assert prompts == [tokenizer().encode(text)]
+            told = [one["logprobs"] for one in choices if one["logprobs"]]
+            names = [token for one in told for token in one["tokens"]]
+            assert names == [f"token_id:{id}" for id in ids]
+            assert all(top.keys() & set(names) for one in told for top in one["top_logprobs"])
 
     on(scenario)
 

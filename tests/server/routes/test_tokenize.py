@@ -7,6 +7,7 @@ from tests.engine.support import MAX_MODEL_LEN, tokenizer
 from tests.server.conftest import Play
 from tests.server.support import Site, on_its_own_server
 
+SAID = [{"role": "user", "content": "a"}]
 TEXT = "The quick naïve 😀 fox"
 
 
@@ -62,14 +63,20 @@ def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
     on(scenario)
 
 
-def test_a_conversation_with_tools_is_as_long_as_in_a_chat() -> None:
+def test_a_conversation_is_as_long_as_in_a_chat_and_has_tools_that_the_template_shows() -> None:
     async def scenario(site: Site) -> None:
-        template = ChatTemplate("{{ tools | tojson }}{{ messages[0].content }}")
+        template = ChatTemplate(
+            "{{ tools | tojson }}{{ reasoning_effort }}{{ messages[0].content }}"
+        )
         site.context.template = site.engine._frontend.template = template
-        body = {"messages": [{"role": "user", "content": TEXT}], "tools": [{"name": "weather"}]}
-        counted = (await site.post("/tokenize", **body)).json()["count"]
-        chat = (await site.post("/v1/chat/completions", **body, max_tokens=1)).json()
-        assert counted == chat["usage"]["prompt_tokens"]
+        body = {"messages": [{"role": "user", "content": TEXT}]}
+        effort = {"chat_template_kwargs": {"reasoning_effort": "low"}}
+        counted = (await site.post("/tokenize", **body, **effort)).json()["count"]
+        chat = {**body, "max_tokens": 1, "reasoning_effort": "low"}
+        answer = (await site.post("/v1/chat/completions", **chat)).json()
+        assert counted == answer["usage"]["prompt_tokens"]
+        tools = {"tools": [{"name": "weather"}]}
+        assert (await site.post("/tokenize", **body, **tools)).json()["count"] > counted
 
     on_its_own_server(scenario)
 
@@ -81,6 +88,11 @@ def test_a_conversation_with_tools_is_as_long_as_in_a_chat() -> None:
         ("/tokenize", {"prompt": "a", "messages": []}, 400),
         ("/tokenize", {"messages": []}, 400),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404),
+        ("/tokenize", {"messages": SAID, "chat_template": "{{ messages }}"}, 400),
+        ("/tokenize", {"messages": SAID, "continue_final_message": True}, 400),
+        ("/tokenize", {"messages": SAID, "documents": [{"text": "a"}]}, 400),
+        ("/tokenize", {"messages": SAID, "tools": [{"name": "f"}]}, 400),
+        ("/tokenize", {"messages": SAID, "add_special_tokens": True}, 400),
         ("/detokenize", {"tokens": ["a"]}, 400),
         ("/detokenize", {"tokens": [5, 10**6]}, 400),
         ("/detokenize", {"tokens": [tokenizer().vocab_size]}, 400),

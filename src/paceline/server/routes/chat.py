@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from paceline.engine.api import RequestOutput, SamplingParams, Stream, TextDelta
+from paceline.engine.api import RequestOutput, Stream, TextDelta
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
@@ -39,7 +39,7 @@ def chat_routes(context: ServerContext) -> APIRouter:
         model, generation = context.model(body.model), await parsed(request, chat_ask, body)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
-        writer = ChatWriter(envelope, generation.params)
+        writer = ChatWriter(envelope, body)
         return GenerationResponse(
             context, GenerationJob(client, name, [generation], writer, body.stream is True)
         )
@@ -50,29 +50,33 @@ def chat_routes(context: ServerContext) -> APIRouter:
 class ChatWriter:
     """Each choice begins with its role; its last chunk has the finish reason."""
 
-    def __init__(self, envelope: Envelope, params: SamplingParams) -> None:
-        self._envelope, self._params = envelope, params
+    def __init__(self, envelope: Envelope, body: ChatRequest) -> None:
+        self._envelope, self._body = envelope, body
+        self._as_ids = body.return_tokens_as_token_ids is True
+        self._with_ids = body.return_token_ids is True
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
-        role = Delta("assistant", "")
+        role, (stream,) = Delta("assistant", ""), streams
+        prompt = stream.prompt_token_ids if self._with_ids else UNSET
         return b"".join(
-            self._envelope.event(ChatChunk, ChatChunkChoice(at, role))
-            for at in range(self._params.n)
+            self._envelope.chat_event(ChatChunkChoice(at, role), UNSET if at else prompt)
+            for at in range(self._body.n or 1)
         )
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
         self._envelope.count(delta)
-        if not (delta.text or delta.finish_reason or delta.logprobs):
+        shown = delta.text or delta.finish_reason or delta.logprobs
+        if not (shown or (self._with_ids and delta.token_ids)):
             return b""
-        return self._envelope.event(
-            ChatChunk,
+        return self._envelope.chat_event(
             ChatChunkChoice(
                 delta.index,
                 Delta(content=delta.text or None),
-                chat_logprobs(delta.logprobs),
+                chat_logprobs(delta.logprobs, self._as_ids),
                 delta.finish_reason,
                 delta.stop_reason if delta.finish_reason else UNSET,
+                delta.token_ids if self._with_ids else UNSET,
             ),
         )
 
@@ -88,13 +92,22 @@ class ChatWriter:
             ChatChoice(
                 answer.index,
                 AssistantMessage(answer.text),
-                chat_logprobs(answer.logprobs),
+                chat_logprobs(answer.logprobs, self._as_ids),
                 answer.finish_reason,
                 answer.stop_reason,
+                answer.token_ids if self._with_ids else UNSET,
             )
             for answer in output.outputs
         ]
-        usage, timings = envelope.usage(outputs), envelope.spent(outputs)
-        model, created = envelope.model, envelope.created
-        prompt = prompt_column(output.prompt_logprobs, self._params.prompt_logprobs)
-        return encode(ChatCompletion(envelope.id, created, model, choices, usage, timings, prompt))
+        return encode(
+            ChatCompletion(
+                envelope.id,
+                envelope.created,
+                envelope.model,
+                choices,
+                envelope.usage(outputs),
+                envelope.spent(outputs),
+                prompt_column(output.prompt_logprobs, self._body.prompt_logprobs),
+                output.prompt_token_ids if self._with_ids else UNSET,
+            )
+        )

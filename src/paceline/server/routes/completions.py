@@ -16,10 +16,11 @@ from paceline.server.schemas.completions import (
     Completion,
     TextChoice,
     TextLogprobs,
+    TokenSpeller,
     encode,
     event,
+    finite,
     prompt_column,
-    text_logprobs,
 )
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
@@ -50,8 +51,11 @@ def completion_routes(context: ServerContext) -> APIRouter:
 
 
 def prompt_texts(context: ServerContext, generations: Sequence[GenerationRequest]) -> list[str]:
+    """The texts of prompts; of token ids, with the special ones."""
     decode = context.tokenizer.decode
-    return [one.prompt or decode(one.prompt_token_ids or ()) for one in generations]
+    return [
+        one.prompt or decode(one.prompt_token_ids or (), skip_special=False) for one in generations
+    ]
 
 
 class CompletionWriter:
@@ -70,21 +74,24 @@ class CompletionWriter:
     ) -> None:
         self._envelope, self._body, self._echoed = envelope, body, echoed
         self._tokenizer = tokenizer
-        self._prompts: list[tuple[int, ...]] = []  # token ids, where logprobs are wanted
+        self._speller = TokenSpeller(body.return_tokens_as_token_ids is True)
+        self._with_ids = body.return_token_ids is True
+        self._prompts: list[tuple[int, ...]] = []  # token ids, where they are needed
         self._begun: set[int] = set()  # choices that have been written to
         self._offsets: dict[int, TokenOffsets] = {}  # by choice, where logprobs are wanted
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
-        if self._body.logprobs is not None:
+        if self._body.logprobs is not None or self._with_ids:
             self._prompts = [stream.prompt_token_ids for stream in streams]
         return b""
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
         self._envelope.count(delta)
-        if not (delta.text or delta.finish_reason or delta.logprobs):
+        shown = delta.text or delta.finish_reason or delta.logprobs
+        if not (shown or (self._with_ids and delta.token_ids)):
             return b""
-        return self._envelope.event(Completion, self._choice(part, delta))
+        return self._envelope.text_event(self._choice(part, delta))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         return self._envelope.closing(Completion, outputs)
@@ -106,7 +113,8 @@ class CompletionWriter:
 
     def _choice(self, part: int, delta: TextDelta) -> TextChoice:
         body, index = self._body, part * (self._body.n or 1) + delta.index
-        echoes = bool(self._echoed) and index not in self._begun
+        begins = index not in self._begun
+        echoes = bool(self._echoed) and begins
         self._begun.add(index)
         return TextChoice(
             index,
@@ -114,7 +122,9 @@ class CompletionWriter:
             self._logprobs(part, index, delta, echoes),
             delta.finish_reason,
             delta.stop_reason if delta.finish_reason else UNSET,
-            prompt_column(delta.prompt_logprobs, body.prompt_logprobs),
+            UNSET if body.stream else prompt_column(delta.prompt_logprobs, body.prompt_logprobs),
+            delta.token_ids if self._with_ids else UNSET,
+            self._prompts[part] if self._with_ids and begins else UNSET,
         )
 
     def _logprobs(
@@ -124,15 +134,19 @@ class CompletionWriter:
         most = self._body.logprobs
         if most is None or delta.logprobs is None:
             return None
-        tokens = [one.chosen.text for one in delta.logprobs]
-        offsets = self._offsets_of(part, index).of(one.chosen.token_id for one in delta.logprobs)
+        ids, spell = [one.chosen.token_id for one in delta.logprobs], self._speller.spell
+        offsets = self._offsets_of(part, index).of(ids)
         entries: list[TokenLogprob | None] = list(delta.logprobs)
         if echoes:
-            ids, text = self._prompts[part], self._echoed[part]
-            tokens = [*map(self._tokenizer.token, ids), *tokens]
-            offsets = echoed_offsets(self._tokenizer, ids, text, self._given) + offsets
-            entries = [*(delta.prompt_logprobs or ()), *entries]
-        return text_logprobs(tokens, entries, most, offsets)
+            prompt, text = self._prompts[part], self._echoed[part]
+            offsets = echoed_offsets(self._tokenizer, prompt, text, self._given) + offsets
+            ids, entries = [*prompt, *ids], [*(delta.prompt_logprobs or ()), *entries]
+        return TextLogprobs(
+            [spell(id, self._tokenizer.token_bytes(id)) for id in ids],
+            [entry and finite(entry.chosen.logprob) for entry in entries],
+            [entry and self._speller.tops(entry, most) for entry in entries],
+            offsets,
+        )
 
     def _offsets_of(self, part: int, index: int) -> TokenOffsets:
         if index not in self._offsets:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from time import time
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
@@ -12,12 +12,19 @@ from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
-from paceline.server.parse import check_common, common, sampling, unsupported
+from paceline.server.parse import (
+    check_common,
+    check_tools,
+    common,
+    sampling,
+    template_variables,
+    unsupported,
+)
 from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
-from paceline.server.schemas.requests import ResponseRequest
+from paceline.server.schemas.requests import Effort, ResponseRequest
 from paceline.server.schemas.responses import (
     OutputMessage,
     OutputText,
@@ -57,6 +64,7 @@ def response_ask(body: ResponseRequest) -> GenerationRequest:
     return GenerationRequest(
         messages=[*system, *messages(body.input)],
         params=sampling(body, most, None),
+        variables=template_variables(None, effort(body)),
         **common(body),
     )
 
@@ -68,10 +76,7 @@ def check_supported(body: ResponseRequest) -> None:
         raise unsupported("conversation", NOT_KEPT)
     if body.background:
         raise unsupported("background", "background responses are not supported; remove background")
-    if body.tools and body.tool_choice != "none":
-        raise unsupported(
-            "tools", "tools cannot be called; remove tools, or set tool_choice to none"
-        )
+    check_tools(body.tools, body.tool_choice)
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         raise unsupported("top_logprobs", "not supported on this route; use /v1/chat/completions")
     kind = (body.text or {}).get("format") or {"type": "text"}
@@ -81,8 +86,22 @@ def check_supported(body: ResponseRequest) -> None:
             f"the format {kind!r} is not supported: structured output is not built yet; "
             "remove text",
         )
+    if (body.text or {}).get("verbosity") not in (None, "medium"):
+        raise unsupported("text", "the verbosity cannot be set; remove verbosity")
     if (body.n or 1) > 1:
         raise unsupported("n", "a response has one choice; remove n")
+
+
+def effort(body: ResponseRequest) -> Effort | None:
+    """The effort that the chat template shows to the model."""
+    given = dict(body.reasoning or {})
+    found = given.pop("effort", None) or body.reasoning_effort
+    if found is not None and found not in get_args(Effort):
+        choices = ", ".join(get_args(Effort))
+        raise unsupported("reasoning", f"the effort is {found!r}; choose one of {choices}")
+    for name in (name for name, value in given.items() if value is not None):
+        raise unsupported("reasoning", f"{name} is not supported; remove {name}")
+    return found
 
 
 def messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

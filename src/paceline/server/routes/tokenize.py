@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.parse import unsupported
 from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import DetokenizeRequest, TokenizeRequest
 from paceline.text.tokenizer import Tokenizer
@@ -58,7 +59,10 @@ def encoded(context: ServerContext, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(BAD_REQUEST, "give one of prompt and messages", param="prompt")
     if body.prompt is not None:
-        return context.tokenizer.encode(body.prompt, special=body.add_special_tokens)
+        framed = body.add_special_tokens is not False
+        return context.tokenizer.encode(body.prompt, special=framed)
+    if body.add_special_tokens:
+        raise unsupported("add_special_tokens", "a chat template writes its own; remove it")
     text = context.template.render(
         body.messages or (),
         add_generation_prompt=body.add_generation_prompt,

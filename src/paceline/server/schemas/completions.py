@@ -1,6 +1,7 @@
 """Bodies of responses, with the fields of OpenAI's API."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 import msgspec
@@ -118,6 +119,7 @@ class ChatChunkChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -128,6 +130,7 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class TextChoice(Struct, frozen=True):
@@ -138,7 +141,9 @@ class TextChoice(Struct, frozen=True):
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    prompt_logprobs: PromptColumn | UnsetType = UNSET
+    prompt_logprobs: PromptColumn | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True):
@@ -150,6 +155,7 @@ class ChatChunk(Struct, frozen=True):
     choices: Sequence[ChatChunkChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
     timings: StageTimings | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -162,7 +168,8 @@ class ChatCompletion(Struct, frozen=True):
     choices: Sequence[ChatChoice]
     usage: CompletionUsage
     timings: StageTimings | UnsetType = UNSET
-    prompt_logprobs: PromptColumn | UnsetType = UNSET
+    prompt_logprobs: PromptColumn | None = None
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     object: str = "chat.completion"
 
 
@@ -207,45 +214,64 @@ def finite(logprob: float) -> float:
     return logprob if isfinite(logprob) else IMPOSSIBLE
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+def chat_logprobs(
+    entries: Sequence[TokenLogprob] | None, as_ids: bool = False
+) -> ChatLogprobs | None:
+    """An entry per token; `as_ids` writes tokens as their ids."""
     if entries is None:
         return None
+
+    def top_logprob(one: Alternative) -> TopLogprob:
+        text = id_text(one.token_id) if as_ids else one.text
+        return TopLogprob(text, finite(one.logprob), list(one.bytes))
+
+    def chat_logprob(entry: TokenLogprob) -> ChatLogprob:
+        chosen = top_logprob(entry.chosen)
+        others = [top_logprob(one) for one in entry.top]
+        return ChatLogprob(chosen.token, chosen.logprob, chosen.bytes, others)
+
     return ChatLogprobs([chat_logprob(entry) for entry in entries])
 
 
-def chat_logprob(entry: TokenLogprob) -> ChatLogprob:
-    chosen, top = entry.chosen, [top_logprob(other) for other in entry.top]
-    return ChatLogprob(chosen.text, finite(chosen.logprob), list(chosen.bytes), top)
+@dataclass(frozen=True, slots=True)
+class TokenSpeller:
+    """Writes tokens as the names that `logprobs` of completions has: texts or ids.
+
+    Two parts of a character have the same text, U+FFFD, so they are written byte by byte.
+    """
+
+    as_ids: bool = False
+
+    def spell(self, token_id: int, spelled: bytes) -> str:
+        if self.as_ids:
+            return id_text(token_id)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def tops(self, entry: TokenLogprob, most: int) -> dict[str, float]:
+        """The token itself and the `most` likeliest ones, best first.
+
+        Of other tokens with the same text only the likeliest is kept.
+        """
+        found: dict[str, float] = {}
+        for one in (entry.chosen, *entry.top[:most]):
+            found.setdefault(self.spell(one.token_id, one.bytes), one.logprob)
+        best_first = sorted(found.items(), key=lambda pair: -pair[1])
+        return {text: finite(logprob) for text, logprob in best_first}
 
 
-def top_logprob(other: Alternative) -> TopLogprob:
-    return TopLogprob(other.text, finite(other.logprob), list(other.bytes))
-
-
-def text_logprobs(
-    tokens: Sequence[str],
-    entries: Sequence[TokenLogprob | None],
-    most: int,
-    offsets: Sequence[int],
-) -> TextLogprobs:
-    """Columns for tokens and their offsets, with at most `most` alternatives."""
-    return TextLogprobs(
-        list(tokens),
-        [entry and finite(entry.chosen.logprob) for entry in entries],
-        [
-            entry and {one.text: finite(one.logprob) for one in entry.top[:most]}
-            for entry in entries
-        ],
-        list(offsets),
-    )
+def id_text(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def prompt_column(
     entries: Sequence[PromptLogprob | None] | None, most: int | None
-) -> PromptColumn | UnsetType:
-    """Prompt logprobs with at most `most` alternatives; unset if `most` is None."""
+) -> PromptColumn | None:
+    """Prompt logprobs with at most `most` alternatives; None if `most` is."""
     if entries is None or most is None:
-        return UNSET
+        return None
     return [entry and ranked(entry, most) for entry in entries]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from time import time
-from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -51,10 +50,19 @@ class Envelope:
 
     # -- streams ------------------------------------------------------------
 
-    def event(self, kind: Chunk, choice: ChatChunkChoice | TextChoice) -> bytes:
-        """A chunk with one choice."""
-        made: Any = kind
-        return event(made(self.id, self.created, self.model, (choice,), self._running_usage()))
+    def chat_event(
+        self, choice: ChatChunkChoice, prompt: Sequence[int] | UnsetType = UNSET
+    ) -> bytes:
+        """A chunk of a chat with one choice; `prompt` has the token ids of the prompt."""
+        usage = self._running_usage()
+        return event(
+            ChatChunk(self.id, self.created, self.model, (choice,), usage, prompt_token_ids=prompt)
+        )
+
+    def text_event(self, choice: TextChoice) -> bytes:
+        """A chunk of a completion with one choice."""
+        usage = self._running_usage()
+        return event(Completion(self.id, self.created, self.model, (choice,), usage))
 
     def closing(self, kind: Chunk, outputs: Sequence[RequestOutput]) -> bytes:
         """The end of a stream, after a chunk with usage and timings if they are requested."""

@@ -2,29 +2,20 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from paceline.core.sampling import LARGEST_ID, MOST_LOGPROBS
-
-
-def refused(reason: str) -> BeforeValidator:
-    """A field that is not supported. Null, false and an empty list are accepted."""
-
-    def check(given: Any, info: ValidationInfo) -> None:
-        if not (given is None or given is False or given == []):
-            problem = f"{reason}; remove {info.field_name}"
-            raise PydanticCustomError("unsupported", "{problem}", {"problem": problem})
-
-    return BeforeValidator(check)
+from paceline.server.schemas.constraints import (
+    Constraints,
+    Documents,
+    NoEcho,
+    NoEffort,
+    NoTokenIds,
+    OwnTemplate,
+    RequestBody,
+    StoredPrompt,
+)
 
 
 def checked_prompt(given: Any, _validate: ValidatorFunctionWrapHandler) -> Any:
@@ -63,21 +54,6 @@ MOST_BIASES = 4096
 MOST_STOPS = 1024
 MOST_MESSAGES = 8192
 
-REFUSED: Any = Field(description="refused")
-StructuredOutput = Annotated[None, refused("structured output is not built yet"), REFUSED]
-Adapter = Annotated[None, refused("adapters are not supported"), REFUSED]
-OtherInput = Annotated[None, refused("only text is supported as input"), REFUSED]
-OwnTemplate = Annotated[
-    None, refused("the chat template of the model is used, and it begins a new message"), REFUSED
-]
-Functions = Annotated[None, refused("functions are not supported; see tools"), REFUSED]
-BadWords = Annotated[None, refused("words cannot be banned; see bad_token_ids"), REFUSED]
-Truncation = Annotated[None, refused("prompts are not truncated; send a shorter one"), REFUSED]
-Processors = Annotated[None, refused("logits_processors are not supported"), REFUSED]
-Documents = Annotated[
-    None, refused("documents are not supported; write their text into messages"), REFUSED
-]
-Embeddings = Annotated[None, refused("a prompt is a text or token ids"), REFUSED]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 IdList = Annotated[list[int], Field(max_length=MOST_IDS, fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES, fail_fast=True)]
@@ -86,15 +62,7 @@ Most = Annotated[int, Field(ge=1, le=LARGEST_ID)]
 Prompt = Annotated[
     str | list[str] | list[TokenId] | list[list[TokenId]], WrapValidator(checked_prompt)
 ]
-PROMPT_LOGPROBS: Any = Field(
-    None, ge=0, description="alternatives returned with the logprob of each token of the prompt"
-)
-
-
-class RequestBody(BaseModel):
-    """A JSON object. Values are not converted to other types."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(RequestBody):
@@ -102,59 +70,6 @@ class StreamOptions(RequestBody):
 
     include_usage: bool | None = Field(None, description="end with a chunk that has the usage")
     continuous_usage_stats: bool | None = Field(None, description="have it in every chunk")
-
-
-class ResponseFormat(RequestBody):
-    """Only text is supported."""
-
-    type: str
-
-
-class Constraints(RequestBody):
-    """Fields of other servers that constrain the text or change the prompt.
-
-    A client that sends one relies on it, so most are refused and none is ignored. The fields:
-    response_format, modalities, function_call, functions, add_special_tokens, chat_template,
-    structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar, regex,
-    json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message,
-    logits_processors, documents, prompt_embeds; adapters: adapter, lora, lora_path, lora_request;
-    inputs that are no text: images, image_data, video_data, audio, audio_data, multi_modal_data.
-    """
-
-    response_format: ResponseFormat | None = Field(None, description="text only")
-    modalities: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        None, description="text only"
-    )
-    function_call: str | dict[str, Any] | None = Field(None, description="none or auto")
-    functions: Functions = None
-    add_special_tokens: bool | None = Field(
-        None, description="true for a text and false for a conversation, which are the defaults"
-    )
-    chat_template: OwnTemplate = None
-    structured_outputs: StructuredOutput = None
-    guided_json: StructuredOutput = None
-    guided_regex: StructuredOutput = None
-    guided_choice: StructuredOutput = None
-    guided_grammar: StructuredOutput = None
-    regex: StructuredOutput = None
-    json_schema: StructuredOutput = None
-    ebnf: StructuredOutput = None
-    bad_words: BadWords = None
-    truncate_prompt_tokens: Truncation = None
-    continue_final_message: OwnTemplate = None
-    logits_processors: Processors = None
-    documents: Documents = None
-    prompt_embeds: Embeddings = None
-    adapter: Adapter = None
-    lora: Adapter = None
-    lora_path: Adapter = None
-    lora_request: Adapter = None
-    images: OtherInput = None
-    image_data: OtherInput = None
-    video_data: OtherInput = None
-    audio: OtherInput = None
-    audio_data: OtherInput = None
-    multi_modal_data: OtherInput = None
 
 
 class GenerationBody(Constraints):
@@ -205,36 +120,56 @@ class GenerationBody(Constraints):
     timings: bool | None = Field(None, description="return the time in each stage")
 
 
-class ChatRequest(GenerationBody):
+class ScoredBody(GenerationBody):
+    """Fields that chats and completions share: what is returned besides the text."""
+
+    prompt_logprobs: int | None = Field(
+        None, ge=0, description="alternatives returned with the logprob of each token of the prompt"
+    )
+    return_token_ids: bool | None = Field(
+        None, description="return token_ids, and prompt_token_ids once"
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="write the tokens of logprobs as token_id:ID"
+    )
+
+
+class ChatRequest(ScoredBody):
     """A conversation to continue.
 
-    Own fields: messages, max_completion_tokens, logprobs, top_logprobs, prompt_logprobs, tools,
-    tool_choice, chat_template_kwargs, add_generation_prompt.
+    Own fields: messages, max_completion_tokens, logprobs, top_logprobs, tools, tool_choice,
+    reasoning_effort, chat_template_kwargs, add_generation_prompt, echo.
     """
 
     messages: Messages = Field(description="role and content of each")
     max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    prompt_logprobs: int | None = PROMPT_LOGPROBS
-    tools: Objects | None = Field(None, description="shown to the chat template")
+    tools: Objects | None = Field(None, description="refused, unless tool_choice is none")
     tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: Effort | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    echo: NoEcho = None
 
 
-class CompletionRequest(GenerationBody):
+class CompletionRequest(ScoredBody):
     """A text to continue, or several."""
 
     prompt: Prompt
     echo: bool | None = Field(None, description="begin the text with the prompt")
     logprobs: int | None = None
-    prompt_logprobs: int | None = PROMPT_LOGPROBS
     suffix: str | None = None
+    reasoning_effort: NoEffort = None
 
 
 class ResponseRequest(GenerationBody):
-    """A conversation to continue, in the form of OpenAI's responses."""
+    """A conversation to continue, in the form of OpenAI's responses.
+
+    Own fields: input, instructions, max_output_tokens, metadata, previous_response_id,
+    conversation, background, tools, tool_choice, text, reasoning, reasoning_effort, truncation,
+    prompt, echo, return_token_ids, return_tokens_as_token_ids, include, top_logprobs.
+    """
 
     input: str | Messages = Field(description="a text, or messages")
     instructions: str | None = Field(None, description="the system message")
@@ -246,6 +181,13 @@ class ResponseRequest(GenerationBody):
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = Field(None, description="effort only")
+    reasoning_effort: Effort | None = Field(None, description="the same")
+    truncation: Literal["disabled"] | None = None
+    prompt: StoredPrompt = None
+    echo: NoEcho = None
+    return_token_ids: NoTokenIds = None
+    return_tokens_as_token_ids: NoTokenIds = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
     top_logprobs: int | None = None
 
@@ -256,11 +198,14 @@ class TokenizeRequest(RequestBody):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = Field(None, description="for a text; true is the default")
     add_generation_prompt: bool = True
     return_token_strs: bool = False
-    tools: Objects | None = Field(None, description="as in a chat")
+    tools: Objects | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: OwnTemplate = None
+    continue_final_message: OwnTemplate = None
+    documents: Documents = None
 
 
 class DetokenizeRequest(RequestBody):

@@ -1,0 +1,128 @@
+"""Fields of requests that this server refuses, because ignoring them would change the answer."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+
+def refused(reason: str) -> BeforeValidator:
+    """A field that is not supported. Null, false and an empty list are accepted."""
+    return BeforeValidator(lambda given, info: refuse(given, info, reason, (None, False, [])))
+
+
+def fixed(reason: str, *values: Any) -> BeforeValidator:
+    """A field of which only null and `values` are supported."""
+    return BeforeValidator(lambda given, info: refuse(given, info, reason, (None, *values)))
+
+
+def refuse(given: Any, info: ValidationInfo, reason: str, accepted: tuple[Any, ...]) -> None:
+    if not any(type(given) is type(one) and given == one for one in accepted):
+        problem = f"{reason}; remove {info.field_name}"
+        raise PydanticCustomError("unsupported", "{problem}", {"problem": problem})
+
+
+REFUSED: Any = Field(description="refused")
+StructuredOutput = Annotated[None, refused("structured output is not built yet"), REFUSED]
+Adapter = Annotated[None, refused("adapters are not supported"), REFUSED]
+OtherInput = Annotated[None, refused("only text is supported as input"), REFUSED]
+OwnTemplate = Annotated[
+    None, refused("the chat template of the model is used, and it begins a new message"), REFUSED
+]
+Functions = Annotated[None, refused("functions are not supported; see tools"), REFUSED]
+BadWords = Annotated[None, refused("words cannot be banned; see bad_token_ids"), REFUSED]
+Truncation = Annotated[None, refused("prompts are not truncated; send a shorter one"), REFUSED]
+Processors = Annotated[None, refused("logits cannot be processed by code of the client"), REFUSED]
+Documents = Annotated[
+    None, refused("documents are not supported; write their text into messages"), REFUSED
+]
+Embeddings = Annotated[None, refused("a prompt is a text or token ids"), REFUSED]
+NoTransfer = Annotated[None, refused("the KV cache is not transferred"), REFUSED]
+NoSearch = Annotated[None, refused("the web is not searched"), REFUSED]
+Regexes = Annotated[None, refused("an answer stops at strings; see stop"), REFUSED]
+ChosenLogprobs = Annotated[
+    None, refused("logprobs of chosen tokens are not supported; see top_logprobs"), REFUSED
+]
+HiddenStates = Annotated[None, refused("hidden states are not returned"), REFUSED]
+OwnArguments = Annotated[None, refused("there are no arguments of extensions"), REFUSED]
+NoTokenIds = Annotated[None, refused("token ids are not returned on this route"), REFUSED]
+StoredPrompt = Annotated[None, refused("prompts are not stored; see input"), REFUSED]
+NoEcho = Annotated[None, refused("a conversation is not echoed"), REFUSED]
+NoEffort = Annotated[None, refused("there is no chat template on this route"), REFUSED]
+ThinkingBudget = Annotated[None, refused("reasoning has no limit; see max_tokens"), REFUSED]
+Reasoning = Annotated[None, fixed("reasoning stays in the text", True), REFUSED]
+Detokenized = Annotated[None, fixed("the text is always returned", True), REFUSED]
+Verbosity = Annotated[None, fixed("the verbosity cannot be set", "medium"), REFUSED]
+
+
+class RequestBody(BaseModel):
+    """A JSON object. Values are not converted to other types."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class ResponseFormat(RequestBody):
+    """Only text is supported."""
+
+    type: str
+
+
+class Constraints(RequestBody):
+    """Fields of other servers that constrain the text or change the prompt.
+
+    A client that sends one relies on it, so most are refused and none is ignored. The fields:
+    response_format, modalities, function_call, functions, add_special_tokens, chat_template,
+    structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar, regex,
+    json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message,
+    logits_processors, custom_logit_processor, documents, prompt_embeds, logprob_token_ids,
+    stop_regex, kv_transfer_params, web_search_options, vllm_xargs, return_hidden_states,
+    thinking_token_budget, include_reasoning, detokenize, verbosity; adapters: adapter,
+    lora, lora_path, lora_request; inputs that are no text: images, image_data, video_data,
+    audio, audio_data, multi_modal_data.
+    """
+
+    response_format: ResponseFormat | None = Field(None, description="text only")
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        None, description="text only"
+    )
+    function_call: str | dict[str, Any] | None = Field(None, description="none or auto")
+    functions: Functions = None
+    add_special_tokens: bool | None = Field(
+        None, description="true for a text and false for a conversation, which are the defaults"
+    )
+    chat_template: OwnTemplate = None
+    structured_outputs: StructuredOutput = None
+    guided_json: StructuredOutput = None
+    guided_regex: StructuredOutput = None
+    guided_choice: StructuredOutput = None
+    guided_grammar: StructuredOutput = None
+    regex: StructuredOutput = None
+    json_schema: StructuredOutput = None
+    ebnf: StructuredOutput = None
+    bad_words: BadWords = None
+    truncate_prompt_tokens: Truncation = None
+    continue_final_message: OwnTemplate = None
+    logits_processors: Processors = None
+    documents: Documents = None
+    prompt_embeds: Embeddings = None
+    custom_logit_processor: Processors = None
+    logprob_token_ids: ChosenLogprobs = None
+    stop_regex: Regexes = None
+    kv_transfer_params: NoTransfer = None
+    web_search_options: NoSearch = None
+    vllm_xargs: OwnArguments = None
+    return_hidden_states: HiddenStates = None
+    thinking_token_budget: ThinkingBudget = None
+    include_reasoning: Reasoning = None
+    detokenize: Detokenized = None
+    verbosity: Verbosity = None
+    adapter: Adapter = None
+    lora: Adapter = None
+    lora_path: Adapter = None
+    lora_request: Adapter = None
+    images: OtherInput = None
+    image_data: OtherInput = None
+    video_data: OtherInput = None
+    audio: OtherInput = None
+    audio_data: OtherInput = None
+    multi_modal_data: OtherInput = None
