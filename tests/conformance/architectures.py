@@ -22,6 +22,10 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "sliding_window": 7,  # of architectures that have windows by nature
 }
+OWN_SIZES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
 THETA = 10_000.0
 LLAMA3 = {
     "rope_type": "llama3",
@@ -59,6 +63,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
+    "qwen3moe": {
+        "all shares": {"norm_topk_prob": True},
+        "some layers, all shares": {"decoder_sparse_step": 2, "norm_topk_prob": True},
+        "other layers": {"mlp_only_layers": [0, 2], "num_experts_per_tok": 1},
+    },
     "phi3": {
         "parts of heads": {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
         "longrope": {
@@ -126,7 +135,7 @@ class Case:
     def sizes(self) -> dict[str, Any]:
         """Layers enough that some see the whole context, where others have a window."""
         layers = max(SIZES["num_hidden_layers"], traits_of(self.architecture).global_every + 1)
-        return {**SIZES, "num_hidden_layers": layers}
+        return {**SIZES, **OWN_SIZES.get(self.architecture, {}), "num_hidden_layers": layers}
 
     def config(self, **changes: Any) -> ModelConfig:
         names = {"architectures": [f"{self.architecture}ForCausalLM"]}

@@ -31,11 +31,13 @@ NAMES = {
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 NORMS = {"post_attention_layernorm": "ffn_norm"}
+PAIRED = ("llama", "mixtral")
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -60,14 +62,29 @@ def paired(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
 
+def experts_of(name: str, array: np.ndarray[Any, Any]) -> Tensors:
+    """Those of all experts of a layer, which are one tensor in both formats."""
+    layer, kind = name.split(".")[2], name.rpartition(".")[2]
+    if kind == "down_proj":
+        return {f"blk.{layer}.ffn_down_exps.weight": array}
+    gate, up = np.split(array, 2, axis=1)
+    return {
+        f"blk.{layer}.ffn_gate_exps.weight": np.ascontiguousarray(gate),
+        f"blk.{layer}.ffn_up_exps.weight": np.ascontiguousarray(up),
+    }
+
+
 def tensors_of(model: Any, architecture: str) -> Tensors:
     """A transformers model's tensors in the names and layouts of llama.cpp."""
     config, tensors = model.config, {}
     for name, tensor in model.named_parameters():
         array = tensor.numpy()
-        if architecture == "llama" and ".q_proj." in name:
+        if ".experts." in name:
+            tensors |= experts_of(name, array)
+            continue
+        if architecture in PAIRED and ".q_proj." in name:
             array = paired(array, config.num_attention_heads)
-        if architecture == "llama" and ".k_proj." in name:
+        if architecture in PAIRED and ".k_proj." in name:
             array = paired(array, config.num_key_value_heads)
         if architecture in GEMMAS and name.endswith("norm.weight"):
             array = array + 1
@@ -94,7 +111,7 @@ def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Kind = Kind.F32):
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, "llama" if architecture == "mixtral" else architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -108,6 +125,11 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -128,6 +150,8 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 
 CASES = [
     *(Case(architecture) for architecture in ("llama", "qwen2", "qwen3", "gemma3", "phi3")),
+    Case("mixtral"),
+    *(Case("qwen3moe", variant) for variant in ("all shares", "some layers, all shares")),
     *(Case("gemma2", variant) for variant in ("plain", "low caps")),
     *(Case("llama", variant) for variant in ("yarn", "biases everywhere")),
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),

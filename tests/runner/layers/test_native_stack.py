@@ -10,7 +10,7 @@ from paceline.runner.layers.native import NativeLinear
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import architectures
+from tests.conformance.architectures import OWN_SIZES, architectures
 from tests.conformance.native_backend import FourBits
 from tests.runner.support import Piece, batch_of, tiny
 
@@ -25,6 +25,7 @@ def model_of(family: str, kind: type[Dummy]) -> Model:
         head_dim=24,
         num_hidden_layers=7,
         sliding_window=5,
+        **OWN_SIZES.get(family, {}),
     )
     return Model.load(kind(config), linear_kind=NativeLinear)
 
@@ -90,8 +91,9 @@ def test_where_nothing_is_wanted_the_end_of_the_last_layer_is_left_out() -> None
     assert not torch.equal(left[0], left[1])
 
 
-def test_threads_change_nothing() -> None:
-    model = model_of("llama", FourBits)
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_threads_change_nothing(family: str) -> None:
+    model = model_of(family, FourBits)
     pieces = [Piece(prompt, 0, blocks(row)) for row, prompt in enumerate(PROMPTS)]
     before, results = torch.get_num_threads(), []
     try:

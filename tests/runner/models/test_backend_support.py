@@ -20,6 +20,7 @@ from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
 PLAIN = BackendSupport("plain", frozenset())
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ def test_features_are_fields_with_other_values_than_their_defaults() -> None:
     assert features_of(described("Qwen2")) == {"layers.attention.qkv.biases"}
     assert features_of(described("Qwen3")) == {"layers.attention.head_norms"}
     assert features_of(described("Mistral", sliding_window=4)) == {"layers.attention.window"}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    assert features_of(described("Mixtral", **experts)) == {"layers.mlp=mixture"}
     assert features_of(described("Gemma3", sliding_window=4)) == {
         "embedding_scale",
         "layers.attention.head_norms",
@@ -61,7 +64,7 @@ def test_features_are_fields_with_other_values_than_their_defaults() -> None:
 
 def test_every_feature_that_a_backend_lists_is_one() -> None:
     """A name that is misspelt would never be compared with anything."""
-    possible = {one.name for kind in (DecoderSpec, AttentionSpec, MLPSpec) for one in fields(kind)}
+    possible = {one.name for kind in SPECS for one in fields(kind)}
     for backend in (TORCH, NATIVE):
         for feature in backend.features:
             path = feature.partition("=")[0].removesuffix(".biases").split(".")
@@ -88,6 +91,7 @@ def test_one_value_for_all_layers() -> None:
     scaled = with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
     assert TORCH.supports(scaled) is None
     assert str(NATIVE.supports(scaled)).startswith("it takes one query scale for all layers")
+    assert isinstance(last.mlp, MLPSpec)
     norm = replace(last.mlp.norm, eps=0.25)
     normed = with_layer(spec, replace(last, mlp=replace(last.mlp, norm=norm)))
     assert "norm eps for all layers, and the model has [1e-05, 0.25]" in str(

@@ -4,6 +4,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, frequencies
 from tests.runner.support import TINY, tiny
@@ -246,3 +247,35 @@ def test_factors_of_long_and_short_sequences_of_gguf() -> None:
     for length, by in ((32, short), (33, long)):
         expected = tuple(f / one for f, one in zip(plain, by, strict=True))
         assert found.at(length) == Rope.plain(expected, 2.0)
+
+
+EXPERTS = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+
+
+def test_experts() -> None:
+    mixtral = tiny(**EXPERTS, num_experts_per_tok=2).experts
+    assert mixtral == ExpertSizes(4, 2, 40, True, (True, True))
+    names = {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 16}
+    qwen = tiny(**names, num_experts=8, num_experts_per_tok=3, mlp_only_layers=[0]).experts
+    assert qwen == ExpertSizes(8, 3, 16, False, (False, True))
+    assert tiny(num_local_experts=4, num_experts_per_tok=2).experts is None  # of a Llama
+
+
+def test_a_llama_of_gguf_with_experts_is_a_mixtral() -> None:
+    known = {**GGUF, "llama.expert_count": 4, "llama.expert_used_count": 2}
+    config = ModelConfig.of_gguf(known, GGUFTensors(["blk.1.ffn_gate_inp.weight"]))
+    assert config.architecture == "mixtral"
+    assert config.experts == ExpertSizes(4, 2, 40, True, (False, True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "config.json has no 'num_experts_per_tok'"),
+        ({"num_experts_per_tok": 5}, "between 1 and all 4 experts, not 5"),
+        ({"num_experts_per_tok": 1, "moe_intermediate_size": -3}, "must be positive, not -3"),
+    ],
+)
+def test_experts_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny(**EXPERTS, **changes)

@@ -1,6 +1,6 @@
 from typing import Any
 
-from paceline.runner.models.architecture import LayerSpec
+from paceline.runner.models.architecture import GGUFForm, LayerSpec, MixtureSpec, MLPSpec
 from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Rope, frequencies
 from tests.runner.support import tiny
@@ -23,6 +23,7 @@ def test_a_plain_layer_has_no_feature() -> None:
     assert (attention.head_norms, attention.window, attention.output_norm) == (None, None, None)
     assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, 2, 8)
     assert (attention.scale, attention.rope) == (8**-0.5, Rope.plain(frequencies(10_000.0, 8)))
+    assert isinstance(mlp, MLPSpec)
     assert (mlp.activation, mlp.output_norm) == ("silu", None)
     assert not attention.qkv.biases
     assert describe(tiny()).embedding_scale == 1.0
@@ -64,3 +65,46 @@ def test_a_gguf_file_of_a_llama_holds_queries_and_keys_in_pairs() -> None:
 def test_a_file_may_repeat_a_tied_embedding_as_the_head() -> None:
     assert describe(tiny(tie_word_embeddings=True)).embedding.copies == ("lm_head.weight",)
     assert describe(tiny()).embedding.copies == ()
+
+
+def test_products_that_a_file_holds_as_one() -> None:
+    one = layer(architectures=["Phi3ForCausalLM"])
+    (qkv,) = one.attention.qkv.weights
+    assert (qkv.name, qkv.shape) == ("model.layers.1.self_attn.qkv_proj.weight", (64, 24))
+    assert qkv.gguf.name == "blk.1.attn_qkv.weight"
+    assert isinstance(one.mlp, MLPSpec)
+    (gate_up,) = one.mlp.gate_up.weights
+    assert (gate_up.name, gate_up.shape) == ("model.layers.1.mlp.gate_up_proj.weight", (80, 24))
+
+
+def test_a_mixture_has_a_router_and_experts() -> None:
+    mixture = layer(
+        architectures=["MixtralForCausalLM"], num_local_experts=3, num_experts_per_tok=2
+    ).mlp
+    assert isinstance(mixture, MixtureSpec)
+    assert (mixture.chosen, mixture.shares_sum_to_one, mixture.width) == (2, True, 40)
+    block = "model.layers.1.block_sparse_moe"
+    (router,) = mixture.router.weights
+    assert (router.name, router.shape) == (f"{block}.gate.weight", (3, 24))
+    assert router.gguf == GGUFForm("blk.1.ffn_gate_inp.weight")
+    gate, up = mixture.experts[2].gate_up.weights
+    assert (gate.name, up.name) == (f"{block}.experts.2.w1.weight", f"{block}.experts.2.w3.weight")
+    assert gate.gguf == GGUFForm("blk.1.ffn_gate_exps.weight", part=2)
+    (down,) = mixture.experts[2].down.weights
+    assert (down.name, down.shape) == (f"{block}.experts.2.w2.weight", (24, 40))
+
+
+def test_some_layers_of_a_mixture_are_plain() -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    names = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4}
+    spec = describe(tiny(**names, **sizes, decoder_sparse_step=2, mlp_only_layers=[3]))
+    assert [isinstance(one.mlp, MixtureSpec) for one in spec.layers] == [False, True, False, False]
+    assert [one.mlp.width for one in spec.layers] == [40, 16, 40, 40]
+
+
+def test_the_longest_sequence_chooses_the_rope() -> None:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = tiny(rope_scaling=scaling, original_max_position_embeddings=64)
+    short, long = (describe(config, length).layers[0].attention.rope for length in (64, None))
+    assert short.frequencies[0] == 1.0
+    assert long.frequencies[0] == 0.5

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.weights.gguf_file import read_gguf
+from paceline.runner.weights.gguf_file import ENCODINGS, GGUFTensor, read_gguf
 
 
 @pytest.fixture
@@ -96,3 +96,11 @@ def test_a_type_of_tensor_that_nobody_can_read(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ConfigError, match="'odd' has type 17, which is not supported"):
         read_gguf(path)
+
+
+def test_a_part_of_a_tensor_is_some_of_its_blocks() -> None:
+    blocks = np.arange(12 * 34, dtype=np.uint32).astype(np.uint8).reshape(12, 34)
+    whole = GGUFTensor((3, 2, 64), ENCODINGS[8], blocks)
+    part = whole.part(1)
+    assert part.shape == (2, 64)
+    assert np.array_equal(part.blocks, blocks[4:8])

@@ -21,11 +21,18 @@ from paceline.runner.cuda.kernels.layers import (
 from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
+from paceline.runner.cuda.mixture import CudaMixture
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, Linear
 from paceline.runner.layers.stack import STORED
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec, NormSpec, ProductSpec
+from paceline.runner.models.architecture import (
+    DecoderSpec,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+    ProductSpec,
+)
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Rope
@@ -55,6 +62,7 @@ CUDA = BackendSupport(
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
+            "layers.mlp=mixture",
         }
     ),
     one_value={**STORED, "number of heads": lambda layer: [layer.attention.heads]},
@@ -97,11 +105,10 @@ class CudaLayer:
     def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int, turns: Tensor) -> None:
         attention, mlp = spec.attention, spec.mlp
         self._attention, self._layer = attention, layer
-        self._is_silu = mlp.activation == "silu"
         self._qkv = NormedLinear(factory.qkv(attention), attention.norm)
-        self._gate_up = NormedLinear(factory.linear(mlp.gate_up, mlp.norm), mlp.norm, is_gated=True)
         self._out = ResidualLinear(factory, attention.output, attention.output_norm)
-        self._down = ResidualLinear(factory, mlp.down, mlp.output_norm)
+        is_plain = isinstance(mlp, MLPSpec)
+        self._mlp = CudaMLP(factory, mlp) if is_plain else CudaMixture(factory, mlp)
         self._turn = HeadRotation(turns, None, 0.0)
         if attention.head_norms is not None:
             factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
@@ -128,8 +135,22 @@ class CudaLayer:
             if not len(wanted):
                 return hidden
         self._out(hidden, seen)
-        self._down(hidden, self._gate_up.gated(hidden, self._is_silu))
+        self._mlp.add_to(hidden)
         return hidden
+
+
+class CudaMLP:
+    """The gated MLP."""
+
+    def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
+        gate_up = factory.linear(spec.gate_up, spec.norm)
+        self._gate_up = NormedLinear(gate_up, spec.norm, is_gated=True)
+        self._down = ResidualLinear(factory, spec.down, spec.output_norm)
+        self._is_silu = spec.activation == "silu"
+
+    def add_to(self, hidden: Tensor) -> None:
+        """Add the MLP of the residual stream to it."""
+        self._down(hidden, self._gate_up.gated(hidden, self._is_silu))
 
 
 class NormedLinear:

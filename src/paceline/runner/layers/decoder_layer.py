@@ -3,11 +3,11 @@
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mixture import Mixture
 from paceline.runner.layers.mlp import MLP
-from paceline.runner.layers.norm import Norm
+from paceline.runner.layers.norm import add_product
 from paceline.runner.layers.self_attention import LayerContext, SelfAttention
-from paceline.runner.models.architecture import LayerSpec
+from paceline.runner.models.architecture import LayerSpec, MLPSpec
 
 
 class DecoderLayer:
@@ -15,26 +15,18 @@ class DecoderLayer:
 
     def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int) -> None:
         self.attention = SelfAttention(factory, spec.attention, layer)
-        self.mlp = MLP(factory, spec.mlp)
-        self._attention_input_norm = factory.unscaled_norm(spec.attention.norm.floor)
-        self._mlp_input_norm = factory.unscaled_norm(spec.mlp.norm.floor)
+        mlp = spec.mlp
+        self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else Mixture(factory, mlp)
+        self._input_norm = factory.unscaled_norm(spec.attention.norm.floor)
         self.attention_norm = factory.optional_norm(spec.attention.output_norm)
-        self.mlp_norm = factory.optional_norm(spec.mlp.output_norm)
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
     ) -> Tensor:
         """The residual stream after this layer, of all positions or of the wanted ones."""
-        seen = self.attention(self._attention_input_norm(hidden), context)
+        seen = self.attention(self._input_norm(hidden), context)
         if wanted is not None:
             hidden, seen = hidden[wanted], seen[wanted]
-        _add(hidden, seen, self.attention.output, self.attention_norm)
-        _add(hidden, self.mlp(self._mlp_input_norm(hidden)), self.mlp.down, self.mlp_norm)
+        add_product(hidden, seen, self.attention.output, self.attention_norm)
+        self.mlp.add_to(hidden)
         return hidden
-
-
-def _add(hidden: Tensor, x: Tensor, product: Linear, norm: Norm | None) -> None:
-    if norm is None:
-        product.add_to(hidden, x)
-    else:
-        hidden.add_(norm(product(x)))

@@ -74,6 +74,13 @@ class LayerFactory:
         bias = self.joined(product.biases) if product.biases else None  # [outputs]
         return self._linear(product, partial(self.joined, product.weights), bias, before)
 
+    def router(self, product: ProductSpec, before: NormSpec) -> Tensor:
+        """The weights of a router, [experts, width], with the factor of the norm before it.
+
+        They stay in float32: a rounded score may choose another expert.
+        """
+        return self.joined(product.weights).mul_(self.factor(before))
+
     def qkv(self, attention: AttentionSpec) -> Linear:
         """The product for queries, keys and values, of which the first two are `paired_order`."""
         product, order = attention.qkv, slice(None)

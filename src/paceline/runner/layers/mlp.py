@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.models.architecture import Activation, MLPSpec
+from paceline.runner.layers.norm import add_product
+from paceline.runner.models.architecture import Activation, ExpertSpec, MLPSpec, NormSpec
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -15,13 +16,33 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class MLP:
-    def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
-        self.gate_up = factory.linear(spec.gate_up, spec.norm)
-        self._activation = ACTIVATIONS[spec.activation]
+class GatedProducts:
+    """The two products of an MLP or of an expert, and what is between them."""
+
+    def __init__(
+        self,
+        factory: LayerFactory,
+        spec: MLPSpec | ExpertSpec,
+        norm: NormSpec,
+        activation: Activation,
+    ) -> None:
+        self.gate_up = factory.linear(spec.gate_up, norm)
+        self._activation = ACTIVATIONS[activation]
         self.down = factory.linear(spec.down)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Everything but the product with `down`, which the layer adds to the residual stream."""
+    def gated(self, x: Tensor) -> Tensor:
+        """The input of `down`."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # [positions, width] each
         return self._activation(gate).mul_(up)
+
+
+class MLP:
+    def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
+        self._input_norm = factory.unscaled_norm(spec.norm.floor)
+        self.products = GatedProducts(factory, spec, spec.norm, spec.activation)
+        self.output_norm = factory.optional_norm(spec.output_norm)
+
+    def add_to(self, hidden: Tensor) -> None:
+        """Add the MLP of the residual stream to it."""
+        x = self.products.gated(self._input_norm(hidden))
+        add_product(hidden, x, self.products.down, self.output_norm)

@@ -1,6 +1,7 @@
 """All layers of a decoder in one call of a compiled kernel."""
 
 from ctypes import byref, pointer
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,18 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import DecoderLayer
 from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mixture import Mixture
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.stack import STORED, TorchStack
-from paceline.runner.models.architecture import LayerSpec, NormSpec, parts_of
+from paceline.runner.models.architecture import LayerSpec, MixtureSpec, NormSpec, parts_of
 from paceline.runner.models.backend_support import BackendSupport
-from paceline.runner.native.library import DecoderStruct, LayerStruct, MatrixStruct, library
+from paceline.runner.native.library import (
+    DecoderStruct,
+    ExpertStruct,
+    LayerStruct,
+    MixtureStruct,
+    library,
+)
 
 # `struct decoder` of decoder.c has one value of these for all layers.
 NATIVE = BackendSupport(
@@ -34,6 +42,7 @@ NATIVE = BackendSupport(
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
+            "layers.mlp=mixture",
         }
     ),
     one_value={
@@ -41,7 +50,6 @@ NATIVE = BackendSupport(
         "number of heads": lambda layer: [layer.attention.heads],
         "query scale": lambda layer: [layer.attention.scale],
         "score cap": lambda layer: [layer.attention.score_cap],
-        "width of the MLP": lambda layer: [layer.mlp.width],
         "activation": lambda layer: [layer.mlp.activation],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
     },
@@ -65,7 +73,6 @@ class NativeStack:
             self._layers,
             len(layers),
             attention.norm.width,
-            mlp.width,
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
@@ -100,16 +107,39 @@ class NativeStack:
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp
-        products = (attention.qkv, attention.output, mlp.gate_up, mlp.down)
-        norms = (attention.norm, layer.attention_norm, layer.mlp_norm)
+        norms = attention.norm, layer.attention_norm, mlp.output_norm
+        gate_up, down, mixture = None, None, None
+        if isinstance(mlp, Mixture):
+            assert isinstance(spec.mlp, MixtureSpec)
+            mixture = pointer(_mixture(mlp, spec.mlp))
+        else:
+            gate_up, down = _matrix(mlp.products.gate_up), _matrix(mlp.products.down)
         return LayerStruct(
-            *(pointer(_matrix(product)) for product in products),
+            _matrix(attention.qkv),
+            _matrix(attention.output),
+            gate_up,
+            down,
+            mixture,
             *(None if norm is None else norm.factor.data_ptr() for norm in norms),
             self._stack.ropes[spec.attention.rope].data_ptr(),
+            spec.mlp.width,
             spec.attention.window or 0,
         )
 
 
-def _matrix(product: Linear) -> MatrixStruct:
+def _mixture(mixture: Mixture, spec: MixtureSpec) -> MixtureStruct:
+    structs = [
+        ExpertStruct(_matrix(expert.gate_up), _matrix(expert.down)) for expert in mixture.experts
+    ]
+    return MixtureStruct(
+        mixture.router.data_ptr(),
+        (ExpertStruct * len(structs))(*structs),
+        len(structs),
+        spec.chosen,
+        spec.shares_sum_to_one,
+    )
+
+
+def _matrix(product: Linear) -> Any:
     assert isinstance(product, NativeLinear)
-    return product.matrix
+    return pointer(product.matrix)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from paceline.runner.layers.linear import Linear
+
 
 class UnscaledNorm:
     """A norm without its factor sqrt(width) * weight.
@@ -35,3 +37,11 @@ class Norm:
     def apply_to(self, x: Tensor) -> None:
         """The same in place."""
         x.div_(self._unscaled.length(x)).mul_(self.factor)
+
+
+def add_product(total: Tensor, x: Tensor, product: Linear, norm: Norm | None) -> None:
+    """total += norm(product(x)), in place."""
+    if norm is None:
+        product.add_to(total, x)
+    else:
+        total.add_(norm(product(x)))

@@ -34,6 +34,7 @@ TORCH = BackendSupport(
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
+            "layers.mlp=mixture",
         }
     ),
     one_value=STORED,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
@@ -20,11 +20,13 @@ class GGUFForm:
     offset        the file holds the tensor plus this number
     paired_heads  the rows of each of so many heads are stored pair by pair, x0 y0 x1 y1 …,
                   instead of x0 x1 … y0 y1 …; 0 if they are stored as they are
+    part          index into the tensor of the file, which holds several; None: it holds this one
     """
 
     name: str
     offset: float = 0.0
     paired_heads: int = 0
+    part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +158,44 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """down(activation(gate) * up), where gate and up are gate_up of the input."""
+
+    gate_up: ProductSpec
+    down: ProductSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """x + the sum of share * expert(norm(x)), over the experts with the largest shares.
+
+    norm               of the residual stream
+    router             from the residual stream to a score for each expert; shares are their softmax
+    experts            all of one shape
+    chosen             experts of a position
+    shares_sum_to_one  shares of the chosen experts are divided by their sum
+    activation         of all experts
+    """
+
+    FEATURE: ClassVar[str] = "mixture"
+
+    norm: NormSpec
+    router: ProductSpec
+    experts: tuple[ExpertSpec, ...]
+    chosen: int
+    shares_sum_to_one: bool
+    activation: Activation = "silu"
+
+    @property
+    def width(self) -> int:
+        """Inside an expert."""
+        return self.experts[0].down.inputs
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     attention: AttentionSpec
-    mlp: MLPSpec
+    mlp: MLPSpec | MixtureSpec
 
 
 @dataclass(frozen=True, slots=True)

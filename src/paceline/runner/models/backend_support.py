@@ -48,7 +48,8 @@ def features_of(spec: DecoderSpec) -> frozenset[str]:
     """Names of the features that a model has: fields whose values are not their defaults.
 
     The name is the path of the field, such as `layers.attention.window`. Where the value is one
-    of several names, it is part of the feature: `layers.mlp.activation=gelu_pytorch_tanh`.
+    of several names, it is part of the feature: `layers.mlp.activation=gelu_pytorch_tanh`. A part
+    of another kind than the plain decoder has names its FEATURE: `layers.mlp=mixture`.
     """
     return frozenset(_features(spec, ""))
 
@@ -59,6 +60,8 @@ def _features(part: Any, path: str) -> Iterator[str]:
             yield from _features(item, path)
     if not is_dataclass(part) or isinstance(part, TensorSpec):
         return
+    if kind := getattr(part, "FEATURE", None):
+        yield f"{path}={kind}"
     for one in fields(part):
         value, name = getattr(part, one.name), f"{path}.{one.name}".lstrip(".")
         if one.default is not MISSING and value != one.default:

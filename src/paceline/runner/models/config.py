@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.runner.models import gguf_config, hf_config
 from paceline.runner.models.config_entries import ConfigEntries, expected
+from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, find, unsupported
@@ -38,6 +39,7 @@ class ModelConfig:
     query_scale       factor of the scores before the softmax
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
+    experts           of layers that are mixtures; None: there are none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
     """
@@ -63,6 +65,7 @@ class ModelConfig:
     query_scale: float
     score_cap: float | None
     logit_cap: float | None
+    experts: ExpertSizes | None
     bos: int | None
     eos: tuple[int, ...]
 
@@ -127,6 +130,7 @@ class ModelConfig:
             query_scale=(read.get("query_pre_attn_scalar") or head_dim) ** -0.5,
             score_cap=hf_config.cap(read, "attn_logit_softcapping", traits.score_cap),
             logit_cap=hf_config.cap(read, "final_logit_softcapping", traits.logit_cap),
+            experts=hf_config.experts(read, layers, traits),
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
         )
@@ -134,9 +138,11 @@ class ModelConfig:
     @classmethod
     def of_gguf(cls, raw: Mapping[str, Any], tensors: GGUFTensors = NO_TENSORS) -> "ModelConfig":
         """Read the fields of a GGUF header. The format says some things by its tensors."""
-        architecture = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
+        name = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
+        read = ConfigEntries(raw, "the GGUF header", f"{name}.")
+        # The format has one name for Llama and Mixtral.
+        architecture = "mixtral" if name == "llama" and read.get("expert_count") else name
         traits = _known(architecture)
-        read = ConfigEntries(raw, "the GGUF header", f"{architecture}.")
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
         # The header does not say it: only the largest Gemma scales queries by its width.
@@ -168,6 +174,7 @@ class ModelConfig:
             query_scale=(width // heads if is_widest else head_dim) ** -0.5,
             score_cap=read.get("attn_logit_softcapping", traits.score_cap),
             logit_cap=read.get("final_logit_softcapping", traits.logit_cap),
+            experts=gguf_config.experts(read, layers, traits, tensors),
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
         )

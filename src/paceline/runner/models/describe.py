@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
+    ExpertSpec,
     GGUFForm,
     HeadNorms,
     LayerSpec,
+    MixtureSpec,
     MLPSpec,
     NormSpec,
     ProductSpec,
     TensorSpec,
 )
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import HEAD
+from paceline.runner.models.traits import ExpertNames
 
 
 def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSpec:
@@ -44,7 +48,11 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
-    return LayerSpec(_attention(config, layer, longest, tensors), _mlp(config, tensors))
+    attention = _attention(config, layer, longest, tensors)
+    names = config.traits.experts
+    if names is not None and config.experts is not None and config.experts.layers[layer]:
+        return LayerSpec(attention, _mixture(config, config.experts, names, tensors))
+    return LayerSpec(attention, _mlp(config, tensors))
 
 
 def _attention(
@@ -120,6 +128,31 @@ def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
     )
 
 
+def _mixture(
+    config: ModelConfig, sizes: ExpertSizes, names: ExpertNames, tensors: "LayerTensors"
+) -> MixtureSpec:
+    """A GGUF file has one tensor for all experts; HF's files have one for each."""
+    width, inner = config.width, sizes.width
+
+    def product(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> ProductSpec:
+        stem = f"{names.block}.experts.{expert}.{name}"
+        return tensors.product(stem, f"ffn_{gguf}_exps", shape, part=expert)
+
+    def one(expert: int) -> ExpertSpec:
+        gate = product(expert, names.gate, "gate", (inner, width))
+        up = product(expert, names.up, "up", (inner, width))
+        return ExpertSpec(_joined([gate, up]), product(expert, names.down, "down", (width, inner)))
+
+    return MixtureSpec(
+        norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
+        router=tensors.product(f"{names.block}.gate", "ffn_gate_inp", (sizes.count, width)),
+        experts=tuple(one(expert) for expert in range(sizes.count)),
+        chosen=sizes.chosen,
+        shares_sum_to_one=sizes.shares_sum_to_one,
+        activation=config.traits.activation,
+    )
+
+
 def _gate_up(config: ModelConfig, tensors: "LayerTensors") -> ProductSpec:
     width, inner = config.width, config.mlp_width
     if config.traits.fused_products:
@@ -147,10 +180,11 @@ class LayerTensors:
         shape: tuple[int, int],
         has_bias: bool = False,
         paired_heads: int = 0,
+        part: int | None = None,
     ) -> ProductSpec:
         name, gguf = self._names(name, gguf)
         weight, bias = (
-            TensorSpec(f"{name}.{kind}", its, GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads))
+            TensorSpec(f"{name}.{kind}", its, GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads, part))
             for kind, its in (("weight", shape), ("bias", shape[:1]))
         )
         return ProductSpec((weight,), (bias,) if has_bias else ())

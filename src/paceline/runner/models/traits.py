@@ -9,6 +9,19 @@ from paceline.runner.models.architecture import Activation
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What HF's files call the products of a mixture of experts.
+
+    A router is `<block>.gate`, and a product of expert 3 is `<block>.experts.3.<gate, up or down>`.
+    """
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """How an architecture differs from the plain decoder: pre-norm, rotary, gated MLP.
 
@@ -28,6 +41,8 @@ class Traits:
     local_theta: float | None = None  # unless the file says otherwise
     score_cap: float | None = None  # unless the file says otherwise
     logit_cap: float | None = None  # unless the file says otherwise
+    experts: ExpertNames | None = None  # layers may be mixtures of experts
+    shares_sum_to_one: bool = False  # of the chosen experts, unless the file says otherwise
     fused_products: bool = False  # queries, keys, values are one tensor, and so are gate and up
     paired_in_gguf: bool = False  # GGUF files store rows of q and k in rotary pairs
 

@@ -5,23 +5,42 @@
 #include "attention.h"
 #include "linear.h"
 
+/* An MLP, or one of the experts of a mixture. */
+struct expert {
+    const struct matrix *gate_up, *down;
+};
+
+struct mixture {
+    const float *router; /* [count, width]; its scores are of rows divided by their lengths */
+    const struct expert *experts;
+    int64_t count, chosen;
+    int64_t shares_sum_to_one; /* of the chosen experts; else of all */
+};
+
 struct layer {
-    const struct matrix *qkv, *out, *gate_up, *down;
+    const struct matrix *qkv, *out;
+    struct expert mlp;             /* NULLs in a mixture */
+    const struct mixture *mixture; /* of experts, or NULL */
     const float *heads; /* [heads + kv_heads, head_dim]; factors of the norms of q and k, or NULL */
     const float *after_attention, *after_mlp; /* [width]; factors of norms there, or NULL */
     const float *rope; /* [2, head_dim / 2]; frequencies, then amplitudes */
-    int64_t window;                           /* 0: none */
+    int64_t mlp_width; /* or of an expert */
+    int64_t window;    /* 0: none */
 };
 
 struct decoder {
     const struct layer *layers;
-    int64_t count, width, mlp_width, heads, kv_heads, head_dim;
+    int64_t count, width, heads, kv_heads, head_dim;
     int64_t is_gelu; /* by tanh; else SiLU */
     float norm_eps, query_scale, score_cap; /* a cap of 0: none */
 };
 
 /* Memory of a step, for any layer. */
 struct room {
+    int64_t *chosen, *pairs; /* [positions * chosen]; experts, and pairs of a position and an expert */
+    int64_t *starts;         /* [experts + 1]; of each expert among the pairs, which are in its order */
+    float *shares;           /* [positions * chosen] */
+    float *total;            /* [positions, width]; of all experts */
     float *turns;  /* [positions, head_dim]; cosines, then sines */
     float *wide;   /* [positions, most of qkv and of gate and up] */
     float *found;  /* [positions, most of heads and of width] */
@@ -31,7 +50,9 @@ struct room {
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static int64_t wide_of(const struct decoder *d) {
-    return most((d->heads + 2 * d->kv_heads) * d->head_dim, 2 * d->mlp_width);
+    int64_t found = (d->heads + 2 * d->kv_heads) * d->head_dim;
+    for (int64_t l = 0; l < d->count; l++) found = most(found, 2 * d->layers[l].mlp_width);
+    return found;
 }
 
 static int64_t found_of(const struct decoder *d) { return most(d->heads * d->head_dim, d->width); }
@@ -40,13 +61,42 @@ static int64_t rounded_bytes(const struct matrix *m, int64_t rows) {
     return way_of(m)->bytes(m, rows);
 }
 
-int64_t decoder_scratch_bytes(const struct decoder *d, int64_t rows) {
-    int64_t rounded = 0, floats_of_row = d->head_dim + wide_of(d) + found_of(d);
+static int64_t expert_bytes(const struct expert *e, int64_t rows) {
+    return most(rounded_bytes(e->gate_up, rows), rounded_bytes(e->down, rows));
+}
+
+/* Lay out the memory of a step with so many rows; returns its bytes without those of `rounded`,
+ * which come last. */
+static int64_t lay_out(const struct decoder *d, int64_t rows, void *scratch, struct room *room) {
+    int64_t chosen = 0, experts = 0;
     for (const struct layer *l = d->layers; l < d->layers + d->count; l++) {
-        rounded = most(rounded, most(rounded_bytes(l->qkv, rows), rounded_bytes(l->out, rows)));
-        rounded = most(rounded, most(rounded_bytes(l->gate_up, rows), rounded_bytes(l->down, rows)));
+        if (!l->mixture) continue;
+        chosen = most(chosen, l->mixture->chosen);
+        experts = most(experts, l->mixture->count + 1);
     }
-    return rows * floats_of_row * (int64_t)sizeof(float) + rounded;
+    room->chosen = scratch;
+    room->pairs = room->chosen + rows * chosen;
+    room->starts = room->pairs + rows * chosen;
+    room->shares = (float *)(room->starts + experts);
+    room->total = room->shares + rows * chosen;
+    room->turns = room->total + (chosen ? rows * d->width : 0);
+    room->wide = room->turns + rows * d->head_dim;
+    room->found = room->wide + rows * wide_of(d);
+    room->rounded = room->found + rows * found_of(d);
+    return (char *)room->rounded - (char *)scratch;
+}
+
+int64_t decoder_scratch_bytes(const struct decoder *d, int64_t rows) {
+    struct room room;
+    int64_t rounded = 0;
+    for (const struct layer *l = d->layers; l < d->layers + d->count; l++) {
+        const struct mixture *m = l->mixture;
+        rounded = most(rounded, most(rounded_bytes(l->qkv, rows), rounded_bytes(l->out, rows)));
+        if (!m) rounded = most(rounded, expert_bytes(&l->mlp, rows));
+        for (int64_t e = 0; m && e < m->count; e++)
+            rounded = most(rounded, expert_bytes(&m->experts[e], rows));
+    }
+    return lay_out(d, rows, 0, &room) + rounded;
 }
 
 /* What a norm divides by, times the square root of the width: see layers/norm.py. */
@@ -116,8 +166,7 @@ static void turn_and_write(const void *task, int64_t begin, int64_t end) {
 }
 
 /* gate * sigmoid(gate) * up, or with a polynomial of the gate inside, which is GELU by tanh. */
-static void gate(const struct decoder *d, float *row) {
-    int64_t width = d->mlp_width;
+static void gate(const struct decoder *d, float *row, int64_t width) {
     for (int64_t i = 0; i < width; i += FLOATS) {
         floats x = some_of(row + i, width - i), up = some_of(row + width + i, width - i);
         floats inner = d->is_gelu ? 1.59576912f * (x + 0.044715f * x * x * x) : x;
@@ -149,19 +198,34 @@ static void round_for_out(const void *task, int64_t begin, int64_t end) {
     }
 }
 
+/* Rows that go through an MLP or an expert together. */
+struct group {
+    const struct pass *p;
+    const struct expert *expert;
+    const int64_t *pairs; /* of rows and this expert; NULL: all rows */
+    int64_t rows;
+};
+
+/* The hidden row that row r of a group is. */
+static int64_t row_of(const struct group *g, int64_t r) {
+    return g->pairs ? g->pairs[r] / g->p->l->mixture->chosen : r;
+}
+
 static void round_for_gate_up(const void *task, int64_t begin, int64_t end) {
-    const struct pass *p = task;
+    const struct group *g = task;
+    const struct pass *p = g->p;
     for (int64_t r = begin; r < end; r++)
-        round_direction(p->d, p->l->gate_up, p->rest + r * p->d->width, p->room->rounded, r,
-                        p->rows);
+        round_direction(p->d, g->expert->gate_up, p->rest + row_of(g, r) * p->d->width,
+                        p->room->rounded, r, g->rows);
 }
 
 static void gate_and_round_for_down(const void *task, int64_t begin, int64_t end) {
-    const struct pass *p = task;
+    const struct group *g = task;
+    const struct matrix *down = g->expert->down;
     for (int64_t r = begin; r < end; r++) {
-        float *row = p->room->wide + r * 2 * p->d->mlp_width;
-        gate(p->d, row);
-        way_of(p->l->down)->round(p->l->down, row, 1.0f, p->room->rounded, r, p->rows);
+        float *row = g->p->room->wide + r * 2 * down->inputs;
+        gate(g->p->d, row, down->inputs);
+        way_of(down)->round(down, row, 1.0f, g->p->room->rounded, r, g->rows);
     }
 }
 
@@ -213,14 +277,101 @@ static void add_attention(const struct pass *p) {
     add_product(p, p->l->out, p->l->after_attention);
 }
 
+/* From hidden rows to rounded inputs of the last product of an MLP. */
+static void gate_rows(const struct group *g) {
+    const struct room *room = g->p->room;
+    const struct matrix *m = g->expert->gate_up;
+    share(round_for_gate_up, g, g->rows, g->p->threads);
+    multiply(&(struct product){m, room->rounded, g->rows, room->wide, m->outputs, 0}, g->p->threads);
+    share(gate_and_round_for_down, g, g->rows, g->p->threads);
+}
+
 static void add_mlp(const struct pass *p) {
+    gate_rows(&(struct group){p, &p->l->mlp, 0, p->rows});
+    add_product(p, p->l->mlp.down, p->l->after_mlp);
+}
+
+/* Write the experts of a row, those with the largest scores, and their shares. */
+static void route(
+    const struct decoder *d, const struct mixture *m, const float *x, int64_t *chosen,
+    float *shares) {
+    float scores[m->count], all = 0.0f, some = 0.0f, by = 1.0f / length(x, d->width, d->norm_eps);
+    for (int64_t e = 0; e < m->count; e++) {
+        const float *router = m->router + e * d->width;
+        floats sum = {0};
+        for (int64_t i = 0; i < d->width; i += FLOATS)
+            sum += some_of(x + i, d->width - i) * some_of(router + i, d->width - i);
+        scores[e] = sum_of(sum) * by;
+    }
+    for (int64_t c = 0; c < m->chosen; c++) {
+        chosen[c] = -1;
+        for (int64_t e = 0; e < m->count; e++) {
+            int is_taken = 0;
+            for (int64_t before = 0; before < c; before++) is_taken |= chosen[before] == e;
+            if (!is_taken && (chosen[c] < 0 || scores[e] > scores[chosen[c]])) chosen[c] = e;
+        }
+    }
+    float top = scores[chosen[0]];
+    for (int64_t e = 0; e < m->count; e++) all += expf(scores[e] - top);
+    for (int64_t c = 0; c < m->chosen; c++) some += shares[c] = expf(scores[chosen[c]] - top);
+    for (int64_t c = 0; c < m->chosen; c++) shares[c] /= m->shares_sum_to_one ? some : all;
+}
+
+static void route_rows(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    const struct mixture *m = p->l->mixture;
     const struct room *room = p->room;
-    int64_t stride = 2 * p->d->mlp_width;
-    share(round_for_gate_up, p, p->rows, p->threads);
-    multiply(&(struct product){p->l->gate_up, room->rounded, p->rows, room->wide, stride, 0},
-             p->threads);
-    share(gate_and_round_for_down, p, p->rows, p->threads);
-    add_product(p, p->l->down, p->l->after_mlp);
+    int64_t width = p->d->width;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t first = r * m->chosen;
+        route(p->d, m, p->rest + r * width, room->chosen + first, room->shares + first);
+        memset(room->total + r * width, 0, (size_t)width * sizeof(float));
+    }
+}
+
+/* Sort pairs of a row and one of its experts by expert; those of an expert stay in order. */
+static void sort_pairs(const struct mixture *m, int64_t rows, const struct room *room) {
+    int64_t *starts = room->starts, count = rows * m->chosen;
+    memset(starts, 0, (size_t)(m->count + 1) * sizeof *starts);
+    for (int64_t i = 0; i < count; i++) starts[room->chosen[i] + 1]++;
+    for (int64_t e = 0; e < m->count; e++) starts[e + 1] += starts[e];
+    for (int64_t i = 0; i < count; i++) room->pairs[starts[room->chosen[i]]++] = i;
+    for (int64_t e = m->count; e > 0; e--) starts[e] = starts[e - 1];
+    starts[0] = 0;
+}
+
+static void add_shares(const void *task, int64_t begin, int64_t end) {
+    const struct group *g = task;
+    const struct room *room = g->p->room;
+    int64_t width = g->p->d->width;
+    for (int64_t r = begin; r < end; r++) {
+        float *to = room->total + row_of(g, r) * width, by = room->shares[g->pairs[r]];
+        for (int64_t i = 0; i < width; i++) to[i] += by * room->found[r * width + i];
+    }
+}
+
+static void add_total(const void *task, int64_t begin, int64_t end) {
+    const struct pass *p = task;
+    for (int64_t i = begin * p->d->width; i < end * p->d->width; i++) p->rest[i] += p->room->total[i];
+}
+
+/* Every expert that is chosen computes all of its rows at once. A row adds up its experts in their
+ * order, so its result does not depend on the rows beside it. */
+static void add_mixture(const struct pass *p) {
+    const struct mixture *m = p->l->mixture;
+    const struct room *room = p->room;
+    share(route_rows, p, p->rows, p->threads);
+    sort_pairs(m, p->rows, room);
+    for (int64_t e = 0; e < m->count; e++) {
+        int64_t first = room->starts[e], rows = room->starts[e + 1] - first;
+        struct group g = {p, &m->experts[e], room->pairs + first, rows};
+        if (!rows) continue;
+        gate_rows(&g);
+        multiply(&(struct product){g.expert->down, room->rounded, rows, room->found, p->d->width, 0},
+                 p->threads);
+        share(add_shares, &g, rows, p->threads);
+    }
+    share(add_total, p, p->rows, p->threads);
 }
 
 /* Take hidden rows [positions, width] through all layers, in place; or, unless `wanted` is negative,
@@ -228,12 +379,9 @@ static void add_mlp(const struct pass *p) {
  * needed. The scratch is of `decoder_scratch_bytes` for the larger number. */
 void decode(
     const struct decoder *d, const struct step *s, float *hidden, const int64_t *at, int64_t wanted,
-    float *out, float *scratch, int threads) {
-    struct room room = {.turns = scratch};
-    int64_t most_rows = most(s->positions, wanted);
-    room.wide = room.turns + most_rows * d->head_dim;
-    room.found = room.wide + most_rows * wide_of(d);
-    room.rounded = room.found + most_rows * found_of(d);
+    float *out, void *scratch, int threads) {
+    struct room room;
+    lay_out(d, most(s->positions, wanted), scratch, &room);
     struct pass p = {d, d->layers, s, &room, hidden, hidden, 0, s->positions, threads};
     for (const struct layer *l = d->layers; l < d->layers + d->count; p.l = ++l) {
         if (l == d->layers || l->rope != l[-1].rope) share(find_turns, &p, s->positions, threads);
@@ -244,7 +392,8 @@ void decode(
         }
         if (p.rows) {
             add_attention(&p);
-            add_mlp(&p);
+            if (l->mixture) add_mixture(&p);
+            else add_mlp(&p);
         }
     }
 }

@@ -34,13 +34,30 @@ class StepStruct(Structure):
     ]
 
 
+class ExpertStruct(Structure):
+    """`struct expert` of decoder.c."""
+
+    _fields_ = [(name, POINTER(MatrixStruct)) for name in ("gate_up", "down")]
+
+
+class MixtureStruct(Structure):
+    """`struct mixture` of decoder.c."""
+
+    _fields_ = [
+        ("router", c_void_p),
+        ("experts", POINTER(ExpertStruct)),
+        *((name, c_int64) for name in ("count", "chosen", "shares_sum_to_one")),
+    ]
+
+
 class LayerStruct(Structure):
     """`struct layer` of decoder.c."""
 
     _fields_ = [
         *((name, POINTER(MatrixStruct)) for name in ("qkv", "out", "gate_up", "down")),
+        ("mixture", POINTER(MixtureStruct)),
         *((name, c_void_p) for name in ("heads", "after_attention", "after_mlp", "rope")),
-        ("window", c_int64),
+        *((name, c_int64) for name in ("mlp_width", "window")),
     ]
 
 
@@ -49,7 +66,7 @@ class DecoderStruct(Structure):
 
     _fields_ = [
         ("layers", POINTER(LayerStruct)),
-        *((name, c_int64) for name in ("count", "width", "mlp_width", "heads", "kv_heads")),
+        *((name, c_int64) for name in ("count", "width", "heads", "kv_heads")),
         *((name, c_int64) for name in ("head_dim", "is_gelu")),
         *((name, c_float) for name in ("norm_eps", "query_scale", "score_cap")),
     ]

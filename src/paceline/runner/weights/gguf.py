@@ -8,7 +8,7 @@ from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
-from paceline.runner.weights.gguf_file import read_gguf
+from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
 from paceline.runner.weights.quants import dequantised
 
 EXACT = {"F32", "F16", "BF16"}
@@ -29,8 +29,17 @@ class GGUF:
         self.config = ModelConfig.of_gguf(file.fields, GGUFTensors(tensors.keys(), numbers))
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
-        names = {tensor.gguf.name: tensor.name for tensor in described}
-        self._tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
+        known = {form.name for form in self._forms.values()}
+        self._tensors = {name: tensors[name] for name in tensors if name not in known}
+        for name, form in self._forms.items():
+            if form.name in tensors:
+                self._add(name, tensors[form.name], form.part)
+
+    def _add(self, name: str, stored: GGUFTensor, part: int | None) -> None:
+        if part is None:
+            self._tensors[name] = stored
+        elif part < stored.shape[0]:
+            self._tensors[name] = stored.part(part)
 
     @property
     def is_quantized(self) -> bool:

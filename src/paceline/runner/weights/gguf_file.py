@@ -41,6 +41,12 @@ class GGUFTensor:
     encoding: TensorEncoding
     blocks: npt.NDArray[np.uint8]  # [blocks, block_bytes]
 
+    def part(self, index: int) -> "GGUFTensor":
+        """One of the tensors that this one holds, which begin at whole blocks."""
+        size = len(self.blocks) // self.shape[0]
+        blocks = self.blocks[index * size : (index + 1) * size]
+        return GGUFTensor(self.shape[1:], self.encoding, blocks)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GGUFFile:

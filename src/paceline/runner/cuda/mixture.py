@@ -1,0 +1,48 @@
+"""A mixture of experts on a GPU: products of all experts in one kernel each."""
+
+import torch
+from torch import Tensor
+
+from paceline.runner.cuda.kernels.experts import (
+    choose_experts,
+    gated_by_experts,
+    summed_by_experts,
+)
+from paceline.runner.cuda.kernels.layers import normalized
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.models.architecture import MixtureSpec, NormSpec, ProductSpec
+
+
+class CudaMixture:
+    """The host waits for nothing: which expert computes what is known on the GPU alone."""
+
+    def __init__(self, factory: LayerFactory, spec: MixtureSpec) -> None:
+        self._spec, self._floor = spec, spec.norm.floor
+        self._is_silu = spec.activation == "silu"
+        self._router = factory.router(spec.router, spec.norm).t().contiguous()  # [width, experts]
+        self._gate_up = _stacked(factory, [one.gate_up for one in spec.experts], spec.norm)
+        self._down = _stacked(factory, [one.down for one in spec.experts])
+        self._every = torch.arange(
+            len(spec.experts) + 1, dtype=torch.int32, device=self._router.device
+        )
+
+    def add_to(self, hidden: Tensor) -> None:
+        """Add the mixture of the residual stream to it."""
+        x, spec = normalized(hidden, self._floor), self._spec
+        scores = x.float() @ self._router
+        choice = choose_experts(scores, spec.chosen, spec.shares_sum_to_one, self._every)
+        inner = gated_by_experts(x, self._gate_up, choice, self._is_silu)
+        summed_by_experts(hidden, inner, self._down, choice)
+
+
+def _stacked(
+    factory: LayerFactory, products: list[ProductSpec], before: NormSpec | None = None
+) -> Tensor:
+    """The weights of several products, [products, outputs, inputs]."""
+    shape = len(products), products[0].outputs, products[0].inputs
+    found = torch.empty(shape, dtype=factory.dtype, device=factory.device)
+    factor = None if before is None else factory.factor(before)  # [inputs]
+    for at, product in enumerate(products):
+        weight = factory.joined(product.weights)
+        found[at] = weight if factor is None else weight * factor
+    return found

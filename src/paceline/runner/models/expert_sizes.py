@@ -1,0 +1,31 @@
+"""The sizes of mixtures of experts."""
+
+from dataclasses import dataclass
+
+from paceline.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Of layers that are mixtures of experts.
+
+    count              experts of a layer
+    chosen             experts that compute a position
+    width              inside an expert
+    shares_sum_to_one  shares of the chosen experts are divided by their sum
+    layers             whether each layer is a mixture; the others have a plain MLP
+    """
+
+    count: int
+    chosen: int
+    width: int
+    shares_sum_to_one: bool
+    layers: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.chosen <= self.count:
+            raise ConfigError(
+                f"a position must choose between 1 and all {self.count} experts, not {self.chosen}"
+            )
+        if self.width < 1:
+            raise ConfigError(f"the width of experts must be positive, not {self.width}")
