@@ -141,6 +141,10 @@ def test_random_weights_are_served_by_what_describes_them_alone(tmp_path: Path) 
             "total_tokens": 6,
             "prompt_tokens_details": {"cached_tokens": 0},
         }
+        metrics = server.http.get("/metrics").text
+        assert "\nprocess_resident_memory_bytes " in metrics
+        assert "\npaceline_core_process_resident_memory_bytes " in metrics
+        assert 'cache_dtype="auto"' in metrics
         server.process.send_signal(signal.SIGTERM)
         status, said = server.ended()
         assert (status, said) == (0, "False\n"), "the front end needs no torch"

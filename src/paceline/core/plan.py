@@ -11,6 +11,7 @@ from paceline.core.errors import RequestError, StepError
 from paceline.core.request import Finish, Request, child_label, token_array
 
 Kind = Literal["mixed", "prefill", "decode"]
+Stage = Literal["queue", "prefill", "decode"]
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -258,6 +259,7 @@ class Timings:
     decode_s: float = 0.0  # from there to the end
     total_s: float = 0.0
     preemptions: int = 0
+    reached: Stage = "decode"  # its last stage
 
     @property
     def staged(self) -> bool:

@@ -18,6 +18,7 @@ from paceline.server.routes.operations import control_routes, probe_routes
 from paceline.server.routes.responses import response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
 from paceline.server.settings import ServerSettings
+from paceline.server.telemetry.http_metrics import MeasuredRequests
 from paceline.text.tokenizer import Tokenizer
 
 ROUTES = (
@@ -62,6 +63,7 @@ def create_app(
             assert isinstance(route, APIRoute)
             known[route.path].update(route.methods or ())
     answer_errors(app, context.retry_after, known)
+    context.http_metrics.set_routes([*known, "/openapi.json"])
     app.add_middleware(RequestGuard, settings=settings)
     app.add_middleware(HeadAsGet)
     if settings.allowed_origins:
@@ -72,4 +74,5 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(MeasuredRequests, metrics=context.http_metrics)  # around all others
     return app

@@ -1,9 +1,12 @@
 """State that all routes share: the engine, the model names, and the open requests."""
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
+
+from fastapi.routing import APIRoute
 
 from paceline.engine.api import AsyncEngine, GenerationRequest, Stream
 from paceline.engine.long_work import LongWork
@@ -11,6 +14,7 @@ from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.retry_after import RequestRate
 from paceline.server.settings import ServerSettings
+from paceline.server.telemetry.http_metrics import HttpMetrics
 from paceline.server.telemetry.tracing import tracing_to
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -35,11 +39,12 @@ class ServerContext:
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.models = (model_name, *settings.aliases)
+        self.cache_labels: Mapping[str, Any] = {}  # further labels of the metric cache_config_info
+        self.http_metrics = HttpMetrics()
         self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.template = ChatTemplate.of(tokenizer)
         self.rate = RequestRate()
         self.long_work = LongWork()
-        self.body_route = body_route(self.long_work, settings.body_values)  # the class of routes
         self.open_requests: dict[str, Sequence[str]] = {}
         self.aborted_early: set[str] = set()  # open requests; parts that have not started do not
         self.draining = False
@@ -54,6 +59,16 @@ class ServerContext:
             problem = f"the model {name!r} does not exist; use {known}"
             raise ApiError(NOT_FOUND, problem, param="model", code="model_not_found")
         return name
+
+    @property
+    def body_route(self) -> type[APIRoute]:
+        """The class of routes with a body."""
+        return body_route(self.long_work, self.settings.body_values)
+
+    @property
+    def served_name(self) -> str:
+        """The name of the model in metrics: the first alias if there is one, as in vLLM."""
+        return self.models[1] if len(self.models) > 1 else self.models[0]
 
     @property
     def closed(self) -> str | None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from threading import current_thread, main_thread
 from time import monotonic
 from typing import Any
 
-from paceline.core.config import LoadFormat
+from paceline.core.config import LoadConfig, LoadFormat
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.ports import Core
 from paceline.engine.core.process import ProcessCore
@@ -31,7 +31,7 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import check_record
-from paceline.wiring.settings import pop_settings
+from paceline.wiring.settings import LOAD_SETTINGS, pop_settings
 from paceline.wiring.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -65,11 +65,24 @@ def serve(
         engine = StreamingEngine(core, frontend)
         try:
             app = create_app(engine, model, tokenizer, chosen)
+            app.state.context.cache_labels = cache_labels(settings)
             await http.serve(app, host, port)
         finally:
             await engine.shutdown()
 
     asyncio.run(main())
+
+
+def cache_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the KV cache as labels of a metric, under vLLM's names."""
+    given = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
+    load = LoadConfig(**given)
+    return {
+        "cache_dtype": load.kv_cache_dtype,
+        "gpu_memory_utilization": load.gpu_memory_utilization,
+        "num_gpu_blocks_override": load.num_gpu_blocks_override or None,
+        "swap_space": load.swap_space,
+    }
 
 
 def log_keys(settings: ServerSettings, host: str) -> None:

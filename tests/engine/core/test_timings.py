@@ -31,11 +31,11 @@ def lived(*life: tuple[Happened, float]) -> Sequence:
         ),
         (
             [(Happened.SUBMITTED, 2.0), (Happened.ADMITTED, 4.0), (Happened.FINISHED, 7.0)],
-            Timings(3.0, 3.0, 0.0, 6.0, 2),
+            Timings(3.0, 3.0, 0.0, 6.0, 2, "prefill"),
         ),
         (
             [(Happened.SUBMITTED, 2.0), (Happened.FINISHED, 7.0)],
-            Timings(6.0, 0.0, 0.0, 6.0, 2),
+            Timings(6.0, 0.0, 0.0, 6.0, 2, "queue"),
         ),
     ],
 )

@@ -3,7 +3,7 @@
 from paceline.core.plan import Timings
 from paceline.engine.core.messages import Capacity
 from paceline.engine.frontend.histogram import Histogram
-from paceline.engine.frontend.metrics import Lengths, Metrics, first_figures
+from paceline.engine.frontend.metrics import SECONDS, Lengths, Metrics, first_figures
 
 NOW = first_figures(Capacity(256, 4, 96, 8, 64))
 ONE = Lengths(prompt=7, outputs=[2], n=1, max_tokens=None)
@@ -63,6 +63,35 @@ def test_a_request_that_was_cut_is_counted_without_its_stages() -> None:
         "request_max_num_generation_tokens",
         "request_params_n",
     }
+
+
+def test_only_stages_that_were_reached_are_measured() -> None:
+    metrics = Metrics()
+    metrics.ended(ONE, 0, Timings(3.0, 0.0, 0.0, 3.0, reached="queue"))
+    metrics.ended(ONE, 4, Timings(1.0, 2.0, 0.0, 3.0, reached="prefill"))
+    report = metrics.report(NOW)
+    counts = {name: report.histograms[name].count for name in SECONDS if "_time_" in name}
+    assert counts == {
+        "request_time_per_output_token_seconds": 0,
+        "request_queue_time_seconds": 2,
+        "request_inference_time_seconds": 1,
+        "request_prefill_time_seconds": 0,
+        "request_decode_time_seconds": 0,
+    }
+    assert report.prompt_by_source == {"local_compute": 0, "local_cache_hit": 0}
+    assert report.histograms["request_prefill_kv_computed_tokens"].count == 0
+
+
+def test_tokens_are_counted_by_delivery_and_not_without_any() -> None:
+    metrics = Metrics()
+    for prompt, generated in ((7, 3), (0, 0), (0, 2)):
+        before = metrics.tokens
+        if prompt:
+            metrics.first_token(prompt, 1.0)
+        metrics.generated(generated)
+        metrics.delivered(before)
+    iterations = metrics.report(NOW).histograms["iteration_tokens_total"]
+    assert (iterations.count, iterations.total) == (2, 12.0)
 
 
 def test_gauges_are_those_of_the_scheduler() -> None:

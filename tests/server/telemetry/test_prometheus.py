@@ -1,5 +1,6 @@
 """The metrics: the field's whole list, and a dashboard that finds what it asks for."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.server.settings import ServerSettings
 from paceline.server.telemetry.metric_help import METRIC_HELP
 from tests.server.support import MODEL, Site, on_its_own_server, paced
 
@@ -50,8 +52,12 @@ async def families(site: Site) -> dict[str, Metric]:
 def test_every_metric_has_a_meaning_there_and_in_the_guide() -> None:
     async def scenario(site: Site) -> None:
         found = await families(site)
-        meanings = {name.partition(":")[2]: one.documentation for name, one in found.items()}
-        assert meanings == METRIC_HELP
+        meanings = {name.rpartition(":")[2]: one.documentation for name, one in found.items()}
+        own = {name: text for name, text in meanings.items() if not name.startswith("process_")}
+        assert own == METRIC_HELP
+        of_processes = meanings.keys() - own.keys()
+        assert len(of_processes) == 6
+        assert all(f"`{name}" in GUIDE.read_text() for name in of_processes)
 
     on_its_own_server(scenario)
     told = dict(re.findall(r"^\| `(\w+?)(?:_total)?` \| (.+) \|$", GUIDE.read_text(), re.MULTILINE))
@@ -81,7 +87,7 @@ def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
 
 
 def each_has_a_model(found: dict[str, Metric]) -> bool:
-    samples = [each for one in found.values() for each in one.samples]
+    samples = [each for name, one in found.items() if ":" in name for each in one.samples]
     return all(
         (each.labels["model_name"], each.labels["engine"]) == (MODEL, "0") for each in samples
     )
@@ -97,19 +103,68 @@ def test_values_are_those_of_what_happened() -> None:
         late = await site.post(PATH, **body, timeout=0.05)
         assert late.status_code == 504
         await site.engine.resume()
+        await site.until(lambda: not site.engine._frontend._leaving)
         now = await families(site)
         assert value(now, "vllm:request_success_total", finished_reason="length") == 4
         assert value(now, "vllm:request_success_total", finished_reason="timeout") == 1
         assert value(now, "vllm:request_success_total", finished_reason="stop") == 0
         assert value(now, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 32
         assert value(now, "vllm:prompt_tokens_by_source_total", source="local_compute") == 28
-        assert value(now, "vllm:iteration_tokens_total_count") > 10
-        assert value(now, "vllm:iteration_tokens_total_sum") >= 28 + 4 * 4
+        generated = value(now, "vllm:generation_tokens_total")
+        assert generated == 4 * 5
+        assert value(now, "vllm:prompt_tokens_total") == 3 * 20
+        assert value(now, "vllm:iteration_tokens_total_sum") == 3 * 20 + generated
+        assert value(now, "vllm:iteration_tokens_total_count") == 3 * 5
+        assert value(now, "paceline:step_tokens_sum") >= 28 + 4 * 4
+        assert value(now, "vllm:request_queue_time_seconds_count") == 4
+        for stage in ("prefill", "decode", "inference"):
+            assert value(now, f"vllm:request_{stage}_time_seconds_count") == 3
         assert value(now, "vllm:cache_config_info", num_gpu_blocks="96", block_size="4") == 1
         assert value(now, "paceline:engine_healthy") == 1
         assert value(now, "paceline:engine_crashes_total") == 0
 
     on_its_own_server(scenario)
+
+
+def test_a_request_that_never_ran_has_only_waited() -> None:
+    async def scenario(site: Site) -> None:
+        await site.engine.pause("all")
+        body = {"prompt": [9] * 20, "max_tokens": 5}
+        asking = asyncio.create_task(site.post(PATH, **body))
+        await site.until(lambda: bool(site.engine._frontend.open))
+        asking.cancel()
+        await site.until(lambda: site.empty)
+        now = await families(site)
+        assert value(now, "vllm:request_success_total", finished_reason="abort") == 1
+        assert value(now, "vllm:prompt_tokens_by_source_total", source="local_compute") == 0
+        assert value(now, "vllm:request_queue_time_seconds_count") == 1
+        for name in (
+            *("request_prefill_time_seconds", "request_decode_time_seconds"),
+            *("request_inference_time_seconds", "request_prefill_kv_computed_tokens"),
+        ):
+            assert value(now, f"vllm:{name}_count") == 0
+
+    on_its_own_server(scenario)
+
+
+def test_the_model_has_the_name_that_it_is_served_under() -> None:
+    async def scenario(site: Site) -> None:
+        site.context.cache_labels = {"cache_dtype": "auto"}
+        text = (await site.http.get("/metrics")).text
+        assert 'model_name="first"' in text
+        assert 'model_name="oracle"' not in text
+        found = {family.name: family for family in text_string_to_metric_families(text)}
+        (cache,) = found["vllm:cache_config_info"].samples
+        assert cache.labels == {
+            "model_name": "first",
+            "engine": "0",
+            "block_size": "4",
+            "cache_dtype": "auto",
+            "enable_prefix_caching": "True",
+            "num_gpu_blocks": "96",
+        }
+
+    on_its_own_server(scenario, ServerSettings(aliases=("first", "second")))
 
 
 def test_requests_that_run_are_counted_and_not_their_sequences() -> None:
@@ -131,7 +186,8 @@ def test_requests_that_run_are_counted_and_not_their_sequences() -> None:
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     board = json.loads(BOARD.read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
-    names = set(re.findall(r"(?:vllm|paceline):\w+", " ".join(asked)))
+    found = re.findall(r"(?:vllm|paceline):\w+|http_request\w+|process_\w+", " ".join(asked))
+    names = set(found)
     assert len(names) > 20
 
     async def scenario(site: Site) -> None:

@@ -1,6 +1,7 @@
 """The step loop: inbox, plan, launch, wait, commit, outbox, at any pipeline depth."""
 
 import logging
+import os
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -135,6 +136,7 @@ class Engine:
             num_blocks=config.cache.num_blocks,
             max_num_seqs=config.step.max_num_seqs,
             max_num_queued_reqs=config.queue.max_num_queued_reqs,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
         )
 
     def turn(self, *, while_idle: bool = False) -> Delivery | None:
@@ -218,7 +220,9 @@ class Engine:
 
     def answer(self, question: Question) -> Any:
         found = answer(self.scheduler, question, self.clock())
-        return found | self._counts.to_dict() if question.verb == "gauges" else found
+        if question.verb != "gauges":
+            return found
+        return found | self._counts.to_dict() | {"pid": os.getpid()}
 
     # -- a step -------------------------------------------------------------
 

@@ -25,6 +25,7 @@ class Capacity:
     num_blocks: int
     max_num_seqs: int  # sequences that run at once
     max_num_queued_reqs: int  # requests that wait
+    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,9 @@ def answer(scheduler: Scheduler, question: Question, now: float) -> Any:
 
 def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, float]:
     """The present state, and totals since the start."""
-    return {**scheduler.stats.to_dict(), **asdict(scheduler.view.gauges())}
+    caching = scheduler.config.cache.enable_prefix_caching
+    now = asdict(scheduler.view.gauges())
+    return {**scheduler.stats.to_dict(), **now, "enable_prefix_caching": caching}
 
 
 def pause(scheduler: Scheduler, mode: str, _now: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Row
 from dataclasses import replace
 
 from paceline.core.events import Happened, Moment
-from paceline.core.plan import Ended, Timings
+from paceline.core.plan import Ended, Stage, Timings
 from paceline.core.request import Sequence
 from paceline.sched.scheduler import Scheduler
 
@@ -34,7 +34,15 @@ def timings(sequence: Sequence) -> Timings:
         decode_s=end - token,
         total_s=end - sequence.arrival,
         preemptions=sequence.preemptions,
+        reached=last_stage(life),
     )
+
+
+def last_stage(life: Row[Moment]) -> Stage:
+    happened = {moment.happened for moment in life}
+    if Happened.FIRST_TOKEN in happened:
+        return "decode"
+    return "prefill" if Happened.ADMITTED in happened else "queue"
 
 
 def first(life: Row[Moment], happened: Happened, otherwise: float) -> float:

@@ -40,7 +40,7 @@ class Frontend:
         self._failed_at: float | None = None  # when a request last ended with an error
         self._clock = clock
         self._due: list[tuple[float, str]] = []  # a heap; some of these requests have ended
-        self._leaving: set[str] = set()  # closed here, and not yet released by the engine
+        self._leaving: dict[str, Lengths] = {}  # closed here, and not yet released by the engine
 
     # -- in -----------------------------------------------------------------
 
@@ -149,6 +149,7 @@ class Frontend:
         """Pass new tokens to their sinks. Returns what to abort in the engine: requests, and
         choices that ended at a stop string while others continue."""
         ends = {(one.request_id, one.child): one for one in delivery.ended}
+        before = self.metrics.tokens
         aborts: list[Abort] = []
         for scores in delivery.prompt:
             self._add_prompt_logprobs(scores)
@@ -167,6 +168,7 @@ class Frontend:
             self._end(ended)
         for refused in delivery.refused:
             self.forget(refused.request_id, refused.error)
+        self.metrics.delivered(before)
         return [one for one in aborts if one.request_id in self.open]
 
     def forget(self, request_id: str, error: PacelineError) -> None:
@@ -176,18 +178,20 @@ class Frontend:
 
     def drop(self, request_id: str) -> OpenRequest | None:
         """Remove a request that never started, without a report."""
-        self._leaving.discard(request_id)
+        self._leaving.pop(request_id, None)
         return self.open.pop(request_id, None)
 
-    def end(self, request_id: str, finish: Finish, message: str = "") -> None:
+    def end(self, request_id: str, finish: Finish, message: str = "") -> Lengths:
         """End a request that the engine does not have, or whose engine is gone."""
         open_request = self.open.pop(request_id)
         took = Timings(total_s=self._clock() - open_request.arrival)
         ended = Ended(request_id, finish, message=message, timings=took)
         self._record_failure(ended)
         output = open_request.close(ended)
-        self.metrics.cut(self._lengths(open_request, output), took.total_s)
+        lengths = self._lengths(open_request, output)
+        self.metrics.cut(lengths, took.total_s)
         self._count_ends(output)
+        return lengths
 
     def end_all(self, finish: Finish, message: str = "") -> list[str]:
         """End every request because the engine is gone; returns their ids."""
@@ -205,16 +209,15 @@ class Frontend:
             open_request = self.open.get(name)
             if open_request is None or open_request.due != due:
                 continue  # it has ended, and another request may have its id
-            self.end(
+            self._leaving[name] = self.end(
                 name, Finish.TIMEOUT, f"the request did not end within {open_request.timeout:g} s"
             )
-            self._leaving.add(name)
             late.append(name)
         return late
 
     def release_id(self, request_id: str) -> None:
         """Free an id that the engine never had."""
-        self._leaving.discard(request_id)
+        self._leaving.pop(request_id, None)
 
     @property
     def last_failure_s(self) -> float | None:
@@ -230,8 +233,8 @@ class Frontend:
             self.metrics.finished(one.finish_reason or "error")
 
     def _end(self, ended: Ended) -> None:
-        if ended.child < 0:
-            self._leaving.discard(ended.request_id)
+        if ended.child < 0 and (left := self._leaving.pop(ended.request_id, None)):
+            self.metrics.stages(left, ended.cached, ended.timings)
         if (open_request := self.open.get(ended.request_id)) is None:
             return
         if ended.child >= 0:

@@ -46,13 +46,17 @@ TOTALS = {
     "spec_decode_num_accepted_tokens": "accepted",
 }
 NO_REQUESTS: dict[str, Any] = dict.fromkeys(
-    ("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused"), 0
+    ("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused", "pid"), 0
 )
 
 
 def first_figures(capacity: Capacity) -> dict[str, Any]:
     """The answer to "gauges" of an engine without any request so far."""
-    size = {"total_blocks": capacity.num_blocks, "block_size": capacity.block_size}
+    size = {
+        "total_blocks": capacity.num_blocks,
+        "block_size": capacity.block_size,
+        "enable_prefix_caching": capacity.enable_prefix_caching,
+    }
     totals = dict.fromkeys((*TOTALS.values(), "failed_rows"), 0)
     return NO_REQUESTS | totals | StepCounts().to_dict() | size
 
@@ -68,7 +72,9 @@ class Report:
     waiting_by_reason: Mapping[str, int]  # capacity, deferred
     prompt_by_source: Mapping[str, int]  # prompt tokens, computed or found in the cache
     accepted_at: Sequence[int]  # drafts that were right, by place
-    cache_config: Mapping[str, int]  # num_gpu_blocks, block_size
+    cache_config: Mapping[str, int | bool]  # num_gpu_blocks, block_size, enable_prefix_caching
+    step_tokens: Histogram  # tokens that each step computed
+    core_pid: int  # the process of the step loop; 0: there is none
     crashes: int  # of the step loop
     failed_rows: int  # results that ended their request with an error, and no other
     drafting_paused: bool  # does speculation not draft, because it does not pay?
@@ -95,6 +101,7 @@ class Metrics:
         self._seconds = {name: Histogram(LATENCY_S) for name in SECONDS}
         self._counts = {name: Histogram(TOKENS) for name in COUNTS}
         self._params_n = Histogram(SEQUENCES)
+        self._iterations = Histogram(TOKENS_PER_STEP)
         self._totals: Counter[str] = Counter()
         self._success: Counter[str] = Counter()
         self._crashes = 0
@@ -109,16 +116,34 @@ class Metrics:
     def generated(self, tokens: int) -> None:
         self._totals["generation_tokens"] += tokens
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts that have their first token, and generated ones."""
+        return self._totals["prompt_tokens"] + self._totals["generation_tokens"]
+
+    def delivered(self, before: int) -> None:
+        """A delivery is over; there were `before` tokens when it began."""
+        if self.tokens > before:
+            self._iterations.observe(self.tokens - before)
+
     def ended(self, lengths: Lengths, cached: int, took: Timings) -> None:
         """A request is over."""
         self.cut(lengths, took.total_s)
+        self.stages(lengths, cached, took)
+
+    def stages(self, lengths: Lengths, cached: int, took: Timings) -> None:
+        """The stages of a request are known: only those that it reached count."""
         seconds, prompt = self._seconds, lengths.prompt
+        seconds["request_queue_time_seconds"].observe(took.queue_s)
+        if took.reached == "queue":
+            return
+        seconds["request_inference_time_seconds"].observe(took.prefill_s + took.decode_s)
+        if took.reached == "prefill":
+            return
         self._totals["prompt_tokens_cached"] += cached
         self._totals["prompt_tokens_computed"] += prompt - cached
-        seconds["request_queue_time_seconds"].observe(took.queue_s)
         seconds["request_prefill_time_seconds"].observe(took.prefill_s)
         seconds["request_decode_time_seconds"].observe(took.decode_s)
-        seconds["request_inference_time_seconds"].observe(took.prefill_s + took.decode_s)
         if lengths.longest > 1:
             per_token = took.decode_s / (lengths.longest - 1)
             seconds["request_time_per_output_token_seconds"].observe(per_token)
@@ -146,7 +171,7 @@ class Metrics:
         """All metrics; `now` is the answer of the engine to "gauges"."""
         *sizes, total = now["step_tokens"]
         measured = self._seconds | self._counts | {"request_params_n": self._params_n}
-        measured["iteration_tokens_total"] = Histogram(TOKENS_PER_STEP, sizes, total)
+        measured["iteration_tokens_total"] = self._iterations
         waiting, parked = int(now["waiting"]), int(now["parked"])
         own = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached")
         totals = self._totals
@@ -173,5 +198,8 @@ class Metrics:
             cache_config={
                 "num_gpu_blocks": int(now["total_blocks"]),
                 "block_size": int(now["block_size"]),
+                "enable_prefix_caching": bool(now["enable_prefix_caching"]),
             },
+            step_tokens=Histogram(TOKENS_PER_STEP, sizes, total),
+            core_pid=int(now["pid"]),
         )

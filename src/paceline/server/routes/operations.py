@@ -13,7 +13,7 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest
-from paceline.server.telemetry.prometheus import exposition
+from paceline.server.telemetry.prometheus import Exposition, exposition
 
 
 def probe_routes(context: ServerContext) -> APIRouter:
@@ -42,8 +42,9 @@ def probe_routes(context: ServerContext) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        report = await context.engine.stats()
-        body = exposition(report, context.models[0], context.engine.healthy() is None)
+        report, healthy = await context.engine.stats(), context.engine.healthy() is None
+        engine = Exposition(report, context.served_name, healthy, context.cache_labels)
+        body = exposition(engine, [context.http_metrics], report.core_pid)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @router.get("/version")

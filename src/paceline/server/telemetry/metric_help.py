@@ -11,8 +11,10 @@ METRIC_HELP = {
     "cache_config_info": "Settings of the KV cache, as labels.",
     # counters
     "prompt_tokens": "Prompt tokens of requests that have their first token.",
-    "prompt_tokens_cached": "Prompt tokens of finished requests that came from the prefix cache.",
-    "prompt_tokens_by_source": "Prompt tokens of finished requests, computed or from the cache.",
+    "prompt_tokens_cached": "Prompt tokens that came from the prefix cache, of finished requests "
+    "that had a token.",
+    "prompt_tokens_by_source": "Prompt tokens of finished requests that had a token, computed or "
+    "from the cache.",
     "generation_tokens": "Tokens generated.",
     "request_success": "Finished choices, by finish reason.",
     "num_preemptions": "Preemptions of requests.",
@@ -31,7 +33,7 @@ METRIC_HELP = {
     "inter_token_latency_seconds": "Between two deliveries of tokens of a choice.",
     "request_time_per_output_token_seconds": "Time after the first token, per further token.",
     "e2e_request_latency_seconds": "From arrival to the end.",
-    "request_queue_time_seconds": "From arrival to the first slot.",
+    "request_queue_time_seconds": "From arrival to the first slot, or to the end without one.",
     "request_inference_time_seconds": "From the first slot to the end.",
     "request_prefill_time_seconds": "From the first slot to the first token.",
     "request_decode_time_seconds": "From the first token to the end.",
@@ -41,10 +43,15 @@ METRIC_HELP = {
     "request_params_max_tokens": "max_tokens of the request, if it is set.",
     "request_params_n": "n of the request.",
     "request_prefill_kv_computed_tokens": "Prompt tokens that were not in the cache.",
-    "iteration_tokens_total": "Tokens computed in a step.",
+    "iteration_tokens_total": "Tokens of a step that generated some: those, and the prompts of "
+    "requests that have their first token with it.",
     # of paceline
     "engine_healthy": "1, or 0 while /health answers 503.",
     "drafting_paused": "1 while speculation does not draft because it would cost time, else 0.",
     "engine_crashes": "Times that the step loop died.",
     "failed_rows": "Requests that failed alone, without the others of their step.",
+    "step_tokens": "Tokens computed in a step, of prompts and drafts too.",
+    # of HTTP
+    "http_requests": "Requests by route, method and status; 499: the client left before a status.",
+    "http_request_duration_seconds": "From the head of a request to the end of its response.",
 }

@@ -1,9 +1,11 @@
 """The metrics of the engine in the format of Prometheus, under vLLM's names."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -29,10 +31,14 @@ OLD_COUNTERS = {
 
 
 class Exposition(Collector):
-    """Collects one report. Every family has the labels of the model and of the engine."""
+    """Collects one report. Every family has the labels of the model and of the engine.
 
-    def __init__(self, report: Report, model: str, healthy: bool) -> None:
+    `cache` has further labels of `cache_config_info`.
+    """
+
+    def __init__(self, report: Report, model: str, healthy: bool, cache: Mapping[str, Any]) -> None:
         self._report, self._values, self._healthy = report, (model, "0"), healthy
+        self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
         report = self._report
@@ -66,7 +72,8 @@ class Exposition(Collector):
             for value, count in counts.items():
                 family.add_metric((*self._values, value), count)
             yield family
-        config = {name: str(value) for name, value in report.cache_config.items()}
+        labels = {**self._cache, **report.cache_config}
+        config = {name: str(value) for name, value in sorted(labels.items())}
         cache = GaugeMetricFamily(
             "vllm:cache_config_info", METRIC_HELP["cache_config_info"], labels=(*LABELS, *config)
         )
@@ -85,6 +92,11 @@ class Exposition(Collector):
             family = kind(f"paceline:{name}", METRIC_HELP[name], labels=LABELS)
             family.add_metric(self._values, value)
             yield family
+        steps = HistogramMetricFamily(
+            "paceline:step_tokens", METRIC_HELP["step_tokens"], labels=LABELS
+        )
+        steps.add_metric(self._values, buckets(report.step_tokens), report.step_tokens.total)
+        yield steps
 
 
 def with_old_names(values: Mapping[str, float], old: Mapping[str, str]) -> dict[str, float]:
@@ -98,7 +110,15 @@ def buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
 
 
-def exposition(report: Report, model: str, healthy: bool = True) -> bytes:
+def exposition(engine: Exposition, others: Iterable[Collector], core_pid: int) -> bytes:
+    """All metrics: of the engine, of other collectors, and of the processes.
+
+    `core_pid` is the process of the step loop, if it is not this one.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Exposition(report, model, healthy))
+    for one in (engine, *others):
+        registry.register(one)
+    ProcessCollector(registry=registry)
+    if core_pid not in (0, os.getpid()):
+        ProcessCollector(namespace="paceline_core", pid=lambda: core_pid, registry=registry)
     return generate_latest(registry)
