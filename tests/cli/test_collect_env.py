@@ -2,14 +2,16 @@
 
 import json
 import platform
+from pathlib import Path
 
 import numpy
 import pytest
 
 import paceline
-from paceline.cli.collect_env import findings, installed, lines_of
+from paceline.cli.collect_env import compiler, findings, installed, lines_of
 from paceline.cli.main import main
 from paceline.core.config import CacheConfig
+from paceline.wiring.settings import CPU_DEFAULTS
 
 
 def test_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +24,17 @@ def test_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["machine"]["memory_gib"] > 0
     assert found["defaults"]["block_size"] == CacheConfig().block_size
     assert found["defaults"]["drain_s"] > 0
+    assert found["defaults"]["max_num_seqs"] == CPU_DEFAULTS["max_num_seqs"]
+    assert found["defaults"]["max_num_batched_tokens"] == CPU_DEFAULTS["max_num_batched_tokens"]
+    assert found["defaults"]["max_model_len"] == "the model's own"
+    assert Path(found["machine"]["kernels"]).is_file()
+    assert found["machine"]["cpu_flags"]
+    assert found["machine"]["compiler"]
+
+
+def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    assert compiler() is None
 
 
 def test_as_text_what_is_absent_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:

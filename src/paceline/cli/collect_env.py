@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ from typing import Any
 from paceline import __version__
 from paceline.cli.options import JsonFlag
 from paceline.cli.setting_flags import ServingSettings
+from paceline.cli.setting_help import OF_ENGINES
+from paceline.core.errors import ConfigError
+from paceline.wiring.settings import CPU_DEFAULTS, CUDA_DEFAULTS
 
 PACKAGES = (
     "numpy",
@@ -54,7 +59,8 @@ class CollectEnvOptions:
 def run(options: CollectEnvOptions) -> int:
     """Print versions, hardware and settings for a bug report.
 
-    Environment variables that look like secrets are listed without their values.
+    Environment variables that look like secrets are listed without their values. C kernels are
+    compiled if there are none, as at the first start of a model.
     """
     found = findings()
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines_of(found)))
@@ -70,13 +76,15 @@ def findings() -> Findings:
         },
         "machine": {
             "system": platform.platform(),
-            "processor": processor(),
+            "processor": in_cpuinfo("model name") or platform.processor() or platform.machine(),
+            "cpu_flags": in_cpuinfo("flags") or in_cpuinfo("Features"),
+            "compiler": compiler(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "memory_gib": memory_gib(),
             **accelerators(),
         },
         "environment": dict(variables()),
-        "defaults": {one.name: one.default for one in ServingSettings.all()},
+        "defaults": engine_defaults(),
     }
 
 
@@ -99,14 +107,48 @@ def installed(package: str) -> str | None:
         return None
 
 
-def processor() -> str:
-    """The model name of the CPU."""
+def in_cpuinfo(wanted: str) -> str | None:
+    """The first entry of a name in /proc/cpuinfo; its names differ by architecture."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
-            if name.strip() == "model name":
+            if name.strip() == wanted:
                 return value.strip()
-    return platform.processor() or platform.machine()
+    return None
+
+
+def compiler() -> str | None:
+    """The C compiler that builds kernels where none are prebuilt."""
+    command = os.environ.get("CC") or "cc"
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+        return f"{command}: {done.stdout.partition(chr(10))[0]}"
+    return None
+
+
+def kernels() -> str:
+    """Where the C kernels are, or why there are none. They are compiled if necessary."""
+    from paceline.runner.native.library import library
+
+    try:
+        return library()._name
+    except ConfigError as error:
+        return f"none: {error}"
+
+
+def engine_defaults() -> dict[str, Any]:
+    """The defaults of a server on this machine; a text where they depend on the model."""
+    of_device = CUDA_DEFAULTS if has_gpu() else CPU_DEFAULTS
+    by_model = {"max_model_len": OF_ENGINES["max_model_len"]}
+    plain = {one.name: one.default for one in ServingSettings.all()}
+    return {**plain, **of_device, **by_model}
+
+
+def has_gpu() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available()
 
 
 def memory_gib() -> float | None:
@@ -116,7 +158,7 @@ def memory_gib() -> float | None:
 
 
 def accelerators() -> dict[str, Any]:
-    """GPUs and threads, if torch is installed."""
+    """GPUs, threads and kernels, if torch is installed."""
     if installed("torch") is None:
         return {}
     try:
@@ -128,6 +170,7 @@ def accelerators() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "gpus": gpus or None,
+        "kernels": kernels(),
     }
 
 
