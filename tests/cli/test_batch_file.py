@@ -207,12 +207,12 @@ def test_a_link_to_the_input_is_the_input(tmp_path: Path) -> None:
     assert (tmp_path / "in").read_text() == line("a")
 
 
-def test_an_output_that_cannot_be_written_is_told(
+def test_an_output_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text(line("a"))
     assert main(["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "no" / "out")]) == 1
-    assert "No such file" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("no/out: No such file or directory\n")
 
 
 def test_the_output_is_not_the_input(tmp_path: Path) -> None:

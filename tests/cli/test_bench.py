@@ -76,6 +76,7 @@ def test_failures_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> No
         (["--plot", "x.gif"], ".svg, .png or .html"),
         (["--trace", "nowhere"], "nowhere: cannot be read"),
         (["--prefix-len", "50"], "leaves nothing"),
+        (["--trace", "."], ".: cannot be read"),
     ],
 )
 def test_wrong_values(

@@ -172,6 +172,8 @@ def test_wrong_usage_ends_with_status_2(
         (["play", "--workload", "basic"], "no built-in workload 'basic': did you mean 'basics'?"),
         (["bench", "serv"], "did you mean 'serve'?"),
         (["bench", "serve", "--input-len", "9-3"], "'9-3' is not a range of positive lengths"),
+        (["bench", "serve", "--input-len", "9" * 20], "of positive lengths up to 2147483647"),
+        (["bench", "serve", "--output", "/"], "/ is a folder; name a file in it"),
         (["bench", "serve", "--burstiness", "0"], "--burstiness must be positive"),
         (["chat", "--url", "x", "--depth", "2"], "--depth sets up a model in this process"),
         (["run-batch", "-i", "nowhere", "-o", "x"], "--input nowhere is not a file"),

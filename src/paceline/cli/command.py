@@ -69,7 +69,7 @@ def command(
                 raise
             if error.errno == errno.ENOMEM:
                 raise MemoryError from error
-            print(f"{context.command_path}: {error}", file=sys.stderr)
+            print(f"{context.command_path}: {os_problem(error)}", file=sys.stderr)
             return FAILED
 
     own = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -78,6 +78,11 @@ def command(
     alone = bare()
     alone.command(name, cls=OwnCommand, help=run.__doc__, context_settings=LOOKS)(called)
     return typer.main.get_command(alone)
+
+
+def os_problem(error: OSError) -> str:
+    """The file and what is wrong with it, without the number of the error."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 def group(

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from paceline.cli.command import WrongOption
+from paceline.cli.command import WrongOption, os_problem
 from paceline.cli.options import KeyOption, UrlOption
 from paceline.cli.replay import (
     COMPLETE,
@@ -86,8 +86,11 @@ def from_recording(path: Path, request_id: str | None, alone: bool) -> int:
         lives = RequestLives(replay, request_id)
         for plan in replay.plans():
             lives.see(plan)
-    except (RecordingError, OSError) as error:
+    except RecordingError as error:
         complain("explain", error)
+        return UNREADABLE
+    except OSError as error:
+        complain("explain", os_problem(error))
         return UNREADABLE
     if replay.divergence is not None:
         complain("explain", f"{path}: the replay diverged, {replay.divergence}")

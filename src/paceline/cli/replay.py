@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.command import os_problem
 from paceline.cli.request_lives import RequestLives
 from paceline.core.errors import RequestError
 from paceline.sched.explain.sentences import plural
@@ -61,8 +62,11 @@ def run(options: ReplayOptions) -> int:
                 print(json.dumps(plan.to_dict()))
     except BrokenPipeError:  # the program that reads the plans has ended
         raise
-    except (RecordingError, OSError) as error:
+    except RecordingError as error:
         complain("replay", error)
+        return UNREADABLE
+    except OSError as error:
+        complain("replay", os_problem(error))
         return UNREADABLE
     out = sys.stderr if options.json else sys.stdout
     print(*report(replay, options.until), sep="\n", file=out)

@@ -97,6 +97,8 @@ def writable(*files: Path | None) -> None:
     for file in files:
         if file is not None and not file.parent.is_dir():
             raise WrongOption(f"{file} cannot be written: there is no folder {file.parent}")
+        if file is not None and file.is_dir():
+            raise WrongOption(f"{file} is a folder; name a file in it")
 
 
 def deliver(lines: Sequence[str], record: Any, output: Path | None) -> None:
