@@ -1,8 +1,10 @@
 """`paceline chat`: piped, in a terminal, on a server and in this process."""
 
 import io
+import json
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -48,19 +50,32 @@ def test_commands(
         "/help",
         "/params",
         "/params max_tokens=3 temperature=0.5",
+        "/params stop=. ignore_eos=true",
+        "/params ignore_eos=",
         "/params colour=red",
+        "/params temperature=hot",
+        "/params top_p=7",
+        "/save",
         "/dance",
         "/quit",
         "never asked",
     ]
-    assert talk(monkeypatch, *lines, arguments=["--url", f"{site.url}/v1"]) == 0
-    assert capsys.readouterr().out.removeprefix(HELP + "\n").splitlines() == [
+    assert talk(monkeypatch, *lines, arguments=["--url", f"{site.url}/v1"]) == 1
+    said = capsys.readouterr()
+    assert said.out.removeprefix(HELP + "\n").splitlines() == [
         "temperature=0.0 max_tokens=8",
         "temperature=0.5 max_tokens=3",
-        "usage: /params temperature=0.7 max_tokens=512",
-        "temperature=0.5 max_tokens=3",
-        "no command /dance; /help lists the commands",
+        "temperature=0.5 max_tokens=3 stop=['.'] ignore_eos=True",
+        "temperature=0.5 max_tokens=3 stop=['.']",
     ]
+    *wrong, unknown = said.err.splitlines()
+    assert wrong[0].startswith("paceline chat: no parameter 'colour'; there are temperature, ")
+    assert wrong[1:] == [
+        "paceline chat: 'hot' is not a value of temperature",
+        "paceline chat: top_p is 7.0; it lies in (0, 1]",
+        "paceline chat: /save needs the name of a file",
+    ]
+    assert unknown == "paceline chat: no command /dance; /help lists the commands"
 
 
 def test_a_system_message_changes_the_answer(
@@ -80,10 +95,79 @@ def test_a_refused_turn_is_removed(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["hello", "the " * 400, "/reset", "hello"]
-    assert talk(monkeypatch, *lines, arguments=["--url", site.url]) == 0
-    first, *error, last = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert talk(monkeypatch, *lines, arguments=["--url", site.url]) == 1
+    said = capsys.readouterr()
+    first, last = said.out.splitlines()
     assert first == last
-    assert "error: the server answers with status 400" in error[0]
+    assert said.err.startswith("paceline chat: the server answers with status 400")
+
+
+def test_a_message_of_several_lines(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.json"
+    lines = ['"""the fox', "", "  jumps", 'over"""', f"/save {file}", '"""one line"""']
+    assert talk(monkeypatch, *lines, arguments=["--url", site.url]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    (question, answer) = json.loads(file.read_text())["messages"]
+    assert question == {"role": "user", "content": "the fox\n\n  jumps\nover"}
+    assert answer["role"] == "assistant"
+    assert talk(monkeypatch, '"""never', "closed", arguments=["--url", site.url]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_conversation_is_saved_and_loaded(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.json"
+    lines = ["/system be brief", "hello", f"/save {file}", "the fox", "/reset", "hello"]
+    arguments = ["--url", site.url, "--top-k", "5", "--stop", "END"]
+    assert talk(monkeypatch, *lines, arguments=arguments) == 0
+    first, second, again = capsys.readouterr().out.splitlines()
+    saved = json.loads(file.read_text())
+    assert [one["role"] for one in saved["messages"]] == ["system", "user", "assistant"]
+    assert saved["top_k"] == 5
+    assert (saved["temperature"], saved["max_tokens"], saved["stop"]) == (0.0, 8, ["END"])
+    lines = ["the fox", "/reset", "hello", f"/load {file}", "the fox", "/params"]
+    plain = ["--url", site.url]
+    assert talk(monkeypatch, *lines, arguments=[*plain, "--load", str(file)]) == 0
+    *found, params = capsys.readouterr().out.splitlines()
+    assert found == [second, again, second]
+    assert first == again
+    assert params == "temperature=0.0 max_tokens=8 top_k=5 stop=['END']"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{}", "has no conversation"),
+        ('{"messages": [{"role": "king", "content": ""}]}', "has no conversation"),
+        ('{"messages": [], "colour": 3}', "unknown parameter 'colour'"),
+        ('{"messages": [], "top_p": 3}', "top_p is 3; it lies in"),
+        ("[", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused(
+    content: str,
+    complaint: str,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "c").write_text(content)
+    arguments = ["--url", site.url]
+    assert talk(monkeypatch, f"/load {tmp_path / 'c'}", arguments=arguments) == 1
+    assert complaint in capsys.readouterr().err
+    assert talk(monkeypatch, f"/save {tmp_path}", arguments=arguments) == 1
+    assert "cannot be written: Is a directory" in capsys.readouterr().err
+
+
+def test_a_parameter_out_of_range_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["chat", "--temperature", "5"])
+    assert caught.value.code == 2
+    assert "temperature is 5.0; it lies in [0, 2]" in capsys.readouterr().err
 
 
 def test_a_server_that_requires_a_key(
@@ -100,10 +184,11 @@ def test_a_model_in_this_process(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["the fox", "/reset", "the fox", "the dog " * 300]
-    assert talk(monkeypatch, *lines, arguments=[model, *SMALL]) == 0
-    first, second, *error = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert talk(monkeypatch, *lines, arguments=[model, *SMALL]) == 1
+    said = capsys.readouterr()
+    first, second = said.out.splitlines()
     assert first == second
-    assert error[0].startswith("error: ")
+    assert "paceline chat: " in said.err
 
 
 @posix_only

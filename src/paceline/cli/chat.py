@@ -5,26 +5,31 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, TextIO
 
 import typer
 
-from paceline.cli.chat_backend import ChatBackend, ChatParams, EngineBackend
-from paceline.cli.command import WrongOption
+from paceline.cli import conversation_file
+from paceline.cli.backend import ModelBackend, check_url, open_backend
 from paceline.cli.options import EngineOptions, KeyOption, ModelArgument, UrlOption
 from paceline.cli.palette import DIM, Palette
-from paceline.core.errors import PacelineError
+from paceline.cli.sampling import HOW, SamplingOptions, changed
+from paceline.core.errors import PacelineError, RequestError
 
-HELP = """\
+QUOTES = '"""'
+HELP = f"""\
 /system [TEXT]           set the system message, or remove it; starts a new conversation
-/params [NAME=VALUE ...] show or set temperature and max_tokens
+/params [NAME=VALUE ...] show sampling parameters, or set them; NAME= removes one
+/save FILE               write the conversation and its parameters to a file, as JSON
+/load FILE               continue the conversation of a file
 /reset                   start a new conversation
 /help                    show this list
 /quit                    quit; so does Ctrl-D
-Ctrl-C stops an answer."""
+{QUOTES} begins and ends a message of several lines. Ctrl-C stops an answer."""
 TEMPERATURE = 0.7
 SAMPLED = (
     f"temperature is {TEMPERATURE}: answers differ between runs; add --temperature 0 to repeat"
@@ -39,57 +44,45 @@ class ChatOptions:
     url: UrlOption = None
     api_key: KeyOption = None
     system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = ""
+    load: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Continue a conversation that /save wrote."),
+    ] = None
     temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
+        float,
+        typer.Option(min=0, help="Sampling temperature; 0 is greedy.", rich_help_panel=HOW),
     ] = TEMPERATURE
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 512
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum tokens of an answer.", rich_help_panel=HOW)
+    ] = 512
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
-        if self.url and self.engine.settings:
-            name = next(iter(self.engine.settings)).replace("_", "-")
-            raise WrongOption(f"--{name} sets up a model in this process, but --url names a server")
+        check_url(self.url, self.engine)
 
 
 def run(options: ChatOptions) -> int:
     """Chat with a model in this process, or with --url on a server.
 
     Answers are streamed. /help lists the commands of the chat. If standard input is not a
-    terminal, each of its lines is one message.
+    terminal, each of its lines is one message, and the exit status is 1 if one failed.
     """
+    params = options.sampling.params(temperature=options.temperature, max_tokens=options.max_tokens)
     with asyncio.Runner() as runner:
-        backend = runner.run(open_backend(options))
-        params = ChatParams(options.temperature, options.max_tokens)
+        opening = open_backend(options.url, options.api_key, options.engine, options.argument)
+        backend = runner.run(opening)
         chat = Chat(backend, params, runner, Screen.here())
         chat.set_system(options.system)
+        if options.load is not None:
+            chat.load(str(options.load))
         if options.temperature == TEMPERATURE and not sys.stdin.isatty():
             print(SAMPLED, file=sys.stderr, flush=True)
         try:
             chat.converse()
         finally:
             runner.run(backend.close())
-    return 0
-
-
-async def open_backend(options: ChatOptions) -> ChatBackend:
-    if options.url:
-        from paceline.cli.http_client import ServerBackend
-
-        is_named = options.argument or options.engine.model
-        model = options.engine.name(options.argument) if is_named else None
-        server = ServerBackend(options.url, options.api_key, model)
-        try:
-            await server.connect()
-        except PacelineError:
-            await server.close()
-            raise
-        return server
-    from paceline.hub.loading_status import LoadingStatus
-    from paceline.wiring.llm import AsyncLLM
-
-    model = options.engine.name(options.argument)
-    with LoadingStatus(model) as bar:
-        return EngineBackend(model, AsyncLLM(model, progress=bar, **options.engine.settings))
+    return int(chat.has_failed and not sys.stdin.isatty())
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +105,13 @@ class Screen:
         self.out.write(text)
         self.out.flush()
 
+    def complain(self, problem: object) -> None:
+        """Report a failure: within the conversation on a terminal, on standard error elsewhere."""
+        if self.interactive:
+            self.write(f"\nerror: {problem}\n")
+        else:
+            print(f"paceline chat: {problem}", file=sys.stderr, flush=True)
+
     def note(self, text: str) -> None:
         """Print a remark about the conversation, on a terminal only."""
         if self.interactive:
@@ -130,9 +130,10 @@ class Chat:
     """`messages` alternate between user and assistant, after the system message if there is one."""
 
     def __init__(
-        self, backend: ChatBackend, params: ChatParams, runner: asyncio.Runner, screen: Screen
+        self, backend: ModelBackend, params: dict[str, Any], runner: asyncio.Runner, screen: Screen
     ) -> None:
         self.backend, self.params = backend, params
+        self.has_failed = False  # a message or a command
         self.messages: list[dict[str, str]] = []
         self._system = ""
         self._runner, self._screen = runner, screen
@@ -142,7 +143,7 @@ class Chat:
         self._screen.note(f"{self.backend.name}: /help lists the commands")
         while True:
             try:
-                line = self._screen.ask("> ").strip()
+                line = self.read_message()
             except EOFError:
                 break
             except KeyboardInterrupt:
@@ -154,6 +155,16 @@ class Chat:
             elif line:
                 self.answer(line)
 
+    def read_message(self) -> str:
+        """One line; or several, from a line that begins with quotes to one that ends with them."""
+        line = self._screen.ask("> ").strip()
+        if not line.startswith(QUOTES):
+            return line
+        text = line.removeprefix(QUOTES)
+        while not text.rstrip().endswith(QUOTES):
+            text += "\n" + self._screen.ask("... ").rstrip("\n")
+        return text.rstrip().removesuffix(QUOTES).strip("\n")
+
     # -- commands -----------------------------------------------------------
 
     def run_command(self, line: str) -> bool:
@@ -164,13 +175,18 @@ class Chat:
             "reset": lambda _: self.set_system(self._system),
             "system": self.set_system,
             "params": self.set_params,
+            "save": self.save,
+            "load": self.load,
         }
         if name in ("quit", "exit"):
             return False
-        if name in commands:
+        try:
+            if name not in commands:
+                raise RequestError(f"no command /{name}; /help lists the commands")
             commands[name](rest.strip())
-        else:
-            self._screen.write(f"no command /{name}; /help lists the commands\n")
+        except PacelineError as error:
+            self.has_failed = True
+            self._screen.complain(error)
         return True
 
     def set_system(self, text: str) -> None:
@@ -180,15 +196,23 @@ class Chat:
 
     def set_params(self, text: str) -> None:
         """Change the given parameters, and print all."""
-        try:
-            for part in text.split():
-                name, _, value = part.partition("=")
-                kinds: dict[str, Any] = {"temperature": float, "max_tokens": int}
-                self.params = replace(self.params, **{name: kinds[name](value)})
-        except (KeyError, ValueError):
-            self._screen.write("usage: /params temperature=0.7 max_tokens=512\n")
-        params = self.params
-        self._screen.write(f"temperature={params.temperature} max_tokens={params.max_tokens}\n")
+        self.params = changed(self.params, text.split())
+        self._screen.write(" ".join(f"{name}={value}" for name, value in self.params.items()))
+        self._screen.write("\n")
+
+    def save(self, file: str) -> None:
+        if not file:
+            raise RequestError("/save needs the name of a file")
+        conversation_file.save(Path(file).expanduser(), self.messages, self.params)
+        self._screen.note(f"saved {len(self.messages)} messages")
+
+    def load(self, file: str) -> None:
+        """Continue with the messages and the parameters of a file."""
+        messages, params = conversation_file.load(Path(file).expanduser())
+        self.messages, self.params = messages, {**self.params, **params}
+        first = next(iter(messages), {"role": ""})
+        self._system = first["content"] if first["role"] == "system" else ""
+        self._screen.note(f"loaded {len(messages)} messages")
 
     # -- answers ------------------------------------------------------------
 
@@ -202,7 +226,8 @@ class Chat:
             self._screen.write("\n")
             self._screen.note("stopped")
         except PacelineError as error:
-            self._screen.write(f"\nerror: {error}\n")
+            self.has_failed = True
+            self._screen.complain(error)
             self.messages.pop()
             return
         self.messages.append({"role": "assistant", "content": "".join(text)})

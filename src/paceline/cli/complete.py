@@ -1,54 +1,92 @@
 """`paceline complete`: complete one prompt, or answer one message."""
 
+import asyncio
 import sys
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
-from paceline.cli.options import EngineOptions
+from paceline.cli.backend import ModelBackend, Params, Prompt, check_url, open_backend
+from paceline.cli.options import EngineOptions, KeyOption, UrlOption
+from paceline.cli.sampling import HOW, SamplingOptions
+from paceline.core.errors import PacelineError
+
+STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteOptions:
-    """The prompt, and how to sample."""
+    """The prompt, what completes it, and how to sample."""
 
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to complete.")]
+    prompt: Annotated[
+        str,
+        typer.Argument(metavar="PROMPT", help="Text to complete; - reads standard input."),
+    ]
     chat: Annotated[
         bool, typer.Option("--chat", help="Apply the chat template: answer PROMPT as a message.")
     ] = False
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 64
+    url: UrlOption = None
+    api_key: KeyOption = None
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum tokens to generate.", rich_help_panel=HOW)
+    ] = 64
     temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")
+        float,
+        typer.Option(min=0, help="Sampling temperature; 0 is greedy.", rich_help_panel=HOW),
     ] = 0.0
-    seed: Annotated[int | None, typer.Option(help="Seed of the samples.")] = None
-    n: Annotated[int, typer.Option("--n", min=1, help="Number of completions.")] = 1
+    n: Annotated[
+        int,
+        typer.Option(
+            "--n",
+            min=1,
+            help="Number of completions; several are printed when all have ended.",
+            rich_help_panel=HOW,
+        ),
+    ] = 1
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        check_url(self.url, self.engine)
 
 
 def run(options: CompleteOptions) -> int:
-    """Complete one prompt, or with --chat answer one message."""
-    from paceline.engine.params import SamplingParams
-    from paceline.hub.loading_status import LoadingStatus
-    from paceline.wiring.llm import LLM
+    """Complete one prompt, or with --chat answer one message.
 
-    params = SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        seed=options.seed,
-        n=options.n,
+    The text is printed as it is generated, by a model in this process or with --url by a server.
+    """
+    params = options.sampling.params(
+        max_tokens=options.max_tokens, temperature=options.temperature, n=options.n
     )
-    model = options.engine.name()
-    with LoadingStatus(model) as bar:
-        llm = LLM(model, progress=bar, **options.engine.settings)
-    if options.chat:
-        message = {"role": "user", "content": options.prompt}
-        (output,) = llm.chat([message], params, progress=False)
-    else:
-        (output,) = llm.generate([options.prompt], params, progress=False)
-    if output.error:
-        print(f"paceline complete: {output.error}", file=sys.stderr)
-        return 1
-    for answer in output.outputs:
-        print(answer.text)
+    text = sys.stdin.read() if options.prompt == STANDARD_INPUT else options.prompt
+    prompt: Prompt = [{"role": "user", "content": text}] if options.chat else text
+
+    async def answered() -> None:
+        backend = await open_backend(options.url, options.api_key, options.engine)
+        try:
+            await print_answer(backend, prompt, params)
+        finally:
+            await backend.close()
+
+    asyncio.run(answered())
     return 0
+
+
+async def print_answer(backend: ModelBackend, prompt: Prompt, params: Params) -> None:
+    """Print one completion as it arrives, or several at the end. The last line is complete even
+    if the answer is not."""
+    texts = [""] * params["n"]
+    is_single = len(texts) == 1
+    try:
+        async with aclosing(backend.answer(prompt, params)) as pieces:
+            async for piece in pieces:
+                texts[piece.choice] += piece.text
+                if is_single:
+                    print(piece.text, end="", flush=True)
+    except (PacelineError, asyncio.CancelledError):
+        if is_single and texts[0]:
+            print()
+        raise
+    print("" if is_single else "\n".join(texts))

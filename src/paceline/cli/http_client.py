@@ -1,12 +1,12 @@
 """Requests to a server, and the errors it answers with."""
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import httpx
 
-from paceline.cli.chat_backend import ChatParams, ChatPiece
+from paceline.cli.backend import AnswerPiece, Params, Prompt
 from paceline.cli.options import bearer, root
 from paceline.core.errors import PacelineError
 
@@ -21,7 +21,7 @@ class ServerError(PacelineError):
 
 
 class ServerBackend:
-    """Chats with an OpenAI-compatible server, by default with the first model it lists."""
+    """Asks an OpenAI-compatible server, by default for the first model it lists."""
 
     def __init__(self, url: str, key: str | None, model: str | None) -> None:
         self._http = httpx.AsyncClient(base_url=root(url), headers=bearer(key), timeout=None)
@@ -36,21 +36,18 @@ class ServerBackend:
         found = await first_model(self._http)
         self._model = self._model or found
 
-    async def answer(
-        self, messages: Sequence[Mapping[str, str]], params: ChatParams
-    ) -> AsyncGenerator[ChatPiece, None]:
+    async def answer(self, prompt: Prompt, params: Params) -> AsyncGenerator[AnswerPiece, None]:
+        is_text = isinstance(prompt, str)
+        path = "/v1/completions" if is_text else "/v1/chat/completions"
         body = {
             "model": self._model,
-            "messages": messages,
-            "temperature": params.temperature,
-            "max_tokens": params.max_tokens,
+            "prompt" if is_text else "messages": prompt,
+            **params,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         try:
-            async with self._http.stream(
-                "POST", "/v1/chat/completions", **json_body(body)
-            ) as response:
+            async with self._http.stream("POST", path, **json_body(body)) as response:
                 if response.status_code != OK:
                     check(response.status_code, (await response.aread()).decode())
                 async for line in response.aiter_lines():
@@ -100,13 +97,15 @@ def json_body(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
 
 
-def piece_of(event: dict[str, Any]) -> ChatPiece:
+def piece_of(event: dict[str, Any]) -> AnswerPiece:
     if event.get("error"):
         raise ServerError(event["error"]["message"])
     usage: dict[str, Any] = event.get("usage") or {}
     choices: list[dict[str, Any]] = event.get("choices") or [{}]
-    delta: dict[str, Any] = choices[0].get("delta") or {}
-    return ChatPiece(delta.get("content") or "", usage.get("completion_tokens", 0))
+    choice = choices[0]
+    delta: dict[str, Any] = choice.get("delta") or {}
+    text: str = choice.get("text") or delta.get("content") or ""
+    return AnswerPiece(text, usage.get("completion_tokens", 0), choice.get("index", 0))
 
 
 def check(status: int, body: str) -> None:
