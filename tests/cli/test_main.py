@@ -541,10 +541,12 @@ def test_step_waits_for_enter() -> None:
 
 
 @posix_only
-def test_an_interrupt_restores_the_screen_and_says_nothing() -> None:
+def test_an_interrupt_restores_the_screen_and_leaves_the_picture() -> None:
     terminal = Terminal("play", "--delay", "60")
     terminal.read_until("step 1 ")
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130
-    assert terminal.seen.endswith(FROM_OTHER_SCREEN)
+    picture = COLOUR.sub("", terminal.seen.partition(FROM_OTHER_SCREEN)[2])
+    assert "paceline play: basics" in picture
+    assert picture.endswith("\r\nstopped after 1 step; interrupted\r\n")
     assert "Traceback" not in terminal.seen

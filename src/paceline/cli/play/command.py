@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Annotated, Any, TextIO
@@ -14,6 +14,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from paceline.cli.command import WrongOption
+from paceline.cli.main import INTERRUPTED
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette, letters
 from paceline.cli.play.fields import ScriptError
 from paceline.cli.play.picture import frame, picture
@@ -29,6 +30,7 @@ from paceline.cli.play.workload_file import (
 )
 from paceline.core.config import Config
 from paceline.core.errors import RequestError
+from paceline.sched.explain.sentences import plural
 from paceline.sim.loop import SimulatedTurn
 
 DEFAULT_WORKLOAD = "basics"
@@ -216,9 +218,8 @@ def run(options: Options) -> int:
     turns = stage.turns(options.max_steps)
     if options.display.json:
         print_json(stage, turns, options.display.explain)
-    else:
-        show(stage, turns, Heading(title, script.about), options)
-    return 0
+        return 0
+    return show(stage, turns, Heading(title, script.about), options)
 
 
 def chosen(options: Options) -> tuple[str, Script]:
@@ -270,7 +271,8 @@ def explanation(stage: Stage, name: str) -> str:
         return f"{name!r}: {gone}."
 
 
-def show(stage: Stage, turns: Iterator[SimulatedTurn], title: Heading, options: Options) -> None:
+def show(stage: Stage, turns: Iterator[SimulatedTurn], title: Heading, options: Options) -> int:
+    """Draw the steps, and then the whole picture: of the steps so far after an interrupt."""
     out = sys.stdout
     capable = out.isatty() and os.environ.get("TERM") != "dumb"
     palette = Palette(
@@ -278,16 +280,8 @@ def show(stage: Stage, turns: Iterator[SimulatedTurn], title: Heading, options: 
         unicode=not options.display.ascii and can_encode(out),
     )
     history = stage.history
-    if capable and not options.display.fast:
-        with screen(out):
-            for _ in turns:
-                width, height = size(options)
-                above = heading(title, history, palette, width)
-                draw(out, frame(history, palette, width, height, above))
-                pause(options)
-    else:
-        for _ in turns:
-            pass
+    animated = out if capable and not options.display.fast else None
+    was_interrupted = not play_steps(stage, turns, title, options, palette, animated)
     width, _ = size(options)
     lines = heading(title, history, palette, width)
     lines += [*picture(history, palette, width), ""]
@@ -295,10 +289,37 @@ def show(stage: Stage, turns: Iterator[SimulatedTurn], title: Heading, options: 
     lines += [*story(history, palette, width), ""]
     lines += summary(history, stage.scheduler.stats, palette)
     if not stage.over:
-        lines += ["", f"stopped after {len(history.columns)} steps; --max-steps plays more"]
+        advice = "interrupted" if was_interrupted else "--max-steps plays more"
+        lines += ["", f"stopped after {plural(len(history.columns), 'step')}; {advice}"]
     for name in options.display.explain:
         lines += ["", *life(explanation(stage, name), width)]
     print(writable("\n".join(lines), out))
+    return INTERRUPTED if was_interrupted else 0
+
+
+def play_steps(
+    stage: Stage,
+    turns: Iterator[SimulatedTurn],
+    title: Heading,
+    options: Options,
+    palette: Palette,
+    animated: TextIO | None,
+) -> bool:
+    """Play all steps, each drawn where they are animated. False if an interrupt came."""
+    history = stage.history
+    try:
+        with screen(animated) if animated else nullcontext():
+            for _ in turns:
+                if animated:
+                    width, height = size(options)
+                    above = heading(title, history, palette, width)
+                    draw(animated, frame(history, palette, width, height, above))
+                    pause(options)
+    except KeyboardInterrupt:
+        if not history.columns:
+            raise
+        return False
+    return True
 
 
 def size(options: Options) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from paceline.cli.play.workload_file import Script, ScriptedRequest
 from paceline.core.errors import QueueFull
 from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Request, child_label
+from paceline.engine.interrupts import interrupts_deferred
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.loop import Loop, SimulatedTurn
 from paceline.sim.runner import SimulatedDevice
@@ -64,7 +65,8 @@ class Stage:
             self._notes = []
             self._gone = self._arrive(step) | self._abort(step)
             self._wake(step)
-            turn = self._loop.turn(while_idle=True)
+            with interrupts_deferred():  # the history has whole steps only
+                turn = self._loop.turn(while_idle=True)
             self.history.time = self.time
             yield turn
 
