@@ -80,5 +80,5 @@ def root(url: str) -> str:
 
 
 def bearer(key: str | None) -> dict[str, str]:
-    """The header with the API key, if there is one."""
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    """The header with the API key, if there is one: the first, if the variable has several."""
+    return {"Authorization": f"Bearer {key.split()[0]}"} if key and key.split() else {}
