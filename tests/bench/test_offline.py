@@ -27,6 +27,19 @@ def test_latency_measures_a_batch_again_and_again_without_prefix_hits(llm: Offli
     assert llm.get_metrics().counters["prefix_cache_hits"] == 0
 
 
+def test_an_interrupt_keeps_the_runs_that_were_measured(llm: OfflineEngine) -> None:
+    def interrupt(runs: int) -> None:
+        if runs == last:
+            raise KeyboardInterrupt
+
+    last = 4
+    repeats = latency(llm, [call(0, 8, 2)], 300, repeats=5, warmup=2, report=interrupt)
+    assert len(repeats.runs) == 2
+    last = 2
+    with pytest.raises(KeyboardInterrupt):
+        latency(llm, [call(0, 8, 2)], 300, repeats=5, warmup=2, report=interrupt)
+
+
 def test_a_prompt_that_fails_fails_the_run(llm: OfflineEngine) -> None:
     with pytest.raises(RunFailed, match="1 of 2 prompts failed"):
         throughput(llm, [call(0), call(1, tokens=900)], 300, 0)

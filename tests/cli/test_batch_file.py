@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from paceline.cli.batch_file import BatchRun, BatchStopped, Counts, Results, entries
 from paceline.cli.main import main
-from tests.cli.support import SMALL
+from tests.cli.support import SMALL, wait_until
+from tests.cli.test_main import Terminal, posix_only
 from tests.server.support import Site, paced, served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -164,6 +166,23 @@ def test_the_command(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     texts = [found[name]["response"]["body"]["choices"][0]["text"] for name in "ab"]
     assert texts[0] == texts[1]
     assert found["c"]["response"]["body"]["error"]["param"] == "temperature"
+
+
+@posix_only
+def test_an_interrupted_command_says_how_to_go_on(model: str, tmp_path: Path) -> None:
+    lines = [line(f"r{number}", max_tokens=200, temperature=0) for number in range(3000)]
+    (tmp_path / "in").write_text("\n".join(lines))
+    words = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", model, *SMALL]
+    terminal = Terminal("run-batch", *words)
+    wait_until(lambda: (tmp_path / "out").exists() and b"\n" in (tmp_path / "out").read_bytes())
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert "/3000 requests, 0 failed, " in terminal.seen
+    assert " left" in terminal.seen
+    assert "run the same command again to answer the rest" in terminal.seen
+    assert "Traceback" not in terminal.seen
+    answered = len(read(tmp_path / "out"))
+    assert f"interrupted: {answered} answered, 0 refused" in terminal.seen
 
 
 def test_numbers_and_texts_that_json_does_not_have_are_refused_like_others(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """The three benchmarks as commands, on a real server and on a tiny model."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.main import main
-from tests.cli.support import SMALL
-from tests.server.support import Site
+from tests.cli.support import SMALL, serving
+from tests.cli.test_main import Terminal, posix_only
+from tests.server.support import Site, paced
 
 SHAPE = ("--input-len", "8-12", "--output-len", "3-5", "--vocab-size", "300")
 
@@ -60,6 +62,35 @@ def test_a_trace_is_replayed(site: Site, tmp_path: Path) -> None:
     found = json.loads(output.read_text())["requests"]
     assert [(one["prompt_tokens"], one["output_tokens"]) for one in found] == [(20, 4)] * 3
     assert all(one["sent_s"] >= at for one, at in zip(found, (0, 0.05, 0.1), strict=True))
+
+
+@posix_only
+def test_an_interrupted_run_reports_what_it_measured(tmp_path: Path) -> None:
+    output = tmp_path / "run.json"
+    with serving(breaks=paced) as site:
+        words = ["--num-prompts", "500", "--max-concurrency", "2", "-o", str(output)]
+        terminal = Terminal("bench", "serve", "--url", site.url, *SHAPE, *words)
+        terminal.read_until("/500 requests, 0 failed, ")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 130
+    found = json.loads(output.read_text())
+    assert 0 < found["completed"] == len(found["requests"]) < 500
+    assert f"interrupted after {found['completed']} of 500 requests" in terminal.seen
+    assert "time to first token" in terminal.seen
+    assert "Traceback" not in terminal.seen
+
+
+def test_an_interrupted_throughput_says_that_nothing_was_measured(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.bench.offline.throughput", interrupted)
+    assert main(["bench", "throughput", model, *SMALL]) == 130
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("a smaller --num-prompts takes less time\n")
 
 
 def test_failures_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

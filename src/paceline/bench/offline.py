@@ -1,6 +1,6 @@
 """Measures an engine in this process: many prompts at once, or one batch several times."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -46,8 +46,24 @@ def throughput(
 
 
 def latency(
-    llm: MeasuredEngine, calls: Sequence[Call], vocab_size: int, repeats: int, warmup: int
+    llm: MeasuredEngine,
+    calls: Sequence[Call],
+    vocab_size: int,
+    repeats: int,
+    warmup: int,
+    report: Callable[[int], None] = lambda _: None,
 ) -> Repeats:
-    """Run one batch several times, with other prompts each time."""
-    runs = [throughput(llm, calls, vocab_size, seed) for seed in range(warmup + repeats)]
+    """Run one batch several times, with other prompts each time.
+
+    `report` gets the number of finished runs. After an interrupt the measured runs are returned,
+    if there are any.
+    """
+    runs: list[Run] = []
+    try:
+        for seed in range(warmup + repeats):
+            runs.append(throughput(llm, calls, vocab_size, seed))
+            report(len(runs))
+    except KeyboardInterrupt:
+        if len(runs) <= warmup:
+            raise
     return Repeats(runs[warmup:])

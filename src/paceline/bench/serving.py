@@ -37,9 +37,13 @@ async def run(
     http: httpx.AsyncClient,
     target: Target,
     load: Load,
-    report: Callable[[int], None] = lambda _: None,
+    report: Callable[[int, int], None] = lambda _done, _failed: None,
 ) -> list[Sample]:
-    """One sample per call, in the order of the calls; `report` gets the number of finished ones."""
+    """One sample per call, in the order of the calls.
+
+    `report` gets the number of finished calls and how many of them failed. When the run is
+    cancelled, it returns the samples of the calls that had finished.
+    """
     # Other prompts, so that the measured ones do not find their prefixes in the cache.
     others = replace(target, seed=target.seed + 1)
     for call in load.calls[: load.warmup]:
@@ -47,16 +51,22 @@ async def run(
     gate: AbstractAsyncContextManager[Any] = (
         asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()
     )
-    ended = 0
+    ended = failed = 0
     begun = perf_counter()
 
     async def one(call: Call) -> Sample:
-        nonlocal ended
+        nonlocal ended, failed
         await asyncio.sleep(begun + call.at_s - perf_counter())
         async with gate:
             sample = await timed(http, target, call, begun, call.at_s)
         ended += 1
-        report(ended)
+        failed += bool(sample.error)
+        report(ended, failed)
         return sample
 
-    return await asyncio.gather(*(one(call) for call in load.calls))
+    tasks = [asyncio.create_task(one(call)) for call in load.calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return [task.result() for task in tasks if not task.cancelled()]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import httpx
 
+from paceline.cli.batch_counts import Counts
 from paceline.cli.http_client import json_body
 from paceline.core.errors import PacelineError
 
@@ -39,16 +40,6 @@ class BatchLine:
         return f"batch_req_{self.number}"
 
 
-@dataclass(slots=True)
-class Counts:
-    """Lines by result."""
-
-    answered: int = 0
-    refused: int = 0  # by the server, with a status
-    bad: int = 0  # lines that are not requests
-    skipped: int = 0  # answered by an earlier run
-
-
 # -- input ------------------------------------------------------------------
 
 
@@ -68,6 +59,12 @@ def entries(path: Path) -> Iterator[BatchLine]:
             if entry.custom_id is not None:
                 seen.add(entry.custom_id)
             yield entry
+
+
+def count_lines(path: Path) -> int:
+    """The number of lines that are not empty."""
+    with path.open("rb") as lines:
+        return sum(bool(line.strip()) for line in lines)
 
 
 def parsed(number: int, line: bytes) -> BatchLine:
@@ -165,12 +162,23 @@ class Results:
 
 
 class BatchRun:
-    """At most `width` requests are open at once, and no more lines are in memory."""
+    """At most `width` requests are open at once, and no more lines are in memory.
 
-    def __init__(self, http: httpx.AsyncClient, results: Results, width: int) -> None:
+    `report` is called after each line has been counted.
+    """
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        results: Results,
+        width: int,
+        counts: Counts | None = None,
+        report: Callable[[], None] = lambda: None,
+    ) -> None:
         self._http, self._results, self._width = http, results, width
+        self._report = report
         self._open = 0
-        self.counts = Counts()
+        self.counts = counts or Counts()
 
     async def run(self, lines: Iterator[BatchLine]) -> Counts:
         """Each worker takes the next line when it is free."""
@@ -195,6 +203,7 @@ class BatchRun:
                 fine = response["status_code"] < REFUSED
                 self.counts.answered += fine
                 self.counts.refused += not fine
+            self._report()
 
     async def _answer(self, entry: BatchLine) -> dict[str, Any]:
         while True:

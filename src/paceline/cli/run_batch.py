@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.batch_counts import Counts
 from paceline.cli.command import WrongOption
+from paceline.cli.main import INTERRUPTED
 from paceline.cli.options import EngineOptions
+from paceline.cli.progress import RequestProgress
 
 BESIDE = 2  # open requests for each that can run, so that one is always ready
 
@@ -57,13 +60,21 @@ def run(options: RunBatchOptions) -> int:
     in which they finish. An invalid line gets an error; the others are answered. An interrupted
     run can be repeated: requests that have a response in the output are skipped.
     """
-    return asyncio.run(answered(options))
+    counts = Counts()
+    try:
+        asyncio.run(answer(options, counts))
+    except KeyboardInterrupt:
+        advice = "run the same command again to answer the rest"
+        print(f"interrupted: {counts}; {advice}", file=sys.stderr)
+        return INTERRUPTED
+    print(counts, file=sys.stderr)
+    return 0
 
 
-async def answered(options: RunBatchOptions) -> int:
+async def answer(options: RunBatchOptions, counts: Counts) -> None:
     import httpx
 
-    from paceline.cli.batch_file import BatchRun, Results, entries
+    from paceline.cli.batch_file import BatchRun, Results, count_lines, entries
     from paceline.engine.streaming import StreamingEngine
     from paceline.hub.loading_status import LoadingStatus
     from paceline.server.app import create_app
@@ -83,16 +94,16 @@ async def answered(options: RunBatchOptions) -> int:
         within = httpx.ASGITransport(app, raise_app_exceptions=False)
         width = options.max_concurrency or BESIDE * config.step.max_num_seqs
         width = min(width, config.queue.max_num_queued_reqs)
+
+        def report() -> None:
+            progress.show(counts.done, counts.refused + counts.bad, counts.skipped)
+
         try:
             async with httpx.AsyncClient(
                 transport=within, base_url="http://batch", timeout=None
             ) as http:
-                counts = await BatchRun(http, results, width).run(entries(options.input))
+                with RequestProgress(count_lines(options.input)) as progress:
+                    batch = BatchRun(http, results, width, counts, report)
+                    await batch.run(entries(options.input))
         finally:
             await engine.shutdown()
-    print(
-        f"{counts.answered} answered, {counts.refused} refused, {counts.bad} invalid lines, "
-        f"{counts.skipped} skipped",
-        file=sys.stderr,
-    )
-    return 0

@@ -1,12 +1,15 @@
 """`paceline bench latency`: how long one batch takes."""
 
+import sys
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
 from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
+from paceline.cli.main import INTERRUPTED
 from paceline.cli.options import EngineOptions, ModelArgument
+from paceline.cli.progress import RequestProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,10 @@ class LatencyBenchOptions:
 
 
 def run(options: LatencyBenchOptions) -> int:
-    """Measure how long one batch takes in this process."""
+    """Measure how long one batch takes in this process.
+
+    Ctrl-C ends the measurement, and the report has the runs that had finished.
+    """
     from paceline.bench.offline import latency
     from paceline.bench.report import lines_of_latency, record_of_latency
     from paceline.hub.loading_status import LoadingStatus
@@ -34,8 +40,12 @@ def run(options: LatencyBenchOptions) -> int:
     calls = shape.calls([0.0] * options.batch_size)
     with LoadingStatus(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
-    repeats = latency(llm, calls, shape.vocab_size, options.num_iters, options.num_iters_warmup)
+    planned, warmup = options.num_iters, options.num_iters_warmup
+    with RequestProgress(planned + warmup, "runs") as progress:
+        repeats = latency(llm, calls, shape.vocab_size, planned, warmup, progress.show)
     settings = {"model": model, "batch_size": options.batch_size, **shape.record()}
     settings["engine"] = dict(options.engine.settings)
+    if was_interrupted := len(repeats.runs) < planned:
+        print(f"interrupted after {len(repeats.runs)} of {planned} runs", file=sys.stderr)
     deliver(lines_of_latency(repeats), record_of_latency(repeats, settings), options.output)
-    return 0
+    return INTERRUPTED if was_interrupted else 0

@@ -1,8 +1,8 @@
 """`paceline bench serve`: latency and throughput of a server under load."""
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isinf
@@ -16,7 +16,9 @@ from paceline.bench.report import lines_of, record
 from paceline.bench.samples import Outcome, Sample, targets_of
 from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
 from paceline.cli.command import WrongOption
+from paceline.cli.main import INTERRUPTED
 from paceline.cli.options import KeyOption, root
+from paceline.cli.progress import RequestProgress
 from paceline.workloads.arrivals import arrival_times
 from paceline.workloads.call import Call
 from paceline.workloads.traces import read
@@ -160,7 +162,8 @@ def run(options: ServeBenchOptions) -> int:
 
     The report has the time to first token, the time per output token, the inter-token latency
     and the end-to-end latency (mean, median, 90th and 99th percentile), throughput, goodput
-    against targets, and errors by kind. The exit status is 1 if no request succeeded.
+    against targets, and errors by kind. The exit status is 1 if no request succeeded. Ctrl-C ends
+    the measurement, and the report has the requests that had finished.
     """
     targets = options.targets_ms
     writable(options.output, options.plot)
@@ -168,9 +171,12 @@ def run(options: ServeBenchOptions) -> int:
     samples, settings = asyncio.run(measured(options))
     outcome = Outcome.of(samples, targets)
     lines = lines_of(outcome, targets)
+    planned = settings["num_prompts"]
+    if was_interrupted := len(samples) < planned:
+        print(f"interrupted after {len(samples)} of {planned} requests", file=sys.stderr)
     deliver(lines, record(outcome, samples, settings), options.output)
     plotted(samples, lines)
-    return int(not outcome.completed)
+    return INTERRUPTED if was_interrupted else int(not outcome.completed)
 
 
 def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], None]:
@@ -195,8 +201,8 @@ async def measured(options: ServeBenchOptions) -> tuple[Sequence[Sample], dict[s
     async with client(root(options.url), options.api_key, options.timeout) as http:
         model = options.model or await first_model(http)
         target = Target(model, options.endpoint, shape.vocab_size, shape.seed, options.ignore_eos)
-        with counter(len(load.calls)) as count:
-            samples = await load_server(http, target, load, count)
+        with RequestProgress(len(load.calls)) as progress:
+            samples = await load_server(http, target, load, progress.show)
     rate = timing.request_rate
     return samples, {
         "url": options.url,
@@ -210,16 +216,3 @@ async def measured(options: ServeBenchOptions) -> tuple[Sequence[Sample], dict[s
         "goodput_ms": options.targets_ms,
         **shape.record(),
     }
-
-
-@contextmanager
-def counter(total: int) -> Generator[Callable[[int], None]]:
-    """Show on a terminal how many requests have finished."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns = BarColumn(), MofNCompleteColumn(), TextColumn("requests")
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda ended: bar.update(task, completed=ended)

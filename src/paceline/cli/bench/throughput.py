@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
+from paceline.cli.main import INTERRUPTED
 from paceline.cli.options import EngineOptions, ModelArgument
 
 
@@ -33,7 +34,12 @@ def run(options: ThroughputBenchOptions) -> int:
     calls = shape.calls([0.0] * options.num_prompts)
     with LoadingStatus(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
-    done = throughput(llm, calls, shape.vocab_size, shape.seed, sys.stderr.isatty())
+    try:
+        done = throughput(llm, calls, shape.vocab_size, shape.seed, sys.stderr.isatty())
+    except KeyboardInterrupt:
+        advice = "a smaller --num-prompts takes less time"
+        print(f"interrupted: only a complete run is measured; {advice}", file=sys.stderr)
+        return INTERRUPTED
     settings = {"model": model, "num_prompts": options.num_prompts, **shape.record()}
     settings["engine"] = dict(options.engine.settings)
     deliver(lines_of_throughput(done), record_of_throughput(done, settings), options.output)

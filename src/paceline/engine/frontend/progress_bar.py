@@ -3,7 +3,7 @@
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class TerminalBar:
@@ -14,6 +14,7 @@ class TerminalBar:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
             console=Console(file=stream),
             auto_refresh=False,
         )
