@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
+from paceline.server.running import running_servers
 from paceline.server.settings import ServerSettings
 from tests.conformance.architectures import SIZES
 from tests.server.real import running
@@ -145,9 +146,12 @@ def test_random_weights_are_served_by_what_describes_them_alone(tmp_path: Path) 
         assert "\nprocess_resident_memory_bytes " in metrics
         assert "\npaceline_core_process_resident_memory_bytes " in metrics
         assert 'cache_dtype="auto"' in metrics
+        (found,) = [one for one in running_servers() if one.pid == server.process.pid]
+        assert (found.url, found.model) == (str(server.http.base_url).rstrip("/"), str(tmp_path))
         server.process.send_signal(signal.SIGTERM)
         status, said = server.ended()
         assert (status, said) == (0, "False\n"), "the front end needs no torch"
+        assert all(one.pid != server.process.pid for one in running_servers())
 
 
 def with_our_path() -> dict[str, str]:

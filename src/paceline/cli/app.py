@@ -18,6 +18,7 @@ COMMANDS = {
     "pull": "Download a model and print its path.",
     "list": "List the models on this machine.",
     "rm": "Delete a downloaded model from this machine.",
+    "ps": "List the servers that run on this machine.",
     "play": "Play a small workload on the real scheduler and draw what it decides.",
     "replay": "Run a recording again and check that every plan is the same.",
     "explain": "Describe what a request waited for, and why.",

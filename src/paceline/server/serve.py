@@ -5,9 +5,11 @@ import logging
 import socket
 import sys
 from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from contextlib import ExitStack
 from math import ceil
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,6 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.engine.api import EngineFailed
 from paceline.server.connections import Acceptor, ClientConnection, connection_limit
 from paceline.server.context import ServerContext
+from paceline.server.running import RunningServer, announced
 from paceline.server.telemetry.request_log import JsonFormatter
 
 log = logging.getLogger("paceline.server")
@@ -40,6 +43,7 @@ class DrainingServer(uvicorn.Server):
         self._time_over = asyncio.Event()  # for the open requests
         self._acceptor: Acceptor | None = None
         self.failure = ""  # why the engine stopped, if that ends the server
+        self.listening: Callable[[str], None] = lambda _: None  # called with the URL
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and accept a bounded number of connections."""
@@ -50,6 +54,7 @@ class DrainingServer(uvicorn.Server):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         most = connection_limit(self._context.settings.max_connections)
         self._acceptor = Acceptor(listeners, self._connection, self._connections, most)
+        self.listening(url_of(listeners[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._acceptor is not None:
@@ -154,12 +159,26 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None
     """
     server = draining_server(app, host, port)
     watching = asyncio.create_task(server.end_with_engine())
-    try:
-        await server.serve()
-    finally:
-        watching.cancel()
+    models = app.state.context.models
+    with ExitStack() as listed:  # from when it listens until it ends
+        server.listening = lambda url: listed.enter_context(
+            announced(RunningServer.here(models[-1], models[0], url))
+        )
+        try:
+            await server.serve()
+        finally:
+            watching.cancel()
     if server.failure:
         raise EngineFailed(server.failure)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients reach a socket."""
+    name: Any = listener.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host, port = name[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def log_to_stderr(level: int = logging.INFO, as_json: bool = False) -> None:
