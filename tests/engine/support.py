@@ -17,6 +17,7 @@ from paceline.core.plan import Candidates, Plan, PromptScores, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams, TextDelta
 from paceline.engine.core.components import EngineComponents
+from paceline.engine.sampling_rules import NO_RULES
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import OracleRunner
@@ -172,7 +173,7 @@ def never(_plan: Plan, _where: str) -> bool:
 
 def components(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> EngineComponents:
     """An engine's parts; settings of the scheduler and of the parts by name."""
-    depth = settings.pop("depth", 1)
+    depth, rules = settings.pop("depth", 1), settings.pop("rules", NO_RULES)
     own = {one.name for one in fields(EngineSettings)} & settings.keys()
     chosen = EngineSettings(**{name: settings.pop(name) for name in own})
     settings = {
@@ -189,7 +190,7 @@ def components(breaks: Callable[[Plan, str], bool] = never, **settings: Any) -> 
         blocks, settings["block_size"], text.vocab_size, host_blocks=settings.get("swap_space", 0)
     )
     port, template = OraclePort(oracle, breaks), ChatTemplate.of(text)
-    return EngineComponents("oracle", scheduler, port, text, template, depth, chosen)
+    return EngineComponents("oracle", scheduler, port, text, template, depth, chosen, rules)
 
 
 def build(_model: str, **settings: Any) -> EngineComponents:

@@ -76,7 +76,7 @@ def test_everything_the_runner_needs_is_passed_on() -> None:
         ("skip_special_tokens", 1),
         ("include_stop_str_in_output", None),
         ("use_beam_search", 1),
-        ("logprobs", 21),
+        ("logprobs", -1),
         ("prompt_logprobs", -1),
         ("logit_bias", {1: 1000.0}),
         ("logit_bias", [1]),

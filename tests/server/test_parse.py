@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.engine.api import GenerationRequest, SamplingParams
+from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.server.parse import chat_ask, completion_asks
 from paceline.server.routes.responses import response_ask
 from paceline.server.schemas.requests import ChatRequest, CompletionRequest, ResponseRequest
@@ -41,12 +42,12 @@ ELSEWHERE = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
 
 def asked(**given: Any) -> list[GenerationRequest]:
     """The same at each of the routes; a response has one choice."""
-    generations = [*completion_asks(CompletionRequest(prompt="the", **given))]
-    generations.append(chat_ask(ChatRequest(messages=MESSAGES, **given)))
+    generations = [*completion_asks(CompletionRequest(prompt="the", **given), NO_RULES)]
+    generations.append(chat_ask(ChatRequest(messages=MESSAGES, **given), NO_RULES))
     return (
         generations
         if "n" in given
-        else [*generations, response_ask(ResponseRequest(input="the", **given))]
+        else [*generations, response_ask(ResponseRequest(input="the", **given), NO_RULES)]
     )
 
 
@@ -80,21 +81,37 @@ def test_who_asks_and_how_urgently_is_what_the_body_says(
 
 
 def test_the_newer_name_of_a_limit_counts_first() -> None:
-    chat = chat_ask(ChatRequest(messages=MESSAGES, max_tokens=3, max_completion_tokens=5))
-    response = response_ask(ResponseRequest(input="the", max_tokens=3, max_output_tokens=5))
+    body = ChatRequest(messages=MESSAGES, max_tokens=3, max_completion_tokens=5)
+    newer = ResponseRequest(input="the", max_tokens=3, max_output_tokens=5)
+    chat, response = chat_ask(body, NO_RULES), response_ask(newer, NO_RULES)
     assert chat.params.max_tokens == response.params.max_tokens == 5
     assert [generation.params.max_tokens for generation in asked(max_tokens=3)] == [3, 3, 3]
 
 
 def test_tools_that_may_not_be_called_are_not_shown() -> None:
     tools = [{"type": "function", "function": {"name": "look"}}]
-    assert chat_ask(ChatRequest(messages=MESSAGES, tools=tools, tool_choice="none")).tools is None
-    assert response_ask(ResponseRequest(input="the", tools=tools, tool_choice="none"))
+    shown = ChatRequest(messages=MESSAGES, tools=tools, tool_choice="none")
+    assert chat_ask(shown, NO_RULES).tools is None
+    assert response_ask(ResponseRequest(input="the", tools=tools, tool_choice="none"), NO_RULES)
 
 
 def test_the_effort_is_shown_to_the_template() -> None:
     kept = {"enable_thinking": True}
     chat = ChatRequest(messages=MESSAGES, reasoning_effort="low", chat_template_kwargs=kept)
-    assert chat_ask(chat).variables == {**kept, "reasoning_effort": "low"}
+    assert chat_ask(chat, NO_RULES).variables == {**kept, "reasoning_effort": "low"}
     response = ResponseRequest(input="the", reasoning={"effort": "high", "summary": None})
-    assert response_ask(response).variables == {"reasoning_effort": "high"}
+    assert response_ask(response, NO_RULES).variables == {"reasoning_effort": "high"}
+
+
+def test_fields_that_a_body_leaves_out_are_those_that_the_model_recommends() -> None:
+    rules = SamplingRules({"temperature": 0.6, "top_k": 20}, max_tokens=40)
+    bodies = ChatRequest(messages=MESSAGES, top_k=5), ChatRequest(messages=MESSAGES, temperature=0)
+    chosen = [chat_ask(body, rules).params for body in bodies]
+    assert [(one.temperature, one.top_k, one.max_tokens) for one in chosen] == [
+        (0.6, 5, 40),
+        (0.0, 20, 40),
+    ]
+    (text,) = completion_asks(CompletionRequest(prompt="the"), rules)
+    response = response_ask(ResponseRequest(input="the", max_output_tokens=50), rules)
+    assert (text.params.temperature, text.params.max_tokens) == (0.6, 16)
+    assert (response.params.temperature, response.params.max_tokens) == (0.6, 40)

@@ -7,7 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from paceline.core.errors import ConfigError
-from paceline.text.gguf_vocabulary import gguf_vocabulary
+from paceline.core.gguf import read_metadata
+from paceline.text.gguf_vocabulary import gguf_vocabulary, vocabulary_of
 from paceline.text.tokenizer import Tokenizer
 from tests.text.support import (
     PRE_TOKENIZERS,
@@ -259,3 +260,11 @@ def test_what_is_wrong_is_named(
 def test_a_file_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.tokens is missing"):
         gguf_vocabulary(write_gguf(tmp_path / "none.gguf", "gpt2"))
+
+
+def test_a_file_may_recommend_sampling_parameters(tmp_path: Path) -> None:
+    metadata = read_metadata(byte_level_file(tmp_path))
+    assert vocabulary_of(metadata).recommended == {}
+    given = {"general.sampling.temp": 0.699999988079071, "general.sampling.top_k": 20}
+    recommended = vocabulary_of({**metadata, **given}).recommended
+    assert recommended == {"temperature": 0.7, "top_k": 20}

@@ -64,6 +64,13 @@ def test_ends_come_from_all_the_files(folder: Path) -> None:
     assert hf_vocabulary(folder).bos == 0
 
 
+def test_sampling_parameters_are_recommended_by_a_file_of_their_own(folder: Path) -> None:
+    assert hf_vocabulary(folder).recommended == {}
+    write(folder, "config.json", {"temperature": 0.1})
+    write(folder, "generation_config.json", {"temperature": 0.6, "top_k": 20, "top_p": None})
+    assert hf_vocabulary(folder).recommended == {"temperature": 0.6, "top_k": 20}
+
+
 def test_ids_are_those_of_the_model_which_may_have_more(folder: Path) -> None:
     tokens = Tokenizer.load(folder).vocab_size
     write(folder, "config.json", {"vocab_size": tokens + 64})

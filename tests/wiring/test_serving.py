@@ -4,18 +4,22 @@ import os
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from paceline import ConfigError
-from paceline.engine.api import EngineFailed
+from paceline.engine.api import EngineFailed, SamplingParams
 from paceline.engine.core.messages import Capacity
 from paceline.hub.progress import silent
 from paceline.server.settings import ServerSettings
+from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import serving
 from paceline.wiring.serving import exit_on_sigterm, loaded, log_keys
+from paceline.wiring.tokenizer import bytes_as_tokens
 from tests.text.support import byte_level
 
 
@@ -60,6 +64,30 @@ def test_the_log_says_whether_a_key_is_needed(
     (record,) = caplog.records
     assert record.levelname == level
     assert record.getMessage().startswith(said)
+
+
+@pytest.mark.parametrize("setting", ["auto", "none"])
+def test_the_log_names_the_sampling_defaults_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, setting: str
+) -> None:
+    recommended = {"temperature": 0.6, "max_new_tokens": 9}
+    vocabulary = replace(bytes_as_tokens(256, ""), recommended=recommended)
+    monkeypatch.setattr(serving, "loaded", lambda *_: (Loaded(), Tokenizer(vocabulary)))
+    applied: list[SamplingParams] = []
+
+    async def serve(app: FastAPI, *_: Any) -> None:
+        applied.append(app.state.context.engine.rules.params(max_tokens=None))
+
+    monkeypatch.setattr(serving.http, "serve", serve)
+    with caplog.at_level("INFO"):
+        serving.serve(port=0, generation_config=setting)
+    said = (
+        "sampling defaults of the model: temperature 0.6, at most max_tokens 9; "
+        "--generation-config none switches them off"
+    )
+    assert (said in [record.getMessage() for record in caplog.records]) == (setting == "auto")
+    own = {"temperature": 0.6, "max_tokens": 9} if setting == "auto" else {"max_tokens": None}
+    assert applied == [SamplingParams(**own)]
 
 
 class Broken:

@@ -50,6 +50,7 @@ UNITS = {
     "num_gpu_blocks_override": "blocks",
     "depth": "steps",
     "threads": "threads",
+    "max_logprobs": "tokens",
     "block_size": "tokens",
     "max_num_seqs": "sequences",
     "max_num_batched_tokens": "tokens",
@@ -134,6 +135,10 @@ SENTENCES = {
     "dotted path to a class; auto: by device.",
     "weights": "Precision of matrix products on a CPU: float32 or int8; auto: int8 if the file is "
     "quantized, otherwise float32.",
+    "generation_config": "Sampling defaults of requests: auto, those that the model recommends in "
+    "generation_config.json or in its GGUF file, or none.",
+    "max_logprobs": "Maximum number of alternatives that logprobs and prompt_logprobs may request "
+    "per token; -1: no limit.",
     "async_scheduling": "On a GPU, plan the next step while one runs.",
     "depth": "Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.",
     "threads": "CPU threads of a forward pass; 0: the default of torch.",

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
 from paceline.core.errors import ConfigError
+from paceline.core.sampling import MOST_LOGPROBS
 
 FreeOrder = Literal["unsealed_first", "lru"]
 Victim = Literal["newest", "cheapest"]
@@ -20,7 +21,9 @@ LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
 LARGEST = 2**31 - 1  # of a count: plans have 32 bits for numbers of tokens and blocks
 MOST_THREADS = 1024  # torch crashes with many more
 MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
+GenerationConfig = Literal["auto", "none"]
 CHOICES: dict[str, Any] = {
+    "generation_config": GenerationConfig,
     "device": Device,
     "load_format": LoadFormat,
     "dtype": DType,
@@ -269,6 +272,8 @@ class LoadConfig:
     async_scheduling: bool = True  # plan a step while one runs, where the device is another
     depth: int = 0  # steps in flight; 0: by device, 2 on a GPU and 1 on a CPU
     threads: int = 0  # cores that a forward may use; 0: as many as torch takes
+    generation_config: GenerationConfig = "auto"  # sampling defaults: the model's own, or none
+    max_logprobs: int = MOST_LOGPROBS  # alternatives per token at most; -1: no limit
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -277,6 +282,7 @@ class LoadConfig:
         for name, kind in CHOICES.items():
             one_of(name, getattr(self, name), get_args(kind))
         require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
+        require(self.max_logprobs >= -1, f"max_logprobs is {self.max_logprobs}; at least -1")
         share = self.gpu_memory_utilization
         require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it lies in (0, 1]")
         require(

@@ -10,7 +10,7 @@ from typing import Any, cast
 from paceline.core.errors import RequestError
 
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the most likely token alone
-MOST_LOGPROBS = 20
+MOST_LOGPROBS = 20  # alternatives per token, unless an engine has another limit
 LARGEST_ID = 2**31 - 1
 MOST_BIAS = 100.0  # either way
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
@@ -121,8 +121,8 @@ class Sampling:
         fix(self, "top_k", max(whole("top_k", self.top_k, -1, LARGEST_ID, bounds), 0))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                bounds = f"lies in 0..{MOST_LOGPROBS}"
-                fix(self, name, whole(name, getattr(self, name), 0, MOST_LOGPROBS, bounds))
+                bounds = "cannot be negative"
+                fix(self, name, whole(name, getattr(self, name), 0, LARGEST_ID, bounds))
         if self.logit_bias is not NO_BIAS:
             fix(self, "logit_bias", biases(self.logit_bias))
         fix(self, "bad_token_ids", token_ids("bad_token_ids", self.bad_token_ids))

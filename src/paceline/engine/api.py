@@ -1,7 +1,7 @@
 """Messages between an engine and its callers, and the protocol of an engine."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
@@ -9,6 +9,7 @@ from paceline.core.plan import Timings
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.frontend.metrics import Report
 from paceline.engine.params import SamplingParams
+from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
 
 __all__ = [
     "Alternative",
@@ -58,7 +59,7 @@ class GenerationRequest:
         prompt: The prompt as text; give one of `prompt`, `prompt_token_ids` and `messages`.
         prompt_token_ids: The prompt as token ids.
         messages: The prompt as a conversation, which the chat template turns into text.
-        params: Sampling parameters.
+        params: Sampling parameters; by default those that the model recommends.
         request_id: Identity of the request; an empty one is replaced by a new one.
         priority: Smaller goes first under the policy `priority`.
         tenant: The account that the policy `fair` charges.
@@ -76,7 +77,7 @@ class GenerationRequest:
     prompt: str | None = None
     prompt_token_ids: Sequence[int] | None = None
     messages: Sequence[Message] | None = None
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams = MODEL_DEFAULTS
     request_id: str = ""
     priority: int = 0
     tenant: str = ""
@@ -293,6 +294,11 @@ class AsyncEngine(Protocol):
     @property
     def max_model_len(self) -> int:
         """Most tokens of a sequence, prompt and output together."""
+        ...
+
+    @property
+    def rules(self) -> SamplingRules:
+        """Sampling defaults of the model, and limits."""
         ...
 
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:

@@ -141,7 +141,9 @@ class OfflineEngine:
         """
         shown = fields.pop("use_tqdm", progress)
         generations = [as_generation(prompt) for prompt in several(prompts)]
-        return self._run(with_params(generations, sampling_params, fields), shown, raise_on_error)
+        rules = self._frontend.rules
+        asked = with_params(generations, sampling_params, fields, rules)
+        return self._run(asked, shown, raise_on_error)
 
     def chat(
         self,
@@ -169,7 +171,9 @@ class OfflineEngine:
         generations = [
             GenerationRequest(messages=one, **template) for one in conversations(messages)
         ]
-        return self._run(with_params(generations, sampling_params, rest), shown, raise_on_error)
+        rules = self._frontend.rules
+        asked = with_params(generations, sampling_params, rest, rules)
+        return self._run(asked, shown, raise_on_error)
 
     def _run(
         self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool
@@ -229,7 +233,7 @@ class OfflineEngine:
         ```
         """
         self._require_open()
-        (generation,) = with_params([only(prompt)], sampling_params, fields)
+        (generation,) = with_params([only(prompt)], sampling_params, fields, self._frontend.rules)
         generation = replace(generation, request_id=generation.request_id or self._name())
         if generation.request_id in self._done:
             raise RequestError(
@@ -268,6 +272,10 @@ class OfflineEngine:
     def max_model_len(self) -> int:
         """Most tokens of a sequence, prompt and output together."""
         return self._frontend.max_model_len
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of requests without any: those that the model recommends."""
+        return self._frontend.rules.params()
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, with `encode(text)` and `decode(ids)`."""

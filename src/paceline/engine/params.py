@@ -8,7 +8,6 @@ from paceline.core.errors import RequestError
 from paceline.core.request import MOST_PENALTY
 from paceline.core.sampling import (
     LARGEST_ID,
-    MOST_LOGPROBS,
     NO_BIAS,
     Sampling,
     token_ids,
@@ -157,7 +156,7 @@ class SamplingParams(Validated):
             whole("seed", self.seed, -SEED_BOUNDS, SEED_BOUNDS - 1, bounds)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 0, MOST_LOGPROBS, f"lies in 0..{MOST_LOGPROBS}")
+                whole(name, getattr(self, name), 0, LARGEST_ID, "cannot be negative")
 
     def _check_family(self) -> None:
         whole("n", self.n, 1, MOST_SEQUENCES, f"lies in 1..{MOST_SEQUENCES}")

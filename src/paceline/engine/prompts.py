@@ -9,6 +9,7 @@ from typing import Any, cast
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, Message, SamplingParams
 from paceline.engine.arguments import sampling_of
+from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message] | GenerationRequest
 Params = SamplingParams | Sequence[SamplingParams]
@@ -111,15 +112,22 @@ def with_params(
     generations: list[GenerationRequest],
     params: Params | None,
     given: Mapping[str, Any] = NOTHING_GIVEN,
+    rules: SamplingRules = NO_RULES,
 ) -> list[GenerationRequest]:
     """Give each request its own sampling params, or all of them the same. Fields that are given by
-    name replace those of the params."""
+    name replace those of the params, or the defaults of the model if there are no params."""
     own = sampling_of(given)
     found = generations
     if params is not None:
         pairs = zip(generations, one_for_each(params, len(generations)), strict=True)
         found = [replace(generation, params=one) for generation, one in pairs]
-    return [replace(one, params=replace(one.params, **own)) for one in found] if own else found
+    if not own:
+        return found
+
+    def changed(params: SamplingParams) -> SamplingParams:
+        return rules.params(**own) if params is MODEL_DEFAULTS else replace(params, **own)
+
+    return [replace(one, params=changed(one.params)) for one in found]
 
 
 def one_for_each(params: Params, prompts: int) -> Sequence[SamplingParams]:

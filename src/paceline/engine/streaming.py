@@ -30,6 +30,7 @@ from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.long_work import LongWork
 from paceline.engine.params import SamplingFields
 from paceline.engine.prompts import Prompt, only, only_conversation, with_params
+from paceline.engine.sampling_rules import SamplingRules
 from paceline.text.tokenizer import LONG_TEXT, Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
@@ -107,6 +108,11 @@ class StreamingEngine:
         """Most tokens of a sequence, prompt and output together."""
         return self._frontend.max_model_len
 
+    @property
+    def rules(self) -> SamplingRules:
+        """Sampling defaults of the model, and limits."""
+        return self._frontend.rules
+
     # -- requests -----------------------------------------------------------
 
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
@@ -162,7 +168,7 @@ class StreamingEngine:
         ```
         """
         self._attach()
-        (generation,) = with_params([only(prompt)], sampling_params, fields)
+        (generation,) = with_params([only(prompt)], sampling_params, fields, self.rules)
         if request_id:
             generation = replace(generation, request_id=request_id)
         if priority is not None:
@@ -225,6 +231,10 @@ class StreamingEngine:
         self._core.wake(request_id)
 
     # -- state --------------------------------------------------------------
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of requests without any: those that the model recommends."""
+        return self._frontend.rules.params()
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, with `encode(text)` and `decode(ids)`."""

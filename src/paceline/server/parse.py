@@ -6,6 +6,7 @@ from typing import Any, cast
 from paceline.core.sampling import LARGEST_ID
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
+from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.schemas.requests import (
     ChatRequest,
@@ -46,17 +47,18 @@ def unsupported(param: str, problem: str) -> ApiError:
 
 def sampling(
     body: GenerationBody,
+    rules: SamplingRules,
     max_tokens: int | None,
-    logprobs: int | None,
+    logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Sampling parameters from the fields that the body has."""
+    """Sampling parameters from the fields that the body has, and defaults of the model."""
     check_most(body, max_tokens)
     given = {name: getattr(body, name) for name in SAME_NAMES}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(
+    return rules.params(
         max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **chosen
     )
 
@@ -120,7 +122,7 @@ def common(body: GenerationBody) -> dict[str, Any]:
     }
 
 
-def chat_ask(body: ChatRequest) -> GenerationRequest:
+def chat_ask(body: ChatRequest, rules: SamplingRules) -> GenerationRequest:
     """Without `max_tokens`, only `max_model_len` limits the answer."""
     check_common(body)
     check_prompt(body)
@@ -130,7 +132,7 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
     most = body.max_tokens if newer is None else newer
     return GenerationRequest(
         messages=body.messages,
-        params=sampling(body, most, chat_logprobs(body), body.prompt_logprobs),
+        params=sampling(body, rules, most, chat_logprobs(body, rules), body.prompt_logprobs),
         variables=template_variables(body.chat_template_kwargs, body.reasoning_effort),
         add_generation_prompt=body.add_generation_prompt is not False,
         **common(body),
@@ -163,22 +165,23 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def chat_logprobs(body: ChatRequest) -> int | None:
+def chat_logprobs(body: ChatRequest, rules: SamplingRules) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise unsupported(
             "top_logprobs", "it needs logprobs; set logprobs to true, or remove top_logprobs"
         )
+    rules.check_logprobs("top_logprobs", body.top_logprobs)
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def completion_asks(body: CompletionRequest) -> list[GenerationRequest]:
+def completion_asks(body: CompletionRequest, rules: SamplingRules) -> list[GenerationRequest]:
     """One request for each prompt."""
     check_common(body)
     check_prompt(body)
     if body.suffix:
         raise unsupported("suffix", "insertion is not supported; remove suffix")
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    params = sampling(body, most, body.logprobs, completion_prompt_logprobs(body))
+    params = sampling(body, rules, most, body.logprobs, completion_prompt_logprobs(body))
     rest = common(body)
     if not body.prompt:
         raise unsupported("prompt", "it is empty; give at least one token")

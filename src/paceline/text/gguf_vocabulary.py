@@ -34,6 +34,14 @@ ENDS = (
     "<|end_of_text|>",
 )
 
+# Fields below general.sampling, and their names in generation_config.json.
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 T = TypeVar("T")
 
 
@@ -88,7 +96,18 @@ def vocabulary_of(metadata: Mapping[str, Value]) -> Vocabulary:
         eos if entries.get("ggml.add_eos_token", bool, False) else None,
     )
     template = entries.get("chat_template", str, "")
-    return Vocabulary(backend, bos, ends(entries), template or None, len(entries.tokens))
+    size, recommended = len(entries.tokens), recommended_in(metadata)
+    return Vocabulary(backend, bos, ends(entries), template or None, size, recommended)
+
+
+def recommended_in(metadata: Mapping[str, Value]) -> dict[str, Value]:
+    """Sampling parameters that the file recommends, under the names of generation_config.json."""
+    found = {ours: metadata.get(f"general.sampling.{key}") for key, ours in SAMPLING.items()}
+    return {
+        name: round(value, 6) if isinstance(value, float) else value  # 32 bits are 0.69999999
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def ends(entries: TokenizerEntries) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ Fields = dict[str, Any]
 def hf_vocabulary(folder: Path) -> Vocabulary:
     backend = tokenizer_file(folder / "tokenizer.json")
     settings = fields(folder / "tokenizer_config.json")
-    model = {**fields(folder / "config.json"), **fields(folder / "generation_config.json")}
+    generation = fields(folder / "generation_config.json")
+    model = {**fields(folder / "config.json"), **generation}
     bos = token_id(backend, settings.get("bos_token"), model.get("bos_token_id"))
     eos = token_id(backend, settings.get("eos_token"), None)
     ends = [eos, *listed(model.get("eos_token_id"))]
@@ -25,6 +26,7 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
         tuple(dict.fromkeys(end for end in ends if end is not None)),
         chat_template(folder, settings.get("chat_template")),
         size=model.get("vocab_size"),
+        recommended={name: value for name, value in generation.items() if value is not None},
     )
 
 

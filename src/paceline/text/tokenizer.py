@@ -50,6 +50,7 @@ class Tokenizer:
         backend = self._backend = vocabulary.backend
         self.bos, self.eos = vocabulary.bos, vocabulary.eos
         self.chat_template = vocabulary.chat_template
+        self.recommended = vocabulary.recommended
         self.vocab_size = vocabulary.size or backend.get_vocab_size(with_added_tokens=True)
         spelling = spelling_of(backend)
         added = backend.get_added_tokens_decoder()

@@ -1,7 +1,8 @@
 """The vocabulary of a model, from any kind of file."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import AddedToken, models
@@ -23,6 +24,8 @@ class Vocabulary:
     eos: tuple[int, ...]  # ids that end a text, the main one first
     chat_template: str | None  # its jinja source
     size: int | None = None  # ids of the model, if the files say it
+    # Sampling parameters that the files recommend, under the names of generation_config.json.
+    recommended: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

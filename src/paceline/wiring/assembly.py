@@ -15,6 +15,7 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
+from paceline.wiring.tokenizer import sampling_rules
 
 
 def build(
@@ -32,7 +33,10 @@ def build(
         rest, own, source.checkpoint, partial(scheduler_of, record=record)
     )
     depth = own.steps_in_flight(on.DEPTH)
-    return EngineComponents(model, scheduler, runner, source.tokenizer, template, depth=depth)
+    rules = sampling_rules(source.tokenizer, own)
+    return EngineComponents(
+        model, scheduler, runner, source.tokenizer, template, depth=depth, rules=rules
+    )
 
 
 def device_of(setting: str) -> str:

@@ -31,8 +31,8 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import check_record
-from paceline.wiring.settings import LOAD_SETTINGS, pop_settings
-from paceline.wiring.tokenizer import load_tokenizer
+from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings
+from paceline.wiring.tokenizer import load_tokenizer, sampling_rules
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,17 @@ def serve(
     log_keys(chosen, host)
     check_record(settings)
     with exit_on_sigterm():  # until the server handles signals
+        load = part_of(LoadConfig, settings)
         core, tokenizer = loaded(model, progress, settings)
+    rules = sampling_rules(tokenizer, load)
+    if rules.summary:
+        log.info(
+            "sampling defaults of the model: %s; --generation-config none switches them off",
+            rules.summary,
+        )
 
     async def main() -> None:
-        frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic)
+        frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic, rules)
         engine = StreamingEngine(core, frontend)
         try:
             app = create_app(engine, model, tokenizer, chosen)

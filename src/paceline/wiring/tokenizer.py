@@ -1,11 +1,12 @@
-"""Loads the tokenizer of a model without the weights."""
+"""Loads the tokenizer and the sampling defaults of a model without the weights."""
 
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.core.config import LoadFormat
+from paceline.core.config import LoadConfig, LoadFormat
+from paceline.engine.sampling_rules import SamplingRules
 from paceline.runner.models.shape import config_in
 from paceline.text.chat_template import CHATML, read_template
 from paceline.text.tokenizer import Tokenizer
@@ -22,6 +23,12 @@ def load_tokenizer(path: str, form: LoadFormat, chat_template: str = "") -> Toke
     if form == "dummy" and not (folder / "tokenizer.json").is_file():
         return Tokenizer(bytes_as_tokens(config_in(path).vocab, template or CHATML))
     return Tokenizer.load(folder, template)
+
+
+def sampling_rules(tokenizer: Tokenizer, load: LoadConfig) -> SamplingRules:
+    """Sampling defaults of the model, unless they are switched off, and the limits of settings."""
+    recommended = tokenizer.recommended if load.generation_config == "auto" else {}
+    return SamplingRules.of(recommended, load.max_logprobs)
 
 
 def bytes_as_tokens(size: int, chat_template: str) -> Vocabulary:

@@ -8,6 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.ports import Runner
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
@@ -25,12 +26,13 @@ class EngineComponents:
     template: ChatTemplate
     depth: int = 1  # steps in flight
     settings: EngineSettings = DEFAULTS
+    rules: SamplingRules = NO_RULES
 
     def engine(self) -> Engine:
         return Engine(self.scheduler, self.runner, depth=self.depth, settings=self.settings)
 
     def frontend(self, engine: Engine) -> Frontend:
-        return Frontend(self.tokenizer, self.template, engine.clock)
+        return Frontend(self.tokenizer, self.template, engine.clock, self.rules)
 
 
 Factory = Callable[..., EngineComponents]  # takes a model name, and settings by name

@@ -19,6 +19,7 @@ from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.core.ports import Clock, Sink
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenRequest
+from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
@@ -31,8 +32,14 @@ class Frontend:
     has released it: until then its request is open, or the id is in `_leaving`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, clock: Clock) -> None:
-        self.tokenizer, self.template = tokenizer, template
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        clock: Clock,
+        rules: SamplingRules = NO_RULES,
+    ) -> None:
+        self.tokenizer, self.template, self.rules = tokenizer, template, rules
         self.metrics = Metrics()
         self.max_model_len = 0  # of the engine; 0: the engine refuses prompts that are too long
         self.max_num_seqs = 0  # of the engine; 0: the engine refuses too many sequences
@@ -46,6 +53,9 @@ class Frontend:
 
     def begin(self, generation: GenerationRequest, sink: Sink) -> Request:
         """Open a request and return it for the engine. RequestError if it is malformed."""
+        if generation.params is MODEL_DEFAULTS:
+            generation = replace(generation, params=self.rules.params())
+        self.rules.check(generation.params)
         name = generation.request_id or uuid4().hex
         if name in self.open or name in self._leaving:
             raise RequestError(f"request {name!r} is already open; use another request_id")

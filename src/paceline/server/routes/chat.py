@@ -36,7 +36,8 @@ def chat_routes(context: ServerContext) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
         client = ClientHeaders.of(request.headers, "chatcmpl")
-        model, generation = context.model(body.model), await parsed(request, chat_ask, body)
+        model, rules = context.model(body.model), context.engine.rules
+        generation = await parsed(request, chat_ask, body, rules)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
         writer = ChatWriter(envelope, body)

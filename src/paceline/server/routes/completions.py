@@ -38,7 +38,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
         client = ClientHeaders.of(request.headers, "cmpl")
         check_prompts(body, context.settings.max_prompts)
         model = context.model(body.model)
-        generations = await parsed(request, completion_asks, body)
+        generations = await parsed(request, completion_asks, body, context.engine.rules)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
         echoed = await parsed(request, prompt_texts, context, generations) if body.echo else []

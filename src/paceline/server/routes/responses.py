@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
 from paceline.engine.api import GenerationRequest, RequestOutput, Stream, TextDelta
+from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
@@ -45,7 +46,8 @@ def response_routes(context: ServerContext) -> APIRouter:
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation, given as a text or as a list of messages."""
         client = ClientHeaders.of(request.headers, "resp")
-        model, generation = context.model(body.model), await parsed(request, response_ask, body)
+        model, rules = context.model(body.model), context.engine.rules
+        generation = await parsed(request, response_ask, body, rules)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
         writer = ResponsesWriter(envelope, begun(body, generation, name, model))
@@ -56,14 +58,14 @@ def response_routes(context: ServerContext) -> APIRouter:
     return router
 
 
-def response_ask(body: ResponseRequest) -> GenerationRequest:
+def response_ask(body: ResponseRequest, rules: SamplingRules) -> GenerationRequest:
     check_common(body)
     check_supported(body)
     most = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     return GenerationRequest(
         messages=[*system, *messages(body.input)],
-        params=sampling(body, most, None),
+        params=sampling(body, rules, most),
         variables=template_variables(None, effort(body)),
         **common(body),
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from paceline.core.sampling import LARGEST_ID, MOST_LOGPROBS
+from paceline.core.sampling import LARGEST_ID
 from paceline.server.schemas.constraints import (
     Constraints,
     Documents,
@@ -144,7 +144,7 @@ class ChatRequest(ScoredBody):
     messages: Messages = Field(description="role and content of each")
     max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0)
     tools: Objects | None = Field(None, description="refused, unless tool_choice is none")
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: Effort | None = Field(None, description="shown to the chat template")

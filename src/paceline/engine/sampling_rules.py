@@ -1,0 +1,77 @@
+"""What sampling parameters are when a request leaves them out, and how large they may be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.errors import ConfigError, RequestError
+from paceline.core.sampling import MOST_LOGPROBS
+from paceline.engine.params import SamplingParams
+
+# The names in generation_config.json, and those of `SamplingParams`.
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+LIMIT = "max_new_tokens"
+
+MODEL_DEFAULTS = SamplingParams()  # stands for "none were given"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRules:
+    """Defaults that come with a model, and limits of an engine.
+
+    A request that sets a field overrides the default of that field alone. Beam search takes no
+    defaults: it uses the probabilities of the model.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_tokens: int | None = None  # most tokens of an output; None: no limit
+    max_logprobs: int = MOST_LOGPROBS  # most alternatives per token; -1: no limit
+
+    @classmethod
+    def of(cls, recommended: Mapping[str, Any], max_logprobs: int) -> "SamplingRules":
+        """ConfigError if what the files of the model recommend is out of range."""
+        found = {name: recommended[name] for name in DEFAULTED if name in recommended}
+        try:
+            rules = cls(found, recommended.get(LIMIT), max_logprobs)
+            rules.params()
+        except RequestError as error:
+            raise ConfigError(
+                f"the model recommends wrong sampling parameters: {error}; set generation_config "
+                "to 'none' to ignore them"
+            ) from None
+        return rules
+
+    def params(self, **given: Any) -> SamplingParams:
+        """The given parameters, completed by the defaults of the model."""
+        chosen: dict[str, Any] = given if searches(given) else {**self.defaults, **given}
+        limit = self.max_tokens
+        if limit is not None:
+            wanted = given.get("max_tokens", MODEL_DEFAULTS.max_tokens)
+            chosen = {**chosen, "max_tokens": limit if wanted is None else min(wanted, limit)}
+        return SamplingParams(**chosen)
+
+    def check(self, params: SamplingParams) -> None:
+        """RequestError if more alternatives are wanted than the engine returns."""
+        for name in ("logprobs", "prompt_logprobs"):
+            self.check_logprobs(name, getattr(params, name))
+
+    def check_logprobs(self, name: str, wanted: int | None) -> None:
+        if wanted is not None and 0 <= self.max_logprobs < wanted:
+            raise RequestError(
+                f"{name} is {wanted}; it lies in 0..{self.max_logprobs}, which max_logprobs sets"
+            )
+
+    @property
+    def summary(self) -> str:
+        """The defaults in one line; empty if there are none."""
+        values = dict(self.defaults)
+        if self.max_tokens is not None:
+            values["at most max_tokens"] = self.max_tokens
+        return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def searches(given: Mapping[str, Any]) -> bool:
+    return bool(given.get("use_beam_search") or given.get("beam_width"))
+
+
+NO_RULES = SamplingRules()
