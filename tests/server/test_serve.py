@@ -11,14 +11,20 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
+import httpx
 import pytest
 
+from paceline.core.errors import ConfigError
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
+from paceline.engine.streaming import StreamingEngine
+from paceline.server.app import create_app
 from paceline.server.running import running_servers
+from paceline.server.serve import check_socket, serve
 from paceline.server.settings import ServerSettings
 from tests.conformance.architectures import SIZES
+from tests.engine.support import components, tokenizer
 from tests.server.real import running
-from tests.server.support import Site, on_its_own_server, paced
+from tests.server.support import MODEL, Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
 DESCRIBED = {"architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 300}
@@ -79,6 +85,43 @@ def test_what_takes_too_long_is_cut_and_keeps_what_it_has(drain_s: float) -> Non
         await site.until(lambda: site.server.should_exit)
 
     on_its_own_server(scenario, ServerSettings(drain_s=drain_s), breaks=paced)
+
+
+def test_a_server_listens_at_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+
+    async def listen() -> None:
+        built = components()
+        engine = StreamingEngine.of(built)
+        app = create_app(engine, MODEL, tokenizer())
+        serving = asyncio.create_task(serve(app, uds=path))
+        transport = httpx.AsyncHTTPTransport(uds=path, retries=20)
+        async with httpx.AsyncClient(transport=transport, base_url="http://paceline") as client:
+            answer = await client.post(PATH, json={"prompt": "the", "max_tokens": 2})
+            assert answer.json()["usage"]["completion_tokens"] == 2
+            with pytest.raises(ConfigError, match="another server listens"):
+                check_socket(path)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+        await engine.shutdown()
+
+    asyncio.run(listen())
+    assert not os.path.lexists(path)
+
+
+def test_a_socket_of_a_server_that_died_is_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as died:
+        died.bind(str(path))
+    check_socket(str(path))
+    (tmp_path / "file").touch()
+    for wrong, reason in [
+        (tmp_path / "file", "not a socket"),
+        (tmp_path / "none" / "s.sock", "no folder"),
+        (tmp_path / ("x" * 120), "at most 107 bytes"),
+    ]:
+        with pytest.raises(ConfigError, match=reason):
+            check_socket(str(wrong))
 
 
 def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_abort() -> None:

@@ -23,6 +23,12 @@ class ServeOptions:
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)
     ] = 8000
+    uds: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="Unix socket to listen at instead of a port.", show_default=False
+        ),
+    ] = ""
     settings: ServingSettings = field(default_factory=ServingSettings)
 
 
@@ -37,5 +43,12 @@ def run(options: ServeOptions) -> int:
 
     model = model_of(options.argument, options.model)
     with ProgressBar(model) as bar:
-        serve(model, host=options.host, port=options.port, progress=bar, **options.settings)
+        serve(
+            model,
+            host=options.host,
+            port=options.port,
+            uds=options.uds,
+            progress=bar,
+            **options.settings,
+        )
     return 0

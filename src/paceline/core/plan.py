@@ -284,6 +284,7 @@ class Ended:
     message: str = ""  # what went wrong, for `error` and `timeout`
     child: int = -1  # -1: the request itself
     choices: tuple[Choice, ...] = ()  # best first, where no tokens were reported before the end
+    unreturned: int = 0  # tokens of samples that were generated and are not among the best
     timings: Timings = NO_TIMINGS
     cached: int = 0  # prompt tokens found in the prefix cache
 

@@ -207,7 +207,7 @@ ChoiceOutput = TextDelta  # a whole choice, as one delta
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request, over all choices."""
+    """Token counts of a request, over all choices and over samples that were not returned."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -333,6 +333,14 @@ class AsyncEngine(Protocol):
         ...
 
     async def pause(self, mode: Literal["new", "all"] = "new") -> None: ...
+
+    async def paused(self) -> str:
+        """What is paused: "new", "all", or nothing ("")."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait until no request runs, or until `resume`."""
+        ...
 
     async def resume(self) -> None: ...
 

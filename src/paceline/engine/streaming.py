@@ -1,6 +1,14 @@
 """An engine for an event loop: streams of text, while the step loop runs elsewhere."""
 
-from asyncio import AbstractEventLoop, Event, get_running_loop, timeout, to_thread, wrap_future
+from asyncio import (
+    AbstractEventLoop,
+    Event,
+    get_running_loop,
+    sleep,
+    timeout,
+    to_thread,
+    wrap_future,
+)
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,6 +43,7 @@ from paceline.text.tokenizer import LONG_TEXT, Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
 MANY_MESSAGES = 16  # a longer conversation is rendered on a thread
+SETTLE_S = 0.01  # between two looks at running requests
 STATS_S = 2.0  # to wait for figures; then `stats` returns the previous ones
 
 
@@ -266,6 +275,15 @@ class StreamingEngine:
     async def pause(self, mode: Literal["new", "all"] = "new") -> None:
         """Stop admitting requests ("new"), or stop planning steps as well ("all")."""
         await self._ask("pause", mode)
+
+    async def paused(self) -> str:
+        """What is paused: "new", "all", or nothing ("")."""
+        return await self._ask("paused")
+
+    async def settled(self) -> None:
+        """Wait until no request runs, or until `resume`."""
+        while await self.paused() and (await self._ask("gauges"))["running"]:
+            await sleep(SETTLE_S)
 
     async def resume(self) -> None:
         """Undo `pause`."""

@@ -165,6 +165,7 @@ class Departures:
         family = state.families.pop(sequence.id, None)
         whole = finish in (Finish.STOP, Finish.LENGTH)
         choices = family.best() if family is not None and whole else ()
+        unreturned = 0 if family is None else family.unreturned(choices)
         del state.live[sequence.id]
         state.changes.finished[sequence.id] = sequence
         state.stats.finished += 1
@@ -175,7 +176,9 @@ class Departures:
         note(sequence, Happened.FINISHED, state.now, state.step, known, cause)
         sequence.tokens, sequence.keys = NO_I32, []  # its life is remembered, its content not
         state.journal.ended(sequence)
-        return Ended(sequence.id, finish, stop_token, message, choices=choices)
+        return Ended(
+            sequence.id, finish, stop_token, message, choices=choices, unreturned=unreturned
+        )
 
     def _release(self, slot: int) -> Sequence:
         """Empty a slot. What it computed stays findable until its blocks are reused."""

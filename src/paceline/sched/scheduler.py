@@ -259,6 +259,11 @@ class Scheduler:
         self._planner.paused = ""
         self._planner.gate = None
 
+    @property
+    def paused(self) -> str:
+        """What is paused: "new", "all", or nothing ("")."""
+        return self._planner.paused
+
     def drain(self) -> None:
         """Refuse new requests; open ones run to their end."""
         self._draining = True

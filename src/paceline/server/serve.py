@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from contextlib import ExitStack
 from math import ceil
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -23,6 +25,7 @@ from paceline.server.telemetry.request_log import JsonFormatter
 
 log = logging.getLogger("paceline.server")
 
+LONGEST_SOCKET_PATH = 107  # bytes that the kernel has room for
 FLUSH_S = 5  # for connections to send what was written
 TICKS_PER_S = 10  # of uvicorn's main loop
 
@@ -123,13 +126,17 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def draining_server(app: FastAPI, host: str, port: int) -> DrainingServer:
-    """Create it on the event loop that serves; port 0 takes any free port."""
+def draining_server(app: FastAPI, host: str, port: int, uds: str = "") -> DrainingServer:
+    """Create it on the event loop that serves; port 0 takes any free port.
+
+    With `uds`, the path of a Unix socket, it listens there and at no port.
+    """
     context: ServerContext = app.state.context
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
+        uds=uds or None,
         access_log=False,
         log_config=None,
         server_header=False,
@@ -152,12 +159,29 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
-async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
+def check_socket(path: str) -> None:
+    """ConfigError if a Unix socket cannot be made there, or another server listens at it."""
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise ConfigError(
+            f"uds is {path!r}; the path of a socket has at most {LONGEST_SOCKET_PATH} bytes"
+        )
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"uds is {path!r}, but there is no folder {Path(path).parent}")
+    if not os.path.lexists(path):
+        return
+    if not Path(path).is_socket():
+        raise ConfigError(f"uds is {path!r}, which is not a socket; choose another --uds")
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == 0:
+            raise ConfigError(f"another server listens at {path}; choose another --uds")
+
+
+async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, uds: str = "") -> None:
     """Serve until a signal. The caller shuts the engine down.
 
     Raises EngineFailed if the engine has stopped for good.
     """
-    server = draining_server(app, host, port)
+    server = draining_server(app, host, port, uds)
     watching = asyncio.create_task(server.end_with_engine())
     models = app.state.context.models
     with ExitStack() as listed:  # from when it listens until it ends
@@ -168,6 +192,8 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None
             await server.serve()
         finally:
             watching.cancel()
+            if uds:
+                Path(uds).unlink(missing_ok=True)
     if server.failure:
         raise EngineFailed(server.failure)
 

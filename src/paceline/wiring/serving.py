@@ -44,18 +44,22 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    uds: str = "",
     progress: Progress = silent,
     **settings: Any,
 ) -> None:
-    """Serve a model over HTTP until SIGINT or SIGTERM.
+    """Serve a model over HTTP until SIGINT or SIGTERM, at a port or at the Unix socket `uds`.
 
     Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
     engine itself. Raises EngineFailed if the engine has died and is not restarted.
     """
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
-    http.check_port(host, port)
-    log_keys(chosen, host)
+    if uds:
+        http.check_socket(uds)
+    else:
+        http.check_port(host, port)
+    log_keys(chosen, LOOPBACK[0] if uds else host)
     check_record(settings)
     with exit_on_sigterm():  # until the server handles signals
         load = part_of(LoadConfig, settings)
@@ -73,7 +77,7 @@ def serve(
         try:
             app = create_app(engine, model, tokenizer, chosen)
             app.state.context.cache_labels = cache_labels(settings)
-            await http.serve(app, host, port)
+            await http.serve(app, host, port, uds)
         finally:
             await engine.shutdown()
 

@@ -231,6 +231,10 @@ def test_the_best_of_several_samples(depth: int) -> None:
     assert ear.output is not None
     assert [list(answer.token_ids) for answer in ear.output.outputs] == wanted
     assert len(ear.deltas) == 2  # nothing is told before it is known who is best
+    every = replace(params, n=4)
+    (all_of_them,) = run([GenerationRequest(prompt="hello", params=every)], depth=depth)
+    assert all_of_them.output is not None
+    assert ear.output.usage == all_of_them.output.usage  # what is not returned was generated too
 
 
 def test_beam_search() -> None:

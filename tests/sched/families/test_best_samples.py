@@ -39,6 +39,7 @@ def test_the_choices_come_best_first_with_their_scores() -> None:
         ((STOP,), Finish.STOP, STOP),
     ]
     assert [round(one.score, 6) for one in end.choices] == [-0.2, -0.5]
+    assert end.unreturned == 2  # of the third
 
 
 def test_a_best_of_all_is_told_as_it_goes() -> None:
@@ -53,8 +54,11 @@ def test_an_aborted_search_for_the_best_has_no_choices() -> None:
     scheduler.submit(ask("a", 5, max_tokens=5, best_of=3), 0.0)
     step(scheduler)
     plan = scheduler.plan(0.0)
+    scheduler.commit(plan, likely(plan, {}, {}), 0.0)
+    plan = scheduler.plan(0.0)
     ends = scheduler.fail(plan, 0.0).finished
     assert [(end.child, end.finish, end.choices) for end in ends] == [(-1, Finish.ERROR, ())]
+    assert ends[0].unreturned == 3
 
 
 def test_a_result_without_log_probabilities_is_refused_by_row() -> None:

@@ -103,6 +103,38 @@ def test_paused_requests_wait_are_aborted_by_their_id_and_explained() -> None:
     on_its_own_server(scenario, breaks=paced)
 
 
+@pytest.mark.parametrize("mode", ["new", "all", "keep"])
+def test_a_pause_is_told_until_it_is_over(mode: str) -> None:
+    async def scenario(site: Site) -> None:
+        async def paused() -> bool:
+            return (await site.http.get("/is_paused")).json() == {"is_paused": True}
+
+        assert not await paused()
+        await site.http.post(f"/pause?mode={mode}")
+        assert await paused()
+        assert site.scheduler.paused == ("new" if mode == "new" else "all")
+        await site.http.post("/resume")
+        assert not await paused()
+
+    on_its_own_server(scenario)
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("wait", "length"), ("abort", "abort")])
+def test_a_pause_may_wait_for_running_requests_or_abort_all(mode: str, reason: str) -> None:
+    async def scenario(site: Site) -> None:
+        running = asyncio.create_task(site.post(PATH, **LONG))
+        await site.until_told()
+        assert (await site.http.post(f"/pause?mode={mode}")).json() == {"status": "paused"}
+        assert site.scheduler.view.gauges().running == 0
+        assert (await running).json()["choices"][0]["finish_reason"] == reason
+        later = asyncio.create_task(site.post(PATH, **{**LONG, "max_tokens": 2}))
+        await site.until(lambda: site.scheduler.view.gauges().waiting == 1)
+        await site.http.post("/resume")
+        assert (await later).json()["choices"][0]["finish_reason"] == "length"
+
+    on_its_own_server(scenario, breaks=paced)
+
+
 def test_all_parts_of_a_request_are_aborted_together() -> None:
     async def scenario(site: Site) -> None:
         await site.http.post("/pause")
@@ -272,7 +304,7 @@ def test_a_wrong_parameter_is_named(on: Play, kind: str | None) -> None:
     async def scenario(site: Site) -> None:
         headers = {"Content-Type": kind} if kind else {}
         for path, param, reason in [
-            ("/pause?mode=half", "mode", "'new' or 'all'"),
+            ("/pause?mode=half", "mode", "'new', 'wait', 'all', 'keep' or 'abort'"),
             ("/reset_prefix_cache?reset_running_requests=7", "reset_running_requests", "boolean"),
         ]:
             response = await site.http.post(path, headers=headers)

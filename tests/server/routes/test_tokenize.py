@@ -63,6 +63,21 @@ def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
     on(scenario)
 
 
+def test_what_a_client_needs_to_count_tokens_itself(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        assert (await site.http.get("/tokenizer_info")).json() == {
+            "vocab_size": tokenizer().vocab_size,
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "eos_token_ids": [1],
+            "special_token_ids": [0, 1, 2, 3],
+            "chat_template": None,
+            "max_model_len": site.engine.max_model_len,
+        }
+
+    on(scenario)
+
+
 def test_a_conversation_is_as_long_as_in_a_chat_and_has_tools_that_the_template_shows() -> None:
     async def scenario(site: Site) -> None:
         template = ChatTemplate(

@@ -9,7 +9,16 @@ from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.request import Request
 
-Verb = Literal["explain", "snapshot", "gauges", "pause", "resume", "drain", "reset_prefix_cache"]
+Verb = Literal[
+    "explain",
+    "snapshot",
+    "gauges",
+    "pause",
+    "paused",
+    "resume",
+    "drain",
+    "reset_prefix_cache",
+]
 
 
 class EngineFailed(PacelineError):

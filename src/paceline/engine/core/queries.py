@@ -37,6 +37,7 @@ ANSWERERS: dict[Verb, Answerer] = {
     "snapshot": lambda scheduler, _, __: scheduler.snapshot(),
     "gauges": gauges,
     "pause": pause,
+    "paused": lambda scheduler, _, __: scheduler.paused,
     "resume": lambda scheduler, _, __: scheduler.resume(),
     "drain": lambda scheduler, _, __: scheduler.drain(),
     "reset_prefix_cache": lambda scheduler, running, now: scheduler.reset_prefix_cache(

@@ -176,7 +176,7 @@ class OpenRequest:
         return output
 
     def output(self, ended: Ended) -> RequestOutput:
-        tokens = sum(len(choice.token_ids) for choice in self.choices)
+        tokens = ended.unreturned + sum(len(choice.token_ids) for choice in self.choices)
         return RequestOutput(
             self.request.id,
             self.prompt,

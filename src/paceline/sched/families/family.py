@@ -78,6 +78,14 @@ class Family:
         ended.sort(key=lambda choice: -choice.score)
         return tuple(ended[: self.request.n])
 
+    def unreturned(self, returned: tuple[Choice, ...]) -> int:
+        """Tokens of samples that are not returned. A search has beams, not samples."""
+        if self.search is not None or not self.request.silent:
+            return 0
+        ended = [len(choice.tokens) for choice in self.choices.values()]
+        running = [len(one.tokens) - len(self.request.prompt) for one in self.members]
+        return sum(ended) + sum(running) - sum(len(choice.tokens) for choice in returned)
+
     @property
     def finish(self) -> Finish:
         """Why the request as a whole ended: as the best of it did, or the first that was not

@@ -15,6 +15,8 @@ from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest
 from paceline.server.telemetry.prometheus import Exposition, exposition
 
+PauseMode = Literal["new", "wait", "all", "keep", "abort"]
+
 
 def probe_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"])
@@ -63,10 +65,18 @@ def control_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"], responses=ERRORS, route_class=context.body_route)
 
     @router.post("/pause")
-    async def pause(mode: Literal["new", "all"] = "new") -> dict[str, str]:
-        """Stop admitting requests, or stop running ones as well."""
-        await context.engine.pause(mode)
+    async def pause(mode: PauseMode = "new") -> dict[str, str]:
+        """Stop admitting requests.
+
+        Running requests continue (new), are waited for (wait), are stopped until /resume (all, or
+        keep, vLLM's name), or are aborted together with the waiting ones (abort).
+        """
+        await pause_engine(context, mode)
         return {"status": "paused"}
+
+    @router.get("/is_paused")
+    async def is_paused() -> dict[str, bool]:
+        return {"is_paused": bool(await context.engine.paused())}
 
     @router.post("/resume")
     async def resume() -> dict[str, str]:
@@ -94,6 +104,15 @@ def control_routes(context: ServerContext) -> APIRouter:
         return PlainTextResponse(await explanation(context, request_id))
 
     return router
+
+
+async def pause_engine(context: ServerContext, mode: PauseMode) -> None:
+    await context.engine.pause("all" if mode in ("all", "keep") else "new")
+    if mode == "abort":
+        for name in [*context.open_requests]:
+            await abort(context, name)
+    if mode in ("abort", "wait"):
+        await context.engine.settled()
 
 
 async def abort(context: ServerContext, name: str) -> bool:

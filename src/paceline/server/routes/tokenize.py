@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, and GET /v1/models."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info and /v1/models."""
 
 from collections.abc import Sequence
 from time import time
@@ -30,6 +30,20 @@ def token_routes(context: ServerContext) -> APIRouter:
         """The text of token ids, special ones included."""
         context.model(body.model)
         return {"prompt": await context.long_work.run(decoded, context.tokenizer, body.tokens)}
+
+    @router.get("/tokenizer_info")
+    async def describe_tokenizer() -> dict[str, Any]:
+        """What a client needs to render and count prompts as the server does."""
+        tokenizer = context.tokenizer
+        return {
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token": tokenizer.bos_token or None,
+            "eos_token": tokenizer.eos_token or None,
+            "eos_token_ids": tokenizer.eos,
+            "special_token_ids": sorted(tokenizer.special),
+            "chat_template": tokenizer.chat_template,
+            "max_model_len": context.engine.max_model_len,
+        }
 
     return router
 
