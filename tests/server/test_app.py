@@ -24,6 +24,8 @@ ROUTES = {
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/models",
     "/v1/models/{name}",
     "/tokenize",

@@ -14,6 +14,7 @@ from paceline.server.errors import answer_errors
 from paceline.server.middleware import DOCS_PATH, HeadAsGet, RequestGuard
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
+from paceline.server.routes.messages import message_routes
 from paceline.server.routes.operations import control_routes, probe_routes
 from paceline.server.routes.responses import response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
@@ -25,6 +26,7 @@ ROUTES = (
     chat_routes,
     completion_routes,
     response_routes,
+    message_routes,
     model_routes,
     token_routes,
     probe_routes,

@@ -36,6 +36,15 @@ CODES = {
     HEAD_TOO_LARGE: "headers_too_large",
     UNAVAILABLE: "unavailable",
 }
+MESSAGES = "/v1/messages"
+# The types of Anthropic's errors, by the codes and types of ours.
+FAULT_KINDS = {
+    "body_too_large": "request_too_large",
+    "draining": "overloaded_error",
+    "unhealthy": "overloaded_error",
+    "unavailable": "overloaded_error",
+    "server_error": "api_error",
+}
 Routes = Mapping[str, Collection[str]]  # the methods of each path
 
 WORD = re.compile(r"[a-z_]+")
@@ -64,6 +73,21 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """The body of an error."""
 
     error: ErrorDetail
+
+
+class MessagesFault(msgspec.Struct, frozen=True):
+    """The fields of Anthropic's errors."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    """The body of an error of /v1/messages."""
+
+    error: MessagesFault
+    request_id: str
+    type: str = "error"
 
 
 class ApiError(HTTPException):
@@ -97,6 +121,17 @@ def error_body(
     kind = KINDS.get(status, "server_error" if ours else "invalid_request_error")
     code = code or CODES.get(status, "internal_error" if ours else "invalid_request")
     return ErrorBody(ErrorDetail(readable(message), kind, param, code))
+
+
+def fault_of(body: ErrorBody) -> MessagesFault:
+    """The error in the shape of Anthropic's."""
+    detail = body.error
+    kind = FAULT_KINDS.get(detail.code) or FAULT_KINDS.get(detail.type, detail.type)
+    return MessagesFault(kind, detail.message)
+
+
+def fault_body(body: ErrorBody, request_id: str) -> MessagesErrorBody:
+    return MessagesErrorBody(fault_of(body), request_id)
 
 
 def api_error_of(error: Exception, path: str = "") -> ApiError:
@@ -168,10 +203,13 @@ def unknown_route(request: Request, status: int, routes: Routes) -> ApiError:
     return ApiError(status, f"there is no route {path}{hint}", code="unknown_route")
 
 
-def error_response(api_error: ApiError, request_id: str = "") -> Response:
+def error_response(api_error: ApiError, path: str, request_id: str = "") -> Response:
+    """The body has the shape of the API that the path belongs to."""
     own = {"X-Request-Id": request_id} if request_id else {}
+    body = api_error.body
+    is_message = MESSAGES in path
     return Response(
-        msgspec.json.encode(api_error.body),
+        msgspec.json.encode(fault_body(body, request_id) if is_message else body),
         api_error.status_code,
         headers={**(api_error.headers or {}), **own},
         media_type="application/json",
@@ -196,11 +234,12 @@ def answer_errors(app: FastAPI, retry_after: Callable[[], int], routes: Routes) 
             api_error.headers = {"Retry-After": str(retry_after())}
         if isinstance(error, HTTPException) and api_error is not error:
             api_error.headers = error.headers
-        return error_response(api_error, sent_id(request.headers))
+        return error_response(api_error, request.url.path, sent_id(request.headers))
 
     async def refuse_malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(malformed(request, error), sent_id(request.headers))
+        api_error = malformed(request, error)
+        return error_response(api_error, request.url.path, sent_id(request.headers))
 
     answers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         HTTPException: refuse,

@@ -36,7 +36,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif api_error := self._check(scope):
-            await error_response(api_error)(scope, receive, send)
+            await error_response(api_error, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, BoundedBody(receive, self._settings), send)
 
@@ -61,6 +61,8 @@ class RequestGuard:
 
     def _known(self, headers: dict[bytes, bytes]) -> bool:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if own := headers.get(b"x-api-key"):  # as clients of /v1/messages send it
+            scheme, key = b"bearer", own
         digest = sha256(key.strip()).digest()
         found = [compare_digest(digest, known) for known in self._keys]
         return scheme.lower() == b"bearer" and any(found)

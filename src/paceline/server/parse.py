@@ -1,7 +1,7 @@
 """Turns the body of an HTTP request into requests to the engine."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from paceline.core.sampling import LARGEST_ID
 from paceline.engine.api import GenerationRequest, SamplingParams
@@ -11,6 +11,7 @@ from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.schemas.requests import (
     ChatRequest,
     CompletionRequest,
+    Effort,
     GenerationBody,
     ScoredBody,
 )
@@ -153,6 +154,18 @@ def template_variables(
     given: Mapping[str, Any] | None, effort: str | None
 ) -> Mapping[str, Any] | None:
     return given if effort is None else {**(given or {}), "reasoning_effort": effort}
+
+
+def effort_of(param: str, given: Mapping[str, Any] | None) -> str | None:
+    """The effort of a field that has nothing else."""
+    for name, value in (given or {}).items():
+        if value is not None and name != "effort":
+            raise unsupported(param, f"{name} is not supported; remove {name}")
+    found = (given or {}).get("effort")
+    if found is not None and found not in get_args(Effort):
+        choices = ", ".join(get_args(Effort))
+        raise unsupported(param, f"the effort is {found!r}; choose one of {choices}")
+    return found
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

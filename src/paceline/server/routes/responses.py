@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from time import time
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from paceline.server.parse import (
     check_common,
     check_tools,
     common,
+    effort_of,
     sampling,
     template_variables,
     unsupported,
@@ -25,7 +26,7 @@ from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
-from paceline.server.schemas.requests import Effort, ResponseRequest
+from paceline.server.schemas.requests import ResponseRequest
 from paceline.server.schemas.responses import (
     OutputMessage,
     OutputText,
@@ -63,10 +64,11 @@ def response_ask(body: ResponseRequest, rules: SamplingRules) -> GenerationReque
     check_supported(body)
     most = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    effort = effort_of("reasoning", body.reasoning) or body.reasoning_effort
     return GenerationRequest(
         messages=[*system, *messages(body.input)],
         params=sampling(body, rules, most),
-        variables=template_variables(None, effort(body)),
+        variables=template_variables(None, effort),
         **common(body),
     )
 
@@ -92,18 +94,6 @@ def check_supported(body: ResponseRequest) -> None:
         raise unsupported("text", "the verbosity cannot be set; remove verbosity")
     if (body.n or 1) > 1:
         raise unsupported("n", "a response has one choice; remove n")
-
-
-def effort(body: ResponseRequest) -> Effort | None:
-    """The effort that the chat template shows to the model."""
-    given = dict(body.reasoning or {})
-    found = given.pop("effort", None) or body.reasoning_effort
-    if found is not None and found not in get_args(Effort):
-        choices = ", ".join(get_args(Effort))
-        raise unsupported("reasoning", f"the effort is {found!r}; choose one of {choices}")
-    for name in (name for name, value in given.items() if value is not None):
-        raise unsupported("reasoning", f"{name} is not supported; remove {name}")
-    return found
 
 
 def messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,24 @@ ERROR = {
 }
 FAULT = {"description": "The error", "content": {"application/json": {"schema": ERROR}}}
 
+MESSAGE_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"type": "string"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+MESSAGE_FAULT = {
+    "description": "The error",
+    "content": {"application/json": {"schema": MESSAGE_ERROR}},
+}
+
 Documented = dict[int | str, dict[str, Any]]
 
 ERRORS: Documented = {"4XX": FAULT, "5XX": FAULT}
@@ -30,4 +48,6 @@ GENERATED: Documented = {
     },
     **ERRORS,
 }
+MESSAGE_ERRORS: Documented = {"4XX": MESSAGE_FAULT, "5XX": MESSAGE_FAULT}
+MESSAGE_GENERATED: Documented = {200: GENERATED[200], **MESSAGE_ERRORS}
 PROBED: Documented = {503: {"description": "Not ready, and why"}}

@@ -1,0 +1,169 @@
+"""POST /v1/messages: conversations in Anthropic's form, text in and text out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
+
+from paceline.engine.api import (
+    ChoiceOutput,
+    GenerationRequest,
+    RequestOutput,
+    Stream,
+    TextDelta,
+)
+from paceline.engine.sampling_rules import SamplingRules
+from paceline.server.body import parsed
+from paceline.server.client_headers import ClientHeaders
+from paceline.server.context import ServerContext
+from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
+from paceline.server.parse import chat_ask, effort_of, unsupported
+from paceline.server.respond import GenerationJob, GenerationResponse
+from paceline.server.schemas.completions import encode
+from paceline.server.schemas.messages import (
+    MessageBody,
+    MessagesPrompt,
+    MessagesRequest,
+    MessagesUsage,
+    StopReason,
+    TextBlock,
+    message_event,
+)
+from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
+from paceline.server.schemas.requests import ChatRequest
+
+
+def message_routes(context: ServerContext) -> APIRouter:
+    router = APIRouter(tags=["generation"], route_class=context.body_route)
+
+    @router.post("/v1/messages", responses=MESSAGE_GENERATED)
+    async def create_message(body: MessagesRequest, request: Request) -> Response:
+        """Continue a conversation, in the form of Anthropic's API."""
+        client = ClientHeaders.of(request.headers, "msg")
+        model, rules = context.model(body.model), context.engine.rules
+        generation = await parsed(request, message_ask, body, rules)
+        name = context.name(client.request_id)
+        writer = MessageWriter(name, model, generation)
+        return GenerationResponse(
+            context, GenerationJob(client, name, [generation], writer, body.stream is True)
+        )
+
+    @router.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
+    async def count_tokens(body: MessagesPrompt, request: Request) -> dict[str, int]:
+        """The number of tokens of a conversation after the chat template."""
+        context.model(body.model)
+        chat = await parsed(request, chat_of, body)
+        prompt = await context.engine.tokenized(chat_ask(chat, context.engine.rules))
+        return {"input_tokens": len(prompt.token_ids)}
+
+    return router
+
+
+def message_ask(body: MessagesRequest, rules: SamplingRules) -> GenerationRequest:
+    user = (body.metadata or {}).get("user_id")
+    given: dict[str, Any] = {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "user": user if isinstance(user, str) else None,
+    }
+    return chat_ask(chat_of(body).model_copy(update=given), rules)
+
+
+def chat_of(body: MessagesPrompt) -> ChatRequest:
+    """The same conversation as a chat."""
+    check_supported(body)
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    effort = effort_of("output_config", body.output_config)
+    return ChatRequest.model_validate(
+        {"messages": [*system, *body.messages], "reasoning_effort": effort}
+    )
+
+
+def check_supported(body: MessagesPrompt) -> None:
+    if body.tools and (body.tool_choice or {}).get("type") != "none":
+        raise unsupported(
+            "tools", "tool calls are not built yet; remove tools, or set tool_choice to none"
+        )
+    if (body.thinking or {}).get("type", "disabled") != "disabled":
+        raise unsupported("thinking", "reasoning stays in the text; remove thinking")
+    if not body.messages:
+        raise unsupported("messages", "it is empty; give at least one message")
+    for place, message in enumerate(body.messages):
+        if message.get("role") not in ("user", "assistant"):
+            role = message.get("role")
+            raise unsupported(
+                "messages", f"the role of message {place} is {role!r}; use user or assistant"
+            )
+    if body.messages[-1]["role"] == "assistant":
+        raise unsupported(
+            "messages",
+            "the last message is the assistant's, which cannot be continued; end with "
+            "a message of the user",
+        )
+
+
+class MessageWriter:
+    """One message with one block of text."""
+
+    def __init__(self, name: str, model: str, generation: GenerationRequest) -> None:
+        self._name, self._model = name, model
+        self._most = generation.params.max_tokens
+
+    def opening(self, streams: Sequence[Stream]) -> bytes:
+        (stream,) = streams
+        begun = MessageBody(self._name, self._model, MessagesUsage(stream.prompt_tokens, 0))
+        return (
+            message_event("message_start", message=begun)
+            + message_event("content_block_start", index=0, content_block=TextBlock(""))
+            + message_event("ping")
+        )
+
+    def delta(self, part: int, delta: TextDelta) -> bytes:
+        if not delta.text:
+            return b""
+        text = {"type": "text_delta", "text": delta.text}
+        return message_event("content_block_delta", index=0, delta=text)
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        try:
+            whole = self._whole(outputs)
+        except ApiError as error:
+            return self.failing(error.body)
+        ended = {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
+        return (
+            message_event("content_block_stop", index=0)
+            + message_event("message_delta", delta=ended, usage=whole.usage)
+            + message_event("message_stop")
+        )
+
+    def failing(self, error: ErrorBody) -> bytes:
+        return message_event("error", error=fault_of(error))
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        return encode(self._whole(outputs))
+
+    def _whole(self, outputs: Sequence[RequestOutput]) -> MessageBody:
+        (output,) = outputs
+        (answer,) = output.outputs
+        used, cached = output.usage, output.usage.cached_tokens
+        usage = MessagesUsage(used.prompt_tokens - cached, used.completion_tokens, cached)
+        whole = MessageBody(self._name, self._model, usage, (TextBlock(answer.text),))
+        stopped = answer.stop_reason if isinstance(answer.stop_reason, str) else None
+        return replace(whole, stop_reason=self._stop_reason(output, answer), stop_sequence=stopped)
+
+    def _stop_reason(self, output: RequestOutput, answer: ChoiceOutput) -> StopReason:
+        """Why it ended. An answer that was cut short is an error: the API has no word for it."""
+        match answer.finish_reason:
+            case "stop":
+                return "stop_sequence" if isinstance(answer.stop_reason, str) else "end_turn"
+            case "length":
+                is_full = len(answer.token_ids) == self._most
+                return "max_tokens" if is_full else "model_context_window_exceeded"
+            case "timeout":
+                raise ApiError(GATEWAY_TIMEOUT, output.error, code="timeout")
+            case _:
+                raise ApiError(UNAVAILABLE, "the request was aborted", code="aborted")
