@@ -14,6 +14,9 @@ import pytest
 GUIDES = Path(__file__).parent.parent / "docs" / "guides"
 PAGES = sorted(GUIDES.glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRIVATE = re.compile(r"(?:\bimport\s+|\.)_(?!_)(\w+)")
+OWN = re.compile(r"\bself\._(\w+)\s*[=:]")  # private names that a class of the page defines
 
 every_guide = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
@@ -25,8 +28,9 @@ def blocks(text: str) -> list[tuple[int, str]]:
 
 
 def run(page: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> ModuleType:
-    """Run a page as a module, so that what it defines can be named by dotted path."""
-    module = ModuleType(page.stem.replace("-", "_"))
+    """Run a page as a module, so that what it defines can be named by dotted path. A reader saves
+    it under any name."""
+    module = ModuleType("saved_" + page.stem.replace("-", "_"))
     module.__file__ = str(page)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(folder)
@@ -53,6 +57,13 @@ def test_the_python_blocks_of_a_guide_run(
 
 
 @every_guide
+def test_a_guide_uses_public_names_only(page: Path) -> None:
+    for language, code in FENCED.findall(page.read_text(encoding="utf-8")):
+        if language in ("python", "py"):
+            assert set(PRIVATE.findall(code)) <= set(OWN.findall(code))
+
+
+@every_guide
 def test_every_fence_of_a_guide_is_closed(page: Path) -> None:
     fences = re.findall(r"^```.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert all(fence == "```" for fence in fences[1::2]), fences
@@ -69,7 +80,7 @@ def test_blocks_share_a_namespace_and_are_named_by_line(
     assert blocks(page.read_text()) == [(3, "x = 1\n"), (9, "y = x + 1\n")]
     module = run(page, monkeypatch, tmp_path)
     assert vars(module)["y"] == 2
-    assert sys.modules["a_guide"] is module
+    assert sys.modules["saved_a_guide"] is module
 
 
 def test_a_block_that_fails_is_reported_with_its_line(

@@ -34,15 +34,15 @@ class OneByOne(Discipline):
     """A discipline of one's own: whoever came first runs alone."""
 
     def build(self, now: float, admitting: bool) -> Composition:
-        served = self._serve(*self._fit(self.demand))
-        if not admitting or len(self._state.table.order):
-            return self._admission.closed(served, "seqs", now, 1)
-        step = self._admission.let_in(served, now, self.chunk)
+        served = self.serve(*self.fit(self.demand))
+        if not admitting or len(self.state.table.order):
+            return self.admission.closed(served, "seqs", now, 1)
+        step = self.admission.let_in(served, now, self.chunk)
         return replace(step, kind="mixed")
 
     def demand(self, slot: Index) -> I32:
         first = np.zeros(len(slot), np.int32)
-        first[:1] = self._state.table.remaining(slot)[:1]
+        first[:1] = self.state.table.remaining(slot)[:1]
         return first
 
     def chunk(self, row: ArrivalRow) -> int:

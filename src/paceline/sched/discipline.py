@@ -52,17 +52,17 @@ class Discipline(ABC):
     )
 
     def __init__(self, config: Config, components: SchedulerComponents) -> None:
-        self._config = config.step
-        self._state = components.state
+        self.config = config.step
+        self.state = components.state
         self._departures = components.departures
         self._forks = Forks(components)
         self._limits = Limits(self.limits, config, components.state)
         self._draft_limits = Limits(self.draft_limits, config, components.state)
         gates = Gates(self.gates, config, components.state)
-        self._admission = Admission(config, components, self._forks, self._limits, gates)
+        self.admission = Admission(config, components, self._forks, self._limits, gates)
         self._speculation = components.state.speculation
         self._lookahead = config.speculation.lookahead_slots
-        self._given_way = 0  # residents that gave way in this step
+        self.given_way = 0  # residents that gave way in this step
 
     @abstractmethod
     def build(self, now: float, admitting: bool) -> Composition:
@@ -70,40 +70,40 @@ class Discipline(ABC):
 
     def want(self, slot: Index) -> I32:
         """Positions that residents could use in a step that admits a sequence."""
-        return self._state.table.remaining(slot)
+        return self.state.table.remaining(slot)
 
     def demand(self, slot: Index) -> I32:
         """Positions that residents take of a step that admits a sequence."""
-        return self._clip(slot, self.want(slot))
+        return self.clip(slot, self.want(slot))
 
     def chunk(self, row: ArrivalRow) -> int:
         """Positions of an arrival's first row; 0 if the limits do not let it in."""
         return int(self._limits.clip(row)[0])
 
-    def _clip(self, slot: Index, want: I32) -> I32:
+    def clip(self, slot: Index, want: I32) -> I32:
         """Positions that residents may have of those that they want."""
-        rows = ResidentRows(self._state.table, slot, want, self._config.max_num_batched_tokens)
+        rows = ResidentRows(self.state.table, slot, want, self.config.max_num_batched_tokens)
         return self._limits.clip(rows)
 
     def compose(self, now: float, admitting: bool) -> Composition:
         """The rows of the next step."""
-        self._given_way = 0
+        self.given_way = 0
         self._fork()
         step = self.build(now, admitting)
-        if self._state.table.drafting:
+        if self.state.table.drafting:
             step = self._draft(step)
         # Positions beyond a row need blocks that only a plan of its own provides.
         return replace(step, quiet=0) if self._lookahead else step
 
     def rest(self, now: float) -> Composition:
         """A step in which nothing is computed."""
-        return self._admission.closed(NOTHING, "paused", now, lasting=True)
+        return self.admission.closed(NOTHING, "paused", now, lasting=True)
 
     # -- families -----------------------------------------------------------
 
     def _fork(self) -> None:
         """Let families fork whose prompt has been handed out, if there are blocks for it."""
-        state = self._state
+        state = self.state
         for family in self._forks.due():
             while family.kept:
                 missing = self._forks.need(family) - state.cache.pool.free
@@ -116,9 +116,9 @@ class Discipline(ABC):
 
     # -- residents ----------------------------------------------------------
 
-    def _serve(self, slot: Index, count: I32, short: I32) -> Composition:
+    def serve(self, slot: Index, count: I32, short: I32) -> Composition:
         """Hand out `count[i]` positions and `short[i]` new blocks to each resident."""
-        state = self._state
+        state = self.state
         grown = state.cache.tables.grow(slot, short)
         if not count.all():
             busy = count > 0
@@ -128,12 +128,10 @@ class Discipline(ABC):
         state.prefixes.seal_rivals()
         return Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
 
-    def _fit(
-        self, share: Callable[[Index], I32], giving_way: bool = True
-    ) -> tuple[Index, I32, I32]:
+    def fit(self, share: Callable[[Index], I32], giving_way: bool = True) -> tuple[Index, I32, I32]:
         """Residents with positions and new blocks for each; if blocks are short, some give way, or
         else wait."""
-        state = self._state
+        state = self.state
         while True:
             slot = state.table.order
             count = share(slot)
@@ -149,17 +147,17 @@ class Discipline(ABC):
 
     def _give_way(self, missing: int, needy: int) -> None:
         """Preempt the resident that the policy names, because blocks are missing for a resident."""
-        state = self._state
+        state = self.state
         victim = state.policy.victim()
         check_victim(state.policy, "victim", state.table, victim)
         whom = "itself" if needy == victim else repr(state.table.name[needy])
         short = f"1 block for {whom}" if missing == 1 else f"{missing} blocks, first for {whom}"
         self._departures.preempt(victim, cause=f"want of {short}")
-        self._given_way += 1
+        self.given_way += 1
 
     def _draft(self, step: Composition) -> Composition:
         """Add drafts within the budget and the blocks that are left."""
-        state, slot = self._state, step.slot
+        state, slot = self.state, step.slot
         table, end = state.table, step.start + step.count
         rows = DraftRows.of(table, step, state.step)
         drafts = self._speculation.drafts(rows)
@@ -167,7 +165,7 @@ class Discipline(ABC):
             name = self._speculation.config.speculation
             wanted = ResidentRows(table, slot, rows.most, 0)
             wrong_counts(f"speculation {name!r}", wanted, drafts)
-        left = self._config.max_num_batched_tokens - int(step.count.sum())
+        left = self.config.max_num_batched_tokens - int(step.count.sum())
         drafts = self._draft_limits.clip(ResidentRows(table, slot, drafts, left, end))
         short = self._short(slot, drafts)
         unaffordable = (short > 0) & (np.cumsum(short) > state.cache.pool.free)
@@ -180,16 +178,16 @@ class Discipline(ABC):
         return replace(step, count=step.count + drafts, drafts=drafts, grown=grown)
 
     def _short(self, slot: Index, count: I32) -> I32:
-        end = self._state.table.planned[slot] + count
+        end = self.state.table.planned[slot] + count
         if self._lookahead:
-            end = np.minimum(end + self._lookahead, self._config.max_model_len)
-        return np.where(count > 0, self._state.cache.tables.short(slot, end), 0)
+            end = np.minimum(end + self._lookahead, self.config.max_model_len)
+        return np.where(count > 0, self.state.cache.tables.short(slot, end), 0)
 
     # -- displacement -------------------------------------------------------
 
-    def _displace(self, now: float) -> None:
+    def displace(self, now: float) -> None:
         """Let an arrival push out residents that it may displace, if that lets it in."""
-        state = self._state
+        state = self.state
         head = state.head(now)
         if head is None or head.swapped:
             return
@@ -206,14 +204,14 @@ class Discipline(ABC):
 
     def _fits_without(self, head: Sequence, gone: list[int]) -> bool:
         """Would `head` be admitted in this step if the residents in `gone` were not here?"""
-        state, admission = self._state, self._admission
+        state, admission = self.state, self.admission
         slot = state.table.order[~np.isin(state.table.order, gone)]
         count = self.demand(slot)
         taken, freed = int(count.sum()), state.cache.tables.held_only_by(gone)
         grown = int(self._short(slot, count).sum())
         room = StepRoom(
             vacant=state.table.vacant + len(gone),
-            left=self._config.max_num_batched_tokens - taken,
+            left=self.config.max_num_batched_tokens - taken,
             free=state.cache.pool.free + len(freed) - grown - admission.spared(len(slot)),
             first=not taken,
             used=admission.used_by(slot, None, count),

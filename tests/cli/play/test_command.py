@@ -586,3 +586,9 @@ def test_the_workload_in_the_guide_can_be_played(
 def test_the_guide_names_every_built_in_workload() -> None:
     text = GUIDE.read_text(encoding="utf-8")
     assert [name for name in WORKLOADS if f"| `{name}` |" not in text] == []
+
+
+def test_help_says_that_a_policy_may_be_a_dotted_path(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["play", "--help"])
+    assert "dotted path to a class" in " ".join(capsys.readouterr().out.split())

@@ -155,7 +155,8 @@ class Options:
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Order of admission: fcfs, priority, shortest, longest, deadline, fair.",
+            help="Order of admission: fcfs, priority, shortest, longest, deadline, fair, or a "
+            "dotted path to a class, such as my_policies.Mine with PYTHONPATH=. set.",
             rich_help_panel=HOW,
         ),
     ] = None

@@ -30,38 +30,38 @@ class PrefillFirst(Discipline):
     def build(self, now: float, admitting: bool) -> Composition:
         if self._overdue(now):  # such a step admits none, so none is displaced for it
             return self._decode(now, admitting, reason="decodes")
-        if admitting and not self._given_way:
-            self._displace(now)
+        if admitting and not self.given_way:
+            self.displace(now)
         step = self._prefill(now, admitting)
         if not len(step.slot):
             return self._decode(now, admitting, gated=step)
-        if self._held_since is None and self._one_left(self._state.table.order).any():
+        if self._held_since is None and self._one_left(self.state.table.order).any():
             self._held_since = now
         return replace(step, kind="prefill")
 
     def _overdue(self, now: float) -> bool:
         """Have decodes been held up for long enough?"""
-        if not self._one_left(self._state.table.order).any():
+        if not self._one_left(self.state.table.order).any():
             self._held_since = None
         held = self._held_since
-        return held is not None and now - held >= self._config.max_wait
+        return held is not None and now - held >= self.config.max_wait
 
     # -- prefill ------------------------------------------------------------
 
     def _prefill(self, now: float, admitting: bool) -> Composition:
         """Residents that have more than one position to compute, then waiting ones."""
-        served = self._serve(*self._fit(self.demand))
-        if self._given_way:
-            return self._admission.closed(served, "preempted", now, self._given_way)
+        served = self.serve(*self.fit(self.demand))
+        if self.given_way:
+            return self.admission.closed(served, "preempted", now, self.given_way)
         if not admitting:
-            return self._admission.closed(served, "paused", now, lasting=True)
-        if len(self._state.swapped):  # a decode step decides whether they can return
-            return self._admission.closed(served, "prefill", now)
-        return self._admission.let_in(served, now, self.chunk)
+            return self.admission.closed(served, "paused", now, lasting=True)
+        if len(self.state.swapped):  # a decode step decides whether they can return
+            return self.admission.closed(served, "prefill", now)
+        return self.admission.let_in(served, now, self.chunk)
 
     def want(self, slot: Index) -> I32:
         """All that a resident lacks that is behind by more than one position."""
-        want = self._state.table.remaining(slot)
+        want = self.state.table.remaining(slot)
         return np.where(want > 1, want, 0)
 
     # -- decode -------------------------------------------------------------
@@ -71,23 +71,23 @@ class PrefillFirst(Discipline):
     ) -> Composition:
         """One position for every resident that is not behind; then swapped
         sequences return."""
-        state = self._state
+        state = self.state
         self._held_since = None
-        step = replace(self._serve(*self._fit(self._decodes)), kind="decode")
-        if self._given_way:
-            return self._admission.closed(step, "preempted", now, self._given_way)
+        step = replace(self.serve(*self.fit(self._decodes)), kind="decode")
+        if self.given_way:
+            return self.admission.closed(step, "preempted", now, self.given_way)
         if not admitting:
-            return self._admission.closed(step, "paused", now, lasting=True)
+            return self.admission.closed(step, "paused", now, lasting=True)
         if len(state.swapped):
-            step = self._admission.let_in(step, now, self._last, returning=True)
+            step = self.admission.let_in(step, now, self._last, returning=True)
             return step if len(step.slot) else self._catch_up(step)
         if gated is not None:
             return replace(step, gate=gated.gate)
-        return self._admission.closed(step, reason, now)
+        return self.admission.closed(step, reason, now)
 
     def _catch_up(self, returned: Composition) -> Composition:
         """No resident decodes; those that have just returned may lack more than one position."""
-        served = self._serve(*self._fit(self.demand, giving_way=False))
+        served = self.serve(*self.fit(self.demand, giving_way=False))
         gate = returned.gate
         if gate is not None and gate.reason == "decodes" and len(served.slot):
             gate = replace(gate, reason="prefill")
@@ -95,12 +95,12 @@ class PrefillFirst(Discipline):
 
     def _one_left(self, slot: Index) -> I32:
         """One position for each resident that has just one to compute."""
-        want = self._state.table.remaining(slot)
+        want = self.state.table.remaining(slot)
         return np.where(want == 1, want, 0)
 
     def _decodes(self, slot: Index) -> I32:
         """The last position of each resident that has just one to compute, within the limits."""
-        return self._clip(slot, self._one_left(slot))
+        return self.clip(slot, self._one_left(slot))
 
     def _last(self, row: ArrivalRow) -> int:
         """The row of one that returns: its last position, if that is all it lacks."""

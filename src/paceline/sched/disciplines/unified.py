@@ -12,28 +12,28 @@ class Unified(Discipline):
     """Every step lets what is computed catch up with what is known, for every sequence."""
 
     def build(self, now: float, admitting: bool) -> Composition:
-        if admitting and not self._given_way:
-            self._displace(now)
+        if admitting and not self.given_way:
+            self.displace(now)
         served = self._residents()
-        if self._given_way:
-            return self._admission.closed(served, "preempted", now, self._given_way)
+        if self.given_way:
+            return self.admission.closed(served, "preempted", now, self.given_way)
         if not admitting:
-            return self._admission.closed(served, "paused", now, lasting=True)
-        return self._admission.let_in(served, now, self.chunk)
+            return self.admission.closed(served, "paused", now, lasting=True)
+        return self.admission.let_in(served, now, self.chunk)
 
     def _residents(self) -> Composition:
         """Share the budget among residents, some of which give way if blocks are short."""
-        slot, count, short = self._fit(self.demand)
+        slot, count, short = self.fit(self.demand)
         if not count.all():
             self._note_idle(slot, count)
-        return self._serve(slot, count, short)
+        return self.serve(slot, count, short)
 
     def _note_idle(self, slot: Index, count: I32) -> None:
         """Note residents that could have computed something and got nothing, and why."""
-        state = self._state
+        state = self.state
         idle = (count == 0) & (state.table.remaining(slot) > 0)
         granted = self.demand(slot)
-        is_spent = int(granted.sum()) >= self._config.max_num_batched_tokens
+        is_spent = int(granted.sum()) >= self.config.max_num_batched_tokens
         left_out = Idle.BUDGET if is_spent else Idle.ROOM
         cause = np.where(granted[idle] > 0, Idle.BLOCKS, left_out)
         state.table.idle(slot[idle], state.step, cause)
