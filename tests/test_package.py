@@ -27,8 +27,8 @@ from typing import assert_type
 
 import numpy as np
 from paceline import (
-    LLM, Ask, AsyncLLM, GenerationRequest, Outputs, Plan, QueueFull, Request, RequestError,
-    SamplingParams, Scheduler, StepResult,
+    LLM, Ask, AsyncLLM, EngineFailed, GenerationRequest, Outputs, Plan, QueueFull, Request,
+    RequestError, RequestFailed, RequestOutput, SamplingParams, Scheduler, StepResult, TextDelta,
 )
 
 scheduler = Scheduler.create(max_num_seqs=8, num_blocks=128, block_size=16)
@@ -43,19 +43,25 @@ assert_type(outputs, Outputs)
 
 def text_of(llm: LLM) -> list[str]:
     found = llm.generate(["a", [1, 2]], SamplingParams(temperature=0.0, max_tokens=8))
+    assert_type(llm.generate("a", max_tokens=8, use_tqdm=False)[0], RequestOutput)
+    llm.chat([{"role": "user", "content": "a"}], chat_template="chatml", raise_on_error=True)
     return [answer.text for output in found for answer in output.outputs]
 
 
 async def stream(llm: AsyncLLM) -> None:
     async for delta in llm.generate(GenerationRequest(prompt="a")):
         assert_type(delta.text, str)
+    for prompt in ("a", [1, 2], {"prompt": "a"}):
+        async for delta in llm.generate(prompt, request_id="b", temperature=0.0):
+            assert_type(delta, TextDelta)
+    assert_type(await llm.chat([{"role": "user", "content": "a"}]).whole(), RequestOutput)
 
 
 def short_name(ask: Ask) -> GenerationRequest:
     return ask
 
 
-def refused(error: QueueFull | RequestError) -> str:
+def refused(error: QueueFull | RequestError | RequestFailed | EngineFailed) -> str:
     return str(error)
 """
 ILL_TYPED = {
@@ -63,6 +69,8 @@ ILL_TYPED = {
     "Request(id=5, prompt=[1])": "id",
     'SamplingParams(temperature="hot")': "temperature",
     'LLM("smollm2").generate(5)': "prompts",
+    'LLM("smollm2").generate("a", max_token=5)': "max_token",
+    'LLM("smollm2").generate("a", lora_request=5)': "lora_request",
     "paceline.Nothing": "Nothing",
 }
 

@@ -8,11 +8,25 @@ from paceline.core.openmp import limit_spinning
 # At run time these names are imported on first use: numpy and torch take long, and an interrupt
 # meanwhile must reach the command line, which starts after this import.
 if TYPE_CHECKING:
-    from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError, StepError
+    from paceline.core.errors import (
+        ConfigError,
+        PacelineError,
+        PluginError,
+        QueueFull,
+        RequestError,
+        RequestFailed,
+        StepError,
+    )
     from paceline.core.plan import Outputs, Plan, StepResult
     from paceline.core.request import Finish, Item, Request
     from paceline.core.sampling import Sampling
-    from paceline.engine.api import Ask, GenerationRequest
+    from paceline.engine.api import (
+        Ask,
+        EngineFailed,
+        GenerationRequest,
+        RequestOutput,
+        TextDelta,
+    )
     from paceline.engine.params import SamplingParams
     from paceline.sched.scheduler import Scheduler
     from paceline.wiring.llm import LLM, AsyncLLM
@@ -25,30 +39,38 @@ __all__ = [
     "Ask",
     "AsyncLLM",
     "ConfigError",
+    "EngineFailed",
     "Finish",
     "GenerationRequest",
     "Item",
     "Outputs",
     "PacelineError",
     "Plan",
+    "PluginError",
     "QueueFull",
     "Request",
     "RequestError",
+    "RequestFailed",
+    "RequestOutput",
     "Sampling",
     "SamplingParams",
     "Scheduler",
     "StepError",
     "StepResult",
+    "TextDelta",
 ]
 
 MODULES = {
     "paceline.core.errors": (
-        *("ConfigError", "PacelineError", "QueueFull", "RequestError", "StepError"),
+        *("ConfigError", "PacelineError", "PluginError", "QueueFull", "RequestError"),
+        *("RequestFailed", "StepError"),
     ),
     "paceline.core.plan": ("Outputs", "Plan", "StepResult"),
     "paceline.core.request": ("Finish", "Item", "Request"),
     "paceline.core.sampling": ("Sampling",),
-    "paceline.engine.api": ("Ask", "GenerationRequest"),
+    "paceline.engine.api": (
+        *("Ask", "EngineFailed", "GenerationRequest", "RequestOutput", "TextDelta"),
+    ),
     "paceline.engine.params": ("SamplingParams",),
     "paceline.sched.scheduler": ("Scheduler",),
     "paceline.wiring.llm": ("LLM", "AsyncLLM"),
