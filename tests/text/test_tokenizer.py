@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.core.errors import ConfigError, RequestError
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import Vocabulary
 from tests.text.support import (
     byte_level,
     ours,
@@ -131,3 +132,16 @@ def test_other_threads_run_while_a_long_text_is_read() -> None:
     line = reader.encode("the quick brown fox, 123 jumps\n", special=False)
     assert found[: len(line)] == line
     assert reader.decode(found) == text
+
+
+def test_a_conversation_is_rendered_as_in_transformers() -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}{{ mood }}{{ add_generation_prompt }}"
+    tokenizer = Tokenizer(Vocabulary(byte_level(), 0, (1, 2), source))
+    chat = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False, mood="!") == "<s>hello!False"
+    own = tokenizer.apply_chat_template(chat, add_generation_prompt=True, chat_template="{{ 1 }}")
+    assert own == "1"
+    with pytest.raises(RequestError, match="encode the text with special=False"):
+        tokenizer.apply_chat_template(chat, tokenize=True)  # type: ignore[arg-type]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert Tokenizer(Vocabulary(byte_level(), None, (), None)).eos_token_id is None

@@ -1,13 +1,15 @@
 """Encodes text to token ids and decodes it, for all vocabulary files."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 from tokenizers import Tokenizer as Backend
 
 from paceline.core.errors import ConfigError, RequestError
+from paceline.text.chat_template import ChatTemplate, Message
 from paceline.text.gguf_vocabulary import gguf_vocabulary
 from paceline.text.hf_folder import hf_vocabulary
 from paceline.text.spelling import Spelling, spelling_of
@@ -86,6 +88,39 @@ class Tokenizer:
     @property
     def eos_token(self) -> str:
         return self.token(self.eos[0]) if self.eos else ""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.bos
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The main end token; `eos` has all of them."""
+        return self.eos[0] if self.eos else None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        tokenize: Literal[False] = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt of a conversation as text, as transformers renders it with `tokenize=False`.
+
+        `encode(text, special=False)` has its token ids.
+        """
+        if tokenize:
+            raise RequestError("tokenize is not supported: encode the text with special=False")
+        template = ChatTemplate.of(self)
+        return (template if chat_template is None else template.replaced(chat_template)).render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
+        )
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Special tokens in the text are recognised; `special` adds those at its start and end."""
