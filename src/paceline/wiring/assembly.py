@@ -8,6 +8,7 @@ import torch
 
 from paceline.core.config import RecordConfig
 from paceline.core.errors import ConfigError
+from paceline.core.garbage import collection_paused
 from paceline.engine.core.components import EngineComponents
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
@@ -25,10 +26,13 @@ def build(
     record: RecordConfig = pop_settings(RecordConfig, settings)
     rest, own = sort_settings(settings)
     device = device_of(own.device)
-    source: ModelSource = find_model(model, own.load_format, device, progress, own.chat_template)
+    with collection_paused():
+        source: ModelSource = find_model(
+            model, own.load_format, device, progress, own.chat_template
+        )
+        # One module per device, so that CUDA is imported only on a GPU.
+        on = import_module(f"paceline.wiring.{device}")
     template = ChatTemplate.of(source.tokenizer)
-    # One module per device, so that CUDA is imported only on a GPU.
-    on = import_module(f"paceline.wiring.{device}")
     scheduler, runner = on.assemble(
         rest, own, source.checkpoint, partial(scheduler_of, record=record)
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from paceline.core.errors import ConfigError
+from paceline.core.garbage import collection_paused
 from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.ports import Runner
 from paceline.engine.frontend.frontend import Frontend
@@ -42,7 +43,8 @@ def factory_named(name: str) -> Factory:
     """Import the function named `module:function`."""
     module, _, function = name.partition(":")
     try:
-        return getattr(import_module(module), function)
+        with collection_paused():
+            return getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and not module.startswith(error.name or ""):
             raise  # the module exists, but one of its imports does not
