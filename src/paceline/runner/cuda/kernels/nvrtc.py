@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder, placed
+from paceline.core.folders import found, stored
 from paceline.runner.cuda.kernels.instructions import PLACE
 
 log = logging.getLogger(__name__)
@@ -167,14 +167,17 @@ def _compiled(source: str) -> bytes:
     _compiler().nvrtcVersion(byref(major), byref(minor))
     by = f"{major.value}.{minor.value}".encode()
     digest = sha256(b"\n".join([source.encode(), by, *FLAGS])).hexdigest()[:16]
-    target = cache_folder() / "cuda" / f"{digest}.cubin"
-    if target.exists():
-        return target.read_bytes()
-    found = _compile(source)
-    # Without a writable folder, every start compiles again.
-    with suppress(OSError), placed(target) as built:
-        built.write_bytes(found)
-    return found
+    path = Path("cuda") / f"{digest}.cubin"
+    if there := found(path):
+        return there.read_bytes()
+    compiled = _compile(source)
+
+    def write(place: Path) -> None:
+        place.write_bytes(compiled)
+
+    with suppress(OSError):  # a disk that is full: the next start compiles again
+        stored(path, write)
+    return compiled
 
 
 def _compile(source: str) -> bytes:
