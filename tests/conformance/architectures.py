@@ -153,12 +153,13 @@ def cases() -> list[Case]:
     return list(found.values())
 
 
-def few_cases() -> list[Case]:
-    """For slow backends: every architecture as it is, and every variant of one of them, in turn."""
+def few_cases(first: int = 0) -> list[Case]:
+    """Every architecture as it is, and every variant of one of them: the next one for each variant,
+    counted from `first`."""
     every = cases()
     found = [case for case in every if case.variant == "plain"]
     own = [variant for variants in OWN_VARIANTS.values() for variant in variants]
-    for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS)):
+    for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS), first):
         same = [case for case in every if case.variant == variant]
         found.append(same[turn % len(same)])
     return list(dict.fromkeys(found))
