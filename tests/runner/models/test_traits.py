@@ -1,8 +1,11 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models import qwen3
-from paceline.runner.models.traits import find
+from paceline.runner.models.traits import architectures, find
 
 
 def test_found_by_module_name_or_dotted_path() -> None:
@@ -20,3 +23,9 @@ def test_a_module_whose_family_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qwen3, "TRAITS", "qwen")
     with pytest.raises(ConfigError, match=r"qwen3\.TRAITS is not a Traits object"):
         find("qwen3")
+
+
+def test_the_guide_lists_every_architecture() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "models.md"
+    listed = re.findall(r"^\| `(\w+)` \|", guide.read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed == architectures()
