@@ -12,7 +12,7 @@ from paceline.runner.attention.backend import load
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import architectures
+from tests.conformance.architectures import OWN_SIZES, architectures
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
@@ -33,7 +33,9 @@ ALL_WAYS: dict[str, dict[str, Any]] = WAYS | {
 
 
 def config_of(family: str) -> ModelConfig:
-    return tiny(architectures=[f"{family}ForCausalLM"], num_hidden_layers=3, sliding_window=9)
+    own = OWN_SIZES.get(family, {})
+    names = {"architectures": [f"{family}ForCausalLM"]}
+    return tiny(**names, num_hidden_layers=3, sliding_window=9, **own)
 
 
 def on_gpu(
