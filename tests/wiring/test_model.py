@@ -81,6 +81,23 @@ def test_swap_space_is_memory_of_the_host(folder: Path, device: str) -> None:
         assemble({}, LoadConfig(swap_space=900_000), found.checkpoint)
 
 
+def test_a_model_is_loaded_for_the_longest_sequence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LongRoPE depends on it."""
+    lengths: list[int | None] = []
+    load = Model.load
+
+    def noted(*given: Any, max_model_len: int | None = None, **how: Any) -> Model:
+        lengths.append(max_model_len)
+        return load(*given, max_model_len=max_model_len, **how)
+
+    monkeypatch.setattr(Model, "load", noted)
+    found = find_model(str(folder), "dummy", "cpu", silent)
+    cpu.assemble({"max_model_len": 32}, LoadConfig(kv_cache_gib=0.01), found.checkpoint)
+    assert lengths == [32]
+
+
 def test_mistakes_are_told_before_weights_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
