@@ -340,7 +340,7 @@ print(*sys.modules)
 
 def test_a_shell_completes_commands_options_and_values_without_heavy_imports() -> None:
     lines = ["paceline comp", "paceline bench ", "paceline serve --max-num-s"]
-    lines += ["paceline serve --log-format ", "paceline rm --h"]
+    lines += ["paceline serve --log-format ", "paceline pull smollm2-3"]
     done = subprocess.run(
         [sys.executable, "-c", COMPLETING, *lines],
         env=environment(),
@@ -353,6 +353,7 @@ def test_a_shell_completes_commands_options_and_values_without_heavy_imports() -
     assert answers[1] == ["serve", "throughput", "latency"]
     assert answers[2] == ["--max-num-seqs"]
     assert answers[3] == ["text", "json"]
+    assert answers[4] == ["smollm2-360m"]
     assert "paceline.cli.serve" in imported
     assert not {"torch", "fastapi", "httpx", "huggingface_hub", "rich"} & set(imported)
 

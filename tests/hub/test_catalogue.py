@@ -2,7 +2,15 @@ import re
 
 import pytest
 
-from paceline.hub.catalogue import DEFAULT, MODELS, find, nearest
+from paceline.hub.catalogue import (
+    DEFAULT,
+    MODELS,
+    REPOSITORIES,
+    find,
+    nearest,
+    repository_named,
+)
+from paceline.hub.repository_name import RepositoryName
 
 
 def test_the_default_is_in_the_catalogue() -> None:
@@ -23,6 +31,7 @@ def test_entries_are_complete(model: object) -> None:
 
 def test_names_are_told_apart() -> None:
     names = [name for model in MODELS for name in model.names]
+    names += [one.name for one in REPOSITORIES]
     assert len(set(names)) == len(names)
 
 
@@ -33,5 +42,21 @@ def test_a_model_is_found_by_any_of_its_names(name: str) -> None:
 
 def test_near_names_are_offered() -> None:
     assert find("smolm2") is None
-    assert nearest("smolm2") == nearest("SMOLM2") == ["smollm2"]
-    assert nearest("llama-405b") == [name for model in MODELS for name in model.names]
+    assert nearest("smolm2") == nearest("SMOLM2")
+    assert nearest("smolm2")[0] == "smollm2"
+    assert nearest("qwen3-0.5b")[0] == "qwen3-0.6b"
+    assert nearest("?") == [name for model in MODELS for name in model.names] + [
+        one.name for one in REPOSITORIES
+    ]
+
+
+def test_short_names_stand_for_repositories() -> None:
+    assert repository_named("Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert repository_named("smollm2") is None
+    for one in REPOSITORIES:
+        parsed = RepositoryName.parse(one.repository)
+        assert parsed is not None
+        assert (parsed.revision, parsed.gguf) == (None, None)
+        assert one.name == one.name.lower()
+        assert one.megabytes > 0
+        assert one.licence

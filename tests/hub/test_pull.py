@@ -8,6 +8,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.hub.errors import FetchError
+from paceline.hub.local_models import remove
 from paceline.hub.pull import pull
 from tests.hub.support import Hub, carried, configured, serving, write_wheel
 
@@ -33,6 +34,17 @@ def test_a_repository_is_fetched_from_the_hub(tmp_path: Path) -> None:
         assert folder.is_relative_to(tmp_path / "models--owner--small")
         assert pull("owner/small") == folder
     assert pull(folder) == folder
+
+
+def test_a_short_name_is_fetched_from_its_repository_and_removed_by_it(tmp_path: Path) -> None:
+    with (
+        serving(Hub(files=dict(NEEDED), repository="Qwen/Qwen3-0.6B")) as hub,
+        configured(hub, tmp_path),
+    ):
+        folder = pull("qwen3-0.6b")
+        assert folder.is_relative_to(tmp_path / "models--Qwen--Qwen3-0.6B")
+        assert remove("Qwen3-0.6b").name == "Qwen/Qwen3-0.6B"
+        assert not folder.exists()
 
 
 @pytest.mark.parametrize("name", ["a--b/c", "a/b..c", "a/b-"])

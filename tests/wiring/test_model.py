@@ -37,7 +37,7 @@ def test_every_shape_that_comes_along_can_be_read() -> None:
 
 def test_a_shape_without_weights_says_how_to_run_it() -> None:
     with pytest.raises(ConfigError, match="load_format to 'dummy'"):
-        find_model("qwen3-0.6b", "auto", "cpu", silent)
+        find_model("llama-3.1-8b", "auto", "cpu", silent)
     with pytest.raises(ConfigError, match=r"unknown model shape 'qwen4'.*qwen3-0.6b"):
         find_model("qwen4", "dummy", "cpu", silent)
 

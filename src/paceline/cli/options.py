@@ -8,19 +8,23 @@ import typer
 from paceline.cli.command import WrongOption
 from paceline.cli.config_file import ConfigOption
 from paceline.cli.setting_flags import Settings
-from paceline.hub.catalogue import DEFAULT
+from paceline.hub.catalogue import DEFAULT, MODELS, REPOSITORIES
 
 WHICH = (
-    f"{DEFAULT}, a .gguf file, a model folder, or a repository on Hugging Face: "
-    "owner/name[@revision], for GGUF owner/name:FILE or owner/name:Q4_K_M."
+    f"{DEFAULT} or another name that `paceline pull --help` lists, a .gguf file, a model folder, "
+    "or a repository on Hugging Face: owner/name[@revision], for GGUF owner/name:FILE or "
+    "owner/name:Q4_K_M."
 )
+
+
+def model_names() -> list[str]:
+    """The named models, for completion."""
+    return [one.name for one in (*MODELS, *REPOSITORIES)]
+
+
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help=WHICH,
-        show_default=DEFAULT,
-    ),
+    typer.Argument(metavar="MODEL", help=WHICH, show_default=DEFAULT, autocompletion=model_names),
 ]
 
 
@@ -34,7 +38,12 @@ def unless_argument(context: typer.Context, model: str | None) -> str | None:
 ModelFlag = Annotated[
     str | None,
     typer.Option(
-        "--model", metavar="NAME", help=WHICH, show_default=DEFAULT, callback=unless_argument
+        "--model",
+        metavar="NAME",
+        help=WHICH,
+        show_default=DEFAULT,
+        callback=unless_argument,
+        autocompletion=model_names,
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

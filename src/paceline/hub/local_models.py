@@ -10,7 +10,7 @@ from huggingface_hub.errors import CacheNotFound
 
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder, packed_folder, places
-from paceline.hub.catalogue import MODELS, NamedModel, find
+from paceline.hub.catalogue import MODELS, NamedModel, find, repository_named
 from paceline.hub.repository_name import RepositoryName
 
 WEIGHTS = (".safetensors", ".gguf")
@@ -47,7 +47,7 @@ def remove(name: str, models: Sequence[NamedModel] = MODELS) -> LocalModel:
         remove_packed([local.path])
         return local
     for repo in cached_repositories():
-        if name == repo.repo_id:
+        if repo.repo_id in (name, repository_named(name)):
             local = model_of(repo)
             shutil.rmtree(repo.repo_path)
             remove_packed(weight_files(repo))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder
-from paceline.hub.catalogue import MODELS, NamedModel, find, nearest
+from paceline.hub.catalogue import MODELS, NamedModel, find, nearest, repository_named
 from paceline.hub.errors import FetchError
 from paceline.hub.missing_files import missing
 from paceline.hub.progress import Progress, silent
@@ -41,7 +41,7 @@ def pull(
         path = Path(name).expanduser()
         if path.exists():
             return checked(path)
-        repository = RepositoryName.parse(name)
+        repository = RepositoryName.parse(repository_named(name) or name)
         if repository and (repository.gguf or path.suffix != ".gguf"):
             # The library of Hugging Face takes as long to import as a small model to load.
             hub = import_module("paceline.hub.repository")

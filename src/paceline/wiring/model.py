@@ -5,6 +5,7 @@ from pathlib import Path
 
 from paceline.core.config import LoadFormat
 from paceline.core.errors import ConfigError
+from paceline.hub.catalogue import repository_named
 from paceline.hub.progress import Progress
 from paceline.runner.models.shape import config_in, named_shapes
 from paceline.runner.weights.checkpoint import Checkpoint
@@ -35,7 +36,7 @@ def find_model(
     if form == "dummy":
         tokenizer = load_tokenizer(name, form, chat_template)
         return ModelSource(Dummy(config_in(name), device=device), tokenizer)
-    if name in named_shapes():
+    if name in named_shapes() and repository_named(name) is None:
         raise ConfigError(
             f"{name} is a shape without weights; set load_format to 'dummy' for random weights"
         )
