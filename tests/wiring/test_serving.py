@@ -51,7 +51,7 @@ def test_the_log_has_the_format_that_is_asked_for(
 @pytest.mark.parametrize(
     ("keys", "host", "level", "said"),
     [
-        (("a", "b"), "0.0.0.0", "INFO", "clients need an API key; 2 keys are set"),
+        (("a", "b"), "0.0.0.0", "INFO", "clients need an API key; keys set: 2"),
         ((), "127.0.0.1", "INFO", "no API key is set: every client on this machine is accepted"),
         ((), "0.0.0.0", "WARNING", "no API key is set: every client that reaches 0.0.0.0 is"),
     ],

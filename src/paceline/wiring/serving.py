@@ -99,7 +99,7 @@ def cache_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
 def log_keys(settings: ServerSettings, host: str) -> None:
     """Say whether clients need an API key."""
     if settings.api_keys:
-        log.info("clients need an API key; %d keys are set", len(settings.api_keys))
+        log.info("clients need an API key; keys set: %d", len(settings.api_keys))
     elif host in LOOPBACK:
         log.info("no API key is set: every client on this machine is accepted")
     else:
