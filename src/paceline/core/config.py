@@ -256,7 +256,12 @@ class JournalConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """A model on a device; not the scheduler's affair, so not a part of `Config`."""
+    """A model on a device; not the scheduler's affair, so not a part of `Config`.
+
+    Files: load_format, chat_template, generation_config. Numbers: dtype, kv_cache_dtype, weights,
+    max_logprobs. Memory: gpu_memory_utilization, kv_cache_gib, swap_space,
+    num_gpu_blocks_override. Steps: device, attention, async_scheduling, depth, threads.
+    """
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
     load_format: LoadFormat = "auto"  # "auto": by what is found; "dummy": random weights
