@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import RequestError
-from paceline.core.plan import Ended
+from paceline.core.plan import Ended, PromptScores
 from paceline.core.request import Finish, Request
-from paceline.engine.api import Alternative, GenerationRequest, PromptLogprob, SamplingParams
+from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.frontend.open_request import OpenRequest
 from tests.engine.frontend.test_frontend import Harness
@@ -179,19 +180,23 @@ def test_a_number_that_makes_no_sense(number: Any) -> None:
         SamplingParams(prompt_logprobs=number)
 
 
+def scored(logprob: float, count: int) -> PromptScores:
+    """Scores from the second token on, without alternatives."""
+    none = np.empty((count, 0))
+    columns = np.full(count, logprob, np.float32), np.ones(count, np.int32)
+    return PromptScores("a", 0, 1, *columns, none.astype(np.int32), none.astype(np.float32))
+
+
 def test_what_is_told_again_changes_nothing() -> None:
     params, ear = SamplingParams(prompt_logprobs=0, n=2), Ear()
     request = as_request([5, 6, 7, 8], params)
     one = OpenRequest(request, params, None, ear, tokenizer(), 0.0)
 
-    def entries(logprob: float, count: int) -> list[PromptLogprob]:
-        found = Alternative(5, logprob, "", b"")
-        return [PromptLogprob(found, (), 1)] * count
-
-    one.add_prompt_logprobs(1, entries(-1.0, 2))
-    one.add_prompt_logprobs(1, entries(-2.0, 3))
+    assert one.scores is not None
+    one.scores.add(scored(-1.0, 2))
+    one.scores.add(scored(-2.0, 3))
     one.push(0, [9])
-    one.add_prompt_logprobs(1, entries(-3.0, 3))
+    one.scores.add(scored(-3.0, 3))
     one.push(1, [9], ended=Ended("reference", Finish.LENGTH, child=1))
     one.push(0, [9])
     values = [

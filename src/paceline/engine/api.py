@@ -160,7 +160,7 @@ class PromptLogprob(TokenLogprob):
 
 # One entry per token of the prompt. The first token has None, because nothing precedes it; so have
 # tokens that were not computed before the request ended.
-PromptLogprobs = tuple[PromptLogprob | None, ...]
+PromptLogprobs = Sequence[PromptLogprob | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from paceline.core.request import Finish, Request
 from paceline.engine.api import (
     Alternative,
     GenerationRequest,
-    PromptLogprob,
     RequestOutput,
     TokenLogprob,
 )
@@ -19,6 +18,7 @@ from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.core.ports import Clock, Sink
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenRequest
+from paceline.engine.frontend.prompt_entries import alternative
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -304,20 +304,8 @@ class Frontend:
     def _add_prompt_logprobs(self, scores: PromptScores) -> None:
         if (open_request := self.open.get(scores.request_id)) is None:
             return
-        end = scores.first + len(scores.rank)
-        chosen = open_request.request.prompt[scores.first : end].tolist()
-        columns = scores.logprob.tolist(), scores.rank.tolist()
-        tops = scores.ids.tolist(), scores.values.tolist()
-        entries = [
-            PromptLogprob(
-                self._alternative(id, logprob),
-                tuple(self._alternative(*pair) for pair in zip(ids, values, strict=True)),
-                rank,
-            )
-            for id, logprob, rank, ids, values in zip(chosen, *columns, *tops, strict=True)
-        ]
-        open_request.add_prompt_logprobs(scores.first, entries)
+        assert open_request.scores is not None, "no prompt log-probabilities were requested"
+        open_request.scores.add(scores)
 
     def _alternative(self, id: int, logprob: float) -> Alternative:
-        spelled = self.tokenizer.token_bytes(id)
-        return Alternative(id, logprob, spelled.decode(errors="replace"), spelled)
+        return alternative(self.tokenizer, id, logprob)

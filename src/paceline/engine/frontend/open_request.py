@@ -9,7 +9,6 @@ from paceline.core.request import Request
 from paceline.engine.api import (
     ChoiceOutput,
     FinishReason,
-    PromptLogprob,
     PromptLogprobs,
     RequestOutput,
     SamplingParams,
@@ -18,10 +17,9 @@ from paceline.engine.api import (
     Usage,
 )
 from paceline.engine.core.ports import Sink
+from paceline.engine.frontend.prompt_entries import PromptEntries
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.tokenizer import Tokenizer
-
-PromptSoFar = list[PromptLogprob | None]  # by token; None: not known yet
 
 
 class OpenChoice:
@@ -37,7 +35,7 @@ class OpenChoice:
         request: Request,
         params: SamplingParams,
         tokenizer: Tokenizer,
-        scores: PromptSoFar | None,
+        scores: PromptEntries | None,
     ) -> None:
         self.index = index
         self._scores = scores
@@ -89,7 +87,7 @@ class OpenChoice:
     ) -> TextDelta:
         begins = not self._texts
         if begins and self._scores is not None:
-            self._prompt = tuple(self._scores)
+            self._prompt = self._scores.copy()
         self._texts.append(text)
         self.token_ids += ids
         if self._logprobs is not None:
@@ -126,11 +124,11 @@ class OpenRequest:
     timeout: float | None = None  # seconds from arrival to its end
     begun: bool = False  # does it have a token?
     choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
-    scores: PromptSoFar | None = None  # None: not requested
+    scores: PromptEntries | None = None  # None: not requested
 
     def __post_init__(self) -> None:
         if self.params.prompt_logprobs is not None:
-            self.scores = PromptSoFar([None]) * len(self.request.prompt)
+            self.scores = PromptEntries(self.request.prompt, self.tokenizer)
         for index in range(self.params.n):
             request, params, text = self.request, self.params, self.tokenizer
             self.choices.append(OpenChoice(index, request, params, text, self.scores))
@@ -144,12 +142,6 @@ class OpenRequest:
     def all_ended(self) -> bool:
         """Whether all choices have ended."""
         return all(choice.finish_reason is not None for choice in self.choices)
-
-    def add_prompt_logprobs(self, first: int, scores: Sequence[PromptLogprob]) -> None:
-        """Record scores of prompt tokens from position `first` on; known ones are kept."""
-        assert self.scores is not None, "no prompt log-probabilities were requested"
-        for place, one in enumerate(scores, first):
-            self.scores[place] = self.scores[place] or one
 
     def push(
         self,
