@@ -357,7 +357,8 @@ def test_questions() -> None:
             await engine.explain("nobody")
         report = await engine.stats()
         assert report.counters["prompt_tokens"] > 0
-        assert report.cache_config == {"num_gpu_blocks": 96, "block_size": 4}
+        size = {"num_gpu_blocks": 96, "block_size": 4}
+        assert report.cache_config == {**size, "enable_prefix_caching": True}
         assert await engine.reset_prefix_cache()
         assert await engine.reset_prefix_cache(reset_running_requests=True)
         assert engine.healthy() is None
