@@ -1,12 +1,13 @@
 """Runs long work of requests on threads, so that the event loop stays free."""
 
 import ctypes
-from asyncio import get_running_loop
+from asyncio import TimerHandle, get_running_loop
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
+IDLE_S = 0.5  # without work, until freed memory is returned: results are in use for a moment
 THREADS = 2  # more would only compete with the event loop for the interpreter lock
 
 P = ParamSpec("P")
@@ -14,24 +15,24 @@ T = TypeVar("T")
 
 
 class LongWork:
-    """Work waits for a free thread. Freed memory returns to the system when no work is left."""
+    """Work waits for a free thread. Freed memory returns to the system after the last work."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, "long-work")
-        self._open = 0  # jobs that wait or run; only the event loop changes it
+        self._returning: TimerHandle | None = None
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function on a thread. The call continues if the caller is cancelled."""
         loop = get_running_loop()
-        self._open += 1
         job = loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
         job.add_done_callback(lambda _: self._done())
         return await job
 
     def _done(self) -> None:
-        self._open -= 1
-        if not self._open:
-            self._threads.submit(return_free_memory)
+        if self._returning is not None:
+            self._returning.cancel()
+        returned = self._threads.submit, return_free_memory
+        self._returning = get_running_loop().call_later(IDLE_S, *returned)
 
 
 def return_free_memory() -> None:

@@ -332,7 +332,7 @@ class StreamingEngine:
         self._end_open()
 
     def _end_open(self) -> None:
-        self._pump()
+        self._pump_all()
         self._frontend.end_all(Finish.ABORT)
         self._quiet.set()
 
@@ -370,18 +370,26 @@ class StreamingEngine:
             )
 
     def _pump(self) -> None:
-        """Pass all deliveries to their streams."""
+        """Pass one delivery to its streams; the others wait for the next turn of the loop."""
+        self._deliver_next()
         with self._lock:
-            deliveries, self._outbox = self._outbox, deque()
-            self._pump_due = False
-        for delivery in deliveries:
-            for one in self._frontend.deliver(delivery):
+            self._pump_due = bool(self._outbox)
+        if self._pump_due:
+            self._call(self._pump)
+
+    def _pump_all(self) -> None:
+        while self._outbox:
+            self._deliver_next()
+
+    def _deliver_next(self) -> None:
+        if self._outbox:
+            for one in self._frontend.deliver(self._outbox.popleft()):
                 self._core.abort(one.request_id, one.child)
         if not self._frontend.open:
             self._quiet.set()
 
     def _expire(self) -> None:
-        self._pump()  # tokens that arrived in time count
+        self._pump_all()  # tokens that arrived in time count
         for name in self._frontend.expire():
             self._core.abort(name)
         if not self._frontend.open:
@@ -389,7 +397,7 @@ class StreamingEngine:
 
     def _core_died(self, reason: str, for_good: bool) -> None:
         """End every open request, also one that the next core has already received."""
-        self._pump()
+        self._pump_all()
         self._frontend.metrics.crashed()
         for name in self._frontend.end_all(Finish.ERROR, reason):
             self._core.abort(name)

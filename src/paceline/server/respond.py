@@ -1,7 +1,7 @@
 """Runs a request in the engine and writes the response, whole or as a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
@@ -11,7 +11,14 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.core.errors import PacelineError
-from paceline.engine.api import EngineFailed, GenerationRequest, RequestOutput, Stream, TextDelta
+from paceline.engine.api import (
+    EngineFailed,
+    GenerationRequest,
+    RequestOutput,
+    SamplingParams,
+    Stream,
+    TextDelta,
+)
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import (
@@ -24,6 +31,7 @@ from paceline.server.telemetry.request_log import UNREAD, RequestLogEntry
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+LONG_ANSWER = 4096  # tokens and alternatives; to write more takes many milliseconds
 
 StreamDelta = tuple[int, TextDelta]  # the index of a stream, and its new text
 
@@ -103,7 +111,10 @@ class GenerationResponse(Response):
     async def _send_whole(self, send: Send) -> None:
         outputs = await asyncio.gather(*(stream.whole() for stream in self._streams))
         self._check(outputs)
-        body = self._job.writer.whole(outputs)
+        params = self._job.generations[0].params
+        prompts = sum(output.usage.prompt_tokens for output in outputs)
+        tokens = sum(output.usage.completion_tokens for output in outputs)
+        body = await self._written(weight(params, prompts, tokens), self._job.writer.whole, outputs)
         await self._start(send, JSON, (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
 
@@ -114,13 +125,13 @@ class GenerationResponse(Response):
         async with aclosing(merged(self._streams)) as deltas:
             first = await self._first(deltas)
             await self._start(send, EVENTS, (b"cache-control", b"no-cache"))
-            body = [writer.opening(self._streams), *(writer.delta(*one) for one in first)]
+            body = [writer.opening(self._streams), *[await self._delta(*one) for one in first]]
             await self._send_event(send, b"".join(body))
             entry.completion_tokens += sum(len(delta.token_ids) for _, delta in first)
             try:
                 async for part, delta in deltas:
                     entry.completion_tokens += len(delta.token_ids)
-                    if body := writer.delta(part, delta):
+                    if body := await self._delta(part, delta):
                         await self._send_event(send, body)
                 outputs = self._outputs()
                 self._check(outputs)
@@ -129,6 +140,17 @@ class GenerationResponse(Response):
                 last = writer.failing(api_error_of(error).body)
         await self._send_event(send, last)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _delta(self, part: int, delta: TextDelta) -> bytes:
+        params = self._job.generations[part].params
+        size = weight(params, len(delta.prompt_logprobs or ()), len(delta.token_ids))
+        return await self._written(size, self._job.writer.delta, part, delta)
+
+    async def _written(self, size: int, write: Callable[..., bytes], *given: Any) -> bytes:
+        """Write on a thread if there is much to write."""
+        if size <= LONG_ANSWER:
+            return write(*given)
+        return await self._context.long_work.run(write, *given)
 
     async def _first(self, deltas: AsyncGenerator[StreamDelta, None]) -> list[StreamDelta]:
         """Deltas up to the first with content; raises the error if there is none."""
@@ -166,6 +188,12 @@ class GenerationResponse(Response):
         found = [stream.output for stream in self._streams]
         assert all(found), "a stream ended without its output"
         return [output for output in found if output is not None]
+
+
+def weight(params: SamplingParams, prompt: int, output: int) -> int:
+    """The number of tokens to write, each with its alternatives."""
+    scored = 0 if params.prompt_logprobs is None else prompt * (1 + params.prompt_logprobs)
+    return scored + output * (1 + (params.logprobs or 0))
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncGenerator[StreamDelta, None]:

@@ -1,6 +1,7 @@
 """Serves a model over HTTP: the front end in this process, the core in a process of its own."""
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Generator, Mapping
@@ -77,6 +78,8 @@ def serve(
         try:
             app = create_app(engine, model, tokenizer, chosen)
             app.state.context.cache_labels = cache_labels(settings)
+            gc.collect()
+            gc.freeze()  # what is loaded stays; to look at it again would delay requests
             await http.serve(app, host, port, uds)
         finally:
             await engine.shutdown()
