@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 from weakref import ref
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import QueueFull, RequestError
@@ -23,7 +24,7 @@ from paceline.engine.api import (
     TokenizedPrompt,
 )
 from paceline.engine.core.components import EngineComponents
-from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.messages import Delivery, EngineFailed
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.streaming import MANY_MESSAGES, StreamingEngine
 from paceline.text.tokenizer import LONG_TEXT
@@ -154,6 +155,24 @@ def test_refusals_are_raised() -> None:
         for read in (pieces_of, lambda stream: stream.whole()):
             with pytest.raises(RequestError, match="max_model_len"):
                 await read(engine.generate(ask("hello " * 400)))
+
+    with_engine(use)
+
+
+def test_others_have_a_turn_between_two_deliveries() -> None:
+    async def use(engine: StreamingEngine) -> None:
+        turns: list[str] = []
+        nothing = np.empty(0, np.int32)
+        empty = Delivery(0.0, np.empty(0, object), nothing, nothing.reshape(0, 1), nothing)
+        await engine.snapshot()  # so that the loop is known
+        with patch.object(engine._frontend, "deliver", lambda _: turns.append("delivery") or []):
+            engine.deliver(empty)
+            engine.deliver(empty)
+            for _ in range(4):
+                await asyncio.sleep(0)
+                turns.append("other")
+        assert turns.count("delivery") == 2
+        assert "delivery delivery" not in " ".join(turns)
 
     with_engine(use)
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import socket
+import threading
 from typing import Any
 from unittest.mock import patch
 
@@ -13,8 +14,10 @@ import pytest
 from paceline.core.plan import Plan
 from paceline.engine.api import GenerationRequest, SamplingParams, TokenizedPrompt
 from paceline.server.retry_after import RequestRate
+from paceline.server.routes.completions import CompletionWriter
 from paceline.server.settings import ServerSettings
 from tests.engine.support import expected, expected_text
+from tests.server.conftest import Play
 from tests.server.support import DEFAULTS, Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
@@ -139,6 +142,26 @@ def test_a_request_of_many_parts_is_aborted_as_a_whole_while_it_starts() -> None
         assert len(started) == 3
 
     on_its_own_server(scenario, breaks=paced)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_answer_is_written_on_a_thread(on: Play, stream: bool) -> None:
+    async def scenario(site: Site) -> None:
+        here, seen = threading.get_ident(), set[bool]()
+        write = CompletionWriter._choice
+
+        def noted(writer: CompletionWriter, *given: Any) -> Any:
+            seen.add(threading.get_ident() == here)
+            return write(writer, *given)
+
+        with patch.object(CompletionWriter, "_choice", noted):
+            for length, is_here in ((20, True), (200, False)):
+                scored = {"echo": True, "logprobs": 20, "max_tokens": 1, "stream": stream}
+                await site.post(PATH, prompt=[5] * length, **scored)
+                assert seen == {is_here}
+                seen.clear()
+
+    on(scenario)
 
 
 def test_the_pace_of_late_says_when_to_come_again() -> None:
