@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from time import sleep
 from typing import Any
@@ -197,7 +198,8 @@ def test_a_conversation_that_takes_long_to_render_is_rendered_on_a_thread() -> N
 
         with patch.object(engine._frontend.template, "render", noted):
             for one in (*short, *long):
-                await engine.tokenized(one)
+                with suppress(RequestError):  # the template has no place for tools
+                    await engine.tokenized(one)
         assert seen == [True] * len(short) + [False] * len(long)
 
     with_engine(use)
