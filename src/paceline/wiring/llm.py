@@ -1,6 +1,6 @@
 """`LLM` and `AsyncLLM`: a model in a script or in an event loop, without a server."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.engine import offline, streaming
 from paceline.engine.core.components import factory_named
@@ -13,35 +13,7 @@ from paceline.wiring.settings import for_batches
 FACTORY = "paceline.wiring.assembly:build"
 
 
-# Methods of vLLM's classes, and what to do instead.
-UNSUPPORTED = {
-    **dict.fromkeys(
-        ("encode", "embed", "classify", "score", "reward"), "paceline runs generative models only"
-    ),
-    **dict.fromkeys(("sleep", "wake_up"), "close the model, and create it again when it is needed"),
-    "beam_search": "give SamplingParams(use_beam_search=True, beam_width=…)",
-    "add_request": "call generate, or LLM.enqueue",
-    "pause_generation": "call pause",
-    "resume_generation": "call resume",
-    "check_health": "call healthy",
-    "add_lora": "adapters are not supported",
-    "llm_engine": "LLM.enqueue, step, abort and explain drive the engine",
-    "collective_rpc": "there is one device",
-}
-
-
-class RefusesByName:
-    """Says what to do instead where a program uses a method that only vLLM's classes have."""
-
-    if not TYPE_CHECKING:  # A checker that saw it would accept any name.
-
-        def __getattr__(self, name: str) -> Any:
-            kind = type(self).__name__
-            hint = f": {UNSUPPORTED[name]}" if name in UNSUPPORTED else ""
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}")
-
-
-class LLM(RefusesByName, offline.OfflineEngine):
+class LLM(offline.OfflineEngine):
     """A model to call from a script.
 
     `model` is a name that `paceline pull` knows, a `.gguf` file, a folder with safetensors, or a
@@ -69,7 +41,7 @@ class LLM(RefusesByName, offline.OfflineEngine):
         super().__init__(model, factory_named(FACTORY), **for_batches(settings))
 
 
-class AsyncLLM(RefusesByName, streaming.StreamingEngine):
+class AsyncLLM(streaming.StreamingEngine):
     """A model for an event loop, with the step loop on a thread of its own.
 
     It takes the same model names and settings as `LLM`.
