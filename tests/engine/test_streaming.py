@@ -27,7 +27,8 @@ from paceline.engine.api import (
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed
 from paceline.engine.core.thread import ThreadCore
-from paceline.engine.streaming import MANY_MESSAGES, StreamingEngine
+from paceline.engine.prompts import MANY_MESSAGES
+from paceline.engine.streaming import StreamingEngine
 from paceline.text.tokenizer import LONG_TEXT
 from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import (

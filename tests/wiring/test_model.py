@@ -121,7 +121,7 @@ def test_a_form_that_is_not_there_is_refused(folder: Path) -> None:
 
 
 def test_bytes_are_tokens_where_there_are_no_words() -> None:
-    tokenizer = Tokenizer(bytes_as_tokens(6000))
+    tokenizer = Tokenizer(bytes_as_tokens(6000, ""))
     text = "Grüße, 世界\n"
     ids = tokenizer.encode(text)
     assert len(ids) == len(text.encode())

@@ -11,6 +11,8 @@ from paceline.engine.api import GenerationRequest, Message, SamplingParams
 from paceline.engine.arguments import sampling_of
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 
+MANY_MESSAGES = 16  # a longer conversation is rendered on a thread
+
 Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message] | GenerationRequest
 Params = SamplingParams | Sequence[SamplingParams]
 
@@ -144,3 +146,14 @@ def one_for_each(params: Params, prompts: int) -> Sequence[SamplingParams]:
             "give one for all prompts, or one for each"
         )
     return params
+
+
+def is_short(generation: GenerationRequest) -> bool:
+    """Whether the text of a prompt is quickly rendered: few messages, of texts, without tools."""
+    messages = generation.messages or ()
+    texts = [message.get("content") for message in messages[:MANY_MESSAGES]]
+    return len(messages) <= MANY_MESSAGES and not (
+        generation.tools
+        or generation.variables
+        or any(text is not None and not isinstance(text, str) for text in texts)
+    )

@@ -37,25 +37,13 @@ from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.long_work import LongWork
 from paceline.engine.params import SamplingFields
-from paceline.engine.prompts import Prompt, only, only_conversation, with_params
+from paceline.engine.prompts import Prompt, is_short, only, only_conversation, with_params
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.text.tokenizer import LONG_TEXT, Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
-MANY_MESSAGES = 16  # a longer conversation is rendered on a thread
 SETTLE_S = 0.01  # between two looks at running requests
 STATS_S = 2.0  # to wait for figures; then `stats` returns the previous ones
-
-
-def is_short(generation: GenerationRequest) -> bool:
-    """Whether the text of a prompt is quickly rendered: few messages, of texts, without tools."""
-    messages = generation.messages or ()
-    texts = [message.get("content") for message in messages[:MANY_MESSAGES]]
-    return len(messages) <= MANY_MESSAGES and not (
-        generation.tools
-        or generation.variables
-        or any(text is not None and not isinstance(text, str) for text in texts)
-    )
 
 
 class StreamingEngine:
