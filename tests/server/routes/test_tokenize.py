@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.text.chat_template import ChatTemplate
+from paceline.text.chat_template import CHATML, ChatTemplate
 from tests.engine.support import MAX_MODEL_LEN, tokenizer
 from tests.server.conftest import Play
 from tests.server.support import Site, on_its_own_server
@@ -71,7 +71,7 @@ def test_what_a_client_needs_to_count_tokens_itself(on: Play) -> None:
             "eos_token": "</s>",
             "eos_token_ids": [1],
             "special_token_ids": [0, 1, 2, 3],
-            "chat_template": None,
+            "chat_template": CHATML,
             "max_model_len": site.engine.max_model_len,
         }
 

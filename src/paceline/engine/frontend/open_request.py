@@ -168,7 +168,8 @@ class OpenRequest:
         return output
 
     def output(self, ended: Ended) -> RequestOutput:
-        tokens = ended.unreturned + sum(len(choice.token_ids) for choice in self.choices)
+        returned = sum(len(choice.token_ids) for choice in self.choices)
+        tokens = returned if self.params.prompt_only else returned + ended.unreturned
         return RequestOutput(
             self.request.id,
             self.prompt,

@@ -237,7 +237,8 @@ def chat_logprobs(
 class TokenSpeller:
     """Writes tokens as the names that `logprobs` of completions has: texts or ids.
 
-    Two parts of a character have the same text, U+FFFD, so they are written byte by byte.
+    Two parts of a character have the same text, U+FFFD, so they are written byte by byte. An
+    alternative without a text, such as an id that the tokenizer does not know, is written as id.
     """
 
     as_ids: bool = False
@@ -257,7 +258,8 @@ class TokenSpeller:
         """
         found: dict[str, float] = {}
         for one in (entry.chosen, *entry.top[:most]):
-            found.setdefault(self.spell(one.token_id, one.bytes), one.logprob)
+            name = self.spell(one.token_id, one.bytes) or id_text(one.token_id)
+            found.setdefault(name, one.logprob)
         best_first = sorted(found.items(), key=lambda pair: -pair[1])
         return {text: finite(logprob) for text, logprob in best_first}
 
