@@ -177,7 +177,7 @@ def test_with_a_second_signal_time_is_up_and_a_third_one_ends_it_at_once() -> No
 
 def test_random_weights_are_served_by_what_describes_them_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DESCRIBED))
-    with running(tmp_path, load_format="dummy") as server:
+    with running(tmp_path, load_format="dummy", aliases=("small", "other")) as server:
         answer = server.http.post(PATH, json={**LONG, "max_tokens": 3}).json()
         assert answer["usage"] == {
             "prompt_tokens": len("the"),
@@ -191,6 +191,7 @@ def test_random_weights_are_served_by_what_describes_them_alone(tmp_path: Path) 
         assert 'cache_dtype="auto"' in metrics
         (found,) = [one for one in running_servers() if one.pid == server.process.pid]
         assert (found.url, found.model) == (str(server.http.base_url).rstrip("/"), str(tmp_path))
+        assert found.name == "small", "the name that metrics have"
         server.process.send_signal(signal.SIGTERM)
         status, said = server.ended()
         assert (status, said) == (0, "False\n"), "the front end needs no torch"

@@ -67,7 +67,7 @@ class ServerContext:
 
     @property
     def served_name(self) -> str:
-        """The name of the model in metrics: the first alias if there is one, as in vLLM."""
+        """The name of the model in metrics and in `ps`: the first alias, if any, as in vLLM."""
         return self.models[1] if len(self.models) > 1 else self.models[0]
 
     @property

@@ -183,10 +183,10 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, uds: st
     """
     server = draining_server(app, host, port, uds)
     watching = asyncio.create_task(server.end_with_engine())
-    models = app.state.context.models
+    context = app.state.context
     with ExitStack() as listed:  # from when it listens until it ends
         server.listening = lambda url: listed.enter_context(
-            announced(RunningServer.here(models[-1], models[0], url))
+            announced(RunningServer.here(context.served_name, context.models[0], url))
         )
         try:
             await server.serve()
