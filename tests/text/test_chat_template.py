@@ -218,6 +218,8 @@ def test_a_template_that_is_none_is_refused_when_loaded() -> None:
         ([{"content": "x"}], "no role"),
         ([{"role": 3, "content": "x"}], "no role"),
         ([{"role": "user", "content": 3}], "has type int"),
+        ([{"role": "user"}], "'user' has no content"),
+        ([{"role": "tool", "content": None}], "'tool' has no content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url'"),
         ([{"role": "user", "content": [{"text": "x"}]}], "no type"),
         ([{"role": "user", "content": ["x"]}], "no type"),

@@ -190,8 +190,10 @@ def plain(message: Message) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError("a message has no role, or its role is not a string")
-    content = text_of(message.get("content"))
-    changed = {**message, "role": ROLES.get(role, role), "content": content}
+    content = message.get("content")
+    if content is None and role != "assistant":  # whose tool calls may be all it says
+        raise RequestError(f"a message of the role {role!r} has no content")
+    changed = {**message, "role": ROLES.get(role, role), "content": text_of(content)}
     if isinstance(calls := message.get("tool_calls"), list):
         changed["tool_calls"] = [parsed(call) for call in cast(list[Any], calls)]
     return changed
