@@ -72,7 +72,7 @@ def test_commands(
     assert wrong[0].startswith("paceline chat: no parameter 'colour'; there are temperature, ")
     assert wrong[1:] == [
         "paceline chat: 'hot' is not a value of temperature",
-        "paceline chat: top_p is 7.0; it lies in (0, 1]",
+        "paceline chat: top_p is 7.0; it must lie in (0, 1]",
         "paceline chat: /save needs the name of a file",
     ]
     assert unknown == "paceline chat: no command /dance; /help lists the commands"
@@ -143,7 +143,7 @@ def test_a_conversation_is_saved_and_loaded(
         ("{}", "has no conversation"),
         ('{"messages": [{"role": "king", "content": ""}]}', "has no conversation"),
         ('{"messages": [], "colour": 3}', "unknown parameter 'colour'"),
-        ('{"messages": [], "top_p": 3}', "top_p is 3; it lies in"),
+        ('{"messages": [], "top_p": 3}', "top_p is 3; it must lie in"),
         ("[", "cannot be read"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_parameter_out_of_range_is_wrong_usage(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as caught:
         main(["chat", "--temperature", "5"])
     assert caught.value.code == 2
-    assert "temperature is 5.0; it lies in [0, 2]" in capsys.readouterr().err
+    assert "temperature is 5.0; it must lie in [0, 2]" in capsys.readouterr().err
 
 
 def test_a_server_that_requires_a_key(

@@ -88,8 +88,8 @@ def test_the_text_is_streamed_and_what_was_printed_stays() -> None:
     [
         (("--n", "0"), "Invalid value for '--n'"),
         (("--temperature", "-1"), "Invalid value for '--temperature'"),
-        (("--top-p", "3"), "top_p is 3.0; it lies in (0, 1]"),
-        (("--min-tokens", "99"), "min_tokens is 99; it lies in 0..64"),
+        (("--top-p", "3"), "top_p is 3.0; it must lie in (0, 1]"),
+        (("--min-tokens", "99"), "min_tokens is 99; it must lie in 0..64"),
     ],
 )
 def test_values_out_of_range_are_wrong_usage(

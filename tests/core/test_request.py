@@ -176,11 +176,11 @@ def test_a_request_id_is_a_string_that_says_something(name: Any) -> None:
         ),
         (
             {"beam_width": 2, "length_penalty": float("nan")},
-            "length_penalty is nan; it lies in [-10, 10]",
+            "length_penalty is nan; it must lie in [-10, 10]",
         ),
         (
             {"beam_width": 2, "length_penalty": float("inf")},
-            "length_penalty is inf; it lies in [-10, 10]",
+            "length_penalty is inf; it must lie in [-10, 10]",
         ),
     ],
 )

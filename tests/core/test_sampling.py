@@ -37,14 +37,14 @@ def test_a_number_in_its_range_is_kept_as_a_float(name: str, value: float) -> No
 
 @pytest.mark.parametrize(("name", "value"), OUTSIDE)
 def test_a_number_outside_its_range_is_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(RequestError, match=rf"^{name} is {value}; it lies in [\[(]"):
+    with pytest.raises(RequestError, match=rf"^{name} is {value}; it must lie in [\[(]"):
         Sampling(**{name: value})
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [nan, inf, -inf, 10**400], ids=["nan", "inf", "-inf", "huge"])
 def test_a_number_is_finite(name: str, value: float) -> None:
-    with pytest.raises(RequestError, match=rf"^{name} is .*; it lies in"):
+    with pytest.raises(RequestError, match=rf"^{name} is .*; it must lie in"):
         Sampling(**{name: value})
 
 
@@ -102,10 +102,10 @@ def test_biases_are_a_copy_that_cannot_be_written() -> None:
     [
         ([(1, 2.0)], r"^logit_bias is \[\(1, 2\.0\)\]; it maps token ids to numbers$"),
         ({"1": 2.0}, r"^a token id of logit_bias is '1'; it must be a whole number$"),
-        ({-1: 2.0}, r"^a token id of logit_bias is -1; it lies in 0\.\.2147483647$"),
-        ({LARGEST_ID + 1: 2.0}, r"^a token id of logit_bias is 2147483648; it lies in"),
-        ({5: 100.5}, r"^logit_bias of token 5 is 100\.5; it lies in \[-100, 100\]$"),
-        ({5: nan}, r"^logit_bias of token 5 is nan; it lies in"),
+        ({-1: 2.0}, r"^a token id of logit_bias is -1; it must lie in 0\.\.2147483647$"),
+        ({LARGEST_ID + 1: 2.0}, r"^a token id of logit_bias is 2147483648; it must lie in"),
+        ({5: 100.5}, r"^logit_bias of token 5 is 100\.5; it must lie in \[-100, 100\]$"),
+        ({5: nan}, r"^logit_bias of token 5 is nan; it must lie in"),
         ({5: "a"}, r"^logit_bias of token 5 is 'a'; it must be a number$"),
     ],
 )

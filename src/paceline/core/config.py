@@ -114,7 +114,9 @@ class StepConfig:
             self.enable_chunked_prefill or not self.long_prefill_token_threshold,
             "long_prefill_token_threshold cuts prompts, which needs enable_chunked_prefill",
         )
-        require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it lies in [0, 1)")
+        require(
+            0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it must lie in [0, 1)"
+        )
 
     @property
     def unfillable(self) -> str:
@@ -289,7 +291,7 @@ class LoadConfig:
         require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
         require(self.max_logprobs >= -1, f"max_logprobs is {self.max_logprobs}; at least -1")
         share = self.gpu_memory_utilization
-        require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it lies in (0, 1]")
+        require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it must lie in (0, 1]")
         require(
             self.async_scheduling or self.depth <= 1,
             f"depth is {self.depth}; without async_scheduling one step is in flight",

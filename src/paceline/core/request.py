@@ -237,7 +237,7 @@ class Request:
         if self.arrival is not None and not isfinite(self.arrival):
             return f"arrival is {self.arrival}; it must be a time"
         if not -MOST_PRIORITY <= self.priority <= MOST_PRIORITY:
-            return f"priority is {self.priority}; it lies in -2**53..2**53"
+            return f"priority is {self.priority}; it must lie in -2**53..2**53"
         if self.drafts is not None and self.drafts < 0:
             return f"drafts is {self.drafts}; it cannot be negative"
         return ""
@@ -276,7 +276,7 @@ class Request:
         if self.early_stopping not in (True, False, "never"):
             return f'early_stopping is {self.early_stopping!r}; True, False or "never"'
         if not -MOST_PENALTY <= self.length_penalty <= MOST_PENALTY:
-            return f"length_penalty is {self.length_penalty}; it lies in [-10, 10]"
+            return f"length_penalty is {self.length_penalty}; it must lie in [-10, 10]"
         return ""
 
     # -- families -----------------------------------------------------------

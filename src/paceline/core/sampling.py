@@ -40,12 +40,12 @@ def fraction(name: str, value: Any, least: float, most: float, interval: str) ->
     if isinstance(value, bool) or not isinstance(value, Real):
         raise RequestError(f"{name} is {value!r}; it must be a number")
     if value < least or not value <= most:  # not "most < value": a NaN lies nowhere
-        raise RequestError(f"{name} is {value}; it lies in {interval}")
+        raise RequestError(f"{name} is {value}; it must lie in {interval}")
     return float(value)
 
 
 def token_id(name: str, value: Any) -> int:
-    return whole(f"a token id of {name}", value, 0, LARGEST_ID, "lies in 0..2147483647")
+    return whole(f"a token id of {name}", value, 0, LARGEST_ID, "must lie in 0..2147483647")
 
 
 def token_ids(name: str, given: Any) -> tuple[int, ...]:

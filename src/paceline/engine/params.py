@@ -148,9 +148,9 @@ class SamplingParams(Validated):
 
     def _check_numbers(self) -> None:
         if self.max_tokens is not None:
-            whole("max_tokens", self.max_tokens, 0, LARGEST_ID, f"lies in 0..{LARGEST_ID}")
+            whole("max_tokens", self.max_tokens, 0, LARGEST_ID, f"must lie in 0..{LARGEST_ID}")
         most = LARGEST_ID if self.max_tokens is None else self.max_tokens
-        whole("min_tokens", self.min_tokens, 0, most, f"lies in 0..{most}")
+        whole("min_tokens", self.min_tokens, 0, most, f"must lie in 0..{most}")
         if self.seed is not None:
             bounds = "must fit in 64 bits"
             whole("seed", self.seed, -SEED_BOUNDS, SEED_BOUNDS - 1, bounds)
@@ -159,11 +159,11 @@ class SamplingParams(Validated):
                 whole(name, getattr(self, name), 0, LARGEST_ID, "cannot be negative")
 
     def _check_family(self) -> None:
-        whole("n", self.n, 1, MOST_SEQUENCES, f"lies in 1..{MOST_SEQUENCES}")
+        whole("n", self.n, 1, MOST_SEQUENCES, f"must lie in 1..{MOST_SEQUENCES}")
         if self.best_of is not None:
-            bounds = f"lies in n..{MOST_SEQUENCES}, and n is {self.n}"
+            bounds = f"must lie in n..{MOST_SEQUENCES}, and n is {self.n}"
             whole("best_of", self.best_of, self.n, MOST_SEQUENCES, bounds)
-        whole("beam_width", self.beam_width, 0, MOST_SEQUENCES, f"lies in 0..{MOST_SEQUENCES}")
+        whole("beam_width", self.beam_width, 0, MOST_SEQUENCES, f"must lie in 0..{MOST_SEQUENCES}")
         if 0 < self.beams < max(self.n, 2):
             raise RequestError(
                 f"beam_width is {self.beams}; at least n ({self.n}) and 2 are needed"
