@@ -109,6 +109,8 @@ def test_a_path_object_is_never_a_name() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown model 'smolm2'; did you mean smollm2"):
         pull("smolm2")
+    with pytest.raises(ConfigError, match="unknown model 'x'; `paceline pull --help` lists"):
+        pull("x")
 
 
 def test_a_full_disk_is_named_with_what_to_do(

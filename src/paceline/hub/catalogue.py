@@ -80,7 +80,7 @@ def find(name: str, models: Iterable[NamedModel] = MODELS) -> NamedModel | None:
 
 
 def nearest(name: str, models: Iterable[NamedModel] = MODELS) -> list[str]:
-    """Names similar to the given one; all names if none is similar."""
+    """Up to three names similar to the given one."""
     names = [known for model in models for known in model.names]
     names += [one.name for one in REPOSITORIES]
-    return get_close_matches(name.lower(), names, n=3, cutoff=0.5) or names
+    return get_close_matches(name.lower(), names, n=3, cutoff=0.5)

@@ -52,7 +52,9 @@ def pull(
         raise FetchError(f"{name} cannot be read or stored: {error}") from error
     if isinstance(source, Path) or "/" in name or path.suffix == ".gguf":
         raise ConfigError(f"there is no model at {name}")
-    raise ConfigError(f"unknown model {name!r}; did you mean {', '.join(nearest(name, models))}?")
+    similar = " or ".join(nearest(name, models))
+    hint = f"did you mean {similar}?" if similar else "`paceline pull --help` lists the names"
+    raise ConfigError(f"unknown model {name!r}; {hint}")
 
 
 def checked(path: Path) -> Path:
