@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.engine.streaming import StreamingEngine
 from paceline.server.app import create_app
 from paceline.server.running import running_servers
-from paceline.server.serve import check_socket, serve
+from paceline.server.serve import check_port, check_socket, serve
 from paceline.server.settings import ServerSettings
 from tests.conformance.architectures import SIZES
 from tests.engine.support import components, tokenizer
@@ -215,8 +216,13 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path) 
         process = begun(tmp_path, "--port", str(other.getsockname()[1]))
         _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "cannot listen at 127.0.0.1, port " in said
+    assert re.search(r"cannot listen at 127.0.0.1, port \d+: [^()]+; choose another --port$", said)
     assert "loading" not in said
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1, port 0: [^()]+; choose another --host$"):
+        check_port("192.0.2.1", 0)
 
 
 def test_a_signal_while_a_model_is_loaded_ends_it_and_leaves_nothing(

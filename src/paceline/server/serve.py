@@ -8,6 +8,7 @@ import sys
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from contextlib import ExitStack
+from errno import EACCES, EADDRINUSE
 from math import ceil
 from pathlib import Path
 from types import FrameType
@@ -154,8 +155,11 @@ def check_port(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
+        # create_server appends the address, which the message has already.
+        problem = (error.strerror or str(error)).partition(" (while")[0]
+        flag = "--port" if error.errno in (EADDRINUSE, EACCES) else "--host"
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {error.strerror}; choose another --port"
+            f"cannot listen at {host}, port {port}: {problem}; choose another {flag}"
         ) from None
 
 
