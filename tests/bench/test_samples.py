@@ -97,6 +97,8 @@ def test_targets_are_read() -> None:
     for wrong in ("ttft", "ttft:", "ttft:fast", "speed:3", "ttft:0", "ttft:-1", "ttft:nan"):
         with pytest.raises(ConfigError, match="goodput"):
             targets_of([wrong])
+    with pytest.raises(ConfigError, match="'ttft' is not NAME:MS, for example ttft:200"):
+        targets_of(["ttft"])
 
 
 def test_no_time_no_rate() -> None:

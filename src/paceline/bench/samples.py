@@ -146,7 +146,9 @@ def targets_of(texts: Iterable[str]) -> dict[str, float]:
     """Parse targets in milliseconds, for example "ttft:200"."""
     found: dict[str, float] = {}
     for text in texts:
-        name, _, value = text.partition(":")
+        name, separator, value = text.partition(":")
+        if not separator:
+            raise ConfigError(f"goodput {text!r} is not NAME:MS, for example ttft:200")
         if name not in TARGETS:
             raise ConfigError(
                 f"goodput {text!r}: no target {name!r}; choose one of {', '.join(TARGETS)}"

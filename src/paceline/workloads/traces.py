@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.workloads.call import Call, Segment
@@ -36,9 +36,13 @@ def calls(path: Path) -> Iterator[Call]:
             for number, row in rows(lines, path):
                 try:
                     yield checked(reader_of(row)(number, row))
-                except (KeyError, OverflowError, TypeError, ValueError) as error:
-                    raise ConfigError(f"{path}: request {number}: {error!r}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+                except KeyError as error:
+                    raise ConfigError(f"{path}: request {number}: no field {error}") from None
+                except (OverflowError, TypeError, ValueError) as error:
+                    raise ConfigError(f"{path}: request {number}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
@@ -51,9 +55,15 @@ def rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(chain([first], lines), 1):
         if line.strip():
             try:
-                yield number, json.loads(line)
+                row: Any = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{path}: line {number}: not JSON: {error}") from None
+                raise ConfigError(
+                    f"{path}: line {number}: not JSON: {error}; a trace is lines of JSON, or a "
+                    f"table that begins with {','.join(AZURE)}"
+                ) from None
+            if not isinstance(row, dict):
+                raise ConfigError(f"{path}: line {number}: not a JSON object")
+            yield number, cast("Row", row)
 
 
 def checked(call: Call) -> Call:
