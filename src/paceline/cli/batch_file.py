@@ -14,6 +14,7 @@ from paceline.cli.batch_counts import Counts
 from paceline.cli.http_client import json_body
 from paceline.core.errors import PacelineError
 
+METHODS = ("POST",)
 URLS = ("/v1/chat/completions", "/v1/completions")
 REFUSED, TOO_MANY, CLOSED = 400, 429, 503
 DEFAULT_WAIT_S = 1.0
@@ -78,11 +79,12 @@ def parsed(number: int, line: bytes) -> BatchLine:
     name = content.get("custom_id")
     if not isinstance(name, str) or not name:
         return complaining(number, None, "custom_id is missing or not a string")
-    if content.get("method") != "POST":
-        return complaining(number, name, f"method is {content.get('method')!r}; it must be 'POST'")
-    url, body = content.get("url"), content.get("body")
-    if url not in URLS:
-        return complaining(number, name, f"url is {url!r}; it must be {' or '.join(URLS)}")
+    for key, accepted in (("method", METHODS), ("url", URLS)):
+        if (given := content.get(key)) not in accepted:
+            found = "missing" if given is None else repr(given)
+            wanted = " or ".join(accepted)
+            return complaining(number, name, f"{key} is {found}; it must be {wanted}")
+    url, body = content["url"], content.get("body")
     if not isinstance(body, dict):
         return complaining(number, name, "body is missing or not a JSON object")
     if cast("dict[str, Any]", body).get("stream"):
