@@ -112,6 +112,7 @@ def test_what_is_not_known_of_a_request_is_left_out(caplog: pytest.LogCaptureFix
         assert "cached" not in entry["said"]
     assert found["whole"]["completion_tokens"] is None
     assert "(the client disconnected); 9 tokens in; " in found["whole"]["said"]
+    assert "; 1 token in; " in found["refused"]["said"]
     assert found["streamed"]["completion_tokens"] is not None
     assert found["cut"]["completion_tokens"] > 0
     assert found["long"]["prompt_tokens"] is None

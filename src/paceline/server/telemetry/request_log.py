@@ -88,8 +88,9 @@ class RequestLogEntry(msgspec.Struct):
     def __str__(self) -> str:
         """A line of text: id, outcome, tokens, seconds."""
         why = f" ({self.reason})" if self.reason else ""
+        noun = "token" if self.prompt_tokens == 1 else "tokens"
         tokens = known(
-            ("{} tokens in", self.prompt_tokens),
+            (f"{{}} {noun} in", self.prompt_tokens),
             ("{} of them cached", self.cached_tokens),
             ("{} out", self.completion_tokens),
         )
