@@ -29,8 +29,9 @@ def test_a_request_that_nobody_knows(site: Site, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == (
-        "paceline explain: the server answers with status 404: request 'zoe' is not remembered; "
-        "paceline remembers the last 256 finished requests: raise journal_requests\n"
+        "paceline explain: the server answers with status 404: no request 'zoe' is known: "
+        "the id is wrong, or it is older than the last 256 finished requests: raise "
+        "journal_requests\n"
     )
 
 
@@ -39,7 +40,7 @@ def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["explain", str(tmp_path / "run"), "--request", "b"]) == 0
     assert "for a slot (max_num_seqs)" in capsys.readouterr().out
     (tmp_path / "other").write_text("hello")
-    for name, file, status in (("zoe", "run", 1), ("b", "nowhere", 2), ("b", "other", 2)):
+    for name, file, status in (("zoe", "run", 2), ("b", "nowhere", 2), ("b", "other", 2)):
         assert main(["explain", str(tmp_path / file), "--request", name]) == status
         assert capsys.readouterr().err.startswith("paceline explain: ")
 
@@ -77,7 +78,7 @@ def test_a_request_that_was_forgotten_at_once_is_listed_and_not_explained(
             recorder.submit(Request(id=name, prompt=[1, 2], max_tokens=1), now=0.0)
         plan = recorder.plan(now=0.0)
         recorder.commit(plan, StepResult.of(plan, {"a": [3], "b": [3]}), now=0.0)
-    assert main(["explain", path, "--request", "a"]) == 1
+    assert main(["explain", path, "--request", "a"]) == 2
     assert "raise journal_requests" in capsys.readouterr().err
     assert main(["explain", path]) == 0
     assert capsys.readouterr().out.startswith("'a': finished, and not remembered.\n'b': 2 tokens")
@@ -150,4 +151,4 @@ def test_a_request_with_the_name_of_a_file_is_looked_up_at_a_server(
     record(Path("zoe")).close()
     assert main(["explain", "zoe"]) == 0
     assert main(["explain", "zoe", "--url", site.url]) == 1
-    assert "request 'zoe' is not remembered" in capsys.readouterr().err
+    assert "no request 'zoe' is known" in capsys.readouterr().err

@@ -155,6 +155,8 @@ def test_an_unknown_request_is_told(path: Path, capsys: pytest.CaptureFixture[st
         f"paceline replay: {path} has no request 'zoe'; `paceline explain {path}` lists"
         in capsys.readouterr().err
     )
+    assert run(path, "--explain", "zoe", "--until", "1") == UNREADABLE
+    assert "has no request 'zoe' up to step 1; " in capsys.readouterr().err
 
 
 def test_a_difference_is_told(

@@ -19,6 +19,7 @@ from paceline.cli.replay import (
     status,
 )
 from paceline.cli.request_lives import RequestLives
+from paceline.core.errors import RequestError
 from paceline.sched.replay.records import RecordingError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -99,5 +100,9 @@ def from_recording(path: Path, request_id: str | None, alone: bool) -> int:
     if request_id is None:
         print(*lives.listing(), sep="\n")
     else:
-        print(lives.explanation(request_id))
+        try:
+            print(lives.explanation(request_id))
+        except RequestError as error:
+            complain("explain", error)
+            return UNREADABLE
     return status(replay)

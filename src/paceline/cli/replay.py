@@ -51,7 +51,7 @@ def run(options: ReplayOptions) -> int:
 
     If FILE continues older files that lie beside it (FILE.1, FILE.2, ...), the replay begins with
     the oldest of them. Exit status: 0 if all plans are identical, 1 if one differs, 2 if a file
-    cannot be read.
+    cannot be read or has no request of the given id.
     """
     try:
         replay = replay_of(options.file, options.alone, "replay")

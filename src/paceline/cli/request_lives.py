@@ -4,6 +4,7 @@ from contextlib import suppress
 
 from paceline.core.errors import RequestError
 from paceline.core.plan import Plan
+from paceline.sched.replay.reader import RecordingEnd
 from paceline.sched.replay.replayer import Replay
 
 
@@ -35,9 +36,12 @@ class RequestLives:
                 return self._ended[request_id]
             if request_id in self._replay.request_ids:
                 raise
-            path = self._replay.reader.path
+            reader = self._replay.reader
+            steps = self._replay.scheduler.stats.steps
+            until = f" up to step {steps:,}" if reader.ending is RecordingEnd.UNREAD else ""
             raise RequestError(
-                f"{path} has no request {request_id!r}; `paceline explain {path}` lists them"
+                f"{reader.path} has no request {request_id!r}{until}; "
+                f"`paceline explain {reader.path}` lists them"
             ) from None
 
     def listing(self) -> list[str]:

@@ -164,8 +164,8 @@ def test_ended_requests_are_remembered_until_too_many_came_after() -> None:
     with pytest.raises(RequestError) as caught:
         scheduler.explain("a")
     assert str(caught.value) == (
-        "request 'a' is not remembered; paceline remembers the last 2 finished requests: "
-        "raise journal_requests"
+        "no request 'a' is known: the id is wrong, or it is older than the last 2 finished "
+        "requests: raise journal_requests"
     )
 
 

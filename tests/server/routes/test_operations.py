@@ -200,7 +200,7 @@ def test_all_parts_of_a_request_are_explained() -> None:
         lost = await explanation("three")
         assert (lost.status_code, lost.json()["error"]["param"]) == (404, "request_id")
         said = lost.json()["error"]["message"]
-        assert "remembers the last 3 finished requests: raise journal_requests" in said
+        assert "older than the last 3 finished requests: raise journal_requests" in said
 
     on_its_own_server(scenario, journal_requests=3)
 

@@ -29,8 +29,8 @@ def forgotten(request_id: str, config: JournalConfig) -> str:
     """The error for a request that is neither open nor remembered."""
     remembered = plural(config.journal_requests, "finished request")
     return (
-        f"request {request_id!r} is not remembered; paceline remembers the last {remembered}: "
-        "raise journal_requests"
+        f"no request {request_id!r} is known: the id is wrong, or it is older than the last "
+        f"{remembered}: raise journal_requests"
     )
 
 
