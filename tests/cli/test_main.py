@@ -166,7 +166,11 @@ def test_wrong_usage_ends_with_status_2(
             "paceline serve: error: no such option: --prot; did you mean --port?",
         ),
         (["serve", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
-        (["serve", "--port", "http"], "invalid value for '--port'"),
+        (
+            ["serve", "--port", "http"],
+            "invalid value for '--port': 'http' should be a valid integer",
+        ),
+        (["serve", "--port", "65536"], "'65536' should be less than or equal to 65535"),
         (["serve", "--free-order", "oldest"], "'oldest' is not one of 'unsealed_first', 'lru'"),
         (["serve", "a", "--model", "b"], "two models are given: a and --model b"),
         (["play", "--workload", "basic"], "no built-in workload 'basic': did you mean 'basics'?"),

@@ -60,4 +60,12 @@ def complain(error: Any) -> None:
     close = getattr(error, "possibilities", None)
     hint = f"; did you mean {close[0]}?" if close else ""
     message = error.message if close else error.format_message()
-    print(f"{name}: error: {message.replace(PREFIX, '')}{hint}", file=sys.stderr)
+    message = with_value(message, error.__cause__).replace(PREFIX, "")
+    print(f"{name}: error: {message}{hint}", file=sys.stderr)
+
+
+def with_value(message: str, cause: Any) -> str:
+    """Name the value where pydantic writes "Input should be ..."."""
+    if cause is None or "Input should" not in message:
+        return message
+    return message.replace("Input should", f"{cause.errors()[0]['input']!r} should", 1)

@@ -35,8 +35,9 @@ class ServeOptions:
 def run(options: ServeOptions) -> int:
     """Start an OpenAI-compatible server.
 
-    It serves /v1/chat/completions, /v1/completions, /v1/responses, /metrics, /health and more.
-    SIGTERM or Ctrl-C shuts it down after running requests have finished, or after --drain-s.
+    It serves /v1/chat/completions, /v1/completions, /v1/responses, Anthropic's /v1/messages,
+    /metrics, /health and more. SIGTERM or Ctrl-C shuts it down after running requests have
+    finished, or after --drain-s.
     """
     from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.serving import serve
