@@ -4,6 +4,7 @@ A block marked `python` is run; all blocks of a page share one namespace and one
 not meant to be run is marked otherwise: `text`, `console`, `bash`, `yaml`, `json`.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_a_guide_uses_public_names_only(page: Path) -> None:
     for language, code in FENCED.findall(page.read_text(encoding="utf-8")):
         if language in ("python", "py"):
             assert set(PRIVATE.findall(code)) <= set(OWN.findall(code))
+
+
+@every_guide
+def test_what_a_guide_imports_exists(page: Path) -> None:
+    """Also in blocks marked `py`, which need a model and are not run."""
+    for language, code in FENCED.findall(page.read_text(encoding="utf-8")):
+        if language in ("python", "py"):
+            imports = [one for one in ast.parse(code).body if isinstance(one, ast.ImportFrom)]
+            ours = [one for one in imports if (one.module or "").startswith("paceline")]
+            exec(compile(ast.Module(list(ours), []), str(page), "exec"), {})
 
 
 @every_guide
