@@ -10,10 +10,13 @@ from paceline.cli.config_file import ConfigOption
 from paceline.cli.setting_flags import Settings
 from paceline.hub.catalogue import DEFAULT, MODELS, REPOSITORIES
 
+REPOSITORY = (
+    "a repository on Hugging Face: owner/name[@revision], for GGUF owner/name:FILE or "
+    "owner/name:Q4_K_M."
+)
 WHICH = (
     f"{DEFAULT} or another name that `paceline pull --help` lists, a .gguf file, a model folder, "
-    "or a repository on Hugging Face: owner/name[@revision], for GGUF owner/name:FILE or "
-    "owner/name:Q4_K_M."
+    f"or {REPOSITORY}"
 )
 
 

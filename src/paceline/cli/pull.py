@@ -1,16 +1,27 @@
 """`paceline pull`: download a model into the cache."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from paceline.cli.options import ModelArgument, model_of
-from paceline.hub.catalogue import MODELS, REPOSITORIES
+import typer
+
+from paceline.cli.options import REPOSITORY, model_names, model_of
+from paceline.hub.catalogue import DEFAULT, MODELS, REPOSITORIES
 
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
     """The model."""
 
-    model: ModelArgument = None
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help=f"A name from the list below, or {REPOSITORY}",
+            show_default=DEFAULT,
+            autocompletion=model_names,
+        ),
+    ] = None
 
 
 def closing() -> str:
