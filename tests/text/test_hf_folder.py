@@ -101,7 +101,7 @@ def test_limits_of_length_do_not_cut_prompts(tmp_path: Path) -> None:
 
 def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> None:
     write(folder, "generation_config.json", [1])
-    with pytest.raises(ConfigError, match=r"generation_config\.json is no JSON object"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json is not a JSON object"):
         hf_vocabulary(folder)
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):

@@ -71,7 +71,7 @@ def test_files_that_are_damaged_or_absent(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         SafetensorsFolder(folder)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"config\.json is no JSON object"):
+    with pytest.raises(ConfigError, match=r"config\.json is not a JSON object"):
         SafetensorsFolder(folder)
     (folder / "config.json").write_text(json.dumps(TINY))
     (folder / INDEX).write_text("{}")
