@@ -86,3 +86,18 @@ def test_the_documented_shape_is_the_one_that_is_sent(on: Play) -> None:
         assert shape.keys() == (await site.post(PATH)).json()["error"].keys()
 
     on(scenario)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_an_error_has_the_id_that_the_log_has(
+    on: Play, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(site: Site) -> None:
+        messages = [{"role": "user", "content": [{"type": "audio"}]}]
+        response = await site.http.post(path, json={"messages": messages, "max_tokens": 1})
+        name = response.headers["X-Request-Id"]
+        assert f"{name} {path}: refused" in caplog.text
+        assert response.json().get("request_id", name) == name
+
+    with caplog.at_level("INFO", "paceline.requests"):
+        on(scenario)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
+ID = "request_id"  # where the state of a request keeps its id
 REQUEST_ID = re.compile(r"[!-~]{1,200}")
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from paceline.engine.api import EngineFailed, PromptTooLong, QueueFull, RequestError
 from paceline.engine.params import SamplingParams
-from paceline.server.client_headers import sent_id
+from paceline.server.client_headers import ID, sent_id
 
 BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, WRONG_METHOD = 400, 401, 404, 405
 TOO_SLOW, TOO_LARGE, HEAD_TOO_LARGE = 408, 413, 431
@@ -216,6 +216,11 @@ def error_response(api_error: ApiError, path: str, request_id: str = "") -> Resp
     )
 
 
+def id_of(request: Request) -> str:
+    """The id that the log has, or else the one that the client sent, or nothing."""
+    return request.scope.get("state", {}).get(ID) or sent_id(request.headers)
+
+
 def answer_errors(app: FastAPI, retry_after: Callable[[], int], routes: Routes) -> None:
     """Give every error a response, with `Retry-After` where a retry may succeed."""
 
@@ -234,12 +239,12 @@ def answer_errors(app: FastAPI, retry_after: Callable[[], int], routes: Routes) 
             api_error.headers = {"Retry-After": str(retry_after())}
         if isinstance(error, HTTPException) and api_error is not error:
             api_error.headers = error.headers
-        return error_response(api_error, request.url.path, sent_id(request.headers))
+        return error_response(api_error, request.url.path, id_of(request))
 
     async def refuse_malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         api_error = malformed(request, error)
-        return error_response(api_error, request.url.path, sent_id(request.headers))
+        return error_response(api_error, request.url.path, id_of(request))
 
     answers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         HTTPException: refuse,

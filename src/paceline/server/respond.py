@@ -19,7 +19,7 @@ from paceline.engine.api import (
     Stream,
     TextDelta,
 )
-from paceline.server.client_headers import ClientHeaders
+from paceline.server.client_headers import ID, ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import (
     GATEWAY_TIMEOUT,
@@ -78,6 +78,7 @@ class GenerationResponse(Response):
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         job, streams = self._job, self._streams
+        scope.setdefault("state", {})[ID] = job.client.request_id  # errors are sent elsewhere
         entry = RequestLogEntry(
             job.name, scope["path"], stream=job.stream, trace_id=job.client.trace_id
         )
