@@ -62,7 +62,8 @@ def test_a_server_that_requires_a_key(
     monkeypatch.delenv("PACELINE_API_KEY", raising=False)
     with serving(settings=ServerSettings(api_keys=("sesame",))) as site:
         assert ask(site, "the fox") == 1
-        assert "status 401" in capsys.readouterr().err
+        wanted = "status 401: the API key is missing or wrong; give it with --api-key, or in"
+        assert wanted in capsys.readouterr().err
         assert ask(site, "the fox", "--api-key", "sesame") == 0
 
 

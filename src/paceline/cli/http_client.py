@@ -13,6 +13,7 @@ from paceline.core.errors import PacelineError
 EVENT = "data: "
 DONE = "[DONE]"
 OK = 200
+NO_KEY = 401
 TIMEOUT_S = 30.0
 
 
@@ -116,4 +117,6 @@ def check(status: int, body: str) -> None:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = body.strip() or "no reason given"
+    if status == NO_KEY:  # the server's own message names a header
+        message = "the API key is missing or wrong; give it with --api-key, or in PACELINE_API_KEY"
     raise ServerError(f"the server answers with status {status}: {message}")
