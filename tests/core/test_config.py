@@ -67,7 +67,7 @@ ALL_OTHERWISE: dict[str, Any] = {
 }
 
 
-LOOKUP = "prompt_lookup_max is {}; it lies between prompt_lookup_min ({}) and 64"
+LOOKUP = "prompt_lookup_max is {}; it must lie between prompt_lookup_min ({}) and 64"
 
 
 # -- sorting names ----------------------------------------------------------

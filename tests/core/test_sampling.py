@@ -65,7 +65,7 @@ def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
 def test_top_k_of_zero_or_minus_one_is_off() -> None:
     assert Sampling(top_k=-1).top_k == Sampling(top_k=0).top_k == 0
     assert Sampling(top_k=np.int32(7)).top_k == 7
-    with pytest.raises(RequestError, match=r"^top_k is -2; it is 0 or -1 for all tokens"):
+    with pytest.raises(RequestError, match=r"^top_k is -2; it must be 0 or -1, for all tokens"):
         Sampling(top_k=-2)
 
 

@@ -42,7 +42,7 @@ def test_wrong_recommendations_are_refused_at_the_start() -> None:
 def test_alternatives_have_a_limit(name: str) -> None:
     for most, wanted in ((20, 20), (0, 0), (30, 25), (-1, 10**6)):
         SamplingRules(max_logprobs=most).check(SamplingParams(**{name: wanted}))
-    with pytest.raises(RequestError, match=rf"^{name} is 21; it must lie in 0..20: see max_logp"):
+    with pytest.raises(RequestError, match=rf"^{name} is 21; it must lie in 0..20, which max_logp"):
         NO_RULES.check(SamplingParams(**{name: 21}))
 
 

@@ -225,7 +225,7 @@ class SpeculationConfig:
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
         require(
             least <= most <= MOST_LOOKUP,
-            f"prompt_lookup_max is {most}; it lies between prompt_lookup_min ({least}) and "
+            f"prompt_lookup_max is {most}; it must lie between prompt_lookup_min ({least}) and "
             f"{MOST_LOOKUP}",
         )
 

@@ -231,9 +231,9 @@ class Request:
         if most is not None and least > most:
             return f"min_tokens is {least}; it must lie in 0..{most}"
         if self.deadline is not None and not self.deadline > 0:
-            return "a deadline must be positive"
+            return f"deadline is {self.deadline}; it must be positive"
         if self.token_deadline is not None and not 0 < self.token_deadline < inf:
-            return "a deadline of tokens must be positive, and a time"
+            return f"token_deadline is {self.token_deadline}; it must be positive and finite"
         if self.arrival is not None and not isfinite(self.arrival):
             return f"arrival is {self.arrival}; it must be a time"
         if not -MOST_PRIORITY <= self.priority <= MOST_PRIORITY:
@@ -270,7 +270,9 @@ class Request:
         if self.best_of is not None and self.best_of < self.n:
             return f"best_of is {self.best_of}; at least n ({self.n}) is needed"
         if self.beam_width and self.beam_width < max(self.n, 2):
-            return f"beam_width is {self.beam_width}; at least n ({self.n}) and 2 are needed"
+            return (
+                f"beam_width is {self.beam_width}; it must be at least 2, and at least n ({self.n})"
+            )
         if self.beam_width and self.best_of not in (None, self.beam_width):
             return "best_of is for sampling; beam_width says how many beams there are"
         if self.early_stopping not in (True, False, "never"):

@@ -92,7 +92,7 @@ class Sampling:
     logit_bias           is added to the logits of single tokens
     allowed_token_ids    only these; None: all
     bad_token_ids        never these
-    logprobs             alternatives told with each token's log-probability; None: neither
+    logprobs             alternatives reported with each token's log-probability; None: neither
     prompt_logprobs      the same for each token of the prompt
 
     Log-probabilities are those of the model, before anything above is applied.
@@ -117,7 +117,7 @@ class Sampling:
             fix(self, name, fraction(name, getattr(self, name), least, most, interval))
         if self.temperature < GREEDY_BELOW:
             fix(self, "temperature", 0.0)
-        bounds = "is 0 or -1 for all tokens, or at least 1"
+        bounds = "must be 0 or -1, for all tokens, or at least 1"
         fix(self, "top_k", max(whole("top_k", self.top_k, -1, LARGEST_ID, bounds), 0))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:

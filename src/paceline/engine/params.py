@@ -166,7 +166,7 @@ class SamplingParams(Validated):
         whole("beam_width", self.beam_width, 0, MOST_SEQUENCES, f"must lie in 0..{MOST_SEQUENCES}")
         if 0 < self.beams < max(self.n, 2):
             raise RequestError(
-                f"beam_width is {self.beams}; at least n ({self.n}) and 2 are needed"
+                f"beam_width is {self.beams}; it must be at least 2, and at least n ({self.n})"
             )
         if self.beam_width and self.best_of not in (None, self.beam_width):
             raise RequestError(

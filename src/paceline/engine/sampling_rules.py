@@ -58,7 +58,8 @@ class SamplingRules:
     def check_logprobs(self, name: str, wanted: int | None) -> None:
         if wanted is not None and 0 <= self.max_logprobs < wanted:
             raise RequestError(
-                f"{name} is {wanted}; it must lie in 0..{self.max_logprobs}: see max_logprobs"
+                f"{name} is {wanted}; it must lie in 0..{self.max_logprobs}, "
+                "which max_logprobs sets"
             )
 
     @property
