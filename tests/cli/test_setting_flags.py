@@ -7,7 +7,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.cli.setting_flags import HIDDEN, ServingSettings, Settings
 from paceline.cli.setting_help import NAMES, OF_ENGINES, SENTENCES, TITLES, UNITS, unit_of
-from paceline.core.config import PARTS, Config, LoadConfig, RecordConfig
+from paceline.core.config import COMPONENTS, Config, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.wiring.settings import (
     BATCH_DEFAULTS,
@@ -20,7 +20,7 @@ from paceline.wiring.settings import (
 
 def test_every_setting_has_a_flag() -> None:
     names = {one.name for one in Settings.all()}
-    kinds = (LoadConfig, *PARTS.values(), RecordConfig)
+    kinds = (LoadConfig, *COMPONENTS.values(), RecordConfig)
     known = {one.name for kind in kinds for one in fields(kind)}
     assert names == known - (set(HIDDEN) - {"swap_space"})
 

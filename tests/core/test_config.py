@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.config import (
-    PARTS,
+    COMPONENTS,
     CacheConfig,
     Config,
     JournalConfig,
@@ -149,7 +149,7 @@ def test_no_name_has_two_meanings() -> None:
     names = Config.names()
     assert len(names) == len(set(names))
     assert set(names) == ALL_OTHERWISE.keys()
-    assert {part.name for part in fields(Config)} == PARTS.keys()
+    assert {component.name for component in fields(Config)} == COMPONENTS.keys()
 
 
 def test_an_unknown_name_is_an_error_with_a_hint() -> None:
@@ -320,8 +320,8 @@ def test_the_least_and_the_most_that_make_sense_are_taken(settings: dict[str, An
 
 COUNTS = [
     setting.name
-    for part in PARTS.values()
-    for setting in fields(part)
+    for component in COMPONENTS.values()
+    for setting in fields(component)
     if type(setting.default) in (int, float)
 ]
 
@@ -339,11 +339,11 @@ def test_weights_that_are_no_mapping_are_refused() -> None:
             Config.of(tenant_weights=weights)
 
 
-# -- parts ------------------------------------------------------------------
+# -- components -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "part",
+    "component",
     [
         Config,
         CacheConfig,
@@ -354,9 +354,9 @@ def test_weights_that_are_no_mapping_are_refused() -> None:
         JournalConfig,
     ],
 )
-def test_settings_are_never_changed(part: type[Any]) -> None:
-    made = part()
-    name = fields(part)[0].name
+def test_settings_are_never_changed(component: type[Any]) -> None:
+    made = component()
+    name = fields(component)[0].name
     with pytest.raises(FrozenInstanceError):
         setattr(made, name, 1)
 
@@ -390,7 +390,7 @@ def test_a_setting_of_the_wrong_type_is_refused_by_its_name() -> None:
         ("tenant_weights", {3: 1.0}),
         ("tenant_weights", {"a": "1"}),
     ]
-    for setting in (setting for part in PARTS.values() for setting in fields(part)):
+    for setting in (setting for kind in COMPONENTS.values() for setting in fields(kind)):
         if type(setting.default) is bool:
             wrong += [(setting.name, value) for value in ("no", None, 1)]
         elif type(setting.default) is int:

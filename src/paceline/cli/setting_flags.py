@@ -16,7 +16,7 @@ from paceline.cli.setting_help import (
     TITLES,
     unit_of,
 )
-from paceline.core.config import PARTS, LoadConfig, RecordConfig
+from paceline.core.config import COMPONENTS, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
@@ -86,13 +86,13 @@ class Settings(dict[str, Any]):
 
     components: ClassVar[dict[str, type[Any]]] = {
         "load": LoadConfig,
-        **PARTS,
+        **COMPONENTS,
         "record": RecordConfig,
     }
 
     @classmethod
     def all(cls) -> Iterator[Setting]:
-        for part, component in cls.components.items():
+        for name, component in cls.components.items():
             hints = get_type_hints(component)
             for one in fields(component):
                 hidden = component is not LoadConfig and one.name in HIDDEN
@@ -100,7 +100,7 @@ class Settings(dict[str, Any]):
                 if one.default_factory is not MISSING:
                     default = dict(one.default_factory())  # the only kind in use
                 if default is not MISSING and not hidden:
-                    yield Setting(part, one.name, hints[one.name], default)
+                    yield Setting(name, one.name, hints[one.name], default)
 
     @classmethod
     def among(cls: type[S], given: Mapping[str, Any]) -> S:

@@ -127,8 +127,8 @@ SENTENCES = {
     "dtype": "Data type of the weights on a GPU; auto: bfloat16.",
     "kv_cache_dtype": "Data type of the KV cache on a GPU; auto: as the weights.",
     "gpu_memory_utilization": "Fraction of GPU memory for weights, activations and KV cache.",
-    "kv_cache_gib": "Memory of the KV cache; 0: a quarter of the free memory, but no more than "
-    "max_num_seqs sequences can use; on a GPU what gpu_memory_utilization leaves.",
+    "kv_cache_gib": "Memory of the KV cache; 0: on a CPU a quarter of the free memory, but no more "
+    "than 2 GiB or two sequences of max_model_len; on a GPU what gpu_memory_utilization leaves.",
     "swap_space": "Host memory for preempted sequences and cached prefixes.",
     "num_gpu_blocks_override": "Number of KV cache blocks; 0: as many as the memory holds.",
     "attention": "Attention backend: native, paged or sdpa; on a GPU triton or flashinfer; a "

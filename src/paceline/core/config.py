@@ -258,7 +258,7 @@ class JournalConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """A model on a device; not the scheduler's affair, so not a part of `Config`.
+    """A model on a device. The scheduler does not read these settings: they are not in `Config`.
 
     Files: load_format, chat_template, generation_config. Numbers: dtype, kv_cache_dtype, weights,
     max_logprobs. Memory: gpu_memory_utilization, kv_cache_gib, swap_space,
@@ -271,7 +271,7 @@ class LoadConfig:
     dtype: DType = "auto"  # of weights on a GPU; "auto": bfloat16
     kv_cache_dtype: CacheDType = "auto"  # of KV on a GPU; "auto": as the weights
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights, steps and KV
-    kv_cache_gib: float = 0.0  # memory for KV; 0: a share of what is free
+    kv_cache_gib: float = 0.0  # memory for KV; 0: by the free memory
     swap_space: float = 0.0  # host memory for swapped sequences, in GiB
     num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
     attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
@@ -303,7 +303,7 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """A recording of the scheduler's calls; it decides nothing, so it is not a part of `Config`."""
+    """A recording of the scheduler's calls. It changes no decision, so it is not in `Config`."""
 
     record: str = ""  # the file to write; an empty name: no recording
     record_max_bytes: int = 256 << 20  # of one file; then the recording goes on in a new one
@@ -319,7 +319,7 @@ class RecordConfig:
         positive(self, "record_files")
 
 
-PARTS: dict[str, type[Any]] = {
+COMPONENTS: dict[str, type[Any]] = {
     "cache": CacheConfig,
     "step": StepConfig,
     "queue": QueueConfig,
@@ -349,25 +349,26 @@ class Config:
     @staticmethod
     def of(**settings: Any) -> "Config":
         """Sort flat settings into components; an unknown name is an error."""
-        parts: dict[str, Any] = {}
-        for part, kind in PARTS.items():
+        components: dict[str, Any] = {}
+        for component, kind in COMPONENTS.items():
             names = {setting.name for setting in fields(kind)} & settings.keys()
-            parts[part] = kind(**{name: settings.pop(name) for name in sorted(names)})
+            own = {name: settings.pop(name) for name in sorted(names)}
+            components[component] = kind(**own)
         for name in settings:
             close = get_close_matches(name, Config.names(), 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"unknown setting {name!r}{hint}")
-        return Config(**parts)
+        return Config(**components)
 
     @staticmethod
     def names() -> list[str]:
-        return [setting.name for kind in PARTS.values() for setting in fields(kind)]
+        return [setting.name for kind in COMPONENTS.values() for setting in fields(kind)]
 
     def to_dict(self) -> dict[str, Any]:
         """Flat settings again, plain data."""
         flat: dict[str, Any] = {}
-        for part, kind in PARTS.items():
-            values = getattr(self, part)
+        for component, kind in COMPONENTS.items():
+            values = getattr(self, component)
             flat |= {setting.name: getattr(values, setting.name) for setting in fields(kind)}
         flat["tenant_weights"] = dict(flat["tenant_weights"])
         return flat
