@@ -41,7 +41,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
     monkeypatch.delenv("PACELINE_API_KEY", raising=False)
 
-    def serve(model: str, *, host: str, progress: Any, **settings: Any) -> None:
+    def serve(model: str, *, host: str, uds: str, progress: Any, **settings: Any) -> None:
         found.update(settings, model=model)
 
     monkeypatch.setattr("paceline.wiring.serving.serve", serve)
