@@ -79,6 +79,13 @@ def test_one_prompt_is_not_several() -> None:
         only_conversation([[MESSAGE], [MESSAGE]])
 
 
+def test_nothing_is_no_prompt() -> None:
+    with pytest.raises(RequestError, match=r"^\[\] is no prompt; give a text"):
+        only([])
+    with pytest.raises(RequestError, match="the conversation is empty"):
+        only_conversation([])
+
+
 def test_one_conversation_is_a_list_of_messages() -> None:
     assert conversations([MESSAGE]) == [[MESSAGE]]
     assert conversations([[MESSAGE], [MESSAGE, MESSAGE]]) == [[MESSAGE], [MESSAGE, MESSAGE]]

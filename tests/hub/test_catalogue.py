@@ -7,8 +7,8 @@ from paceline.hub.catalogue import (
     MODELS,
     REPOSITORIES,
     find,
-    nearest,
     repository_named,
+    suggestion,
 )
 from paceline.hub.repository_name import RepositoryName
 
@@ -42,10 +42,13 @@ def test_a_model_is_found_by_any_of_its_names(name: str) -> None:
 
 def test_near_names_are_offered() -> None:
     assert find("smolm2") is None
-    assert nearest("smolm2") == nearest("SMOLM2")
-    assert nearest("smolm2")[0] == "smollm2"
-    assert nearest("qwen3-0.5b")[0] == "qwen3-0.6b"
-    assert nearest("?") == []
+    assert suggestion("smolm2") == suggestion("SMOLM2")
+    assert suggestion("smolm2").startswith("did you mean smollm2, ")
+    assert suggestion("qwen3-0.5b").startswith("did you mean qwen3-0.6b")
+    names = [name for model in MODELS for name in model.names]
+    names += [one.name for one in REPOSITORIES]
+    assert suggestion("?").startswith("give a .gguf file, a folder, owner/name")
+    assert suggestion("?").endswith(f"or one of {', '.join(names)}")
 
 
 def test_short_names_stand_for_repositories() -> None:

@@ -38,7 +38,9 @@ def several(prompts: Any) -> list[Any]:
 def only(prompt: Any) -> GenerationRequest:
     """The request of a single prompt. RequestError for several of them."""
     found = several(prompt)
-    if len(found) != 1:
+    if not found:
+        raise no_prompt(prompt)
+    if len(found) > 1:
         raise RequestError(f"{len(found)} prompts are given; call generate once for each")
     return as_generation(found[0])
 
@@ -105,7 +107,9 @@ def conversations(messages: Any) -> list[Sequence[Message]]:
 def only_conversation(messages: Any) -> Sequence[Message]:
     """A single conversation. RequestError for several of them."""
     found = conversations(messages)
-    if len(found) != 1:
+    if not found:
+        raise RequestError("the conversation is empty; give at least one message")
+    if len(found) > 1:
         raise RequestError(f"{len(found)} conversations are given; call chat once for each")
     return found[0]
 

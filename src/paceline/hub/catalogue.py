@@ -79,8 +79,10 @@ def find(name: str, models: Iterable[NamedModel] = MODELS) -> NamedModel | None:
     return next((model for model in models if wanted in model.names), None)
 
 
-def nearest(name: str, models: Iterable[NamedModel] = MODELS) -> list[str]:
-    """Up to three names similar to the given one."""
+def suggestion(name: str, models: Iterable[NamedModel] = MODELS) -> str:
+    """What to use instead of an unknown name: similar names, or any other source of models."""
     names = [known for model in models for known in model.names]
     names += [one.name for one in REPOSITORIES]
-    return get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    if close := get_close_matches(name.lower(), names, n=3, cutoff=0.5):
+        return f"did you mean {', '.join(close)}?"
+    return f"give a .gguf file, a folder, owner/name of Hugging Face, or one of {', '.join(names)}"

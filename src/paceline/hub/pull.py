@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.core.folders import cache_folder
-from paceline.hub.catalogue import MODELS, NamedModel, find, nearest, repository_named
+from paceline.hub.catalogue import MODELS, NamedModel, find, repository_named, suggestion
 from paceline.hub.errors import FetchError
 from paceline.hub.missing_files import missing
 from paceline.hub.progress import Progress, silent
@@ -52,9 +52,7 @@ def pull(
         raise FetchError(f"{name} cannot be read or stored: {error}") from error
     if isinstance(source, Path) or "/" in name or path.suffix == ".gguf":
         raise ConfigError(f"there is no model at {name}")
-    similar = " or ".join(nearest(name, models))
-    hint = f"did you mean {similar}?" if similar else "`paceline pull --help` lists the names"
-    raise ConfigError(f"unknown model {name!r}; {hint}")
+    raise ConfigError(f"unknown model {name!r}; {suggestion(name, models)}")
 
 
 def checked(path: Path) -> Path:

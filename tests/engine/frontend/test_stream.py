@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.errors import QueueFull
+from paceline.core.errors import QueueFull, RequestError
 from paceline.core.plan import NO_TIMINGS
 from paceline.engine.api import RequestOutput, TextDelta, Usage
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
@@ -122,6 +122,15 @@ def test_closing_aborts_once_and_ends_the_iteration() -> None:
         buffer.close(OUTPUT)
         assert [delta async for delta in stream] == []
         assert aborts == ["a"]
+
+    run(use)
+
+
+def test_a_stream_that_was_closed_early_has_no_whole_output() -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        await stream.aclose()
+        with pytest.raises(RequestError, match="'a' was closed before its end"):
+            await stream.whole()
 
     run(use)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from weakref import finalize
 
 from paceline.core.arrays import I32
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, RequestError
 from paceline.engine.api import RequestOutput, TextDelta
 
 
@@ -114,7 +114,11 @@ class DeltaStream:
         except CancelledError:
             await self.aclose()
             raise
-        assert output is not None, "the stream was closed by its reader"
+        if output is None:
+            raise RequestError(
+                f"the stream of request {self.request_id!r} was closed before its end; "
+                "read it to the end, or call whole() before aclose()"
+            )
         await self.aclose()
         return output
 
