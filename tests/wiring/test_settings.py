@@ -1,5 +1,6 @@
 """What is filled in where nobody says it."""
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from paceline.runner.models.shape import config_in
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
     CUDA_DEFAULTS,
+    LOAD_SETTINGS,
     SCHEDULER_ONLY,
+    VLLM_ONLY,
     Hardware,
     block_bytes,
     check,
@@ -128,6 +131,15 @@ def test_an_unknown_setting_is_refused_with_the_nearest(name: str, hint: str) ->
 def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(name: str) -> None:
     assert name in Config.names()
     with pytest.raises(ConfigError, match=f"{name} is a setting of a scheduler alone: "):
+        sort_settings({name: 1})
+
+
+@pytest.mark.parametrize("name", VLLM_ONLY)
+def test_a_setting_of_vllm_is_refused_with_what_to_do(name: str) -> None:
+    assert name not in {*Config.names(), *LOAD_SETTINGS}
+    with pytest.raises(
+        ConfigError, match=f"^{name} is not supported: {re.escape(VLLM_ONLY[name])}$"
+    ):
         sort_settings({name: 1})
 
 

@@ -41,6 +41,22 @@ SCHEDULER_ONLY = {
     "enable_kv_cache_events": "an engine does not publish the events; see Scheduler.cache_events",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
 }
+# Settings of vLLM that paceline does not have, and what to do instead.
+VLLM_ONLY = {
+    "data_parallel_size": "a model runs on one GPU; remove it",
+    "disable_log_stats": "get_metrics() returns the metrics; remove it",
+    "download_dir": "set HF_HOME or PACELINE_CACHE",
+    "enable_lora": "adapters are not supported",
+    "enforce_eager": "steps on a GPU are captured as graphs; remove it",
+    "pipeline_parallel_size": "a model runs on one GPU; remove it",
+    "quantization": "the format is read from the file; on a CPU, see weights",
+    "scheduling_policy": "see policy",
+    "seed": "give a seed in SamplingParams",
+    "speculative_config": "see num_speculative_tokens and proposer",
+    "tensor_parallel_size": "a model runs on one GPU; remove it",
+    "tokenizer": "the tokenizer of the model is used",
+    "trust_remote_code": "no code of a model is run; remove it",
+}
 C = TypeVar("C")
 KV_SHARE = 0.25  # of the free memory, for KV by default
 USUAL_BYTES = 2 * GIB  # for KV on a CPU by default, or two sequences of max_model_len
@@ -205,6 +221,8 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
     for name in rest:
         if name in SCHEDULER_ONLY:
             raise ConfigError(f"{name} is a setting of a scheduler alone: {SCHEDULER_ONLY[name]}")
+        if name in VLLM_ONLY:
+            raise ConfigError(f"{name} is not supported: {VLLM_ONLY[name]}")
         if name not in Config.names():
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
