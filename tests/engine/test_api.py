@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.engine.api import GenerationRequest, TokenizedPrompt
+from paceline.engine.api import (
+    Alternative,
+    GenerationRequest,
+    TextDelta,
+    TokenizedPrompt,
+    TokenLogprob,
+)
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -53,3 +59,11 @@ def test_a_request_that_is_ready_has_token_ids_and_nothing_for_a_template() -> N
 def test_its_own_timeout_goes_before_the_servers() -> None:
     given = GenerationRequest(prompt="hello", timeout=2.0)
     assert given.ready(TokenizedPrompt([5]), "mine", 3.0).timeout == 2.0
+
+
+def test_log_probabilities_add_up() -> None:
+    tokens = [TokenLogprob(Alternative(5, logprob, "a", b"a"), ()) for logprob in (-0.5, -0.25)]
+    first, second = (TextDelta(0, "a", (5,), (token,)) for token in tokens)
+    assert first.followed_by(second).cumulative_logprob == -0.75
+    assert TextDelta(0, "a", (5,), ()).cumulative_logprob == 0
+    assert TextDelta(0, "a", (5,)).cumulative_logprob is None

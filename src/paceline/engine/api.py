@@ -188,6 +188,13 @@ class TextDelta:
     stop_reason: str | int | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of all its tokens together; None without `logprobs`."""
+        if self.logprobs is None:
+            return None
+        return sum(token.chosen.logprob for token in self.logprobs)
+
     def followed_by(self, later: "TextDelta") -> "TextDelta":
         """Join this delta and the next one."""
         logprobs = None if self.logprobs is None else (*self.logprobs, *(later.logprobs or ()))
