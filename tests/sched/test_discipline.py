@@ -1,6 +1,7 @@
 """A discipline is found by name or by path, and is one, or the complaint says what is wrong."""
 
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline, load
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
+from paceline.sched.limits.budget import Budget
 from paceline.sched.limits.rows import ArrivalRow
 from tests.sched import constant_steps as steps
 from tests.sched.support import (
@@ -57,6 +59,14 @@ class Vague(Discipline):
     """Leaves open who computes how much."""
 
 
+class NoComma(Unified):
+    limits: ClassVar[Any] = Budget  # as in `(Budget)`
+
+
+class Called(Unified):
+    gates: ClassVar[Any] = (3,)
+
+
 def loaded(name: str) -> Discipline:
     config = Config.of(**SMALL, discipline=name)
     return load(config, SchedulerComponents.of(config))
@@ -84,7 +94,12 @@ def test_a_discipline_is_found_by_name_or_by_path(name: str, kind: type[Discipli
         (f"{__name__}.Missing", "no discipline .*Missing"),
         (f"{__name__}.NotOne", "NotOne' is not a subclass of Discipline"),
         (f"{__name__}.SMALL", "SMALL' is not a subclass of Discipline"),
-        (f"{__name__}.Vague", "Vague' does not say everything: build$"),
+        (f"{__name__}.Vague", "Vague' does not define build$"),
+        (f"{__name__}.NoComma", "limits of discipline .*NoComma' is <class .*Budget'>; it must be"),
+        (
+            f"{__name__}.Called",
+            "gates of discipline .*Called' is .*; it must be a tuple",
+        ),
     ],
 )
 def test_what_is_no_discipline_is_refused_by_its_name(name: str, complaint: str) -> None:

@@ -26,5 +26,5 @@ def load(what: str, name: str, package: str, base: type[T]) -> Callable[..., T]:
         raise ConfigError(f"{what} {name!r} is not a subclass of {base.__name__}")
     missing: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
     if missing:
-        raise ConfigError(f"{what} {name!r} does not say everything: {', '.join(sorted(missing))}")
+        raise ConfigError(f"{what} {name!r} does not define {', '.join(sorted(missing))}")
     return found

@@ -29,7 +29,13 @@ from paceline.sched.limits.model_length import ModelLength
 from paceline.sched.limits.policy_share import PolicyShare
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows
 from paceline.sched.limits.whole_prompts import WholePrompts
-from paceline.sched.plugin_checks import check_displaced, check_victim, is_within, wrong_counts
+from paceline.sched.plugin_checks import (
+    check_displaced,
+    check_listed,
+    check_victim,
+    is_within,
+    wrong_counts,
+)
 from paceline.sched.speculation import DraftRows
 
 
@@ -52,6 +58,8 @@ class Discipline(ABC):
     )
 
     def __init__(self, config: Config, components: SchedulerComponents) -> None:
+        for name in ("limits", "draft_limits", "gates"):
+            check_listed(config.step.discipline, name, getattr(self, name))
         self.config = config.step
         self.state = components.state
         self._departures = components.departures

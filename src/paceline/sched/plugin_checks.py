@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.arrays import I32
 from paceline.core.config import StepConfig
-from paceline.core.errors import PluginError
+from paceline.core.errors import ConfigError, PluginError
 from paceline.core.request import Sequence
 from paceline.sched.composition import Composition
 from paceline.sched.limits.rows import WantedRows
@@ -130,6 +130,16 @@ def check_late(policy: Named, sequence: Any) -> None:
 
 
 # -- limits and disciplines -------------------------------------------------
+
+
+def check_listed(discipline: str, name: str, kinds: Any) -> None:
+    """The limits and gates of a discipline are listed in a tuple."""
+    is_listed = isinstance(kinds, tuple | list)
+    if not is_listed or not all(isinstance(kind, type) for kind in cast("list[Any]", kinds)):
+        raise ConfigError(
+            f"{name} of discipline {discipline!r} is {kinds!r:.200}; "
+            "it must be a tuple of classes, such as (Budget,)"
+        )
 
 
 def wrong_counts(who: str, rows: WantedRows, counts: Any) -> NoReturn:

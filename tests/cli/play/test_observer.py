@@ -16,7 +16,14 @@ from paceline.cli.play.simulation import Stage
 from paceline.cli.play.summary import story, summary
 from paceline.cli.play.synthetic_model import BLOCK_S, STEP_S
 from paceline.cli.play.workload_file import build, built_in
+from paceline.core.config import Config
 from paceline.core.request import child_label
+from paceline.sched.disciplines.unified import Unified
+from paceline.sched.entrants import Entrant
+from paceline.sched.gates.gate import AdmissionGate, Shut
+from paceline.sched.gates.step_room import StepRoom
+from paceline.sched.slots import SlotTable
+from paceline.sched.state import SchedulerState
 from paceline.sim.loop import SimulatedTurn
 
 ASCII = Palette(colour=False, unicode=False)
@@ -306,7 +313,33 @@ def test_prompts_that_have_begun_are_the_reason_where_they_are() -> None:
 
 
 def test_every_gate_that_opens_by_itself_has_words_of_its_own() -> None:
-    assert {"preempted", "decodes", "prefill", "swapping", "room"} <= CLOSED.keys()
+    assert {"preempted", "decodes", "prefill", "swapping", "room", "paused"} <= CLOSED.keys()
+
+
+class TwoAtATime(AdmissionGate):
+    """At most two sequences are resident."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "TwoAtATime":
+        return cls(state.table)
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        return Shut("one of the two to end") if len(self._table.order) >= 2 else None
+
+
+class InTwos(Unified):
+    gates = (TwoAtATime, *Unified.gates)
+
+
+def test_the_reason_of_another_gate_is_what_the_request_waits_for() -> None:
+    requests = [request(name) for name in "abc"]
+    stage = played(*requests, discipline=f"{__name__}.InTwos", **SMALL)
+    blocked = stage.history.columns[0].blocked
+    assert blocked is not None
+    assert blocked.text == "c is next, but it waits for one of the two to end"
 
 
 def test_a_unified_step_has_none() -> None:

@@ -44,6 +44,7 @@ CLOSED = {  # why no request is admitted, by the reason of a gate that is short 
     "decodes": "this step is for requests that decode",
     "prefill": "this step is for prompts that have begun",
     "swapping": "it is still being copied to the host",
+    "paused": "admission is paused",
 }
 FROM_ANOTHER = (Kind.FORKED, Kind.REPLACED)
 
@@ -175,7 +176,7 @@ class Notes:
             case "blocks":
                 return f"{head}, but {blocks(gate.short)} short"
             case reason:
-                return f"{head}, but {CLOSED.get(reason, f'admission is {reason}')}"
+                return f"{head}, but {CLOSED.get(reason, f'it waits for {reason}')}"
 
 
 def varies(gate: Gate, left: int) -> bool:
