@@ -195,7 +195,7 @@ def test_a_malformed_result_is_refused_and_changes_nothing(wrong: StepResult) ->
 
 def test_a_refusal_names_the_request_and_what_was_due() -> None:
     scheduler, plan = mixed()
-    with pytest.raises(StepError, match=r"'drafts' yielded 0 tokens; between 1 and 4 were due"):
+    with pytest.raises(StepError, match=r"'drafts' has 0 tokens; it must have 1 to 4"):
         scheduler.commit(plan, result([0, 1, 0]), 0.0)
 
 

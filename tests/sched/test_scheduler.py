@@ -60,7 +60,7 @@ def test_an_id_that_is_here_is_refused(where: str) -> None:
     if where == "preempted":
         scheduler.reset_prefix_cache(reset_running_requests=True)
     before = scheduler.snapshot()
-    with pytest.raises(RequestError, match="'a' is already here"):
+    with pytest.raises(RequestError, match="'a' is in use"):
         scheduler.submit(ask("a", 7), 0.0)
     assert scheduler.snapshot() == before
 

@@ -142,7 +142,9 @@ class Accounting:
         wrong = (result.count > np.minimum(most, shape[1])) | (result.count < due)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
+            least, limit = int(due[row]), int(most[row])
             raise StepError(
-                f"step {plan.step}: {rows.labels[row]!r} yielded {int(result.count[row])} "
-                f"tokens; between {int(due[row])} and {int(most[row])} were due"
+                f"step {plan.step}: the result of {rows.labels[row]!r} has "
+                f"{int(result.count[row])} tokens; it must have "
+                f"{least if least == limit else f'{least} to {limit}'}"
             )

@@ -81,9 +81,12 @@ class Scheduler:
         if request.id in state.live or (
             unreported and request.id in [end.request_id for end in unreported]
         ):
-            raise RequestError(f"request {request.id!r} is already here")
+            raise RequestError(f"request id {request.id!r} is in use; give another one")
         if twin := state.families.namesake(request, state.live):
-            raise RequestError(f"request {request.id!r} would share a name with one of {twin!r}")
+            raise RequestError(
+                f"request ids {request.id!r} and {twin!r} would name the same sequence; "
+                "give another one"
+            )
         if self._draining:
             raise QueueFull("the scheduler is draining and takes no new requests")
         self._limits.refuse_excess(request)

@@ -287,7 +287,7 @@ def test_a_refusal_is_for_one_alone() -> None:
     teller.engine.submit(request("a"))
     teller.run()
     assert isinstance(teller.refused["long"], RequestError)
-    assert "already here" in str(teller.refused["a"])
+    assert "is in use" in str(teller.refused["a"])
     assert teller.tokens["a"] == expected_tokens(request("a"))
 
 

@@ -140,7 +140,7 @@ def test_a_name_is_free_when_its_end_has_been_told() -> None:
     scheduler.submit(asked, 0.0)
     for child in (0, 1):
         assert scheduler.abort("a", 0.0, child)
-    with pytest.raises(RequestError, match="already here"):
+    with pytest.raises(RequestError, match="is in use"):
         scheduler.submit(asked, 0.0)
     step(scheduler)
     scheduler.submit(asked, 0.0)

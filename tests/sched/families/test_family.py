@@ -241,7 +241,7 @@ def test_a_family_is_one_request_in_every_queue_and_count() -> None:
 def test_the_same_id_is_refused_while_any_of_the_family_is_here() -> None:
     scheduler = forked(2, stop_token_ids=(STOP,))
     step(scheduler, **{"0_a": [STOP]})
-    with pytest.raises(RequestError, match="'a' is already here"):
+    with pytest.raises(RequestError, match="'a' is in use"):
         scheduler.submit(ask("a", 3), 0.0)
 
 
@@ -261,7 +261,7 @@ def test_no_request_has_the_name_of_anothers_child(
     scheduler.submit(ask(here[0], 3, n=here[1]), 0.0)
     with pytest.raises(RequestError) as refusal:
         scheduler.submit(ask(comes[0], 3, n=comes[1]), 0.0)
-    told = f"request {comes[0]!r} would share a name with one of {twin!r}"
+    told = f"request ids {comes[0]!r} and {twin!r} would name the same sequence; give another one"
     assert str(refusal.value) == told
     scheduler.abort(here[0], 0.0)
     scheduler.submit(ask(comes[0], 3, n=comes[1]), 0.0)

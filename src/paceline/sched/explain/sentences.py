@@ -177,7 +177,7 @@ def causes(
     if behind:
         ahead = overtakers(sequence, at, begin, end) or some(list(heads))
         why = ", ".join(f"{seconds(time)} {cause}" for cause, time in behind.items())
-        found.append((f"behind {ahead} (of it {why})", sum(behind.values())))
+        found.append((f"behind {ahead} (of which {why})", sum(behind.values())))
     return sorted(found, key=lambda pair: -pair[1])
 
 
