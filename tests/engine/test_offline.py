@@ -115,7 +115,7 @@ def test_what_is_no_conversation_is_refused(given: Any) -> None:
         llm().chat(given, progress=False)
 
 
-@pytest.mark.parametrize("given", [{"temperature": 0}, [{"temperature": 0}]], ids=repr)
+@pytest.mark.parametrize("given", [{"temperature": 0}, [{"temperature": 0}], 7, "abc"], ids=repr)
 def test_params_are_of_one_kind(given: Any) -> None:
     with pytest.raises(RequestError, match="sampling_params is"):
         llm().generate(["a"], given, progress=False)
@@ -135,7 +135,13 @@ def test_a_prompt_that_cannot_run_does_not_hold_up_the_others(
     assert "max_model_len" in outputs[2].error
     assert [output.outputs[0].finish_reason == "error" for output in outputs] == [0, 1, 1, 0]
     assert outputs[0].outputs == outputs[3].outputs
+    assert [output.prompt for output in outputs] == prompts
     left_nothing(model)
+
+
+def test_no_prompts_draw_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    assert llm().generate([]) == []
+    assert capsys.readouterr().err == ""
 
 
 def test_a_prompt_that_cannot_run_raises_on_request() -> None:

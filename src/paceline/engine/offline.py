@@ -41,17 +41,17 @@ from paceline.text.tokenizer import Tokenizer
 class OutputCollector:
     """Keeps the finished output of a request and ignores its deltas."""
 
-    def __init__(self, request_id: str, done: dict[str, RequestOutput]) -> None:
-        self._request_id, self._done = request_id, done
+    def __init__(self, generation: GenerationRequest, done: dict[str, RequestOutput]) -> None:
+        self._generation, self._done = generation, done
 
     def put(self, delta: TextDelta) -> None:
         pass
 
     def close(self, output: RequestOutput) -> None:
-        self._done[self._request_id] = output
+        self._done[self._generation.request_id] = output
 
     def refuse(self, error: PacelineError) -> None:
-        self._done[self._request_id] = refusal(self._request_id, error)
+        self._done[self._generation.request_id] = refusal(self._generation, error)
 
 
 class OfflineEngine:
@@ -182,14 +182,14 @@ class OfflineEngine:
         batch = PromptBatch(len(generations), raise_on_error)
         try:
             for place, generation in enumerate(generations):
-                name = generation.request_id or self._name()
+                named = replace(generation, request_id=generation.request_id or self._name())
                 try:
-                    self.enqueue(replace(generation, request_id=name))
+                    self.enqueue(named)
                 except RequestError as error:
-                    batch.refused(place, name, error)
+                    batch.refused(place, named, error)
                 else:
-                    batch.opened(place, name)
-            with Progress(len(generations)) if progress else nullcontext() as shown:
+                    batch.opened(place, named.request_id)
+            with Progress(len(generations)) if progress and generations else nullcontext() as shown:
                 self._turn_until_done(batch, shown)
         except BaseException:
             self._drop(batch.open)
@@ -240,7 +240,7 @@ class OfflineEngine:
                 f"the output of {generation.request_id!r} has not been returned yet; "
                 "call step, or use another request_id"
             )
-        sink = OutputCollector(generation.request_id, self._done)
+        sink = OutputCollector(generation, self._done)
         self._backlog[generation.request_id] = self._frontend.begin(generation, sink)
         return generation.request_id
 

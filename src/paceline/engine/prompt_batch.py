@@ -4,7 +4,7 @@ import logging
 
 from paceline.core.errors import PacelineError, RequestFailed
 from paceline.core.plan import NO_TIMINGS
-from paceline.engine.api import ChoiceOutput, RequestOutput, Usage
+from paceline.engine.api import ChoiceOutput, GenerationRequest, RequestOutput, Usage
 from paceline.engine.frontend.progress import PromptCounts
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ class PromptBatch:
         """The prompt at `place` is a request now."""
         self._places[request_id] = place
 
-    def refused(self, place: int, request_id: str, error: PacelineError) -> None:
+    def refused(self, place: int, generation: GenerationRequest, error: PacelineError) -> None:
         """The prompt at `place` never ran. Its id may be the id of another request."""
-        self._end(place, refusal(request_id, error))
+        self._end(place, refusal(generation, error))
 
     def take(self, done: dict[str, RequestOutput]) -> None:
         """Move the outputs of this batch out of `done`."""
@@ -69,9 +69,14 @@ class PromptBatch:
         return f"prompt {place + 1} of {len(self._outputs)}: {error}"
 
 
-def refusal(request_id: str, error: PacelineError) -> RequestOutput:
-    """The output of a request that was refused."""
-    nothing = ChoiceOutput(0, "", (), finish_reason="error")
+def refusal(generation: GenerationRequest, error: PacelineError) -> RequestOutput:
+    """The output of a request that was refused. It has the prompt if that was a text."""
     return RequestOutput(
-        request_id, None, (), (nothing,), Usage(0, 0, 0), NO_TIMINGS, error=str(error)
+        request_id=generation.request_id,
+        prompt=generation.text if generation.prompt is None else generation.prompt,
+        prompt_token_ids=(),
+        outputs=(ChoiceOutput(0, "", (), finish_reason="error"),),
+        usage=Usage(0, 0, 0),
+        timings=NO_TIMINGS,
+        error=str(error),
     )

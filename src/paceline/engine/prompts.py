@@ -140,7 +140,10 @@ def one_for_each(params: Params, prompts: int) -> Sequence[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * prompts
     given: Any = params
-    if isinstance(given, Mapping) or not all(isinstance(one, SamplingParams) for one in given):
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list or not all(
+        isinstance(one, SamplingParams) for one in cast("Sequence[Any]", given)
+    ):
         raise RequestError(
             f"sampling_params is {params!r:.80}; give SamplingParams, or a list of them"
         )

@@ -293,8 +293,11 @@ def test_content_that_is_no_workload(content: Any, expected: str) -> None:
         ({"n": 2.5}, "requests[0].n: must be a whole number, not 2.5"),
         ({"n": 65}, "requests[0].n: must be at most 64, not 65"),
         ({"n": 2, "best_of": 1}, "requests[0]: request 'a': best_of is 1; at least n (2)"),
-        ({"beam_width": 1}, "requests[0]: request 'a': beam_width is 1; at least n (1) and 2"),
-        ({"n": 3, "beam_width": 2}, "requests[0]: request 'a': beam_width is 2; at least n (3)"),
+        ({"beam_width": 1}, "requests[0]: request 'a': beam_width is 1; it must be at least 2"),
+        (
+            {"n": 3, "beam_width": 2},
+            "requests[0]: request 'a': beam_width is 2; it must be at least 2, and at least n (3)",
+        ),
         ({"beam_width": 2, "best_of": 3}, "requests[0]: request 'a': best_of is for sampling"),
         ({"beam_width": 2, "early_stopping": 1}, "early_stopping: must be true, false or 'never'"),
         ({"beam_width": 2, "early_stopping": "no"}, "early_stopping: must be true, false or"),
