@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         ConfigError,
         PacelineError,
         PluginError,
+        PromptTooLong,
         QueueFull,
         RequestError,
         RequestFailed,
@@ -47,6 +48,7 @@ __all__ = [
     "PacelineError",
     "Plan",
     "PluginError",
+    "PromptTooLong",
     "QueueFull",
     "Request",
     "RequestError",
@@ -62,8 +64,8 @@ __all__ = [
 
 MODULES = {
     "paceline.core.errors": (
-        *("ConfigError", "PacelineError", "PluginError", "QueueFull", "RequestError"),
-        *("RequestFailed", "StepError"),
+        *("ConfigError", "PacelineError", "PluginError", "PromptTooLong", "QueueFull"),
+        *("RequestError", "RequestFailed", "StepError"),
     ),
     "paceline.core.plan": ("Outputs", "Plan", "StepResult"),
     "paceline.core.request": ("Finish", "Item", "Request"),

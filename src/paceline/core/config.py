@@ -143,7 +143,7 @@ class PolicyConfig:
     policy: str = "fcfs"  # a module in sched/policies, or a dotted path to a class
     victim: Victim = "newest"  # among those that may be preempted; "cheapest": least to recompute
     ageing_s: float = 60.0  # priority, shortest, longest: who has waited so long goes first
-    fill_positions: int = 0  # longest: who can wait begins in steps of fewer; 0: nobody waits
+    fill_positions: int = 0  # longest: prompts that can wait join smaller steps; 0: none waits
     preempt_on_arrival: bool = False  # priority: a strictly better request displaces a resident
     refuse_late: bool = False  # deadline: refuse what missed its first-token deadline in the queue
     default_deadline_s: float = 30.0  # deadline: seconds assumed where a request names none

@@ -1,29 +1,29 @@
-"""What can go wrong, by whose fault it is."""
+"""Errors, with one class for each cause."""
 
 
 class PacelineError(Exception):
-    """The root of every error that paceline raises on purpose."""
+    """The base class of all errors of paceline."""
 
 
 class ConfigError(PacelineError, ValueError):
-    """The operator's fault: a setting that is unknown, malformed or contradictory."""
+    """A setting is unknown, malformed or contradicts another one."""
 
 
 class PluginError(PacelineError):
-    """The operator's fault: a policy, a limit, a gate, a discipline or a proposer gave an answer
-    that breaks its contract."""
+    """A policy, a limit, a gate, a discipline or a proposer gave an answer that breaks its
+    contract."""
 
 
 class RequestError(PacelineError, ValueError):
-    """The client's fault: a request that is malformed or can never run."""
+    """A request is malformed or can never run."""
 
 
 class PromptTooLong(RequestError):
-    """The client's fault: no token has room after the prompt."""
+    """There is no room for a token after the prompt."""
 
 
 class QueueFull(RequestError):
-    """The client came at a bad time: the queue is bounded and full, or closed."""
+    """The queue is full or closed; the client may try again later."""
 
 
 class RequestFailed(PacelineError):
@@ -31,8 +31,8 @@ class RequestFailed(PacelineError):
 
 
 class StepError(PacelineError):
-    """The runner's fault: a result that does not belong to the plan it answers."""
+    """The result of a step does not match its plan."""
 
 
 class DeviceLost(StepError):
-    """The device's fault: it will compute nothing more for this process."""
+    """The device can compute nothing more for this process."""

@@ -145,7 +145,7 @@ class Candidates:
 class PromptScores:
     """How likely the model finds tokens of a prompt that follow each other, each in its place.
 
-    The serial is that of the sequence which computed them. The same ones may be told again.
+    The serial is that of the sequence which computed them. The same ones may be reported again.
     """
 
     request_id: str
@@ -242,7 +242,7 @@ def _candidates(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the sequences that a request returns when only the best are told."""
+    """One of the sequences that a request returns when only the best are reported."""
 
     tokens: tuple[int, ...]
     finish: Finish
@@ -303,18 +303,18 @@ class Outputs:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Tokens and finish reason by request id, for requests with new tokens or an end."""
-        told: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, Any]] = {}
         columns = self.request_id, self.child.tolist(), self.ids.tolist(), self.count.tolist()
         for request_id, child, new, count in zip(*columns, strict=True):
             if count:
                 label = child_label(request_id, child)
-                told[label] = {"tokens": new[:count], "finish": None}
+                found[label] = {"tokens": new[:count], "finish": None}
         for end in self.finished:
             label = child_label(end.request_id, end.child)
-            told.setdefault(label, {"tokens": []})["finish"] = end.finish.value
+            found.setdefault(label, {"tokens": []})["finish"] = end.finish.value
             if end.choices:
-                told[label]["choices"] = [list(choice.tokens) for choice in end.choices]
-        return told
+                found[label]["choices"] = [list(choice.tokens) for choice in end.choices]
+        return found
 
 
 NO_ROWS = Rows(

@@ -158,8 +158,8 @@ class Discipline(ABC):
         state = self.state
         victim = state.policy.victim()
         check_victim(state.policy, "victim", state.table, victim)
-        whom = "itself" if needy == victim else repr(state.table.name[needy])
-        short = f"1 block for {whom}" if missing == 1 else f"{missing} blocks, first for {whom}"
+        name = "itself" if needy == victim else repr(state.table.name[needy])
+        short = f"1 block for {name}" if missing == 1 else f"{missing} blocks, first for {name}"
         self._departures.preempt(victim, cause=f"want of {short}")
         self.given_way += 1
 

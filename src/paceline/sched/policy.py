@@ -1,4 +1,4 @@
-"""What a policy decides: the order of admission, whom to preempt, and how a step is shared."""
+"""What a policy decides: which request goes first, which is preempted, how a step is shared."""
 
 from collections.abc import Hashable, Iterable
 from math import inf

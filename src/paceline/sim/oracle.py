@@ -180,8 +180,8 @@ class OracleRunner:
                 self._read(self.tracks[slot], position)
         failed = [row for row in self._spoil(plan, begins) if rows.samples[row]]
         count[failed] = 0
-        told = tuple(Failed(row, f"the row of {labels[row]!r} has no numbers") for row in failed)
-        return replace(self._scored(plan, ids, count), failed=told)
+        lost = tuple(Failed(row, f"the row of {labels[row]!r} has no numbers") for row in failed)
+        return replace(self._scored(plan, ids, count), failed=lost)
 
     def _spoil(self, plan: Plan, begins: list[int]) -> list[int]:
         """Rows that compute no numbers, with those that read what such rows wrote."""

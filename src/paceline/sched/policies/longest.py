@@ -19,9 +19,9 @@ class Longest(Policy):
     whatever it may generate, so a batch that takes longer ends in the order of arrival.
 
     Where reading the weights is most of a step, a prompt costs next to nothing in a step that has
-    few positions. With `fill_positions`, a request that will end before a resident can
-    wait for such steps: its prompt fills them up to that number. Whoever would end last begins at
-    once. So does one without `max_tokens`, before all others, since its end is not known.
+    few positions. With `fill_positions`, a request that will end before a resident can wait for
+    such steps: its prompt fills them up to that number. The request that would end last begins
+    at once. So does one without `max_tokens`, before all others, since its end is not known.
 
         steps            ──────────────────────────────────────▶
         longest          ████████████████████████████████████████
