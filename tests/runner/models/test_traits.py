@@ -8,12 +8,11 @@ from paceline.runner.models import qwen3
 from paceline.runner.models.traits import architectures, find
 
 
-def test_found_by_module_name_or_dotted_path() -> None:
+def test_traits_are_found_by_module_name() -> None:
     assert find("qwen3") is qwen3.TRAITS
-    assert find("paceline.runner.models.qwen3") is qwen3.TRAITS
 
 
-@pytest.mark.parametrize("name", ["mamba", "config", "no.such.module", ""])
+@pytest.mark.parametrize("name", ["mamba", "config", "paceline.runner.models.qwen3", ""])
 def test_an_architecture_that_is_not_there(name: str) -> None:
     with pytest.raises(ConfigError, match="is not supported"):
         find(name)

@@ -104,7 +104,7 @@ class ModelConfig:
         architecture = name.removesuffix("ForCausalLM").lower()
         if architecture == name.lower():
             raise unsupported(name)
-        traits = _known(architecture)
+        traits = find(architecture)
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
@@ -142,7 +142,7 @@ class ModelConfig:
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
         # The format has one name for Llama and Mixtral.
         architecture = "mixtral" if name == "llama" and read.get("expert_count") else name
-        traits = _known(architecture)
+        traits = find(architecture)
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
         # The header does not say it: only the largest Gemma scales queries by its width.
@@ -178,10 +178,3 @@ class ModelConfig:
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
         )
-
-
-def _known(architecture: str) -> Traits:
-    """A file names what is here; it does not choose what is imported."""
-    if not architecture.isidentifier():
-        raise unsupported(architecture)
-    return find(architecture)

@@ -56,8 +56,13 @@ class Traits:
 
 
 def find(architecture: str) -> Traits:
-    """Find traits by the name of a module in `models`, or by the dotted path of a module."""
-    name = architecture if "." in architecture else f"paceline.runner.models.{architecture}"
+    """Find traits by the name of a module in `models`.
+
+    The name comes from a file, which must not choose what is imported: a dotted path is refused.
+    """
+    if not architecture.isidentifier():
+        raise unsupported(architecture)
+    name = f"paceline.runner.models.{architecture}"
     try:
         traits = import_module(name).TRAITS
     except (ImportError, AttributeError):
