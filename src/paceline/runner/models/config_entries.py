@@ -29,10 +29,11 @@ class ConfigEntries:
         return value
 
     def number(self, key: str) -> int:
+        """A size or a number of things, which is positive."""
         value = self.need(key)
-        if type(value) is not int:
+        if type(value) is not int or value < 1:
             raise ConfigError(
-                f"{self.where}: {self.prefix + key} is {value!r}; it must be an integer"
+                f"{self.where}: {self.prefix + key} is {value!r}; it must be a positive integer"
             )
         if key in LAYERS and value > MOST_LAYERS:
             raise ConfigError(
