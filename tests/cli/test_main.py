@@ -173,7 +173,7 @@ def test_wrong_usage_ends_with_status_2(
         (["serve", "--port", "65536"], "'65536' should be less than or equal to 65535"),
         (["serve", "--free-order", "oldest"], "'oldest' is not one of 'unsealed_first', 'lru'"),
         (["serve", "a", "--model", "b"], "two models are given: a and --model b"),
-        (["play", "--workload", "basic"], "no built-in workload 'basic': did you mean 'basics'?"),
+        (["play", "--workload", "basic"], "no built-in workload 'basic'; did you mean 'basics'?"),
         (["bench", "serv"], "did you mean 'serve'?"),
         (["bench", "serve", "--input-len", "9-3"], "'9-3' is not a range of positive lengths"),
         (["bench", "serve", "--input-len", "9" * 20], "of positive lengths up to 2147483647"),

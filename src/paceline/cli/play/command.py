@@ -183,8 +183,9 @@ class Options:
             raise WrongOption(f"{self.file} and --workload {self.workload} exclude each other")
         if self.workload and self.workload not in built_in_names():
             close = get_close_matches(self.workload, built_in_names(), 1)
-            hint = f"did you mean {close[0]!r}?" if close else ", ".join(built_in_names())
-            raise WrongOption(f"no built-in workload {self.workload!r}: {hint}")
+            names = f"choose one of {', '.join(built_in_names())}"
+            hint = f"did you mean {close[0]!r}?" if close else names
+            raise WrongOption(f"no built-in workload {self.workload!r}; {hint}")
 
 
 def closing() -> str:
