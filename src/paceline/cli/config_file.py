@@ -76,7 +76,11 @@ def parsed_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        mark = getattr(error, "problem_mark", None)
+        if mark is None:
+            raise ValueError(str(error)) from None
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"{place}: {error.problem}") from None
 
 
 def unknown(path: Path, key: str, known: Mapping[str, Any]) -> str:
