@@ -35,6 +35,15 @@ def test_what_was_done_before_does_not_count_for_the_rate() -> None:
     )
 
 
+def test_requests_that_are_skipped_print_no_line() -> None:
+    out = io.StringIO()
+    with RequestProgress(10, stream=out) as progress:
+        for done in range(1, 10):
+            progress.show(done, skipped=done)
+        progress.show(10, skipped=9)
+    assert len(out.getvalue().splitlines()) == 1
+
+
 def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")

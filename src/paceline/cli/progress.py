@@ -60,7 +60,8 @@ class RequestProgress:
         tenths = done * LINES // max(self._total, 1)
         if tenths > self._tenths:
             self._tenths = tenths
-            print(self.status(done, failed, skipped), file=self._stream, flush=True)
+            if done > skipped:
+                print(self.status(done, failed, skipped), file=self._stream, flush=True)
 
     def status(self, done: int, failed: int, skipped: int) -> str:
         passed = max(self._clock() - self._begun, 1e-9)
