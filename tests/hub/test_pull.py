@@ -109,7 +109,7 @@ def test_a_path_object_is_never_a_name() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown model 'smolm2'; did you mean smollm2"):
         pull("smolm2")
-    with pytest.raises(ConfigError, match="unknown model 'x'; give a .gguf file, a folder"):
+    with pytest.raises(ConfigError, match=r"unknown model 'x'; give a \.gguf file, a folder"):
         pull("x")
 
 

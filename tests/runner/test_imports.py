@@ -9,7 +9,10 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "paceline" / "runner"
 FILES = sorted(SOURCE.rglob("*.py"))
 ALLOWED = {"paceline", "numpy", "torch"}
-READERS = {"weights/safetensors.py": {"safetensors"}}
+READERS = {
+    "weights/safetensors.py": {"safetensors"},
+    "layers/packed_cache.py": {"safetensors"},
+}
 KERNELS = {
     "attention/flashinfer.py": {"flashinfer"},
     "attention/triton.py": {"triton"},
@@ -17,13 +20,16 @@ KERNELS = {
     "cuda/kernels/tiled_attention.py": {"triton"},
     "cuda/kernels/columns.py": {"triton"},
     "cuda/kernels/drafts.py": {"triton"},
+    "cuda/kernels/experts.py": {"triton"},
     "cuda/kernels/layers.py": {"triton"},
+    "cuda/kernels/soft_cap.py": {"triton"},
     "cuda/kernels/sampling.py": {"triton"},
     "cuda/kernels/split_k.py": {"triton"},
     "cuda/kernels/few_rows.py": {"triton"},
     "cuda/kernels/prefill_attention.py": {"triton"},
 }
 HEAVY = "paceline.runner.weights.safetensors"
+PACKED = "paceline.runner.layers.packed_cache"  # nothing that a GPU needs may import it either
 MAY_IMPORT_HEAVY = {"weights/files.py"}
 
 
@@ -44,3 +50,4 @@ def test_a_file_needs_torch_alone(path: Path) -> None:
     foreign = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
     assert foreign - ALLOWED == (READERS | KERNELS).get(name, set())
     assert HEAVY not in modules or name in MAY_IMPORT_HEAVY
+    assert PACKED not in modules

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.runner.layers.linear import Linear, LinearKind
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.norm import Norm, UnscaledNorm
-from paceline.runner.layers.packed_cache import PackedCache
+from paceline.runner.layers.packing import PackedStore
 from paceline.runner.models.architecture import (
     AttentionSpec,
     HeadNorms,
@@ -32,7 +32,7 @@ class LayerFactory:
     dtype: torch.dtype
     device: torch.device | str
     linear_kind: LinearKind
-    packed: PackedCache | None = None  # if `linear_kind` packs weights
+    packed: PackedStore | None = None  # if `linear_kind` packs weights
 
     def read(self, tensor: TensorSpec) -> Tensor:
         return self.checkpoint.read(tensor.name).to(self.device, torch.float32)

@@ -1,6 +1,8 @@
 """Weights as integers, in the layout that the kernels read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -89,3 +91,15 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Integers of 8 bits, [outputs, inputs], and their scales, [outputs]."""
     scale = weight.abs().amax(dim=1).clamp_(min=1e-30).div_(127)
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
+
+
+class PackedStore(Protocol):
+    """Where a model finds the packed weights of its products."""
+
+    def packed(self, name: str, weight: Callable[[], Tensor]) -> PackedWeights:
+        """The weights of a product; `weight` reads them if they are not stored."""
+        ...
+
+    def save(self) -> None:
+        """Store what was packed."""
+        ...

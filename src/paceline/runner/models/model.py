@@ -11,7 +11,7 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, LinearKind
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
-from paceline.runner.layers.packed_cache import PackedCache
+from paceline.runner.layers.packing import PackedStore
 from paceline.runner.layers.stack import TORCH, TorchStack
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
@@ -41,7 +41,7 @@ class Model:
         device: torch.device | str = "cpu",
         linear_kind: LinearKind = DenseLinear,
         max_model_len: int | None = None,
-        packed: PackedCache | None = None,
+        packed: PackedStore | None = None,
     ) -> "Model":
         """Load weights. The longest sequence is `max_model_len`, or what the model is for.
 
