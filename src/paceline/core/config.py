@@ -1,4 +1,4 @@
-"""Every setting of the heart: frozen, checked, one dataclass per component."""
+"""The settings of scheduler, model and recording: frozen, checked, one dataclass per component."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields

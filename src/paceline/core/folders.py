@@ -1,4 +1,4 @@
-"""Where files stay that can be had again."""
+"""The cache folder: files that can be downloaded or made again."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What can go wrong while a model is fetched."""
+"""Errors of downloads."""
 
 from paceline.core.errors import PacelineError
 

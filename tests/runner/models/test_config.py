@@ -193,7 +193,10 @@ def test_only_the_largest_gemma_scales_queries_by_its_width() -> None:
         ({"llama.block_count": None}, "the GGUF header has no 'llama.block_count'"),
         ({"llama.rope.dimension_count": 12}, "rope.dimension_count is 12; it must be even"),
         ({"llama.rope.scaling.type": "ntk"}, "rope scaling 'ntk' is not supported; choose"),
-        ({"llama.attention.head_count": [4, 2]}, r"head_count is \[4, 2\]; it must be a positive"),
+        (
+            {"llama.attention.head_count": [4, 2]},
+            r"head_count is \[4, 2\]; it must be a positive integer",
+        ),
     ],
 )
 def test_what_is_refused_of_gguf(changes: dict[str, Any], message: str) -> None:
