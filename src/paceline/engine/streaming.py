@@ -315,7 +315,10 @@ class StreamingEngine:
         self._end_open()
 
     def close(self) -> None:
-        """The same, and wait for it; in the thread of the event loop, or after the loop ended."""
+        """Stop the step loop and release the model, as `shutdown` does, and wait for it.
+
+        Call it in the thread of the event loop, or after the loop has ended.
+        """
         self._core.close()
         self._end_open()
 

@@ -63,24 +63,27 @@ class Policy:
         return self.pick(self.view.table.order)
 
     def share(self, slot: Index, want: I32, budget: int) -> I32:
-        """How many of the positions each resident wants it gets, residents oldest first."""
+        """Positions that each resident gets of those that it wants; residents are oldest first."""
         return within_budget(want, budget)
 
-    # -- further questions, for those who need them -------------------------
+    # -- further questions --------------------------------------------------
 
     def room(self, sequence: Sequence, rest: int, taken: int, left: int) -> int:
-        """How many of the positions that are left in a step a waiting sequence may begin with. It
-        has `rest` to compute, and others have taken so many."""
+        """Positions that a waiting sequence may begin with, of those `left` in the step. It has
+        `rest` to compute, and the rows of the step have `taken` so many already."""
         return left
 
     def flow(self, sequence: Sequence) -> Hashable:
+        """The flow of a sequence: sequences of one flow keep their relative order."""
         return None
 
     def flow_rank(self, flow: Hashable) -> float:
+        """Order of the flows; the smallest goes first. While a sequence waits in a flow, its rank
+        may only get worse."""
         return 0.0
 
     def displaceable(self, sequence: Sequence, now: float) -> list[int]:
-        """Residents that a waiting sequence may push out on arrival, the first to go first."""
+        """Residents that a waiting sequence may displace, in the order in which they leave."""
         return []
 
     def late(self, now: float) -> Iterable[Sequence]:
