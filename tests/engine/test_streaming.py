@@ -616,7 +616,7 @@ def test_a_prompt_may_be_token_ids() -> None:
 
 def test_explaining_a_forgotten_request_names_the_setting() -> None:
     async def use(engine: StreamingEngine) -> None:
-        with pytest.raises(RequestError, match="journal_requests is 3: raise it"):
+        with pytest.raises(RequestError, match="last 3 finished requests: raise journal_requests"):
             await engine.explain("zoe")
 
     with_engine(use, journal_requests=3)
