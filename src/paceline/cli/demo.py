@@ -61,8 +61,8 @@ def run(options: DemoOptions) -> int:
         ask(server, options.question)
         if os.environ.get("CI"):
             return 0
-        print("Press Ctrl-C to stop it.", flush=True)
         try:
+            print("Press Ctrl-C to stop it.", flush=True)
             server.process.wait()
         except KeyboardInterrupt:  # the usual end
             print()
