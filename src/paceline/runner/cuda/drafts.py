@@ -11,10 +11,9 @@ from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
 from paceline.runner.cuda.eager import EagerSteps
 from paceline.runner.cuda.flight import LaunchedStep, Silent
-from paceline.runner.cuda.graphs.drafts import DraftGraphs
+from paceline.runner.cuda.graphs.drafts import DraftGraphs, choose_lines
 from paceline.runner.cuda.graphs.mixed import MixedGraphs
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
-from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
 from paceline.runner.cuda.residents import Residents
@@ -157,12 +156,9 @@ class Verification:
 
     def _choose(self, logits: Tensor, own: Tensor, known: Tensor, drafts: Tensor) -> Tensor:
         """Rows that want no more than a temperature: ids [samples, 1 + most drafts]."""
-        state, width = self._state, 1 + drafts.shape[1]
-        places = torch.arange(width, dtype=torch.int32, device=known.device)
-        slot = own[:, None].expand(-1, width).reshape(-1)
-        context = (known[:, None] + places).reshape(-1)
-        ids = torch.empty((len(own), width), dtype=torch.int32, device=known.device)
-        choose(logits, state.temperature, state.key, slot, context, ids.view(-1))
+        shape = len(own), 1 + drafts.shape[1]
+        ids = torch.empty(shape, dtype=torch.int32, device=known.device)
+        choose_lines(self._state, logits, own, known, ids)
         return ids
 
     def _sample(

@@ -31,6 +31,16 @@ def spans(most: int) -> list[int]:
     return [*found, most]
 
 
+def choose_lines(state: CudaState, logits: Tensor, own: Tensor, known: Tensor, ids: Tensor) -> None:
+    """Sample by temperature after each line of rows with these slots and known tokens: from logits
+    [rows * lines, vocab] to `ids` [rows, lines]."""
+    lines = ids.shape[1]
+    places = torch.arange(lines, dtype=torch.int32, device=known.device)
+    slot = own[:, None].expand(-1, lines).reshape(-1)
+    context = (known[:, None] + places).reshape(-1)
+    choose(logits, state.temperature, state.key, slot, context, ids.view(-1))
+
+
 class DraftGraphs:
     """Proposes drafts, and accepts those that the model samples too, for rows that sample by
     temperature alone. Between the two, other graphs compute the hidden states of all lines.
@@ -117,8 +127,5 @@ class DraftGraphs:
         state, own, known = self._state, self._columns[SLOTS, :rows], self._known[:rows]
         drafts, ids = self._drafts[:rows], self._ids[:rows]
         logits = self._model.logits(self._hidden[: rows * self.width])
-        places = torch.arange(self.width, dtype=torch.int32, device=known.device)
-        slot = own[:, None].expand(-1, self.width).reshape(-1)
-        context = (known[:, None] + places).reshape(-1)
-        choose(logits, state.temperature, state.key, slot, context, ids.view(-1))
+        choose_lines(state, logits, own, known, ids)
         accept((state.tokens, state.position), own, known, ids, drafts)
