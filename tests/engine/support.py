@@ -262,6 +262,7 @@ def as_request(ids: Sequence[int], params: SamplingParams, seed: int | None = No
         beam_width=params.beams,
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
+        handle=0,
     )
 
 

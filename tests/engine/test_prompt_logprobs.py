@@ -12,6 +12,7 @@ from paceline.core.plan import Ended, PromptScores
 from paceline.core.request import Finish, Request
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.core.components import EngineComponents
+from paceline.engine.frontend.choice_rows import ChoiceRows
 from paceline.engine.frontend.open_request import OpenRequest
 from tests.engine.frontend.test_frontend import Harness
 from tests.engine.support import (
@@ -190,7 +191,7 @@ def scored(logprob: float, count: int) -> PromptScores:
 def test_what_is_told_again_changes_nothing() -> None:
     params, ear = SamplingParams(prompt_logprobs=0, n=2), Ear()
     request = as_request([5, 6, 7, 8], params)
-    one = OpenRequest(request, params, None, ear, tokenizer(), 0.0)
+    one = OpenRequest(request, params, None, ear, ChoiceRows(), tokenizer(), 0.0)
 
     assert one.scores is not None
     one.scores.add(scored(-1.0, 2))

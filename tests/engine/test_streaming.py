@@ -165,7 +165,7 @@ def test_others_have_a_turn_between_two_deliveries() -> None:
     async def use(engine: StreamingEngine) -> None:
         turns: list[str] = []
         nothing = np.empty(0, np.int32)
-        empty = Delivery(0.0, np.empty(0, object), nothing, nothing.reshape(0, 1), nothing)
+        empty = Delivery(0.0, nothing.astype(np.int64), nothing.reshape(0, 1), nothing)
         await engine.snapshot()  # so that the loop is known
         with patch.object(engine._frontend, "deliver", lambda _: turns.append("delivery") or []):
             engine.deliver(empty)

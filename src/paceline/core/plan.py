@@ -296,6 +296,7 @@ class Outputs:
     serial: I64
     request_id: Names
     child: I32  # which of several sequences of the request; -1: the only one
+    handle: I64  # what the front end knows the sequence by
     ids: I32  # [rows, 1 + most drafts]
     count: I32  # [rows]
     finished: tuple[Ended, ...] = ()
@@ -328,4 +329,4 @@ NO_ROWS = Rows(
     samples=frozen(np.empty(0, np.bool_)),
 )
 NO_IDS: I32 = frozen(np.empty((0, 1), np.int32))
-NO_OUTPUTS = Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_I32, NO_IDS, NO_I32)
+NO_OUTPUTS = Outputs(NO_ROWS.serial, NO_ROWS.request_id, NO_I32, NO_ROWS.serial, NO_IDS, NO_I32)

@@ -128,6 +128,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "length_penalty": (float, int),
     "early_stopping": (bool, str),
     "sampling": (Sampling,),
+    "handle": (int,),
 }
 TYPED_FIELDS = attrgetter(*FIELD_TYPES)
 RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
@@ -169,6 +170,8 @@ class Request:
         early_stopping: Beam search: stop at `beam_width` finished beams (True), when a better one
             is unlikely (False), or only when none is possible ("never").
         sampling: How the runner chooses its tokens.
+        handle: What its tokens are reported under, besides its id: a number of the front end. Child
+            c of several sequences is reported under `handle + c`. It decides nothing.
     """
 
     id: str
@@ -194,6 +197,7 @@ class Request:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     sampling: Sampling = GREEDY
+    handle: int = -1
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:  # pyright: ignore[reportUnnecessaryIsInstance]

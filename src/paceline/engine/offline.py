@@ -241,7 +241,7 @@ class OfflineEngine:
                 "call step, or use another request_id"
             )
         sink = OutputCollector(generation, self._done)
-        self._backlog[generation.request_id] = self._frontend.begin(generation, sink)
+        self._backlog[generation.request_id] = self._frontend.begin(generation, sink, deferred=True)
         return generation.request_id
 
     def step(self) -> list[RequestOutput]:

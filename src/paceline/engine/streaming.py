@@ -198,7 +198,7 @@ class StreamingEngine:
 
     def _start(self, generation: GenerationRequest, parked: str) -> DeltaStream:
         buffer = DeltaBuffer()
-        request = self._frontend.begin(generation, buffer)
+        request = self._frontend.begin(generation, buffer, deferred=True)
         try:
             self._core.submit(request, parked)
         except BaseException:
@@ -207,6 +207,7 @@ class StreamingEngine:
         self._quiet.clear()
         if generation.timeout is not None:
             get_running_loop().call_later(generation.timeout + TICK_S, self._expire)
+        buffer.on_read = partial(self._frontend.listen, request.id)
         return DeltaStream(request.id, request.prompt, buffer, self._core.abort)
 
     async def abort(self, request_id: str) -> bool:

@@ -79,12 +79,12 @@ class Accounting:
         others = [end for ended in self._ended for end in ended(result_rows)]
         return replace(ends, finished=(*ends.finished, *others)) if others else ends
 
-    @staticmethod
-    def _outputs(result_rows: ResultRows) -> Outputs:
+    def _outputs(self, result_rows: ResultRows) -> Outputs:
         """What clients get of the rows."""
         rows, ids = result_rows.rows, result_rows.ids
         count = result_rows.count if result_rows.reported is None else result_rows.reported
-        return Outputs(rows.serial, rows.request_id, rows.child, ids, count, row=result_rows.origin)
+        handle, origin = self._state.table.handle[rows.slot], result_rows.origin
+        return Outputs(rows.serial, rows.request_id, rows.child, handle, ids, count, row=origin)
 
     def commit_steady(self, steady: Steady, result: StepResult) -> Outputs:
         """Commit a step in which every row sampled one token and no feature takes part."""
@@ -96,7 +96,8 @@ class Accounting:
         state.table.append_one(rows.slot, ids[:, 0])
         state.stats.sampled += steady.size
         state.policy.sampled(rows.slot, result.count)
-        outputs = Outputs(rows.serial, rows.request_id, rows.child, ids, result.count)
+        named = rows.serial, rows.request_id, rows.child, steady.handle
+        outputs = Outputs(*named, ids, result.count)
         if stops or steady.completes_some():
             return self._end_complete(rows.slot, outputs, stops)
         return outputs

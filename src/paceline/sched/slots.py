@@ -40,9 +40,10 @@ class SlotTable:
         idle_for[s]                   an `Idle`: what it lacked in that one
 
     `epoch[s]` rises when the slot changes hands, `serial[s]`, `name[s]` and `child[s]` identify
-    its sequence in `sequences[s]`, `resident[s]` says whether there is one, `silent[s]`
-    whether its tokens are reported only at the end, `order` lists resident slots, oldest
-    first, `drafting` counts those that may draft and `silenced` those that are silent.
+    its sequence in `sequences[s]`, `handle[s]` is what the front end knows it by, `resident[s]`
+    says whether there is one, `silent[s]` whether its tokens are reported only at the end,
+    `order` lists resident slots, oldest first, `drafting` counts those that may draft and
+    `silenced` those that are silent.
     `needs_host` names the features for which the host must act on a slot between two steps.
     `first_acceptance` is the acceptance of a sequence that has not drafted yet. Of
     `capacity` slots those in `_vacant` are free and `_reserved` are kept for later. `_listed` is
@@ -76,6 +77,7 @@ class SlotTable:
         self.serial = np.full(slots, -1, np.int64)
         self.name = np.full(slots, None, object)
         self.child = np.full(slots, -1, np.int32)
+        self.handle = np.full(slots, -1, np.int64)
         self.silent = np.zeros(slots, np.bool_)
         self.resident = np.zeros(slots, np.bool_)
         self.tokens = sparse_zeros(slots, max_model_len)
@@ -147,6 +149,7 @@ class SlotTable:
         self.serial[slot] = sequence.serial
         self.name[slot] = request.id
         self.child[slot] = sequence.child
+        self.handle[slot] = request.handle + max(sequence.child, 0)
         self.resident[slot] = True
         self.sequences[slot], sequence.slot = sequence, slot
         self._order[residents] = slot  # behind what earlier views of it show

@@ -26,6 +26,7 @@ class Steady:
         """For at most `steps` steps."""
         self.rows = rows
         self.size = len(rows)
+        self.handle = table.handle[rows.slot]
         self._kind: Kind = kind
         self._table = table
         self._cache = cache

@@ -1,7 +1,7 @@
 """Turns a stream of token ids into a stream of text that ends at a stop string."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from paceline.core.arrays import I32
@@ -35,6 +35,7 @@ class Detokenizer:
         self.stopped: str | None = None
         self.tokens = 0
         self._bytes = tokenizer.spelled(skip_special)
+        self._texts = self._bytes.texts
         self._utf8 = utf8_decoder("replace")
         self._ending = stop_strings(tuple(stop))
         self._include_stop = include_stop
@@ -42,10 +43,13 @@ class Detokenizer:
         self._withheld = ""
         tail = self._tail(prompt)
         self._utf8.decode(tail)
+        self._between_characters = not self._utf8.getstate()[0]
         self._strip_space = tokenizer.strips_space and not tail
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         """Add ids and return the text that is final."""
+        if self._unsearched == inf:
+            return self._push_all(ids)
         pieces: list[str] = []
         for id in ids:
             if self.stopped is not None:
@@ -53,6 +57,21 @@ class Detokenizer:
             self.tokens += 1
             pieces.append(self._release(self._utf8.decode(self._spell(id))))
         return "".join(pieces)
+
+    def _push_all(self, ids: Sequence[int]) -> str:
+        """Add ids without a look for stop strings."""
+        self.tokens += len(ids)
+        if len(ids) == 1 and self._between_characters and not self._strip_space:
+            text = self._texts[ids[0]]
+            if text is not None:
+                return text
+        spelled = b"".join(map(self._bytes.__getitem__, ids))
+        if self._strip_space and spelled:
+            self._strip_space = False
+            spelled = spelled.removeprefix(b" ")
+        text = self._utf8.decode(spelled)
+        self._between_characters = not self._utf8.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """Return the withheld text. An incomplete character becomes U+FFFD."""

@@ -18,6 +18,22 @@ from paceline.text.vocabulary import Vocabulary
 LONG_TEXT = 4096  # characters; a longer text takes milliseconds
 
 
+class WholeTexts(dict[int, str | None]):
+    """The texts of tokens, computed at first use; None for a part of a character."""
+
+    def __init__(self, spelled: "Spelled") -> None:
+        super().__init__()
+        self._spelled = spelled
+
+    def __missing__(self, id: int) -> str | None:
+        try:
+            found = self._spelled[id].decode()
+        except UnicodeDecodeError:
+            found = None
+        self[id] = found
+        return found
+
+
 class Spelled(dict[int, bytes]):
     """The bytes of tokens, computed at first use.
 
@@ -29,6 +45,7 @@ class Spelled(dict[int, bytes]):
         super().__init__(dict.fromkeys(hidden, b""))
         self._backend, self._spelling = backend, spelling
         self._added = backend.get_added_tokens_decoder().keys()
+        self.texts = WholeTexts(self)
 
     def __missing__(self, id: int) -> bytes:
         try:

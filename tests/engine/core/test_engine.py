@@ -26,9 +26,14 @@ from tests.engine.support import (
 DEPTHS = [1, 2, 3]
 
 
+HANDLES: dict[str, int] = {}  # by the name of a request
+CHILDREN = 100  # most of a request
+
+
 def request(name: str, length: int = 9, most: int = 6, **fields: Any) -> Request:
     prompt = [(11 * length + place) % 350 + 4 for place in range(length)]
-    return Request(id=name, prompt=prompt, max_tokens=most, **fields)  # pyright: ignore[reportArgumentType]
+    handle = HANDLES.setdefault(name, CHILDREN * len(HANDLES))
+    return Request(id=name, prompt=prompt, max_tokens=most, handle=handle, **fields)  # pyright: ignore[reportArgumentType]
 
 
 class Teller:
@@ -56,7 +61,7 @@ class Teller:
             return
         self.deliveries.append(delivery)
         for row, count in enumerate(delivery.count.tolist()):
-            name = delivery.request_id[row]
+            name = list(HANDLES)[delivery.handle[row] // CHILDREN]
             assert name not in self.ends
             self.tokens.setdefault(name, []).extend(delivery.ids[row, :count].tolist())
         for one in delivery.ended:

@@ -168,7 +168,7 @@ def test_what_the_runner_cannot_do_is_refused_by_its_process(field: str) -> None
 
     async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         begin = engine._frontend.begin
-        changed = lambda generation, sink: replace(begin(generation, sink), **{field: value})
+        changed = lambda *given, **named: replace(begin(*given, **named), **{field: value})
         engine._frontend.begin = changed  # type: ignore[method-assign]
         with pytest.raises(RequestError, match=f"remove `{field}`"):
             await engine.generate(ask("hello")).whole()

@@ -64,7 +64,10 @@ def parent(**settings: Any) -> Iterator[Parent]:
 
 
 def submitted(name: str, parked: str = "") -> wire.EncodedRequest:
-    return wire.encode_request(Request(id=name, prompt=[5, 6], max_tokens=3), parked)  # pyright: ignore[reportArgumentType]
+    return wire.encode_request(
+        Request(id=name, prompt=[5, 6], max_tokens=3, handle=ord(name[0])),  # pyright: ignore[reportArgumentType]
+        parked,
+    )
 
 
 def test_all_messages_are_applied_in_order_before_a_turn() -> None:
@@ -110,7 +113,8 @@ def test_a_request_that_can_never_run_is_refused_and_others_run() -> None:
         one.send(wire.encode_request(long), submitted("a"))
         _, deliveries = one.run()
     assert [each.request_id for delivery in deliveries for each in delivery.refused] == ["long"]
-    assert {name for delivery in deliveries for name in delivery.request_id} == {"a"}
+    handles = [wire.decode_delivery(delivery).handle for delivery in deliveries]
+    assert {one for each in handles for one in each.tolist()} == {ord("a")}
 
 
 def test_a_message_does_not_pass_through_the_inbox_of_other_threads() -> None:

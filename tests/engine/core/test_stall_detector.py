@@ -8,11 +8,15 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.core.plan import Ended, StepResult
-from paceline.core.request import Finish
+from paceline.core.request import Finish, Request
 from paceline.engine.core.messages import Delivery, Question, Refused
 from paceline.engine.core.stall_detector import StallDetector
 from paceline.engine.streaming import StreamingEngine
 from tests.engine.support import OraclePort, ask, components
+
+
+def request(name: str) -> Request:
+    return Request(id=name, prompt=[5, 6], handle=ord(name))  # pyright: ignore[reportArgumentType]
 
 
 class Watched:
@@ -29,20 +33,18 @@ class Watched:
     def delivered(
         self, *ended: Ended, refused: tuple[Refused, ...] = (), tokens_for: str = ""
     ) -> None:
-        names = np.array([tokens_for] if tokens_for else [], object)
-        rows = np.ones(len(names), np.int32)
-        ids = np.zeros((len(names), 1), np.int32)
-        self.detector.delivered(
-            Delivery(0.0, names, -rows, ids, rows, ended=ended, refused=refused)
-        )
+        handles = np.array([*map(ord, tokens_for)], np.int64)
+        rows = np.ones(len(handles), np.int32)
+        ids = np.zeros((len(handles), 1), np.int32)
+        self.detector.delivered(Delivery(0.0, handles, ids, rows, ended=ended, refused=refused))
 
 
 def test_silence_is_a_stall_while_requests_wait() -> None:
     watched = Watched()
     assert not watched.stalls_after(1000.0)  # no request is here
-    watched.detector.submitted("a")
+    watched.detector.submitted(request("a"))
     assert not watched.stalls_after(5.0)
-    watched.detector.submitted("b")
+    watched.detector.submitted(request("b"))
     watched.now += 1.0
     assert watched.detector.stalled() == "no step has ended for 6 s, and requests are waiting"
     watched.delivered()
@@ -53,7 +55,7 @@ def test_silence_is_a_stall_while_requests_wait() -> None:
 def test_a_request_counts_until_the_whole_of_it_has_ended() -> None:
     watched = Watched()
     for name in "abc":
-        watched.detector.submitted(name)
+        watched.detector.submitted(request(name))
     watched.delivered(Ended("a", Finish.STOP, child=0), Ended("b", Finish.STOP))
     watched.detector.ended("c")
     assert watched.stalls_after(6.0)  # the other children of "a"
@@ -63,7 +65,7 @@ def test_a_request_counts_until_the_whole_of_it_has_ended() -> None:
 
 def test_a_pause_is_no_stall() -> None:
     watched = Watched()
-    watched.detector.submitted("a")
+    watched.detector.submitted(request("a"))
     assert watched.stalls_after(6.0)
     watched.detector.asked(Question("pause", "all"))
     assert not watched.stalls_after(60.0)
@@ -74,7 +76,7 @@ def test_a_pause_is_no_stall() -> None:
 
 def test_other_questions_are_no_progress() -> None:
     watched = Watched()
-    watched.detector.submitted("a")
+    watched.detector.submitted(request("a"))
     watched.now += 6.0
     watched.detector.asked(Question("gauges"))
     assert watched.stalls_after(0.0)
@@ -82,8 +84,8 @@ def test_other_questions_are_no_progress() -> None:
 
 def test_parked_requests_explain_the_silence() -> None:
     watched = Watched()
-    watched.detector.submitted("a", "grammar")
-    watched.detector.submitted("b")
+    watched.detector.submitted(request("a"), "grammar")
+    watched.detector.submitted(request("b"))
     watched.detector.parked("b")
     watched.detector.parked("unknown")
     assert not watched.stalls_after(60.0)
@@ -92,7 +94,7 @@ def test_parked_requests_explain_the_silence() -> None:
     assert watched.stalls_after(1.0)
     watched.delivered(Ended("a", Finish.STOP))
     assert not watched.stalls_after(60.0)
-    watched.detector.submitted("c")
+    watched.detector.submitted(request("c"))
     assert not watched.stalls_after(5.0)
     assert watched.stalls_after(1.0)
 
@@ -100,7 +102,7 @@ def test_parked_requests_explain_the_silence() -> None:
 def test_a_request_that_got_tokens_is_not_parked() -> None:
     """It ran already when the message came, which the core ignored."""
     watched = Watched()
-    watched.detector.submitted("a")
+    watched.detector.submitted(request("a"))
     watched.detector.parked("a")
     watched.delivered(tokens_for="a")
     assert watched.stalls_after(6.0)

@@ -93,11 +93,9 @@ def test_a_delivery() -> None:
     times = Timings(1, 2, 3, 6, 1)
     gone = Ended("a", Finish.STOP, 2, choices=(choice,), timings=times, cached=4)
     found = Candidates(np.array([[1, 2, 3], [4, 5, -1]], np.int32), np.ones((2, 3), np.float32))
-    names = np.array(["a", "b"], object)
     one = Delivery(
         1.5,
-        names,
-        np.array([-1, 2], np.int32),
+        np.array([7, 2**50], np.int64),
         np.array([[5, 6], [7, -1]], np.int32),
         np.array([2, 1], np.int32),
         np.array([[-0.5, -0.25], [-2.0, 0.0]], np.float32),
@@ -109,7 +107,7 @@ def test_a_delivery() -> None:
     back = wire.decode_delivery(sent(wire.encode_delivery(one)))
     assert back.time == one.time
     assert back.ended == one.ended
-    for name in ("request_id", "child", "ids", "count", "logprob"):
+    for name in ("handle", "ids", "count", "logprob"):
         np.testing.assert_array_equal(getattr(back, name), getattr(one, name))
     assert back.candidates is not None
     np.testing.assert_array_equal(back.candidates.ids, found.ids)
@@ -124,7 +122,7 @@ def test_a_delivery() -> None:
 
 def test_a_delivery_of_nothing() -> None:
     empty = np.empty(0, np.int32)
-    one = Delivery(0.0, np.empty(0, object), empty, np.empty((0, 1), np.int32), empty)
+    one = Delivery(0.0, empty.astype(np.int64), np.empty((0, 1), np.int32), empty)
     back = wire.decode_delivery(sent(wire.encode_delivery(one)))
     assert back.ids.shape == (0, 1)
     assert (len(back.count), back.logprob, back.candidates) == (0, None, None)

@@ -417,14 +417,14 @@ class Late:
     """A front end whose clock is set by hand."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self.handle = 0.0, -1
         template = ChatTemplate.of(tokenizer())
         self.frontend = Frontend(tokenizer(), template, lambda: self.now)
 
     def begin(self, timeout: float | None, **params: Any) -> Ear:
         ear, chosen = Ear(), SamplingParams(**params)
         one = GenerationRequest(prompt="hello", request_id="a", timeout=timeout, params=chosen)
-        self.frontend.begin(one, ear)
+        self.handle = self.frontend.begin(one, ear).handle
         return ear
 
     def tell(self, ended: Ended | None, ids: Sequence[int] = (), **columns: Any) -> list[Abort]:
@@ -432,8 +432,7 @@ class Late:
         rows = min(len(ids), 1)
         told = Delivery(
             self.now,
-            np.array(["a"] * rows, object),
-            np.zeros(rows, np.int32),
+            np.full(rows, self.handle),
             np.array(ids, np.int32).reshape(rows, -1) if rows else np.empty((0, 1), np.int32),
             np.full(rows, len(ids), np.int32),
             ended=() if ended is None else (ended,),
@@ -622,3 +621,85 @@ def test_those_who_are_cut_are_counted_by_their_end() -> None:
     late.frontend.expire()
     report = late.frontend.metrics.report(first_figures(Capacity(256, 4, 96, 8, 64)))
     assert report.request_success == {"timeout": 2}
+
+
+def mixed_requests() -> list[GenerationRequest]:
+    forms: list[dict[str, Any]] = [
+        {"max_tokens": 40},
+        {"max_tokens": 9, "n": 3, "temperature": 1.0, "seed": 5},
+        {"max_tokens": 30, "stop": ["th", "e q"]},
+        {"max_tokens": 12, "logprobs": 2},
+        {"max_tokens": 6, "n": 2, "best_of": 3, "temperature": 1.0, "seed": 1},
+        {"max_tokens": 5, "beam_width": 2},
+        {"max_tokens": 0, "prompt_logprobs": 1},
+        {"max_tokens": 70, "min_tokens": 66},
+    ]
+    return [
+        ask(prompt, f"{prompt} {place}", **form)
+        for place, form in enumerate(forms)
+        for prompt in PROMPTS
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_deferred_requests_have_the_same_outputs_and_figures(depth: int) -> None:
+    """Whether text is made as tokens arrive, at the end, or from some moment on."""
+    found: list[list[Any]] = []
+    for mode in ("as they arrive", "at the end", "from the third turn on"):
+        harness = Harness(components(depth=depth, num_blocks=64))
+        ears: list[Ear] = []
+        for one in mixed_requests():
+            ears.append(Ear())
+            deferred = mode != "as they arrive"
+            harness.engine.submit(harness.frontend.begin(one, ears[-1], deferred))
+        for _ in range(2):
+            harness.turn()
+        if mode == "from the third turn on":
+            for name in [*harness.frontend.open]:
+                harness.frontend.listen(name)
+        harness.run()
+        outputs = [ear.output for ear in ears if ear.output is not None]
+        answers = [
+            # The oracle scores a prompt by its salt, which is another one in each run.
+            (replace(one, prompt_logprobs=None), len(one.prompt_logprobs or ()), output.usage)
+            for output in outputs
+            for one in output.outputs
+        ]
+        report = harness.frontend.metrics.report(harness.engine.answer(Question("gauges")))
+        counts = {name: one.count for name, one in report.histograms.items()}
+        found.append([answers, report.counters, counts, report.request_success])
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+    assert len(found[0][0]) == sum(one.params.n for one in mixed_requests())
+
+
+def test_a_deferred_request_has_one_delta_and_an_aborted_one_what_had_come() -> None:
+    harness, ears = Harness(components()), (Ear(), Ear())
+    for name, ear in zip("ab", ears, strict=True):
+        one = ask("hello", name, max_tokens=20, ignore_eos=True)
+        harness.engine.submit(harness.frontend.begin(one, ear, deferred=True))
+    for _ in range(6):
+        harness.turn()
+    assert [ear.deltas for ear in ears] == [[], []]
+    harness.engine.abort("a")
+    harness.run()
+    aborted, whole = (ear.output for ear in ears)
+    assert aborted is not None
+    assert whole is not None
+    assert [len(ear.deltas) for ear in ears] == [1, 1]
+    assert aborted.outputs[0].finish_reason == "abort"
+    some = aborted.outputs[0].token_ids
+    assert 0 < len(some) < 20
+    assert whole.outputs[0].token_ids[: len(some)] == some
+
+
+def test_tokens_of_a_request_that_was_given_up_reach_nobody_else() -> None:
+    """The engine may still send some, under a row that another request has by then."""
+    late = Late()
+    late.begin(None, max_tokens=5)
+    old = late.handle
+    late.frontend.end("a", Finish.ERROR, "the engine is gone")
+    ear = late.begin(None, max_tokens=5)
+    late.handle = old
+    late.tell(None, tokenizer().encode("hello"))
+    assert ear.deltas == []

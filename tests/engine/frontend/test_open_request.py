@@ -5,6 +5,7 @@ from math import inf
 from paceline.core.plan import Choice, Ended, Timings
 from paceline.core.request import Finish
 from paceline.engine.api import Alternative, SamplingParams, TokenLogprob
+from paceline.engine.frontend.choice_rows import ChoiceRows
 from paceline.engine.frontend.open_request import OpenRequest
 from tests.engine.support import Ear, as_request, tokenizer
 
@@ -12,7 +13,7 @@ from tests.engine.support import Ear, as_request, tokenizer
 def conversation(**given: object) -> tuple[OpenRequest, Ear]:
     params, ear = SamplingParams(**given), Ear()  # type: ignore[arg-type]
     request = as_request(tokenizer().encode("hello"), params)
-    return OpenRequest(request, params, "hello", ear, tokenizer(), 0.0), ear
+    return OpenRequest(request, params, "hello", ear, ChoiceRows(), tokenizer(), 0.0), ear
 
 
 def test_half_a_character_is_withheld_and_shown_as_such_at_the_end() -> None:
@@ -55,7 +56,9 @@ def test_a_character_that_the_prompt_begins_is_told_whole() -> None:
     letters = {tokenizer().token_bytes(id): id for id in range(tokenizer().vocab_size)}
     ids = [letters[bytes([one])] for one in "😀".encode()]
     params, ear = SamplingParams(), Ear()
-    one = OpenRequest(as_request(ids[:2], params), params, None, ear, tokenizer(), 0.0)
+    one = OpenRequest(
+        as_request(ids[:2], params), params, None, ear, ChoiceRows(), tokenizer(), 0.0
+    )
     one.push(-1, ids[2:])
     assert ear.joined(0).text == "😀"
 
@@ -63,9 +66,9 @@ def test_a_character_that_the_prompt_begins_is_told_whole() -> None:
 def test_time_runs_from_the_arrival() -> None:
     params = SamplingParams()
     request = as_request([5], params)
-    one = OpenRequest(request, params, None, Ear(), tokenizer(), 5.0, timeout=2.0)
+    one = OpenRequest(request, params, None, Ear(), ChoiceRows(), tokenizer(), 5.0, timeout=2.0)
     assert one.due == 7.0
-    assert OpenRequest(request, params, None, Ear(), tokenizer(), 5.0).due == inf
+    assert OpenRequest(request, params, None, Ear(), ChoiceRows(), tokenizer(), 5.0).due == inf
 
 
 def test_nothing_is_told_after_the_end() -> None:

@@ -309,8 +309,7 @@ class Engine:
             return None
         delivery = Delivery(
             now,
-            outputs.request_id,
-            outputs.child,
+            outputs.handle,
             outputs.ids,
             outputs.count,
             ended=tuple(timed(self.scheduler, end) for end in ended),

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.core.arrays import F32, I32, Names
+from paceline.core.arrays import F32, I32, I64
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.request import Request
@@ -105,8 +105,7 @@ class Delivery:
     row i."""
 
     time: float  # seconds on the engine's clock
-    request_id: Names
-    child: I32  # -1: the only sequence of its request
+    handle: I64  # of each sequence: `handle` of its request, plus its place among several
     ids: I32  # [rows, 1 + most drafts]
     count: I32
     logprob: F32 | None = None  # [rows, 1 + most drafts]

@@ -86,7 +86,7 @@ class ProcessCore:
             receiver.died(dead, for_good=True)
 
     def submit(self, request: Request, parked: str = "") -> None:
-        self._stalls.submitted(request.id, parked)  # before the core can report its end
+        self._stalls.submitted(request, parked)  # before the core can report its end
         try:
             self._send(wire.encode_request(request, parked))
         except BaseException:

@@ -2,6 +2,7 @@
 
 from time import monotonic
 
+from paceline.core.request import Request
 from paceline.engine.core.messages import Delivery, Question
 from paceline.engine.core.ports import Clock
 
@@ -16,18 +17,18 @@ class StallDetector:
 
     def __init__(self, stall_s: float, clock: Clock = monotonic) -> None:
         self._stall_s, self._clock = stall_s, clock
-        self._open: dict[str, None] = {}
+        self._open: dict[str, int] = {}  # handles by id
         self._parked: set[str] = set()  # of those that are open
         self._paused = False
         self._since = clock()
 
-    def submitted(self, request_id: str, parked: str = "") -> None:
+    def submitted(self, request: Request, parked: str = "") -> None:
         """Call it before the request is sent, so that it precedes the end."""
         if not self._is_waiting:
             self._since = self._clock()
-        self._open[request_id] = None
+        self._open[request.id] = request.handle
         if parked:
-            self._parked.add(request_id)
+            self._parked.add(request.id)
 
     def ended(self, request_id: str) -> None:
         self._open.pop(request_id, None)
@@ -49,7 +50,9 @@ class StallDetector:
     def delivered(self, delivery: Delivery) -> None:
         self._since = self._clock()
         if self._parked:  # a request with new tokens runs, so it was not parked
-            self._parked.difference_update(delivery.request_id.tolist())
+            running = set(delivery.handle.tolist())
+            begun = [one for one in self._parked.copy() if self._open.get(one) in running]
+            self._parked.difference_update(begun)
         for one in delivery.ended:
             if one.child < 0:
                 self.ended(one.request_id)

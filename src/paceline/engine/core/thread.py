@@ -39,7 +39,7 @@ class ThreadCore:
 
     def submit(self, request: Request, parked: str = "") -> None:
         engine = self._running()
-        self._stalls.submitted(request.id, parked)
+        self._stalls.submitted(request, parked)
         try:
             engine.submit(request, parked)
         except BaseException:

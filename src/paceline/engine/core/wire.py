@@ -180,8 +180,7 @@ class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A delivery, in columns."""
 
     time: float
-    request_id: list[str]
-    child: bytes
+    handle: bytes
     ids: EncodedMatrix
     count: bytes
     logprob: EncodedMatrix | None
@@ -254,8 +253,7 @@ def encode_delivery(one: Delivery) -> EncodedDelivery:
     found = one.candidates
     return EncodedDelivery(
         one.time,
-        one.request_id.tolist(),
-        one.child.tobytes(),
+        one.handle.tobytes(),
         EncodedMatrix.of(one.ids),
         one.count.tobytes(),
         None if one.logprob is None else EncodedMatrix.of(one.logprob),
@@ -267,13 +265,10 @@ def encode_delivery(one: Delivery) -> EncodedDelivery:
 
 
 def decode_delivery(message: EncodedDelivery) -> Delivery:
-    names = np.empty(len(message.request_id), object)
-    names[:] = message.request_id
     found = message.candidates
     return Delivery(
         message.time,
-        names,
-        np.frombuffer(message.child, np.int32),
+        np.frombuffer(message.handle, np.int64),
         message.ids.ints(),
         np.frombuffer(message.count, np.int32),
         None if message.logprob is None else message.logprob.floats(),

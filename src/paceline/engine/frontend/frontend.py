@@ -5,6 +5,9 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from uuid import uuid4
 
+import numpy as np
+
+from paceline.core.arrays import Index
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores, Timings
 from paceline.core.request import Finish, Request
@@ -16,6 +19,7 @@ from paceline.engine.api import (
 )
 from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.core.ports import Clock, Sink
+from paceline.engine.frontend.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenRequest
 from paceline.engine.frontend.prompt_entries import alternative
@@ -38,12 +42,15 @@ class Frontend:
         template: ChatTemplate,
         clock: Clock,
         rules: SamplingRules = NO_RULES,
+        metrics: Metrics | None = None,
+        number: int = 0,
     ) -> None:
         self.tokenizer, self.template, self.rules = tokenizer, template, rules
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.max_model_len = 0  # of the engine; 0: the engine refuses prompts that are too long
         self.max_num_seqs = 0  # of the engine; 0: the engine refuses too many sequences
         self.open: dict[str, OpenRequest] = {}
+        self._rows: ChoiceRows[OpenRequest] = ChoiceRows(number)
         self._failed_at: float | None = None  # when a request last ended with an error
         self._clock = clock
         self._due: list[tuple[float, str]] = []  # a heap; some of these requests have ended
@@ -51,8 +58,11 @@ class Frontend:
 
     # -- in -----------------------------------------------------------------
 
-    def begin(self, generation: GenerationRequest, sink: Sink) -> Request:
-        """Open a request and return it for the engine. RequestError if it is malformed."""
+    def begin(self, generation: GenerationRequest, sink: Sink, deferred: bool = False) -> Request:
+        """Open a request and return it for the engine. RequestError if it is malformed.
+
+        With `deferred`, its tokens become text at its end, or once `listen` is called.
+        """
         if generation.params is MODEL_DEFAULTS:
             generation = replace(generation, params=self.rules.params())
         self.rules.check(generation.params)
@@ -73,13 +83,22 @@ class Frontend:
             raise RequestError(
                 f"the prompt has token id {largest}; the vocabulary has {vocabulary} tokens"
             )
+        params = generation.params
         one = OpenRequest(
-            request, generation.params, text, sink, self.tokenizer, arrival, generation.timeout
+            request, params, text, sink, self._rows, self.tokenizer, arrival, generation.timeout
         )
         self.open[name] = one
+        # A stop string must be found as the text grows; scores come with each token.
+        deferred = deferred and not params.stop and params.logprobs is None
+        self._rows.open(one, request.handle, request.width, deferred)
         if one.timeout is not None:
             heappush(self._due, (one.due, name))
         return request
+
+    def listen(self, request_id: str) -> None:
+        """Report the tokens of a request as they arrive from now on, if it is open."""
+        if open_request := self.open.get(request_id):
+            open_request.listen()
 
     def encode(self, generation: GenerationRequest) -> tuple[str | None, Sequence[int]]:
         """The prompt as text, if it has one, and as token ids."""
@@ -151,6 +170,7 @@ class Frontend:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             sampling=sampling,
+            handle=self._rows.next_handle(params.beams or params.best_of or params.n),
         )
 
     # -- out ----------------------------------------------------------------
@@ -158,28 +178,42 @@ class Frontend:
     def deliver(self, delivery: Delivery) -> list[Abort]:
         """Pass new tokens to their sinks. Returns what to abort in the engine: requests, and
         choices that ended at a stop string while others continue."""
-        ends = {(one.request_id, one.child): one for one in delivery.ended}
         before = self.metrics.tokens
-        aborts: list[Abort] = []
         for scores in delivery.prompt:
             self._add_prompt_logprobs(scores)
-        names: list[str] = delivery.request_id.tolist()
-        columns = names, delivery.child.tolist(), delivery.ids.tolist(), delivery.count.tolist()
-        for row, (name, child, ids, count) in enumerate(zip(*columns, strict=True)):
-            open_request = self.open.get(name) if count else None
-            if open_request is None:
-                continue
-            self._measure(open_request, child, count, delivery.time)
-            logprobs = self._logprobs(delivery, row, open_request)
-            ended = ends.get((name, child))
-            if open_request.push(child, ids[:count], logprobs, ended) and ended is None:
-                aborts.append(Abort(name, None if open_request.all_ended else child))
+        aborts = self._add_tokens(delivery) if len(delivery.handle) else []
         for ended in delivery.ended:
             self._end(ended)
         for refused in delivery.refused:
             self.forget(refused.request_id, refused.error)
         self.metrics.delivered(before)
         return [one for one in aborts if one.request_id in self.open]
+
+    def _add_tokens(self, delivery: Delivery) -> list[Abort]:
+        rows, new = self._rows, self._rows.new_tokens(delivery)
+        self._measure(new, delivery.time)
+        deferred = rows.deferred[new.row]
+        if deferred.all():
+            rows.tokens.append(new.row, new.ids, new.count)
+            return []
+        if deferred.any():
+            rows.tokens.append(new.row[deferred], new.ids[deferred], new.count[deferred])
+        return self._report(delivery, new, np.flatnonzero(~deferred))
+
+    def _report(self, delivery: Delivery, new: NewTokens, read: Index) -> list[Abort]:
+        """Pass on the tokens that have a reader. Returns the choices that they end."""
+        ends = {(one.request_id, one.child): one for one in delivery.ended}
+        aborts: list[Abort] = []
+        columns = new.place[read], new.row[read], new.ids[read], new.count[read]
+        for place, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
+            open_request = self._rows.owner(row)
+            request = open_request.request
+            child = row - open_request.first_row if request.width > 1 else -1
+            logprobs = self._logprobs(delivery, place, open_request)
+            ended = ends.get((request.id, child))
+            if open_request.push(child, ids[:count], logprobs, ended) and ended is None:
+                aborts.append(Abort(request.id, None if open_request.all_ended else child))
+        return aborts
 
     def forget(self, request_id: str, error: PacelineError) -> None:
         """Close a request that never started, and report why."""
@@ -189,15 +223,22 @@ class Frontend:
     def drop(self, request_id: str) -> OpenRequest | None:
         """Remove a request that never started, without a report."""
         self._leaving.pop(request_id, None)
-        return self.open.pop(request_id, None)
+        return self._close(request_id) if request_id in self.open else None
+
+    def _close(self, request_id: str) -> OpenRequest:
+        """Take a request off the list. Its rows are free then, so its output must be complete."""
+        one = self.open.pop(request_id)
+        self._rows.release(one.request.handle, one.request.width)
+        return one
 
     def end(self, request_id: str, finish: Finish, message: str = "") -> Lengths:
         """End a request that the engine does not have, or whose engine is gone."""
-        open_request = self.open.pop(request_id)
+        open_request = self.open[request_id]
         took = Timings(total_s=self._clock() - open_request.arrival)
         ended = Ended(request_id, finish, message=message, timings=took)
         self._record_failure(ended)
         output = open_request.close(ended)
+        self._close(request_id)
         lengths = self._lengths(open_request, output)
         self.metrics.cut(lengths, took.total_s)
         self._count_ends(output)
@@ -250,9 +291,9 @@ class Frontend:
         if ended.child >= 0:
             open_request.push(ended.child, (), ended=ended)
             return
-        del self.open[ended.request_id]
         self._record_failure(ended)
         output, took = open_request.close(ended), ended.timings
+        self._close(ended.request_id)
         if ended.choices:
             self.metrics.generated(output.usage.completion_tokens)
             self._first(open_request, took.queue_s + took.prefill_s)
@@ -264,17 +305,21 @@ class Frontend:
         outputs = [len(one.token_ids) for one in output.outputs]
         return Lengths(output.usage.prompt_tokens, outputs, params.n, params.max_tokens)
 
-    def _measure(self, open_request: OpenRequest, child: int, count: int, time: float) -> None:
-        choice = open_request.choices[max(child, 0)]
-        if choice.finish_reason is not None:
-            return
-        self._first(open_request, time - open_request.arrival)
-        if open_request.params.prompt_only:
-            return  # the token is not part of the output
-        self.metrics.generated(count)
-        if choice.last_tokens_at is not None:
-            self.metrics.next_tokens(time - choice.last_tokens_at)
-        choice.last_tokens_at = time
+    def _measure(self, new: NewTokens, time: float) -> None:
+        seen_at = self._rows.seen_at[new.row]
+        first = np.isnan(seen_at)
+        tokens = int(new.count.sum())
+        if first.any():
+            for row, count in zip(new.row[first].tolist(), new.count[first].tolist(), strict=True):
+                open_request = self._rows.owner(row)
+                self._first(open_request, time - open_request.arrival)
+                if open_request.params.prompt_only:
+                    tokens -= count  # it is not part of the output
+            seen_at = seen_at[~first]
+        if len(seen_at):
+            self.metrics.next_tokens(time - seen_at)
+        self._rows.seen_at[new.row] = time
+        self.metrics.generated(tokens)
 
     def _first(self, open_request: OpenRequest, after_s: float) -> None:
         if not open_request.begun:

@@ -1,27 +1,51 @@
 """Counts of values by size."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.core.arrays import F64
 
 
-@dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values lie in (bounds[i - 1], bounds[i]]; the last count has no upper bound."""
+    """`counts[i]` values lie in (bounds[i - 1], bounds[i]]; the last count has no upper bound.
 
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list[int])
-    total: float = 0.0
+    `cells` holds the counts, and after them the sum of all values. It may be a part of a larger
+    array, so that figures of several processes can be added up.
+    """
 
-    def __post_init__(self) -> None:
-        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+    def __init__(self, bounds: tuple[float, ...], cells: F64 | None = None) -> None:
+        self.bounds = bounds
+        self._edges = np.array(bounds)
+        self._cells = np.zeros(self.cells_of(bounds)) if cells is None else cells
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    @staticmethod
+    def cells_of(bounds: tuple[float, ...]) -> int:
+        """The number of cells that a histogram needs."""
+        return len(bounds) + 2
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._cells[bisect_left(self.bounds, value)] += times
+        self._cells[-1] += value * times
+
+    def observe_all(self, values: F64) -> None:
+        """Count each of many values."""
+        places = np.searchsorted(self._edges, values)
+        self._cells[:-1] += np.bincount(places, minlength=len(self.bounds) + 1)
+        self._cells[-1] += values.sum()
+
+    @property
+    def counts(self) -> list[int]:
+        return self._cells[:-1].astype(np.int64).tolist()
+
+    @property
+    def total(self) -> float:
+        """The sum of all values."""
+        return float(self._cells[-1])
 
     @property
     def count(self) -> int:
-        return sum(self.counts)
+        return int(self._cells[:-1].sum())
 
     def copy(self) -> "Histogram":
-        return Histogram(self.bounds, list(self.counts), self.total)
+        return Histogram(self.bounds, self._cells.copy())

@@ -1,11 +1,14 @@
 """Counters and histograms of requests."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from paceline.core.arrays import F64
 from paceline.core.plan import Timings
+from paceline.core.request import Finish
 from paceline.engine.core.messages import Capacity
 from paceline.engine.core.step_counts import TOKENS_PER_STEP, StepCounts
 from paceline.engine.frontend.histogram import Histogram
@@ -94,37 +97,67 @@ class Lengths:
         return max(self.outputs, default=0)
 
 
-class Metrics:
-    """Counters only grow. A report adds the counts of the scheduler."""
+BOUNDS: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(SECONDS, LATENCY_S),
+    **dict.fromkeys(COUNTS, TOKENS),
+    "request_params_n": SEQUENCES,
+    "iteration_tokens_total": TOKENS_PER_STEP,
+}
+REASONS = tuple(finish.value for finish in Finish)
+COUNTERS = (
+    *("prompt_tokens", "generation_tokens", "prompt_tokens_cached", "prompt_tokens_computed"),
+    *("crashes", *REASONS),
+)
 
-    def __init__(self) -> None:
-        self._seconds = {name: Histogram(LATENCY_S) for name in SECONDS}
-        self._counts = {name: Histogram(TOKENS) for name in COUNTS}
-        self._params_n = Histogram(SEQUENCES)
-        self._iterations = Histogram(TOKENS_PER_STEP)
-        self._totals: Counter[str] = Counter()
-        self._success: Counter[str] = Counter()
-        self._crashes = 0
+
+class Metrics:
+    """Counters only grow. A report adds the counts of the scheduler.
+
+    All figures are in one array, `cells`: first the counters, then the histograms. The sum of the
+    cells of several front ends has the figures of all of them.
+    """
+
+    SIZE = len(COUNTERS) + sum(map(Histogram.cells_of, BOUNDS.values()))
+
+    def __init__(self, cells: F64 | None = None) -> None:
+        self.cells = np.zeros(self.SIZE) if cells is None else cells
+        self._counters = {name: place for place, name in enumerate(COUNTERS)}
+        self._histograms: dict[str, Histogram] = {}
+        begin = len(COUNTERS)
+        for name, bounds in BOUNDS.items():
+            end = begin + Histogram.cells_of(bounds)
+            self._histograms[name] = Histogram(bounds, self.cells[begin:end])
+            begin = end
+
+    def _add(self, counter: str, amount: int = 1) -> None:
+        self.cells[self._counters[counter]] += amount
+
+    def _total(self, counter: str) -> int:
+        return int(self.cells[self._counters[counter]])
+
+    def _observe(self, histogram: str, value: float) -> None:
+        self._histograms[histogram].observe(value)
 
     def first_token(self, prompt: int, after_s: float) -> None:
-        self._totals["prompt_tokens"] += prompt
-        self._seconds["time_to_first_token_seconds"].observe(after_s)
+        self._add("prompt_tokens", prompt)
+        self._observe("time_to_first_token_seconds", after_s)
 
-    def next_tokens(self, gap_s: float) -> None:
-        self._seconds["inter_token_latency_seconds"].observe(gap_s)
+    def next_tokens(self, gaps_s: F64) -> None:
+        """Seconds between the latest tokens of each choice and those before them."""
+        self._histograms["inter_token_latency_seconds"].observe_all(gaps_s)
 
     def generated(self, tokens: int) -> None:
-        self._totals["generation_tokens"] += tokens
+        self._add("generation_tokens", tokens)
 
     @property
     def tokens(self) -> int:
         """Tokens of prompts that have their first token, and generated ones."""
-        return self._totals["prompt_tokens"] + self._totals["generation_tokens"]
+        return self._total("prompt_tokens") + self._total("generation_tokens")
 
     def delivered(self, before: int) -> None:
         """A delivery is over; there were `before` tokens when it began."""
         if self.tokens > before:
-            self._iterations.observe(self.tokens - before)
+            self._observe("iteration_tokens_total", self.tokens - before)
 
     def ended(self, lengths: Lengths, cached: int, took: Timings) -> None:
         """A request is over."""
@@ -133,48 +166,45 @@ class Metrics:
 
     def stages(self, lengths: Lengths, cached: int, took: Timings) -> None:
         """The stages of a request are known: only those that it reached count."""
-        seconds, prompt = self._seconds, lengths.prompt
-        seconds["request_queue_time_seconds"].observe(took.queue_s)
+        observe, prompt = self._observe, lengths.prompt
+        observe("request_queue_time_seconds", took.queue_s)
         if took.reached == "queue":
             return
-        seconds["request_inference_time_seconds"].observe(took.prefill_s + took.decode_s)
+        observe("request_inference_time_seconds", took.prefill_s + took.decode_s)
         if took.reached == "prefill":
             return
-        self._totals["prompt_tokens_cached"] += cached
-        self._totals["prompt_tokens_computed"] += prompt - cached
-        seconds["request_prefill_time_seconds"].observe(took.prefill_s)
-        seconds["request_decode_time_seconds"].observe(took.decode_s)
+        self._add("prompt_tokens_cached", cached)
+        self._add("prompt_tokens_computed", prompt - cached)
+        observe("request_prefill_time_seconds", took.prefill_s)
+        observe("request_decode_time_seconds", took.decode_s)
         if lengths.longest > 1:
             per_token = took.decode_s / (lengths.longest - 1)
-            seconds["request_time_per_output_token_seconds"].observe(per_token)
-        self._counts["request_prefill_kv_computed_tokens"].observe(prompt - cached)
+            observe("request_time_per_output_token_seconds", per_token)
+        observe("request_prefill_kv_computed_tokens", prompt - cached)
 
     def cut(self, lengths: Lengths, total_s: float) -> None:
         """A request is over, and the time in each stage is unknown."""
-        self._seconds["e2e_request_latency_seconds"].observe(total_s)
-        counts = self._counts
-        counts["request_prompt_tokens"].observe(lengths.prompt)
-        counts["request_generation_tokens"].observe(sum(lengths.outputs))
-        counts["request_max_num_generation_tokens"].observe(lengths.longest)
-        self._params_n.observe(lengths.n)
+        observe = self._observe
+        observe("e2e_request_latency_seconds", total_s)
+        observe("request_prompt_tokens", lengths.prompt)
+        observe("request_generation_tokens", sum(lengths.outputs))
+        observe("request_max_num_generation_tokens", lengths.longest)
+        observe("request_params_n", lengths.n)
         if lengths.max_tokens is not None:
-            counts["request_params_max_tokens"].observe(lengths.max_tokens)
+            observe("request_params_max_tokens", lengths.max_tokens)
 
     def crashed(self) -> None:
-        self._crashes += 1
+        self._add("crashes")
 
     def finished(self, reason: str) -> None:
         """A choice has ended."""
-        self._success[reason] += 1
+        self._add(reason)
 
     def report(self, now: Mapping[str, Any]) -> Report:
         """All metrics; `now` is the answer of the engine to "gauges"."""
-        *sizes, total = now["step_tokens"]
-        measured = self._seconds | self._counts | {"request_params_n": self._params_n}
-        measured["iteration_tokens_total"] = self._iterations
         waiting, parked = int(now["waiting"]), int(now["parked"])
         own = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached")
-        totals = self._totals
+        total = self._total
         return Report(
             gauges={
                 "num_requests_running": now["running"],
@@ -182,17 +212,17 @@ class Metrics:
                 "num_requests_swapped": now["swapped"],
                 "kv_cache_usage_perc": now["kv_usage"],
             },
-            counters={name: totals[name] for name in own}
-            | {name: now[total] for name, total in TOTALS.items()},
-            histograms={name: histogram.copy() for name, histogram in measured.items()},
-            request_success=dict(self._success),
+            counters={name: total(name) for name in own}
+            | {name: now[counted] for name, counted in TOTALS.items()},
+            histograms={name: each.copy() for name, each in self._histograms.items()},
+            request_success={reason: total(reason) for reason in REASONS if total(reason)},
             waiting_by_reason={"capacity": waiting, "deferred": parked},
             prompt_by_source={
-                "local_compute": totals["prompt_tokens_computed"],
-                "local_cache_hit": totals["prompt_tokens_cached"],
+                "local_compute": total("prompt_tokens_computed"),
+                "local_cache_hit": total("prompt_tokens_cached"),
             },
             accepted_at=list(now["accepted_at"]),
-            crashes=self._crashes,
+            crashes=total("crashes"),
             failed_rows=int(now["failed_rows"]),
             drafting_paused=bool(now["drafting_paused"]),
             cache_config={
@@ -200,6 +230,6 @@ class Metrics:
                 "block_size": int(now["block_size"]),
                 "enable_prefix_caching": bool(now["enable_prefix_caching"]),
             },
-            step_tokens=Histogram(TOKENS_PER_STEP, sizes, total),
+            step_tokens=Histogram(TOKENS_PER_STEP, np.array(now["step_tokens"], np.float64)),
             core_pid=int(now["pid"]),
         )

@@ -17,6 +17,7 @@ from paceline.engine.api import (
     Usage,
 )
 from paceline.engine.core.ports import Sink
+from paceline.engine.frontend.choice_rows import ROW, ChoiceRows
 from paceline.engine.frontend.prompt_entries import PromptEntries
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.tokenizer import Tokenizer
@@ -41,7 +42,6 @@ class OpenChoice:
         self._scores = scores
         self._prompt: PromptLogprobs | None = None
         self.finish_reason: FinishReason | None = None
-        self.last_tokens_at: float | None = None  # the time of the latest tokens
         self.token_ids: list[int] = []
         self._stop_reason: str | int | None = None
         self._texts: list[str] = []
@@ -113,12 +113,16 @@ class OpenChoice:
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A request that has not ended. It has all its choices from the start."""
+    """A request that has not ended. It has all its choices from the start.
+
+    Tokens that wait in its rows are added before any others.
+    """
 
     request: Request
     params: SamplingParams
     prompt: str | None
     sink: Sink
+    rows: ChoiceRows["OpenRequest"]
     tokenizer: Tokenizer
     arrival: float
     timeout: float | None = None  # seconds from arrival to its end
@@ -139,6 +143,11 @@ class OpenRequest:
         return self.arrival + (inf if self.timeout is None else self.timeout)
 
     @property
+    def first_row(self) -> int:
+        """The row of its first choice."""
+        return self.request.handle & ROW
+
+    @property
     def all_ended(self) -> bool:
         """Whether all choices have ended."""
         return all(choice.finish_reason is not None for choice in self.choices)
@@ -154,8 +163,22 @@ class OpenRequest:
         choice = self.choices[max(child, 0)]
         if choice.finish_reason is not None:
             return False
+        row = self.first_row + choice.index
+        if self.rows.tokens.has_tokens(row):
+            ids = [*self.rows.tokens.take(row), *ids]
         self.sink.put(choice.push(ids, logprobs, ended))
-        return choice.finish_reason is not None
+        if choice.finish_reason is None:
+            return False
+        self.rows.end(row)
+        return True
+
+    def listen(self) -> None:
+        """Report tokens as they arrive from now on, and those that wait at once."""
+        end = self.first_row + len(self.choices)
+        self.rows.deferred[self.first_row : end] = False
+        for choice in self.choices:
+            if self.rows.tokens.has_tokens(self.first_row + choice.index):
+                self.push(choice.index, ())
 
     def close(self, ended: Ended) -> RequestOutput:
         """End the request and the choices that are still open."""

@@ -19,6 +19,7 @@ class DeltaBuffer:
         self.output: RequestOutput | None = None
         self.error: PacelineError | None = None
         self.closed = False  # by the reader
+        self.on_read: Callable[[], None] | None = None  # called before the first delta is read
         self._pieces: dict[int, TextDelta] = {}
         self._news = Event()
         self._end = Event()
@@ -51,6 +52,9 @@ class DeltaBuffer:
 
     async def take(self) -> TextDelta | None:
         """The next delta, in the order in which choices got text; None at the end."""
+        if self.on_read is not None:
+            on_read, self.on_read = self.on_read, None
+            on_read()
         while not (self._pieces or self._end.is_set()):
             self._news.clear()
             await self._news.wait()

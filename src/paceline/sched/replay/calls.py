@@ -29,7 +29,10 @@ from paceline.sched.replay.records import (
 COMMITTED = Struct("<QdI")  # step, time, rows of its plan
 SCORE = np.dtype("<f4")
 ONE = np.ones(1, TOKEN).tobytes()
-REQUEST_FIELDS = [(one.name, one.default) for one in fields(Request) if one.name != "prompt"]
+# The handle decides nothing, and is not recorded.
+REQUEST_FIELDS = [
+    (one.name, one.default) for one in fields(Request) if one.name not in ("prompt", "handle")
+]
 
 
 # -- requests ---------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""A row for each choice of the open requests, in columns that a delivery changes at once."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from paceline.core.arrays import F64, I32, I64, Bool, Index
+from paceline.engine.core.messages import Delivery
+from paceline.engine.frontend.token_pages import TokenPages, extended
+
+# A handle is the number of a front end, the number of a use of its rows, and a row. Late tokens of
+# a request that has ended have the handle of an earlier use, which no row has any more.
+ROW_BITS = USE_BITS = 24
+FRONT_END_SHIFT = ROW_BITS + USE_BITS
+MOST_FRONT_ENDS = 2 ** (63 - FRONT_END_SHIFT)
+ROW = 2**ROW_BITS - 1
+FIRST_ROWS = 64
+CLOSED = -2  # the handle of a row that takes no tokens; requests of no front end have -1
+
+Owner = TypeVar("Owner")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewTokens:
+    """The part of a delivery that belongs to open choices."""
+
+    place: Index  # rows of the delivery
+    row: Index  # rows of the choices
+    ids: I32
+    count: I32
+
+
+class ChoiceRows(Generic[Owner]):
+    """Consecutive rows belong to the sequences of one request, its owner.
+
+    handle     what the engine calls the row's choice, or CLOSED
+    seen_at    the time of its latest tokens; nan before the first
+    deferred   do its tokens wait in `tokens` until its end, or until there is a reader?
+    """
+
+    def __init__(self, front_end: int = 0) -> None:
+        self._front_end = front_end
+        self._uses = 0
+        self._free: dict[int, list[int]] = {}  # the first of consecutive free rows, by their number
+        self._used = 0  # all rows from here on were never used
+        self.handle: I64 = np.empty(0, np.int64)
+        self.seen_at: F64 = np.empty(0)
+        self.deferred: Bool = np.empty(0, np.bool_)
+        self.owners: list[Owner | None] = []
+        self.tokens = TokenPages()
+        self._grow(FIRST_ROWS)
+
+    def next_handle(self, width: int) -> int:
+        """The handle that the next request of `width` sequences gets."""
+        free = self._free.get(width)
+        first = free[-1] if free else self._used
+        return self._front_end << FRONT_END_SHIFT | self._uses << ROW_BITS | first
+
+    def open(self, owner: Owner, handle: int, width: int, deferred: bool) -> None:
+        """Give `next_handle` to a request."""
+        assert handle == self.next_handle(width)
+        first, end = handle & ROW, (handle & ROW) + width
+        if free := self._free.get(width):
+            free.pop()
+        else:
+            self._used = end
+            if end > len(self.handle):
+                self._grow(max(end, 2 * len(self.handle)))
+        self._uses = (self._uses + 1) % 2**USE_BITS
+        self.handle[first:end] = np.arange(handle, handle + width)
+        self.seen_at[first:end] = np.nan
+        self.deferred[first:end] = deferred
+        self.owners[first:end] = [owner] * width
+
+    def _grow(self, rows: int) -> None:
+        before = len(self.handle)
+        self.handle = extended(self.handle, rows)
+        self.handle[before:] = CLOSED
+        self.seen_at = extended(self.seen_at, rows)
+        self.deferred = extended(self.deferred, rows)
+        self.owners += [None] * (rows - before)
+        self.tokens.grow(rows)
+
+    def end(self, row: int) -> None:
+        """The choice takes no further tokens."""
+        self.handle[row] = CLOSED
+
+    def release(self, handle: int, width: int) -> None:
+        """A request has ended; others may have its rows."""
+        first, end = handle & ROW, (handle & ROW) + width
+        for row in range(first, end):
+            self.tokens.take(row)
+        self.handle[first:end] = CLOSED
+        self.owners[first:end] = [None] * width
+        self._free.setdefault(width, []).append(first)
+
+    def new_tokens(self, delivery: Delivery) -> NewTokens:
+        """The tokens of open choices."""
+        row = delivery.handle & ROW
+        # A handle of no front end has a row that is not there: it is clipped, and does not match.
+        known: Bool = self.handle.take(row, mode="clip") == delivery.handle
+        known &= delivery.count > 0
+        place = np.flatnonzero(known)
+        if len(place) == len(row):
+            return NewTokens(place, row, delivery.ids, delivery.count)
+        return NewTokens(place, row[place], delivery.ids[place], delivery.count[place])
+
+    def owner(self, row: int) -> Owner:
+        """The request of a row that is in use."""
+        owner = self.owners[row]
+        assert owner is not None, f"row {row} is free"
+        return owner
