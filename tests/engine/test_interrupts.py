@@ -58,3 +58,24 @@ def test_other_threads_have_nothing_to_hold_back() -> None:
     thread.start()
     thread.join()
     assert done == [True]
+
+
+def test_in_a_loop_it_waits_for_the_next_place_that_handles_it() -> None:
+    heard: list[int] = []
+    signal(SIGINT, lambda number, _: heard.append(number))
+    with interrupts_deferred() as handle_interrupt:
+        for turn in range(3):
+            raise_signal(SIGINT)
+            assert len(heard) == turn
+            handle_interrupt()
+            assert len(heard) == turn + 1
+    assert len(heard) == 3
+    signal(SIGINT, default_int_handler)
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), interrupts_deferred() as handle_interrupt:  # noqa: PT012
+        raise_signal(SIGINT)
+        done.append("the turn")
+        handle_interrupt()
+        done.append("another turn")
+    assert done == ["the turn"]
+    assert getsignal(SIGINT) is default_int_handler

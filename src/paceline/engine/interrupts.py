@@ -1,6 +1,6 @@
 """Defers Ctrl-C to the end of a turn."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from signal import SIGINT, getsignal, signal
 from threading import current_thread, main_thread
@@ -8,11 +8,12 @@ from types import FrameType
 
 
 @contextmanager
-def interrupts_deferred() -> Generator[None]:
-    """Defer the first interrupt to the end of the block. A second one is not deferred."""
+def interrupts_deferred() -> Generator[Callable[[], None]]:
+    """Defer the first interrupt to the end of the block, or to the next call of the function that
+    the block gets. A second one is not deferred."""
     usual = getsignal(SIGINT)
     if not callable(usual) or current_thread() is not main_thread():
-        yield
+        yield lambda: None
         return
     came: list[FrameType | None] = []
 
@@ -20,9 +21,14 @@ def interrupts_deferred() -> Generator[None]:
         came.append(frame)
         signal(SIGINT, usual)
 
+    def handle() -> None:
+        if came:
+            usual(SIGINT, came.pop())
+            signal(SIGINT, note)  # it did not raise
+
     signal(SIGINT, note)
     try:
-        yield
+        yield handle
     finally:
         signal(SIGINT, usual)
         for frame in came:

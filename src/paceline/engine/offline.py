@@ -184,7 +184,7 @@ class OfflineEngine:
             for place, generation in enumerate(generations):
                 named = replace(generation, request_id=generation.request_id or self._name())
                 try:
-                    self.enqueue(named)
+                    self._enqueue(named)
                 except RequestError as error:
                     batch.refused(place, named, error)
                 else:
@@ -197,11 +197,13 @@ class OfflineEngine:
         return batch.outputs()
 
     def _turn_until_done(self, batch: PromptBatch, progress: Progress | None) -> None:
-        while not batch.ended:
-            if progress is not None:
-                progress.show(batch.counts)
-            self._turn()
-            batch.take(self._done)
+        with interrupts_deferred() as handle_interrupt:  # to the end of a step
+            while not batch.ended:
+                if progress is not None:
+                    progress.show(batch.counts)
+                self._turn()
+                handle_interrupt()
+                batch.take(self._done)
         if progress is not None:
             progress.finish(batch.counts)
 
@@ -235,6 +237,11 @@ class OfflineEngine:
         self._require_open()
         (generation,) = with_params([only(prompt)], sampling_params, fields, self._frontend.rules)
         generation = replace(generation, request_id=generation.request_id or self._name())
+        self._enqueue(generation)
+        return generation.request_id
+
+    def _enqueue(self, generation: GenerationRequest) -> None:
+        """Add a request that has an id."""
         if generation.request_id in self._done:
             raise RequestError(
                 f"the output of {generation.request_id!r} has not been returned yet; "
@@ -242,11 +249,11 @@ class OfflineEngine:
             )
         sink = OutputCollector(generation, self._done)
         self._backlog[generation.request_id] = self._frontend.begin(generation, sink, deferred=True)
-        return generation.request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine, and return the requests that finished in it."""
-        self._turn()
+        with interrupts_deferred():
+            self._turn()
         ended = list(self._done.values())
         self._done.clear()
         return ended
@@ -302,13 +309,7 @@ class OfflineEngine:
         return self._engine.answer(Question("reset_prefix_cache", running))
 
     def _turn(self) -> None:
-        with interrupts_deferred():  # an interrupt waits for the end of the step
-            has_come = self._turn_once()
-        if not has_come and self.unfinished:
-            self._engine.rest()
-
-    def _turn_once(self) -> bool:
-        """Return whether the engine delivered anything."""
+        """Run one turn of the engine; if that delivers nothing, wait a little."""
         for name in self._frontend.expire():
             if self._backlog.pop(name, None) is None:
                 self._engine.abort(name)
@@ -316,14 +317,16 @@ class OfflineEngine:
                 self._frontend.release_id(name)
         self._feed()
         delivery = self._engine.turn()
-        if delivery is None:
-            return False
-        for one in self._frontend.deliver(delivery):
-            self._engine.abort(one.request_id, one.child)
-        return True
+        if delivery is not None:
+            for one in self._frontend.deliver(delivery):
+                self._engine.abort(one.request_id, one.child)
+        elif self.unfinished:
+            self._engine.rest()
 
     def _feed(self) -> None:
         """Submit as many requests as the engine has room for."""
+        if not self._backlog:
+            return
         for name in list(islice(self._backlog, max(self._engine.room, 0))):
             try:
                 self._engine.submit(self._backlog.pop(name))

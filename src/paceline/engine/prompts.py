@@ -80,6 +80,8 @@ def ids_of(prompt: Any) -> list[int]:
     if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
         raise no_prompt(prompt)
     ids = list(cast("Iterable[Any]", prompt))
+    if set(map(type, ids)) <= {int}:
+        return ids
     if not all(isinstance(one, Integral) for one in ids) or bool in map(type, ids):
         raise no_prompt(prompt)
     return [int(one) for one in ids]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.plan import Plan, StepResult
+from paceline.core.plan import Plan, Rows, StepResult
 from paceline.engine.frontend.histogram import Histogram
 
 TOKENS_PER_STEP = (1.0, 8.0, *(float(2**power) for power in range(4, 15)))
@@ -16,14 +16,20 @@ class StepCounts:
 
     def __init__(self) -> None:
         self.tokens = Histogram(TOKENS_PER_STEP)
+        self._undrafted: Rows | None = None  # the latest rows, if each computed one position
         self.drafts = 0  # rows that had drafts to verify
         self.accepted_at: Counter[int] = Counter()  # accepted drafts, by position
 
     def landed(self, plan: Plan, result: StepResult) -> None:
+        if plan.rows is self._undrafted:  # a steady decode repeats its rows
+            self.tokens.observe(len(plan.rows))
+            return
         drafts = result.drafts_of(plan.rows)
         self.tokens.observe(plan.total - int(plan.rows.drafts.sum()) + int(drafts.sum()))
         drafted = drafts > 0
         if not drafted.any():
+            one_each = plan.total == len(plan.rows)
+            self._undrafted = plan.rows if one_each and not plan.rows.drafts.any() else None
             return
         self.drafts += int(drafted.sum())
         right = result.count[drafted] - 1  # the last token of a row is not a draft

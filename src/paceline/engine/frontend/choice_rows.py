@@ -1,6 +1,7 @@
 """A row for each choice of the open requests, in columns that a delivery changes at once."""
 
 from dataclasses import dataclass
+from math import nan
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -68,10 +69,12 @@ class ChoiceRows(Generic[Owner]):
             if end > len(self.handle):
                 self._grow(max(end, 2 * len(self.handle)))
         self._uses = (self._uses + 1) % 2**USE_BITS
-        self.handle[first:end] = np.arange(handle, handle + width)
-        self.seen_at[first:end] = np.nan
-        self.deferred[first:end] = deferred
-        self.owners[first:end] = [owner] * width
+        for child in range(width):
+            row = first + child
+            self.handle[row] = handle + child
+            self.seen_at[row] = nan
+            self.deferred[row] = deferred
+            self.owners[row] = owner
 
     def _grow(self, rows: int) -> None:
         before = len(self.handle)
@@ -91,8 +94,8 @@ class ChoiceRows(Generic[Owner]):
         first, end = handle & ROW, (handle & ROW) + width
         for row in range(first, end):
             self.tokens.take(row)
-        self.handle[first:end] = CLOSED
-        self.owners[first:end] = [None] * width
+            self.handle[row] = CLOSED
+            self.owners[row] = None
         self._free.setdefault(width, []).append(first)
 
     def new_tokens(self, delivery: Delivery) -> NewTokens:
