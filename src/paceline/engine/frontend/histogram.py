@@ -1,6 +1,7 @@
 """Counts of values by size."""
 
 from bisect import bisect_left
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +19,8 @@ class Histogram:
         self.bounds = bounds
         self._edges = np.array(bounds)
         self._cells = np.zeros(self.cells_of(bounds)) if cells is None else cells
+        # The same cells, faster for one at a time.
+        self._single = cast("memoryview[float]", self._cells.data)
 
     @staticmethod
     def cells_of(bounds: tuple[float, ...]) -> int:
@@ -25,8 +28,8 @@ class Histogram:
         return len(bounds) + 2
 
     def observe(self, value: float, times: int = 1) -> None:
-        self._cells[bisect_left(self.bounds, value)] += times
-        self._cells[-1] += value * times
+        self._single[bisect_left(self.bounds, value)] += times
+        self._single[-1] += value * times
 
     def observe_all(self, values: F64) -> None:
         """Count each of many values."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -109,6 +109,8 @@ COUNTERS = (
     *("crashes", *REASONS),
 )
 
+PLACES = {name: place for place, name in enumerate(COUNTERS)}
+
 
 class Metrics:
     """Counters only grow. A report adds the counts of the scheduler.
@@ -121,7 +123,8 @@ class Metrics:
 
     def __init__(self, cells: F64 | None = None) -> None:
         self.cells = np.zeros(self.SIZE) if cells is None else cells
-        self._counters = {name: place for place, name in enumerate(COUNTERS)}
+        # The same cells, faster for one at a time.
+        self._single = cast("memoryview[float]", self.cells.data)
         self._histograms: dict[str, Histogram] = {}
         begin = len(COUNTERS)
         for name, bounds in BOUNDS.items():
@@ -130,10 +133,10 @@ class Metrics:
             begin = end
 
     def _add(self, counter: str, amount: int = 1) -> None:
-        self.cells[self._counters[counter]] += amount
+        self._single[PLACES[counter]] += amount
 
     def _total(self, counter: str) -> int:
-        return int(self.cells[self._counters[counter]])
+        return int(self._single[PLACES[counter]])
 
     def _observe(self, histogram: str, value: float) -> None:
         self._histograms[histogram].observe(value)
