@@ -196,10 +196,10 @@ def test_what_is_told_again_changes_nothing() -> None:
     assert one.scores is not None
     one.scores.add(scored(-1.0, 2))
     one.scores.add(scored(-2.0, 3))
-    one.push(0, [9])
+    one.choices[0].add([9])
     one.scores.add(scored(-3.0, 3))
-    one.push(1, [9], ended=Ended("reference", Finish.LENGTH, child=1))
-    one.push(0, [9])
+    one.choices[1].add([9], ended=Ended("reference", Finish.LENGTH, child=1))
+    one.choices[0].add([9])
     values = [
         [entry and entry.chosen.logprob for entry in delta.prompt_logprobs or ()]
         for delta in ear.deltas

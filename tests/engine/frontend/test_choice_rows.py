@@ -17,7 +17,7 @@ def delivery(*handles: int) -> Delivery:
 
 def opened(rows: ChoiceRows[str], owner: str, width: int = 1) -> int:
     handle = rows.next_handle(width)
-    rows.open(owner, handle, width, deferred=True)
+    rows.open([owner] * width, handle, width, deferred=True)
     return handle
 
 

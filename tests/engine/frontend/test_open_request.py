@@ -20,23 +20,23 @@ def test_half_a_character_is_withheld_and_shown_as_such_at_the_end() -> None:
     ids = tokenizer().encode("😀")
     whole, ear = conversation()
     for id in ids:
-        whole.push(-1, [id])
+        whole.choices[0].add([id])
     assert "".join(delta.text for delta in ear.deltas) == "😀"
     assert all(delta.text in ("", "😀") for delta in ear.deltas)
     half, ear = conversation()
     begun = [id for id in range(tokenizer().vocab_size) if tokenizer().token_bytes(id) == b"\xf0"]
-    assert not half.push(-1, begun)
+    assert not half.choices[0].add(begun)
     assert ear.deltas[0].text == ""
-    assert half.push(-1, (), ended=Ended("reference", Finish.LENGTH))
+    assert half.choices[0].add((), ended=Ended("reference", Finish.LENGTH))
     assert ear.joined(0).text == "\ufffd"
 
 
 def test_what_may_begin_a_stop_string_comes_with_the_end() -> None:
     ids = tokenizer().encode("hello")
     one, ear = conversation(stop="hello!")
-    one.push(-1, ids)
+    one.choices[0].add(ids)
     assert ear.joined(0).text == ""
-    one.push(-1, (), ended=Ended("reference", Finish.LENGTH))
+    one.choices[0].add((), ended=Ended("reference", Finish.LENGTH))
     assert ear.joined(0).text == "hello"
     assert ear.joined(0).finish_reason == "length"
 
@@ -45,8 +45,8 @@ def test_of_several_tokens_those_behind_the_stop_string_are_dropped() -> None:
     ids = tokenizer().encode("the quick brown fox jumps")
     one, ear = conversation(stop=tokenizer().decode(ids[:3]), logprobs=0)
     told = [TokenLogprob(Alternative(id, -1.0, "", b""), ()) for id in ids]
-    assert not one.push(-1, ids[:1], told[:1])
-    assert one.push(-1, ids[1:], told[1:])
+    assert not one.choices[0].add(ids[:1], told[:1])
+    assert one.choices[0].add(ids[1:], told[1:])
     answer = ear.joined(0)
     assert list(answer.token_ids) == ids[:3]
     assert answer.logprobs == tuple(told[:3])
@@ -59,7 +59,7 @@ def test_a_character_that_the_prompt_begins_is_told_whole() -> None:
     one = OpenRequest(
         as_request(ids[:2], params), params, None, ear, ChoiceRows(), tokenizer(), 0.0
     )
-    one.push(-1, ids[2:])
+    one.choices[0].add(ids[2:])
     assert ear.joined(0).text == "😀"
 
 
@@ -73,10 +73,10 @@ def test_time_runs_from_the_arrival() -> None:
 
 def test_nothing_is_told_after_the_end() -> None:
     one, ear = conversation(stop="l")
-    assert one.push(-1, tokenizer().encode("hello"))
+    assert one.choices[0].add(tokenizer().encode("hello"))
     assert one.all_ended
-    assert not one.push(-1, tokenizer().encode("hello"))
-    assert not one.push(-1, (), ended=Ended("reference", Finish.ABORT))
+    assert not one.choices[0].add(tokenizer().encode("hello"))
+    assert not one.choices[0].add((), ended=Ended("reference", Finish.ABORT))
     assert len(ear.deltas) == 1
     output = one.close(Ended("reference", Finish.ABORT, timings=Timings(total_s=3.0), cached=2))
     assert ear.output is output

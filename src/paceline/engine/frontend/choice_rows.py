@@ -1,5 +1,6 @@
 """A row for each choice of the open requests, in columns that a delivery changes at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Generic, TypeVar
@@ -33,7 +34,7 @@ class NewTokens:
 
 
 class ChoiceRows(Generic[Owner]):
-    """Consecutive rows belong to the sequences of one request, its owner.
+    """Consecutive rows belong to the sequences of one request.
 
     handle     what the engine calls the row's choice, or CLOSED
     seen_at    the time of its latest tokens; nan before the first
@@ -58,8 +59,9 @@ class ChoiceRows(Generic[Owner]):
         first = free[-1] if free else self._used
         return self._front_end << FRONT_END_SHIFT | self._uses << ROW_BITS | first
 
-    def open(self, owner: Owner, handle: int, width: int, deferred: bool) -> None:
-        """Give `next_handle` to a request."""
+    def open(self, owners: Sequence[Owner], handle: int, width: int, deferred: bool) -> None:
+        """Give `next_handle` to a request: a row for each of its `width` sequences. The first ones
+        have owners; the others are never reported."""
         assert handle == self.next_handle(width)
         first, end = handle & ROW, (handle & ROW) + width
         if free := self._free.get(width):
@@ -74,7 +76,7 @@ class ChoiceRows(Generic[Owner]):
             self.handle[row] = handle + child
             self.seen_at[row] = nan
             self.deferred[row] = deferred
-            self.owners[row] = owner
+            self.owners[row] = owners[child] if child < len(owners) else None
 
     def _grow(self, rows: int) -> None:
         before = len(self.handle)
@@ -110,7 +112,7 @@ class ChoiceRows(Generic[Owner]):
         return NewTokens(place, row[place], delivery.ids[place], delivery.count[place])
 
     def owner(self, row: int) -> Owner:
-        """The request of a row that is in use."""
+        """The choice of a row that takes tokens."""
         owner = self.owners[row]
         assert owner is not None, f"row {row} is free"
         return owner

@@ -21,7 +21,7 @@ from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.core.ports import Clock, Sink
 from paceline.engine.frontend.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.metrics import Lengths, Metrics
-from paceline.engine.frontend.open_request import OpenRequest
+from paceline.engine.frontend.open_request import OpenChoice, OpenRequest
 from paceline.engine.frontend.prompt_entries import alternative
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 from paceline.text.chat_template import ChatTemplate
@@ -50,7 +50,7 @@ class Frontend:
         self.max_model_len = 0  # of the engine; 0: the engine refuses prompts that are too long
         self.max_num_seqs = 0  # of the engine; 0: the engine refuses too many sequences
         self.open: dict[str, OpenRequest] = {}
-        self._rows: ChoiceRows[OpenRequest] = ChoiceRows(number)
+        self._rows: ChoiceRows[OpenChoice] = ChoiceRows(number)
         self._failed_at: float | None = None  # when a request last ended with an error
         self._clock = clock
         self._due: list[tuple[float, str]] = []  # a heap; some of these requests have ended
@@ -90,7 +90,7 @@ class Frontend:
         self.open[name] = one
         # A stop string must be found as the text grows; scores come with each token.
         deferred = deferred and not params.stop and params.logprobs is None
-        self._rows.open(one, request.handle, request.width, deferred)
+        self._rows.open(one.choices, request.handle, request.width, deferred)
         if one.timeout is not None:
             heappush(self._due, (one.due, name))
         return request
@@ -203,16 +203,15 @@ class Frontend:
     def _report(self, delivery: Delivery, new: NewTokens, read: Index) -> list[Abort]:
         """Pass on the tokens that have a reader. Returns the choices that they end."""
         ends = {(one.request_id, one.child): one for one in delivery.ended}
-        aborts: list[Abort] = []
+        scored, aborts = delivery.logprob is not None, list[Abort]()
         columns = new.place[read], new.row[read], new.ids[read], new.count[read]
         for place, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
-            open_request = self._rows.owner(row)
-            request = open_request.request
-            child = row - open_request.first_row if request.width > 1 else -1
-            logprobs = self._logprobs(delivery, place, open_request)
-            ended = ends.get((request.id, child))
-            if open_request.push(child, ids[:count], logprobs, ended) and ended is None:
-                aborts.append(Abort(request.id, None if open_request.all_ended else child))
+            choice = self._rows.owner(row)
+            of = choice.request
+            logprobs = self._logprobs(delivery, place, of) if scored else ()
+            ended = ends.get((of.request.id, choice.child)) if ends else None
+            if choice.add(ids[:count], logprobs, ended) and ended is None:
+                aborts.append(Abort(of.request.id, None if of.all_ended else choice.child))
         return aborts
 
     def forget(self, request_id: str, error: PacelineError) -> None:
@@ -229,6 +228,7 @@ class Frontend:
         """Take a request off the list. Its rows are free then, so its output must be complete."""
         one = self.open.pop(request_id)
         self._rows.release(one.request.handle, one.request.width)
+        one.choices.clear()  # they refer back to it
         return one
 
     def end(self, request_id: str, finish: Finish, message: str = "") -> Lengths:
@@ -289,7 +289,7 @@ class Frontend:
         if (open_request := self.open.get(ended.request_id)) is None:
             return
         if ended.child >= 0:
-            open_request.push(ended.child, (), ended=ended)
+            open_request.choices[ended.child].add((), ended=ended)
             return
         self._record_failure(ended)
         output, took = open_request.close(ended), ended.timings
@@ -311,7 +311,7 @@ class Frontend:
         tokens = int(new.count.sum())
         if first.any():
             for row, count in zip(new.row[first].tolist(), new.count[first].tolist(), strict=True):
-                open_request = self._rows.owner(row)
+                open_request = self._rows.owner(row).request
                 self._first(open_request, time - open_request.arrival)
                 if open_request.params.prompt_only:
                     tokens -= count  # it is not part of the output

@@ -30,33 +30,49 @@ class OpenChoice:
     unless the request failed.
     """
 
-    def __init__(
-        self,
-        index: int,
-        request: Request,
-        params: SamplingParams,
-        tokenizer: Tokenizer,
-        scores: PromptEntries | None,
-    ) -> None:
-        self.index = index
-        self._scores = scores
-        self._prompt: PromptLogprobs | None = None
+    def __init__(self, request: "OpenRequest", index: int) -> None:
+        params = request.params
+        self.request, self.index = request, index
+        self.row = (request.request.handle & ROW) + index
         self.finish_reason: FinishReason | None = None
         self.token_ids: list[int] = []
+        self._prompt: PromptLogprobs | None = None
         self._stop_reason: str | int | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
-        self._prompt_only = params.prompt_only
-        self._named_stops = request.stop_token_ids
-        self._include_stop = params.include_stop_str_in_output
         self._detokenizer = Detokenizer(
-            tokenizer,
+            request.tokenizer,
             stop=tuple(params.stop),
             include_stop=params.include_stop_str_in_output,
             skip_special=params.skip_special_tokens,
-            prompt=request.prompt,
+            prompt=request.request.prompt,
             min_tokens=params.min_tokens,
         )
+        # Are its tokens texts and nothing else, until it ends?
+        self._plain = not (params.stop or params.logprobs is not None or params.prompt_only)
+
+    @property
+    def child(self) -> int:
+        """Which of several sequences it is to the engine; -1: the only one."""
+        return self.index if self.request.request.width > 1 else -1
+
+    def add(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob] = (),
+        ended: Ended | Choice | None = None,
+    ) -> bool:
+        """Pass tokens on, after those that wait, unless it has ended; returns whether it ends."""
+        if self.finish_reason is not None:
+            return False
+        rows = self.request.rows
+        if rows.tokens.has_tokens(self.row):
+            ids = [*rows.tokens.take(self.row), *ids]
+        self.request.sink.put(self.push(ids, logprobs, ended))
+        if self.finish_reason is None:
+            return False
+        rows.end(self.row)
+        return True
 
     def push(
         self,
@@ -65,17 +81,25 @@ class OpenChoice:
         ended: Ended | Choice | None = None,
     ) -> TextDelta:
         """Add tokens. They are the last ones if it ended, or if they complete a stop string."""
-        detokenizer, before = self._detokenizer, self._detokenizer.tokens
-        ids = () if self._prompt_only else ids
+        detokenizer = self._detokenizer
+        if ended is None and self._plain and self._texts:
+            text = detokenizer.push(ids)
+            self._texts.append(text)
+            self.token_ids += ids
+            return TextDelta(self.index, text, tuple(ids))
+        params, before = self.request.params, detokenizer.tokens
+        ids = () if params.prompt_only else ids
         stopped = ended is not None and ended.stop_token is not None
-        text = detokenizer.push(ids[:-1] if stopped and not self._include_stop else ids)
+        unseen = stopped and not params.include_stop_str_in_output
+        text = detokenizer.push(ids[:-1] if unseen else ids)
         if ended is not None:
             text += detokenizer.finish()
         if detokenizer.stopped is not None:
             ids = ids[: detokenizer.tokens - before]
             self._end("stop", detokenizer.stopped)
         elif ended is not None:
-            named = ended.stop_token if ended.stop_token in self._named_stops else None
+            own = self.request.request.stop_token_ids
+            named = ended.stop_token if ended.stop_token in own else None
             self._end(ended.finish.value, named)
         return self._piece(text, tuple(ids), tuple(logprobs[: len(ids)]))
 
@@ -86,8 +110,8 @@ class OpenChoice:
         self, text: str, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
     ) -> TextDelta:
         begins = not self._texts
-        if begins and self._scores is not None:
-            self._prompt = self._scores.copy()
+        if begins and self.request.scores is not None:
+            self._prompt = self.request.scores.copy()
         self._texts.append(text)
         self.token_ids += ids
         if self._logprobs is not None:
@@ -122,7 +146,7 @@ class OpenRequest:
     params: SamplingParams
     prompt: str | None
     sink: Sink
-    rows: ChoiceRows["OpenRequest"]
+    rows: ChoiceRows[OpenChoice]
     tokenizer: Tokenizer
     arrival: float
     timeout: float | None = None  # seconds from arrival to its end
@@ -133,9 +157,7 @@ class OpenRequest:
     def __post_init__(self) -> None:
         if self.params.prompt_logprobs is not None:
             self.scores = PromptEntries(self.request.prompt, self.tokenizer)
-        for index in range(self.params.n):
-            request, params, text = self.request, self.params, self.tokenizer
-            self.choices.append(OpenChoice(index, request, params, text, self.scores))
+        self.choices = [OpenChoice(self, index) for index in range(self.params.n)]
 
     @property
     def due(self) -> float:
@@ -143,49 +165,23 @@ class OpenRequest:
         return self.arrival + (inf if self.timeout is None else self.timeout)
 
     @property
-    def first_row(self) -> int:
-        """The row of its first choice."""
-        return self.request.handle & ROW
-
-    @property
     def all_ended(self) -> bool:
         """Whether all choices have ended."""
         return all(choice.finish_reason is not None for choice in self.choices)
 
-    def push(
-        self,
-        child: int,
-        ids: Sequence[int],
-        logprobs: Sequence[TokenLogprob] = (),
-        ended: Ended | Choice | None = None,
-    ) -> bool:
-        """Add tokens to a choice, unless it has ended; returns whether it ends now."""
-        choice = self.choices[max(child, 0)]
-        if choice.finish_reason is not None:
-            return False
-        row = self.first_row + choice.index
-        if self.rows.tokens.has_tokens(row):
-            ids = [*self.rows.tokens.take(row), *ids]
-        self.sink.put(choice.push(ids, logprobs, ended))
-        if choice.finish_reason is None:
-            return False
-        self.rows.end(row)
-        return True
-
     def listen(self) -> None:
         """Report tokens as they arrive from now on, and those that wait at once."""
-        end = self.first_row + len(self.choices)
-        self.rows.deferred[self.first_row : end] = False
         for choice in self.choices:
-            if self.rows.tokens.has_tokens(self.first_row + choice.index):
-                self.push(choice.index, ())
+            self.rows.deferred[choice.row] = False
+            if self.rows.tokens.has_tokens(choice.row):
+                choice.add(())
 
     def close(self, ended: Ended) -> RequestOutput:
         """End the request and the choices that are still open."""
-        for index, choice in enumerate(ended.choices):
-            self.push(index, choice.tokens, ended=choice)
+        for best, choice in zip(ended.choices, self.choices, strict=False):
+            choice.add(best.tokens, ended=best)
         for choice in self.choices:
-            self.push(choice.index, (), ended=ended)
+            choice.add((), ended=ended)
         output = self.output(ended)
         self.sink.close(output)
         return output
