@@ -1,0 +1,38 @@
+"""Hermes and Qwen: `<tool_call>{"name": "look", "arguments": {"q": 1}}</tool_call>`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.tools.definitions import Tool
+from paceline.tools.structure import separated, tag, triggered
+from paceline.tools.text_reader import Waiting
+from paceline.tools.tool_parser import ToolParser
+
+BEGIN = "<tool_call>"
+END = "</tool_call>"
+
+
+class HermesParser(ToolParser):
+    """Each call has its own pair of markers. A missing last marker is forgiven."""
+
+    def rules(self) -> Waiting[None]:
+        while (yield from self.content_until(BEGIN)):
+            yield from self.reader.skip(BEGIN)
+            if (yield from self.reader.space()) != "{":
+                self.give_up()
+            elif (yield from self.json_calls(",")):
+                yield from self.reader.space()
+                yield from self.reader.skip(END)
+                self.reader.take()
+
+    @classmethod
+    def structure(
+        cls, tools: Sequence[Tool], *, required: bool, parallel: bool, template: str
+    ) -> dict[str, Any]:
+        tags = [
+            tag(f'{BEGIN}\n{{"name": "{tool.name}", "arguments": ', tool, f"}}\n{END}")
+            for tool in tools
+        ]
+        if required:
+            return separated("\n", tags, parallel=parallel)
+        return triggered(BEGIN, tags, parallel=parallel)

@@ -1,0 +1,59 @@
+"""What all parsers of a model's text have in common."""
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from paceline.tools.calls import Reply, ReplyDelta, joined, merged
+from paceline.tools.text_reader import TextReader, Waiting
+
+
+class OutputParser(Protocol):
+    """Splits the text of one choice into content, reasoning and tool calls.
+
+    Every split of a text into pieces gives deltas that add up to the same reply. Text is withheld
+    only while it is not clear what it belongs to.
+    """
+
+    def push(self, text: str) -> list[ReplyDelta]:
+        """Add text, and return what is new for certain."""
+        ...
+
+    def finish(self) -> list[ReplyDelta]:
+        """End the text, and return what was withheld."""
+        ...
+
+    def whole(self, text: str) -> Reply:
+        """Parse a complete text, on a parser that has read nothing."""
+        ...
+
+
+class TextParser(ABC):
+    """A parser whose grammar is a generator: `rules` reads text and emits deltas."""
+
+    def __init__(self) -> None:
+        self.reader = TextReader()
+        self._new: list[ReplyDelta] = []
+        self._running = self.rules()
+
+    @abstractmethod
+    def rules(self) -> Waiting[None]:
+        """Read the text to its end. Run once; each `yield` waits for more text."""
+
+    def emit(self, delta: ReplyDelta) -> None:
+        self._new.append(delta)
+
+    def push(self, text: str) -> list[ReplyDelta]:
+        self.reader.add(text)
+        return self._run()
+
+    def finish(self) -> list[ReplyDelta]:
+        self.reader.ended = True
+        return self._run()
+
+    def whole(self, text: str) -> Reply:
+        return joined([*self.push(text), *self.finish()])
+
+    def _run(self) -> list[ReplyDelta]:
+        next(self._running, None)
+        new, self._new = self._new, []
+        return merged(new)

@@ -1,0 +1,1 @@
+"""Reasoning as models write it: one file for each format."""

@@ -1,0 +1,114 @@
+"""Splits reasoning from the answer, where the model writes it in a block of its own."""
+
+from typing import Any, ClassVar
+
+from paceline.tools.calls import ContentDelta, ReasoningDelta, Reply, ReplyDelta, joined, merged
+from paceline.tools.parser import OutputParser, TextParser
+from paceline.tools.text_reader import Waiting
+
+
+class ReasoningParser(TextParser):
+    """At most one block of reasoning, at the beginning of the text; the rest is content.
+
+    Whitespace beside the markers belongs to them. A block that never ends is all reasoning.
+    """
+
+    OPEN: ClassVar[str] = "<think>"
+    CLOSE: ClassVar[str] = "</think>"
+    # Whether text without an opening marker begins in the block.
+    begins_inside: ClassVar[bool] = False
+    # Whether markers are special tokens, so that the text must be decoded with them.
+    needs_special_tokens: ClassVar[bool] = False
+
+    def __init__(self, prompt: str = "") -> None:
+        """The end of the prompt tells whether a chat template has opened or closed the block."""
+        super().__init__()
+        written = prompt.rstrip()
+        self._is_open = written.endswith(self.OPEN)
+        self._is_closed = written.endswith(self.CLOSE)
+
+    def followed_by(self, format: dict[str, Any]) -> dict[str, Any]:
+        """A format of xgrammar's structural tags: reasoning, and then `format`."""
+        if self._is_closed:
+            return format
+        is_inside = self._is_open or self.begins_inside
+        block = {
+            "type": "tag",
+            "begin": "" if is_inside else self.OPEN,
+            "content": {"type": "any_text"},
+            "end": self.CLOSE,
+        }
+        thought = {
+            "type": "sequence",
+            "elements": [block, {"type": "regex", "pattern": r"\n{0,2}"}],
+        }
+        first = thought if is_inside else {"type": "optional", "content": thought}
+        return {"type": "sequence", "elements": [first, format]}
+
+    def rules(self) -> Waiting[None]:
+        if (yield from self._begins()):
+            yield from self._reasoning()
+        yield from self._content()
+
+    def _begins(self) -> Waiting[bool]:
+        reader = self.reader
+        if self._is_closed:
+            return False
+        yield from reader.space()
+        opened = yield from reader.skip(self.OPEN)
+        if not opened:
+            reader.unread()
+            if not self._is_open and not self.begins_inside:
+                return False
+        yield from reader.space()
+        reader.take()
+        return True
+
+    def _reasoning(self) -> Waiting[None]:
+        """Read the block, and the space after it."""
+        reader, space, marker = self.reader, "", ""
+        while not marker:
+            marker = yield from reader.find((self.CLOSE,))
+            text = space + reader.take()
+            words = text if reader.ended and not marker else text.rstrip()
+            space = text[len(words) :]
+            if words:
+                self.emit(ReasoningDelta(words))
+            if reader.ended and not marker:
+                return
+        yield from reader.skip(marker)
+        yield from reader.space()
+        reader.take()
+
+    def _content(self) -> Waiting[None]:
+        reader = self.reader
+        while (yield from reader.peek()):
+            reader.read_all()
+            self.emit(ContentDelta(reader.take()))
+
+
+class ReasoningThenCalls:
+    """A parser for replies with reasoning first, and then content with tool calls."""
+
+    def __init__(self, reasoning: OutputParser, calls: OutputParser) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+
+    def push(self, text: str) -> list[ReplyDelta]:
+        return self._passed(self._reasoning.push(text))
+
+    def finish(self) -> list[ReplyDelta]:
+        return merged([*self._passed(self._reasoning.finish()), *self._calls.finish()])
+
+    def whole(self, text: str) -> Reply:
+        return joined([*self.push(text), *self.finish()])
+
+    def _passed(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
+        """Content goes through the second parser."""
+        passed: list[ReplyDelta] = []
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                passed += self._calls.push(delta.text)
+            else:
+                passed.append(delta)
+        return passed

@@ -1,0 +1,31 @@
+from paceline.tools.definitions import Tool
+from paceline.tools.structure import calls_schema, relocated
+
+LOOK = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/place"}, "$ref": {"type": "string"}},
+    "$defs": {"place": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/place"}]}},
+}
+
+
+def test_an_array_of_calls_has_one_form_for_each_tool() -> None:
+    schema = calls_schema([Tool("now"), Tool("look", parameters={"type": "object"})], parallel=True)
+    assert (schema["type"], schema["minItems"]) == ("array", 1)
+    now, look = schema["items"]["anyOf"]
+    assert now["properties"]["name"] == {"const": "now"}
+    assert now["properties"]["parameters"] == {"$ref": "#/$defs/now"}
+    assert schema["$defs"]["now"] == {"type": "object", "properties": {}}
+    assert look["required"] == ["name", "parameters"]
+    assert "maxItems" not in schema
+    assert calls_schema([Tool("now")], parallel=False)["maxItems"] == 1
+
+
+def test_references_of_a_schema_follow_it() -> None:
+    schema = calls_schema([Tool("now"), Tool("look", parameters=LOOK)], parallel=True)
+    place = "#/$defs/look"
+    moved = schema["$defs"]["look"]
+    assert moved["properties"]["at"] == {"$ref": f"{place}/$defs/place"}
+    assert moved["properties"]["$ref"] == {"type": "string"}
+    assert moved["$defs"]["place"]["anyOf"][1] == {"$ref": f"{place}/$defs/place"}
+    assert relocated({"$ref": "#"}, "#/x") == {"$ref": "#/x"}
+    assert relocated({"$ref": "https://a.b/c"}, "#/x") == {"$ref": "https://a.b/c"}
