@@ -190,14 +190,14 @@ NEWER_MISTRAL = """\
 {%- endif %}
 """
 
-# DeepSeek V3: a call is a turn whose content is none.
+# DeepSeek V3: a call is a turn whose content is none, and its arguments are text.
 DEEPSEEK = """\
 {%- for message in messages %}
     {%- if message['role'] == 'user' %}
         {{- '<User>' + message['content'] }}
     {%- elif message['role'] == 'assistant' and message['content'] is none %}
         {%- for tool in message['tool_calls'] %}
-            {{- '<call>' + tool['function']['name'] + tool['function']['arguments'] | tojson }}
+            {{- '<call>' + tool['function']['name'] + tool['function']['arguments'] }}
         {%- endfor %}
     {%- elif message['role'] == 'assistant' %}
         {{- '<Assistant>' + message['content'] }}

@@ -15,8 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.core.errors import ConfigError, RequestError
-
-Message = Mapping[str, Any]
+from paceline.text.chat_messages import Message, MessageForm, plain
 
 CHATML = """\
 {%- for message in messages -%}
@@ -33,10 +32,12 @@ MISSING = (
 )
 BUILT_IN = {"chatml": CHATML}
 CACHED = 16  # templates, for requests that have their own
-ROLES = {"developer": "system"}  # roles that templates do not know
 
 # Variables that a caller relies on: a template that does not use them cannot render them.
 NEEDED = ("tools", "reasoning_effort")
+
+# How Mistral's templates check the ids of tool calls.
+NINE_CHARACTERS = re.compile(r"id\s*\|\s*length\s*!=\s*9\b")
 
 # What an expression can raise if the messages are not what the template expects.
 FAULTS = (
@@ -75,7 +76,7 @@ class TemplateSource(Protocol):
 
 
 class ChatTemplate:
-    """A template gets messages whose content is a string, and cannot change them.
+    """A template gets messages in the form that it expects, and cannot change them.
 
     It is a program that comes with the model, so it runs in a sandbox. Without a source, every
     conversation is refused.
@@ -91,6 +92,7 @@ class ChatTemplate:
     ) -> None:
         self._template = compiled(source) if source else None
         self._used = variables_of(source) if source else frozenset[str]()
+        self._form = form_of(source) if source else MessageForm()
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._now = now
 
@@ -124,7 +126,7 @@ class ChatTemplate:
             **(variables or {}),
             "strftime_now": self._strftime_now,
             **self._tokens,
-            "messages": [plain(message) for message in messages],
+            "messages": [plain(message, self._form) for message in messages],
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -161,6 +163,27 @@ def variables_of(source: str) -> frozenset[str]:
     return frozenset(find_undeclared_variables(sandbox().parse(source)))
 
 
+@lru_cache(CACHED)
+def form_of(source: str) -> MessageForm:
+    """What a template expects of messages, by the tests that it makes."""
+    tests = list(sandbox().parse(source).find_all(nodes.Test))
+    return MessageForm(
+        none_content=any(test.name == "none" and name_of(test.node) == "content" for test in tests),
+        short_ids=NINE_CHARACTERS.search(source) is not None,
+    )
+
+
+def name_of(node: nodes.Node) -> str:
+    """The last part of `message.content`, `message['content']` or `content`."""
+    match node:
+        case nodes.Getattr(attr=str(name)) | nodes.Name(name=str(name)):
+            return name
+        case nodes.Getitem(arg=nodes.Const(value=str(name))):
+            return name
+        case _:
+            return ""
+
+
 def sandbox() -> ImmutableSandboxedEnvironment:
     world = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
@@ -183,54 +206,6 @@ def read_template(given: str) -> str:
             f"chat_template is {given!r:.200}, which cannot be read: {problem}; give a file with a "
             f"template, its text, or {' or '.join(BUILT_IN)}"
         ) from None
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: content as a string, arguments of tool calls as objects."""
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise RequestError("a message has no role, or its role is not a string")
-    content = message.get("content")
-    if content is None and role != "assistant":  # whose tool calls may be all it says
-        raise RequestError(f"a message of the role {role!r} has no content")
-    changed = {**message, "role": ROLES.get(role, role), "content": text_of(content)}
-    if isinstance(calls := message.get("tool_calls"), list):
-        changed["tool_calls"] = [parsed(call) for call in cast(list[Any], calls)]
-    return changed
-
-
-def text_of(content: object) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        kind = type(content).__name__
-        raise RequestError(
-            f"the content of a message has type {kind}; it must be a string or a list of parts"
-        )
-    return "\n".join(map(part_text, cast(list[object], content)))
-
-
-def part_text(part: object) -> str:
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return text
-        case {"type": str(kind)}:
-            raise RequestError(f"a message part of type {kind!r} is not supported; only 'text' is")
-        case _:
-            raise RequestError("a message part has no type")
-
-
-def parsed(call: Any) -> Any:
-    """Clients send the arguments of a tool call as a JSON string, which may be empty."""
-    match call:
-        case {"function": {"arguments": str() | None as arguments}}:
-            try:
-                value = json.loads((arguments or "").strip() or "{}")
-            except (ValueError, RecursionError) as error:
-                raise RequestError(f"the arguments of a tool call are not JSON: {error}") from None
-            return {**call, "function": {**call["function"], "arguments": value}}
-        case _:
-            return call
 
 
 def to_json(

@@ -1,0 +1,123 @@
+"""Brings the messages of a conversation into the form that chat templates expect."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from paceline.core.errors import RequestError
+
+Message = Mapping[str, Any]
+
+ROLES = {"developer": "system"}  # roles that templates do not know
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """In what templates differ."""
+
+    none_content: bool = False  # a message of tool calls alone has the content none, not ""
+    short_ids: bool = False  # ids of tool calls have nine letters and digits
+
+
+class CallArguments(dict[str, Any]):
+    """The arguments of a tool call: an object, and JSON where a template adds it to text."""
+
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        super().__init__(arguments)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, after: str) -> str:
+        return self._text + after
+
+    def __radd__(self, before: str) -> str:
+        return before + self._text
+
+
+def plain(message: Message, form: MessageForm) -> dict[str, Any]:
+    """A message with its content as a string, and with the arguments of tool calls as objects.
+
+    Clients send fields that they do not use as null, while templates ask whether they are there.
+    """
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise RequestError("a message has no role, or its role is not a string")
+    content = message.get("content")
+    if content is None and role != "assistant":  # whose tool calls may be all it says
+        raise RequestError(f"a message of the role {role!r} has no content")
+    changed = {name: value for name, value in message.items() if value is not None}
+    changed |= {"role": ROLES.get(role, role), "content": text_of(content)}
+    if "tool_calls" in changed:
+        calls = changed.pop("tool_calls")
+        if not isinstance(calls, list):
+            raise RequestError("tool_calls of a message must be a list")
+        if calls:
+            changed["tool_calls"] = [plain_call(call, form) for call in cast(list[object], calls)]
+            if form.none_content and content is None:
+                changed["content"] = None
+    return with_short_id(changed, "tool_call_id") if form.short_ids else changed
+
+
+def text_of(content: object) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        kind = type(content).__name__
+        raise RequestError(
+            f"the content of a message has type {kind}; it must be a string or a list of parts"
+        )
+    return "\n".join(map(part_text, cast(list[object], content)))
+
+
+def part_text(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": str(kind)}:
+            raise RequestError(f"a message part of type {kind!r} is not supported; only 'text' is")
+        case _:
+            raise RequestError("a message part has no type")
+
+
+def plain_call(call: object, form: MessageForm) -> dict[str, Any]:
+    function = cast(Message, call).get("function") if isinstance(call, dict) else None
+    name = cast(Message, function).get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise RequestError("a tool call of a message has no function with a name")
+    fields = cast(Message, function)
+    arguments = arguments_of(name, fields.get("arguments"))
+    changed = {**cast(Message, call), "function": {**fields, "arguments": arguments}}
+    return with_short_id(changed, "id") if form.short_ids else changed
+
+
+def arguments_of(name: str, given: object) -> CallArguments:
+    """Clients send arguments as JSON, which may be empty; some send an object."""
+    if isinstance(given, dict):
+        return CallArguments(cast(dict[str, Any], given), json.dumps(given, ensure_ascii=False))
+    text = given if isinstance(given, str) and given.strip() else "{}"
+    try:
+        value = json.loads(text) if isinstance(given, str | None) else given
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"the arguments of a tool call are not JSON: {error} (a call of {name!r:.200})"
+        ) from None
+    if not isinstance(value, dict):
+        raise RequestError(
+            f"the arguments of a tool call must be a JSON object; those of a call of {name!r:.200} "
+            f"have the type {type(value).__name__}"
+        )
+    return CallArguments(cast(dict[str, Any], value), text)
+
+
+def with_short_id(fields: dict[str, Any], key: str) -> dict[str, Any]:
+    """The same fields with an id of nine characters: the same one for the same id."""
+    id = fields.get(key)
+    if not isinstance(id, str) or SHORT_ID.fullmatch(id):
+        return fields
+    return {**fields, key: hashlib.sha256(id.encode(errors="replace")).hexdigest()[:9]}
