@@ -55,6 +55,9 @@ CONTEXT_SPLITS = (
 )
 # In a mixed graph, any number of contexts up to its size may occur, often far fewer.
 BESIDE_LEAST, BESIDE = 384, ContextSplit(3, portion=12, whole=960)
+# Steps that are launched kernel by kernel have any number of contexts. Each split is a kernel of
+# its own to compile, so all of them have the same one.
+OUTSIDE_GRAPHS = ContextSplit(8, portion=4)
 
 
 def context_split(contexts: int) -> ContextSplit:
@@ -74,13 +77,13 @@ class Triton:
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
-            return DecodeAttention(batch, kv)
+            return DecodeAttention(batch, kv, OUTSIDE_GRAPHS)
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
         return TiledAttention(batch, kv, bounds, batch.rows)
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FusedDecodeAttention":
         """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
-        return FusedDecodeAttention(batch, kv)
+        return FusedDecodeAttention(batch, kv, context_split(batch.rows * kv.kv_heads))
 
     def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
@@ -90,7 +93,9 @@ class Triton:
         others: TiledAttention | PrefillAttention = TiledAttention(batch, kv, bounds, longer)
         if PrefillAttention.can(kv, queries, batch.positions):
             others = PrefillAttention(batch, kv, bounds, longer, queries.heads)
-        return MixedAttention(DecodeAttention(batch, kv, bounds), others)
+        contexts = batch.rows * kv.kv_heads
+        split = BESIDE if contexts >= BESIDE_LEAST else context_split(contexts)
+        return MixedAttention(DecodeAttention(batch, kv, split, bounds), others)
 
 
 class DecodeAttention:
@@ -100,11 +105,10 @@ class DecodeAttention:
     splits     └ program 0 ─────────┘ program 1 ──┘     the last one to end joins the results
     """
 
-    def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor | None = None) -> None:
-        self._batch, self._kv, self._bounds = batch, kv, bounds
-        contexts = batch.rows * kv.kv_heads
-        is_beside = bounds is not None and contexts >= BESIDE_LEAST
-        self._cut = BESIDE if is_beside else context_split(contexts)
+    def __init__(
+        self, batch: Batch, kv: KVStore, split: ContextSplit, bounds: Tensor | None = None
+    ) -> None:
+        self._batch, self._kv, self._split, self._bounds = batch, kv, split, bounds
         # How many programs of a row and a head have ended. The one that joins resets it.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
@@ -148,7 +152,7 @@ class DecodeAttention:
         how: tuple[int, int | None, float, float | None],
         sizes: dict[str, bool],
     ) -> None:
-        batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._cut
+        batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._split
         (_, heads, dim), (layer, window, scale, cap) = out.shape, how
         is_small = query.element_size() < FLOAT_BYTES
         parts, peaks = out, out

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 LEAST = 1 << 16  # numbers of 32 bits
+# Kernels are compiled for pointers to multiples of 16 bytes, and again for others.
+ALIGNED = 4  # numbers
+PADDING = np.zeros(ALIGNED, np.int32)
 
 
 def pinned_numbers(size: int) -> Tensor:
@@ -29,14 +32,17 @@ class Staging:
         self._keep(pinned)
 
     def send(self, *columns: np.ndarray) -> list[Tensor]:
-        """Return arrays of 32-bit numbers on the GPU."""
-        sizes = [len(column) for column in columns]
+        """Return arrays of 32-bit numbers on the GPU, each at an aligned place."""
+        pieces: list[np.ndarray] = []
+        for column in columns:
+            pieces += column.view(np.int32), PADDING[: -len(column) % ALIGNED]
+        sizes = list(map(len, pieces))
         total = sum(sizes)
         pinned = self._room(total)
-        np.concatenate([c.view(np.int32) for c in columns], out=pinned.numpy()[:total])
+        np.concatenate(pieces, out=pinned.numpy()[:total])
         there = pinned[:total].to(self._device, non_blocking=True)
         self._keep(pinned)
-        parts = there.split(sizes)
+        parts = there.split(sizes)[::2]
         return [
             part.view(torch.float32) if column.dtype == np.float32 else part
             for part, column in zip(parts, columns, strict=True)

@@ -110,8 +110,7 @@ class CudaState:
             at += self.position.index_select(0, owner)
             context += self.position.index_select(0, row_slot)
         tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
-        most = -(-int((plan.start + count).max()) // self._kv.block_size)
-        table = self.table.index_select(0, row_slot)[:, :most].contiguous()
+        table = self.table.index_select(0, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
         batch = Batch(*columns) if is_moving else BatchWithLengths(*columns, starts, contexts)
         return batch, cells, row_slot

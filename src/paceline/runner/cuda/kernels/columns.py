@@ -103,7 +103,7 @@ def spread(
         table.stride(0),
         kv.content.stride(0),
         kv.content.stride(2),
-        ROWS=count,
+        count,
         HALVINGS=count.bit_length(),
         BLOCK=kv.block_size,
         PLACES=128,
@@ -197,7 +197,7 @@ def _begin(
         tl.store(block_table + row.to(tl.int64) * table_stride + entry, blocks, mask=entry < used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _spread(
     tokens,
     table,
@@ -213,7 +213,7 @@ def _spread(
     table_stride,
     block_stride,
     cell_stride,
-    ROWS: tl.constexpr,
+    rows,
     HALVINGS: tl.constexpr,
     BLOCK: tl.constexpr,
     PLACES: tl.constexpr,
@@ -221,7 +221,7 @@ def _spread(
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    low, high = tl.zeros([PLACES], tl.int32), tl.full([PLACES], ROWS, tl.int32)
+    low, high = tl.zeros([PLACES], tl.int32), tl.zeros([PLACES], tl.int32) + rows
     for _ in tl.static_range(HALVINGS):  # its row is the last that starts before it
         middle = (low + high) // 2
         is_before = (middle == low) | (tl.load(row_start + middle) <= index)
@@ -266,7 +266,7 @@ def _lay_out(
         tl.store(block_table + row * block_stride + entry, blocks, mask=entry < used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _place(
     tokens,
     table,
@@ -309,7 +309,7 @@ def _flatten_table(
     tl.store(last + row, (reads - 1) % BLOCK + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _settle(tokens, position, slot, context, ids, rows, padding_slot, stride, PLACES: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()

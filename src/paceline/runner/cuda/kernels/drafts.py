@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LEAST_PLACES = 16  # of a row: kernels for fewer drafts are no faster, but would be compiled too
+
 
 def put_drafts(tokens: Tensor, slot: Tensor, known: Tensor, drafts: Tensor, number: Tensor) -> None:
     """Write drafts [rows, most] behind the `known` [rows] tokens of each slot.
@@ -21,8 +23,8 @@ def put_drafts(tokens: Tensor, slot: Tensor, known: Tensor, drafts: Tensor, numb
         drafts,
         number,
         tokens.stride(0),
-        MOST=most,
-        PLACES=triton.next_power_of_2(most),
+        most,
+        PLACES=places(most),
     )
 
 
@@ -47,25 +49,27 @@ def accept(
         drafts,
         len(tokens) - 1,
         tokens.stride(0),
-        MOST=most,
-        PLACES=triton.next_power_of_2(most + 1),
+        most,
+        PLACES=places(most + 1),
     )
 
 
-@triton.jit
-def _put_drafts(
-    tokens, slot, known, drafts, number, stride, MOST: tl.constexpr, PLACES: tl.constexpr
-):
+def places(count: int) -> int:
+    return max(triton.next_power_of_2(count), LEAST_PLACES)
+
+
+@triton.jit(do_not_specialize=["most"])
+def _put_drafts(tokens, slot, known, drafts, number, stride, most, PLACES: tl.constexpr):
     row = tl.program_id(0)
     own = tl.load(slot + row).to(tl.int64)
     first = tl.load(known + row).to(tl.int64)
     place = tl.arange(0, PLACES)
-    mask = (place < MOST) & (place < tl.load(number + row))
-    draft = tl.load(drafts + row * MOST + place, mask=mask, other=0).to(tl.int32)
+    mask = (place < most) & (place < tl.load(number + row))
+    draft = tl.load(drafts + row * most + place, mask=mask, other=0).to(tl.int32)
     tl.store(tokens + own * stride + first + place, tl.maximum(draft, 0), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _accept(
     tokens,
     position,
@@ -75,21 +79,21 @@ def _accept(
     drafts,
     padding_slot,
     stride,
-    MOST: tl.constexpr,
+    most,
     PLACES: tl.constexpr,
 ):
     row = tl.program_id(0)
     own = tl.load(slot + row).to(tl.int64)
     first = tl.load(known + row)
     place = tl.arange(0, PLACES)
-    line = ids + row * (MOST + 1) + place
-    got = tl.load(line, mask=place <= MOST, other=-1)
-    draft = tl.load(drafts + row * MOST + place, mask=place < MOST, other=-1).to(tl.int32)
+    line = ids + row * (most + 1) + place
+    got = tl.load(line, mask=place <= most, other=-1)
+    draft = tl.load(drafts + row * most + place, mask=place < most, other=-1).to(tl.int32)
     is_right = (got == draft) & (draft >= 0)
     last = tl.min(tl.where(is_right, PLACES, place), 0)  # the first that is not as drafted
     is_bad = tl.sum(tl.where((place == last) & (got < 0), 1, 0), 0) > 0
     stays = place <= last
-    tl.store(line, tl.where(stays & (is_bad == 0), got, -1), mask=place <= MOST)
+    tl.store(line, tl.where(stays & (is_bad == 0), got, -1), mask=place <= most)
     where = tokens + own * stride + first.to(tl.int64) + place
-    tl.store(where, tl.maximum(got, 0), mask=stays & (place <= MOST) & (own < padding_slot))
+    tl.store(where, tl.maximum(got, 0), mask=stays & (place <= most) & (own < padding_slot))
     tl.store(position + own, (first + last).to(tl.int32), mask=own < padding_slot)

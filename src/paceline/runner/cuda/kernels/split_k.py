@@ -66,7 +66,7 @@ class SplitKLinear:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add(
     x,
     weight,
