@@ -21,7 +21,7 @@ from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
@@ -113,8 +113,9 @@ class Bench:
         self.blocks, self.block_size = ROWS * 1152 // block_size, block_size
         kv = KVStore(self.config, self.blocks + 1, block_size, torch.bfloat16, "cuda")
         kv.content.normal_()
-        proposes, sizes = proposer or Ngram(SpeculationConfig()), (ROWS, MAX_MODEL_LEN, BUDGET)
-        self.runner = CudaRunner(self.model, kv, load(attention), proposes, *sizes)
+        proposes = proposer or Ngram(SpeculationConfig())
+        sizes = RunnerSizes(ROWS, MAX_MODEL_LEN, BUDGET)
+        self.runner = CudaRunner(self.model, kv, load(attention), proposes, sizes)
         begin = perf_counter()
         self.runner.warm(drafts=proposer is not None)
         torch.cuda.synchronize()

@@ -3,7 +3,7 @@
 from paceline import Scheduler
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposers.ngram import Ngram
 
@@ -13,7 +13,7 @@ def gpu_runner(model: CudaModel, scheduler: Scheduler, attention: str = "triton"
     blocks, size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
     step = config.step
-    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    runner = CudaRunner(model, kv, load(attention), Ngram(config.speculation), *sizes)
+    sizes = RunnerSizes(step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens)
+    runner = CudaRunner(model, kv, load(attention), Ngram(config.speculation), sizes)
     runner.reserve_host(config.preemption.swap_space)
     return runner

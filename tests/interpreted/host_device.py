@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runner.cuda.graphs.capture import CapturedGraphs
-
 
 class Done:
     """An event, a stream or a graph: nothing is under way on a CPU."""
@@ -24,14 +22,6 @@ class Done:
         return False
 
 
-def without_capture(self: CapturedGraphs, size: Any) -> Any:
-    """Do the work once before its first use, as a capture does, so that it is laid out."""
-    if size not in self._graphs:
-        self._work(size)
-        self._graphs[size] = Done()  # pyright: ignore[reportArgumentType]
-    return self._graphs[size]
-
-
 def use_host(patch: pytest.MonkeyPatch) -> None:
     """Let a `CudaRunner` run on the CPU."""
     empty = torch.empty
@@ -42,7 +32,5 @@ def use_host(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch, "empty", unpinned)
     for name in ("Event", "Stream", "current_stream"):
         patch.setattr(torch.cuda, name, Done)
-    patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     patch.setattr(torch.cuda, "synchronize", lambda: None)
-    patch.setattr(CapturedGraphs, "graph", without_capture)
-    patch.setattr(CapturedGraphs, "replay", lambda self, size: (self.graph(size), self._work(size)))
+    patch.setattr("paceline.runner.cuda.runner.GraphMemory", lambda: None)  # without graphs

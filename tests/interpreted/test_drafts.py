@@ -11,7 +11,7 @@ from paceline.runner.attention.backend import load
 from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
@@ -128,8 +128,8 @@ def interpreted(
     model = CudaModel.load(source(), 64, torch.float32, device="cpu")
     kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
     step = config.step
-    sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    runner = CudaRunner(model, kv, load("triton"), Circular(config.speculation), *sizes)
+    sizes = RunnerSizes(step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens)
+    runner = CudaRunner(model, kv, load("triton"), Circular(config.speculation), sizes)
     return drive(scheduler, runner, asked, depth), scheduler
 
 

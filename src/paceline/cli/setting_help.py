@@ -139,6 +139,8 @@ SENTENCES = {
     "generation_config.json or in its GGUF file, or none.",
     "max_logprobs": "Maximum number of alternatives that logprobs and prompt_logprobs may request "
     "per token; -1: no limit.",
+    "enforce_eager": "On a GPU, start without CUDA graphs and without a warm-up: kernels are "
+    "compiled at their first use, and steps take longer.",
     "async_scheduling": "On a GPU, plan the next step while one runs.",
     "depth": "Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.",
     "threads": "CPU threads of a forward pass; 0: the default of torch.",

@@ -262,7 +262,8 @@ class LoadConfig:
 
     Files: load_format, chat_template, generation_config. Numbers: dtype, kv_cache_dtype, weights,
     max_logprobs. Memory: gpu_memory_utilization, kv_cache_gib, swap_space,
-    num_gpu_blocks_override. Steps: device, attention, async_scheduling, depth, threads.
+    num_gpu_blocks_override. Steps: device, attention, enforce_eager, async_scheduling, depth,
+    threads.
     """
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
@@ -275,6 +276,7 @@ class LoadConfig:
     swap_space: float = 0.0  # host memory for swapped sequences, in GiB
     num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
     attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
+    enforce_eager: bool = False  # no CUDA graphs, and no warm-up before the first request
     weights: str = "auto"  # of products on a CPU: float32, int8; "auto": as precise as the file
     async_scheduling: bool = True  # plan a step while one runs, where the device is another
     depth: int = 0  # steps in flight; 0: by device, 2 on a GPU and 1 on a CPU

@@ -10,12 +10,13 @@ import torch
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.core.turn_times import TurnTimer
+from paceline.engine.core.warm_up import WarmUp
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.cuda.block_copies import RING_BYTES
 from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.runner import CudaRunner
+from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Proposer
 from paceline.runner.proposer import load as load_proposer
@@ -44,6 +45,7 @@ CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 COPIES_OF_LOGITS = 9
 SPARE_BYTES = 256 << 20  # for libraries
 KEPT_BLOCKS = 1 << 16  # more than most models leave room for
+LINES = 10  # of the log, from beginning to end of a stage
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +56,8 @@ def assemble(
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
 ) -> tuple[Scheduler, CudaRunner]:
-    """Load the model, run the largest step once, give the remaining memory to KV, and capture
-    graphs."""
+    """Load the model, run the largest step once, give the remaining memory to KV, and compile and
+    capture everything that requests may need."""
     if own.weights != "auto" or own.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
     check_room(swap_bytes(own), memory.free_bytes())
@@ -72,7 +74,8 @@ def assemble(
     log.info("loading weights")
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
     log.info("weights are loaded; running the largest step once, to measure its memory")
-    needed, rate = run_largest_step(model, proposer, step, kv_dtype)
+    sizes = sizes_of(step, own)
+    needed, rate = run_largest_step(model, proposer, sizes, kv_dtype)
     needed += RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
     log.info("%.1f GiB are left for KV", free / GIB)
@@ -87,12 +90,15 @@ def assemble(
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
-    runner = runner_of(model, kv, attention, proposer, config.step)
-    drafts = config.speculation.num_speculative_tokens
-    runner.warm(drafts > 0)
+    sizes = sizes_of(config.step, own)
+    runner = CudaRunner(model, kv, attention, proposer, sizes)
+    depth = own.steps_in_flight(DEPTH)
+    if not own.enforce_eager:
+        warm_up(runner, config, depth)
     scheduler = scheduler_of(config)
-    if drafts:
-        times = TurnTimer(runner, config, own.steps_in_flight(DEPTH)).measure(MEASURED_S)
+    if config.speculation.num_speculative_tokens:
+        log.info("measuring how long steps with drafts take")
+        times = TurnTimer(runner, config, depth).measure(MEASURED_S)
         if times is not None:
             scheduler.measure_steps(times)
     if config.preemption.swap_space:
@@ -108,11 +114,25 @@ def capturable(name: str) -> Capturable:
     return attention
 
 
-def runner_of(
-    model: CudaModel, kv: KVStore, attention: Capturable, proposer: Proposer, step: StepConfig
-) -> CudaRunner:
+def sizes_of(step: StepConfig, own: LoadConfig) -> RunnerSizes:
     sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    return CudaRunner(model, kv, attention, proposer, *sizes)
+    return RunnerSizes(*sizes, own.enforce_eager)
+
+
+def warm_up(runner: CudaRunner, config: Config, depth: int) -> None:
+    """Capture all graphs, and run steps of every other kind once, which compiles their kernels."""
+    runner.warm(config.speculation.num_speculative_tokens > 0, logged("capturing CUDA graphs"))
+    WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
+
+
+def logged(stage: str) -> Callable[[int, int], None]:
+    """Log the progress of a stage in a few lines."""
+
+    def report(done: int, total: int) -> None:
+        if done * LINES // total > (done - 1) * LINES // total:
+            log.info("%s: %d of %d", stage, done, total)
+
+    return report
 
 
 def free_bytes(utilization: float) -> int:
@@ -123,17 +143,17 @@ def free_bytes(utilization: float) -> int:
 
 
 def run_largest_step(
-    model: CudaModel, proposer: Proposer, step: StepConfig, kv_dtype: torch.dtype
+    model: CudaModel, proposer: Proposer, sizes: RunnerSizes, kv_dtype: torch.dtype
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
     step take, and the positions that it computes per second."""
     before = torch.cuda.memory_allocated()
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
-    runner = runner_of(model, kv, capturable(ATTENTION), proposer, step)
+    runner = CudaRunner(model, kv, capturable(ATTENTION), proposer, sizes)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before
-    logits = step.max_num_seqs * model.config.vocab * 4
+    logits = sizes.slots * model.config.vocab * 4
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.
     copies = COPIES_OF_LOGITS + 2 * proposer.config.num_speculative_tokens
     del runner, kv

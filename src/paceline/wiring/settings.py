@@ -47,7 +47,6 @@ VLLM_ONLY = {
     "disable_log_stats": "get_metrics() returns the metrics; remove it",
     "download_dir": "set HF_HOME or PACELINE_CACHE",
     "enable_lora": "adapters are not supported",
-    "enforce_eager": "steps on a GPU are captured as graphs; remove it",
     "pipeline_parallel_size": "a model runs on one GPU; remove it",
     "quantization": "the format is read from the file; on a CPU, see weights",
     "scheduling_policy": "see policy",

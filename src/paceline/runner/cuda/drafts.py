@@ -1,6 +1,5 @@
 """Steps with drafts on a GPU, which proposes, computes and verifies them."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
 from paceline.runner.cuda.eager import EagerSteps
 from paceline.runner.cuda.flight import LaunchedStep, Silent
+from paceline.runner.cuda.graphs.capture import Capture
 from paceline.runner.cuda.graphs.drafts import DraftGraphs, choose_lines
 from paceline.runner.cuda.graphs.mixed import MixedGraphs
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
@@ -43,11 +43,11 @@ class DraftedSteps:
         self._graphs, self._ends = graphs or (None, None)
         self._prompts, self._proposer, self._choice = prompts, proposer, choice
 
-    def capture(self) -> Iterator[int]:
-        """Capture the graphs of every size."""
-        if self._graphs is not None and self._ends is not None:
-            yield from self._graphs.capture_lengths()
-            yield from self._ends.capture()
+    def captures(self) -> list[Capture]:
+        """The graphs of every size."""
+        if self._graphs is None or self._ends is None:
+            return []
+        return [*self._graphs.captures_of_lengths(), *self._ends.captures()]
 
     def forget(self) -> None:
         """Sequences came or left: slots may have changed hands."""

@@ -1,8 +1,8 @@
 """Carries out plans on a GPU: steps are launched ahead, and results are read by `wait`."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
 import torch
@@ -46,6 +46,20 @@ class RowLayout:
     is_plain: bool  # every row samples by temperature alone
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerSizes:
+    """What a runner has room for, and whether it captures CUDA graphs."""
+
+    slots: int
+    max_model_len: int
+    positions: int  # of a captured step, at most
+    enforce_eager: bool = False  # capture nothing, and launch every step kernel by kernel
+
+
+def unreported(_done: int, _total: int) -> None:
+    """Report no progress."""
+
+
 class CudaRunner:
     """Runs plans in order. `launch` returns before the step has ended.
 
@@ -62,21 +76,20 @@ class CudaRunner:
         kv: KVStore,
         attention: Capturable,
         proposer: Proposer,
-        slots: int,
-        max_model_len: int,
-        most_positions: int,
+        sizes: RunnerSizes,
     ) -> None:
-        """Steps of more than so many positions, or of an attention without graphs for rows of
-        any length, are launched kernel by kernel."""
+        """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
+        are launched kernel by kernel."""
         self._kv, self._attention = kv, attention
+        slots, max_model_len = sizes.slots, sizes.max_model_len
         state = self.state = CudaState(slots, max_model_len, kv)
-        memory = GraphMemory()
+        memory = None if sizes.enforce_eager else GraphMemory()
         self.graphs = DecodeGraphs(model, kv, attention, state, memory)
         self.mixed = drafted = None
         if isinstance(attention, MixedCapturable):
-            extent = Extent.of_prompts(most_positions, slots)
+            extent = Extent.of_prompts(sizes.positions, slots)
             self.mixed = MixedGraphs(model, kv, attention, state, extent, memory)
-            extent = Extent.of_drafts(most_positions)
+            extent = Extent.of_drafts(sizes.positions)
             lines = MixedGraphs(model, kv, attention, state, extent, memory)
             drafted = lines, DraftGraphs(model, state, lines.hidden, proposer, memory)
         self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
@@ -98,13 +111,16 @@ class CudaRunner:
         self._moves = BlockCopies(self._kv, blocks)
 
     @torch.inference_mode()
-    def warm(self, drafts: bool = False) -> None:
+    def warm(self, drafts: bool = False, report: Callable[[int, int], None] = unreported) -> None:
         """Capture the graphs of every size, with sampling and without, and those for drafts: a
-        capture while requests wait would hold them up, and take memory that was not set aside."""
-        drafted = self._drafted.capture() if drafts else ()
-        mixed = self.mixed.capture() if self.mixed else ()
-        for _ in chain(mixed, drafted, *map(self.graphs.capture, (True, False))):
-            pass
+        capture while requests wait would hold them up, and take memory that was not set aside.
+        `report` gets the number of graphs captured so far, and of all."""
+        mixed = self.mixed.captures() if self.mixed else []
+        drafted = self._drafted.captures() if drafts else []
+        captures = [*mixed, *drafted, *self.graphs.captures()]
+        for done, capture in enumerate(captures):
+            report(done, len(captures))
+            capture()
 
     @torch.inference_mode()
     def rehearse(self) -> None:

@@ -1,13 +1,15 @@
-"""CUDA graphs of some work in several sizes, each captured at its first use."""
+"""CUDA graphs of some work in several sizes, each captured before its first use."""
 
 import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 Work = Callable[[Any], None]
+Capture = Callable[[], None]  # compiles and captures the work of one size
 
 
 class GraphMemory:
@@ -40,22 +42,31 @@ def recording(memory: GraphMemory) -> Iterator[torch.cuda.CUDAGraph]:
 class CapturedGraphs:
     """A graph for each size of some work. The work writes its results to memory of its own."""
 
-    def __init__(self, work: Work, memory: GraphMemory) -> None:
+    def __init__(self, work: Work, memory: GraphMemory | None) -> None:
+        """Without memory for graphs, the work is launched kernel by kernel."""
         self._work, self._memory = work, memory
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._ready: dict[Hashable, Capture] = {}
 
     def __contains__(self, size: Hashable) -> bool:
-        return size in self._graphs
+        return size in self._ready
 
     def replay(self, size: Hashable) -> None:
         """Run the work of this size."""
-        self.graph(size).replay()
+        if self._memory is None:
+            self._work(size)
+        else:
+            self.prepare(size)
+            self._ready[size]()
 
-    def graph(self, size: Hashable) -> torch.cuda.CUDAGraph:
-        if size not in self._graphs:
-            self._work(size)  # compiles missing kernels, which a capture cannot do
-            torch.cuda.empty_cache()  # the graph needs as much memory again
-            with recording(self._memory) as graph:
-                self._work(size)
-            self._graphs[size] = graph
-        return self._graphs[size]
+    def prepare(self, size: Hashable) -> None:
+        """Run the work of this size once and capture it, unless that was done before."""
+        if size in self._ready:
+            return
+        self._work(size)  # compiles missing kernels, which a capture cannot do
+        if self._memory is None:
+            self._ready[size] = partial(self._work, size)
+            return
+        torch.cuda.empty_cache()  # the graph needs as much memory again
+        with recording(self._memory) as graph:
+            self._work(size)
+        self._ready[size] = graph.replay

@@ -1,7 +1,6 @@
 """Decode steps as CUDA graphs, one for each of several batch sizes."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,7 +9,7 @@ import torch
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Attention, GraphAttention
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.graphs.capture import CapturedGraphs, GraphMemory
+from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.kernels.columns import begin, settle
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
@@ -52,7 +51,7 @@ class DecodeGraphs:
         kv: KVStore,
         attention: Capturable,
         state: CudaState,
-        memory: GraphMemory,
+        memory: GraphMemory | None,
     ) -> None:
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
         rows, device = state.padding_slot, kv.content.device
@@ -73,11 +72,10 @@ class DecodeGraphs:
     def size(self, rows: int) -> int:
         return self._sizes[bisect_left(self._sizes, rows)]
 
-    def capture(self, samples: bool) -> Iterator[int]:
-        """Capture every size, largest first, so that the smaller ones fit into its memory."""
-        for rows in reversed(self._sizes):
-            self._capture(rows, samples)
-            yield rows
+    def captures(self) -> list[Capture]:
+        """Every size, largest first, so that the smaller ones fit into its memory."""
+        sizes = self._sizes[::-1]
+        return [partial(self._capture, n, samples) for samples in (True, False) for n in sizes]
 
     def replay(self, rows: int, contexts: I32, samples: bool) -> None:
         """Run the step of `slot[:rows]`. It writes `ids[:rows]`, or `logits[:rows]` if it does not
@@ -92,7 +90,7 @@ class DecodeGraphs:
         kept = self.slot.clone()
         self.slot.fill_(self._state.padding_slot)
         try:
-            self._steps[samples].graph(rows)
+            self._steps[samples].prepare(rows)
         finally:
             self.slot.copy_(kept)
 

@@ -1,7 +1,7 @@
 """What comes before and after the positions of a step with drafts, as CUDA graphs."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.arrays import Index
 from paceline.core.plan import Plan
-from paceline.runner.cuda.graphs.capture import CapturedGraphs, GraphMemory
+from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
@@ -58,7 +58,7 @@ class DraftGraphs:
         state: CudaState,
         hidden: Tensor,
         proposer: Proposer,
-        memory: GraphMemory,
+        memory: GraphMemory | None,
     ) -> None:
         """`hidden` [lines, width of the model] has the hidden states."""
         self._model, self._state, self._hidden, self._proposer = model, state, hidden, proposer
@@ -76,13 +76,14 @@ class DraftGraphs:
         self._propose = CapturedGraphs(self._before, memory)
         self._verify = CapturedGraphs(self._after, memory)
 
-    def capture(self) -> Iterator[int]:
-        """Capture every size, largest first, so that the smaller ones fit into its memory."""
+    def captures(self) -> list[Capture]:
+        """Every size, largest first, so that the smaller ones fit into its memory."""
+        found: list[Capture] = []
         for rows in reversed(self._rows):
-            self._verify.graph(rows)
+            found.append(partial(self._verify.prepare, rows))
             for span in reversed(self._spans if self._proposer.on_device else []):
-                self._propose.graph((rows, span))
-            yield rows
+                found.append(partial(self._propose.prepare, (rows, span)))
+        return found
 
     def has_room(self, samples: int, drafts: int) -> bool:
         """Is there a graph for so many rows, with so many drafts each?"""

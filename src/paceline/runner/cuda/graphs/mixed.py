@@ -1,8 +1,8 @@
 """Steps with rows of any length as CUDA graphs, one for each of several numbers of positions."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +13,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
 from paceline.runner.attention.backend import GraphAttention, Queries
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.graphs.capture import CapturedGraphs, GraphMemory
+from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.graphs.decode import sizes
 from paceline.runner.cuda.kernels.columns import settle, spread
 from paceline.runner.cuda.kernels.sampling import choose
@@ -94,7 +94,7 @@ class MixedGraphs:
         attention: MixedCapturable,
         state: CudaState,
         extent: Extent,
-        memory: GraphMemory,
+        memory: GraphMemory | None,
     ) -> None:
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
         self._rows = state.padding_slot
@@ -115,18 +115,14 @@ class MixedGraphs:
         self._forward = CapturedGraphs(self._positions, memory)
         self._sample = CapturedGraphs(self._samples, memory)
 
-    def capture(self) -> Iterator[int]:
-        """Capture every size, largest first, so that the smaller ones fit into its memory."""
-        yield from self.capture_lengths()
-        for rows in reversed(self._sizes):
-            self._sample.graph(rows)
-            yield rows
+    def captures(self) -> list[Capture]:
+        """Every size, largest first, so that the smaller ones fit into its memory."""
+        samples = [partial(self._sample.prepare, rows) for rows in reversed(self._sizes)]
+        return [*self.captures_of_lengths(), *samples]
 
-    def capture_lengths(self) -> Iterator[int]:
+    def captures_of_lengths(self) -> list[Capture]:
         """The same without sampling."""
-        for positions in reversed(self._extent.lengths):
-            self._forward.graph(positions)
-            yield positions
+        return [partial(self._forward.prepare, size) for size in reversed(self._extent.lengths)]
 
     @property
     def hidden(self) -> Tensor:

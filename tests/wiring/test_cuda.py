@@ -1,0 +1,147 @@
+"""An engine for a GPU, assembled on a CPU: kernels are recorded instead of run."""
+
+import os
+import re
+from functools import partial
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from paceline import Request, Scheduler
+from paceline.core.sampling import Sampling
+from paceline.runner.cuda import runner as runners
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.kv_store import KVStore
+from paceline.runner.weights.dummy import Dummy
+from paceline.wiring import cuda
+from paceline.wiring.settings import sort_settings
+from tests.gpu.cuda_backend import LaidOutForGPU
+from tests.runner.cuda.launches import Launches
+from tests.runner.driving import drive
+from tests.runner.support import tiny
+
+# As in real models, sizes are multiples of 16.
+SHAPE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128, "vocab_size": 128}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3ForCausalLM": {},
+    "Gemma2ForCausalLM": {"sliding_window": 7, "hidden_activation": "gelu_pytorch_tanh"},
+    "Qwen3MoeForCausalLM": EXPERTS,
+}
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 24,
+    "max_num_batched_tokens": 2304,  # some kernels differ from 2,048 positions on
+    "max_model_len": 128,
+    "num_gpu_blocks_override": 300,
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "plainly": {},
+    "in small pieces": {"max_num_batched_tokens": 24},
+    "few": {"max_num_seqs": 3},
+    "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
+    "swapped": {"num_gpu_blocks_override": 40, "preemption_mode": "swap", "swap_space": 0.001},
+}
+
+
+class ShapesOnly(LaidOutForGPU):
+    """Products whose results are zero."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), self.weight.shape[1])
+
+    def add_to(self, total: Tensor, x: Tensor) -> None: ...
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Everything that is on a GPU otherwise is in memory of the host."""
+    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", ShapesOnly)
+    monkeypatch.setattr(cuda, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(cuda, "KVStore", lambda *given: KVStore(*given[:-1]))
+    monkeypatch.setattr(CudaModel, "load", partial(CudaModel.load, device="cpu"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    return Launches(monkeypatch)
+
+
+def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[Scheduler, Any]:
+    config = tiny(architectures=[architecture], **{**SHAPE, **MODELS[architecture]})
+    rest, own = sort_settings({**SETTINGS, **settings})
+    return cuda.assemble(rest, own, Dummy(config, seed=3))
+
+
+def random_requests(random: Random) -> list[Request]:
+    """Some are prompts that were seen before, some want more than tokens."""
+    prompts = [[random.randrange(1, 9)] * random.randrange(1, 100) for _ in range(14)]
+    prompts += [prompt[: random.randrange(1, 1 + len(prompt))] for prompt in prompts]
+    samplings = [Sampling(temperature=0.0)] * 4 + [
+        Sampling(top_k=3, logprobs=2),
+        Sampling(top_p=0.5, repetition_penalty=1.2, logit_bias={5: 1.0}),
+        Sampling(prompt_logprobs=1),
+        Sampling(min_p=0.1, prompt_logprobs=0, presence_penalty=0.5),
+    ]
+    return [
+        Request(
+            id=f"r{number}",
+            prompt=prompt,
+            max_tokens=random.randrange(1, 9),
+            ignore_eos=True,
+            sampling=random.choice(samplings),
+            n=random.choice([1, 1, 1, 2]),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "way"),
+    [*product(["Qwen3ForCausalLM"], WAYS), *product(list(MODELS)[1:], ["plainly"])],
+)
+def test_requests_compile_nothing(architecture: str, way: str, launches: Launches) -> None:
+    scheduler, runner = assembled(architecture, **WAYS[way])
+    ready, requests = set(launches.seen), random_requests(Random(3))
+    for one in requests[:6]:
+        drive(scheduler, runner, [one], depth=2)
+    drive(scheduler, runner, requests[6:], depth=2)
+    assert launches.seen - ready == set()
+
+
+def test_enforce_eager_starts_without_graphs_and_warm_up(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it warms up")
+
+    made: list[bool] = []
+    monkeypatch.setattr(runners, "GraphMemory", lambda: made.append(True))
+    assembled()
+    assert made == [True, True]  # for the largest step, and for requests
+    made.clear()
+    monkeypatch.setattr(runners.CudaRunner, "warm", refuse)
+    monkeypatch.setattr(cuda.WarmUp, "run", refuse)
+    scheduler, runner = assembled(enforce_eager=True)
+    assert not made
+    drive(scheduler, runner, random_requests(Random(3)), depth=2)
+
+
+def test_the_log_says_how_far_the_start_is(
+    launches: Launches, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assembled()
+    stages = [line.partition(":")[0] for line in caplog.messages]
+    assert [stage for stage in dict.fromkeys(stages) if "KV" not in stage] == [
+        "loading weights",
+        "weights are loaded; running the largest step once, to measure its memory",
+        "capturing CUDA graphs",
+        "running steps without graphs once",
+    ]
+    assert stages.count("capturing CUDA graphs") == cuda.LINES
+    assert re.search(r"capturing CUDA graphs: \d+ of \d+", caplog.text)
