@@ -1,0 +1,186 @@
+"""Starts an engine with empty caches and prints, as JSON, what it builds: until it is ready, and
+afterwards for requests of every kind.
+
+    python -m tests.gpu.cold_start MODEL [SETTING=VALUE ...]
+
+MODEL is a shape such as qwen3-0.6b, or a folder with a config.json; weights are random.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 400
+MANY = 256
+PROMPT = 512  # tokens
+
+
+def started_cold(model: str, **settings: Any) -> dict[str, Any]:
+    """What this module prints, run in a process with empty caches."""
+    with TemporaryDirectory() as folder:
+        places = {"TRITON_CACHE_DIR": f"{folder}/triton", "PACELINE_CACHE": f"{folder}/paceline"}
+        given = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+        command = [sys.executable, "-m", "tests.gpu.cold_start", model, *given]
+        ended = subprocess.run(
+            command,
+            env=os.environ | places,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            timeout=LIMIT_S,
+            check=True,
+        )
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@dataclass
+class Builds:
+    """What was built: variants of Triton kernels, CUDA sources, and graphs."""
+
+    found: list[str] = field(default_factory=list)
+
+    def watch(self) -> None:
+        """Count from now on."""
+        from triton import knobs
+
+        from paceline.runner.cuda.graphs import capture
+        from paceline.runner.cuda.kernels import nvrtc
+
+        knobs.runtime.jit_post_compile_hook = self._compiled
+        load, record = nvrtc._compiled, capture.recording
+
+        def loaded(source: str) -> bytes:
+            sizes = " ".join(line[8:] for line in source.splitlines() if line[:8] == "#define ")
+            self.found.append(f"CUDA source: {sizes}")
+            return load(source)
+
+        @contextmanager
+        def recording(memory: Any) -> Iterator[Any]:
+            self.found.append("a CUDA graph")
+            with record(memory) as graph:
+                yield graph
+
+        nvrtc._compiled, capture.recording = loaded, recording
+
+    def _compiled(self, *, key: str, fn: Any, **_: Any) -> None:
+        self.found.append(f"Triton kernel {fn.name}: {key}")
+
+
+class Stages(logging.Handler):
+    """When each line of the log came, in seconds after the start."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._begin = perf_counter()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{perf_counter() - self._begin:6.1f} s  {record.getMessage()}")
+        print(self.lines[-1], file=sys.stderr, flush=True)
+
+
+Phase = tuple[str, Callable[[], Any]]
+
+
+def phases(llm: Any, vocab: int, most: int) -> list[Phase]:
+    """Requests of every kind for an engine that runs up to `most` sequences."""
+    from paceline.engine.api import SamplingParams
+
+    def prompt(number: int, length: int) -> list[int]:
+        return [(number * 7919 + place * 31) % (vocab - 8) for place in range(length)]
+
+    def run(prompts: list[list[int]], tokens: int = 4, **how: Any) -> None:
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, **how)
+        outputs = llm.generate(prompts, params, progress=False)
+        errors = [str(one.error) for one in outputs if one.error]
+        assert not errors, errors[0]
+
+    def rows(number: int, length: int, **how: Any) -> None:
+        run([prompt(row, length) for row in range(number)], **how)
+
+    def counts() -> None:
+        for number in (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 48, 65, 100, 129, 200, 256):
+            rows(min(number, most), 20, temperature=0.0)
+
+    def scored() -> None:
+        for length in (1, 2, 3, 4, 5, 6, 17, 64, 100, 513, 3000):
+            run([prompt(length, length)], 1, prompt_logprobs=2)
+        run([prompt(row, 1 + 37 * row) for row in range(40)], 9, prompt_logprobs=0)
+
+    many = min(MANY, most)
+    edits: dict[str, Any] = {"logit_bias": {5: 2.0}, "bad_token_ids": [3], "min_tokens": 2}
+    return [
+        ("numbers of rows", counts),
+        ("new prompts", lambda: rows(many, PROMPT)),
+        ("the same prompts, cached", lambda: rows(many, PROMPT)),
+        ("the same prompts, cached, again", lambda: rows(many, PROMPT)),
+        ("long prompts in chunks", lambda: rows(12, 3500, tokens=24)),
+        ("many short prompts", lambda: rows(3 * many, 3)),
+        ("top_k", lambda: rows(many, 24, top_k=5)),
+        ("top_p", lambda: rows(7, 24, top_p=0.7, temperature=0.7)),
+        ("min_p", lambda: rows(3, 24, min_p=0.1, top_k=40, top_p=0.9)),
+        ("penalties", lambda: rows(9, 24, repetition_penalty=1.2, presence_penalty=0.4)),
+        ("edits", lambda: rows(5, 24, stop_token_ids=[7], **edits)),
+        ("allowed tokens", lambda: rows(2, 24, allowed_token_ids=[4, 5, 6])),
+        ("logprobs", lambda: rows(many, 24, logprobs=5)),
+        ("scored prompts", scored),
+        ("several of a prompt", lambda: rows(4, 40, n=4, temperature=0.9)),
+        ("beams", lambda: rows(3, 40, n=2, use_beam_search=True, beam_width=4)),
+        ("repetitions", lambda: run([[5, 6, 7] * 20] * 8, 60, temperature=0.0)),
+        ("repetitions, sampled", lambda: run([[5, 6, 7] * 20] * 8, 60, top_k=2)),
+        ("more than fits", lambda: rows(many, 200, tokens=100, temperature=0.0)),
+    ]
+
+
+def main(model: str, *given: str) -> None:
+    stages, builds = Stages(), Builds()
+    logger = logging.getLogger("paceline")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(stages)
+    from paceline.engine.offline import OfflineEngine
+    from paceline.wiring.assembly import build
+
+    builds.watch()
+    settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
+    llm: Any = OfflineEngine(model, build, load_format="dummy", device="cuda", **settings)
+    logger.info("ready")
+    at_start, late, first_s = list(builds.found), dict[str, list[str]](), dict[str, float]()
+    step = llm._engine.scheduler.config.step
+    vocab = llm._engine._runner._sampler.vocab
+    for name, run in phases(llm, vocab, step.max_num_seqs):
+        builds.found.clear()
+        begin = perf_counter()
+        run()
+        first_s[name] = round(perf_counter() - begin, 3)
+        if builds.found:
+            late[name] = list(builds.found)
+    kinds = [one.partition(":")[0] for one in at_start]
+    stats = llm._engine.scheduler.stats
+    print(
+        json.dumps(
+            {
+                "model": model,
+                "settings": settings,
+                "stages": stages.lines,
+                "ready_s": float(stages.lines[-1].split()[0]),
+                "at_start": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+                "late": late,
+                "first_s": first_s,
+                "swapped_in_blocks": stats.swapped_in_blocks,
+            }
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,44 @@
+"""Nothing is built after the start: no kernel is compiled, no CUDA graph captured."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.cold_start import started_cold
+from tests.gpu.support import ON_GPU
+
+pytestmark = ON_GPU
+
+LENGTHS = {"max_model_len": 4096, "gpu_memory_utilization": 0.3}
+TIGHT = {"max_num_seqs": 64, "num_gpu_blocks_override": 700, "watermark": 0.0}
+WAYS: dict[str, dict[str, Any]] = {
+    "plainly": {},
+    "drafted": {"num_speculative_tokens": 3},
+    "swapped": {**TIGHT, "preemption_mode": "swap", "swap_space": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def few_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shape of a real model, whose kernels are all different, with two layers."""
+    shape = json.loads((files("paceline.runner.models") / "shapes/qwen3-0.6b.json").read_text())
+    folder = Path(tmp_path_factory.mktemp("few"))
+    (folder / "config.json").write_text(json.dumps({**shape, "num_hidden_layers": 2}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_requests_of_every_kind_build_nothing(few_layers: str, way: str) -> None:
+    found = started_cold(few_layers, **LENGTHS, **WAYS[way])
+    assert found["at_start"]["a CUDA graph"] > 0
+    assert found["late"] == {}
+    assert (found["swapped_in_blocks"] > 0) == (way == "swapped")
+
+
+def test_an_eager_start_captures_no_graph(few_layers: str) -> None:
+    found = started_cold(few_layers, **LENGTHS, enforce_eager=True)
+    assert "a CUDA graph" not in found["at_start"]
+    assert not any("a CUDA graph" in late for late in found["late"].values())
