@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.plan import NO_TIMINGS, Candidates, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Item, Request
 from paceline.engine.core.components import EngineComponents
-from paceline.engine.core.engine import Engine
+from paceline.engine.core.engine import ARRIVALS, Engine
 from paceline.engine.core.messages import Delivery, EngineFailed, PendingQuestion, Question
 from paceline.engine.settings import EngineSettings
 from paceline.sim.reference import reference
@@ -308,6 +308,40 @@ def test_the_inbox_is_bounded_in_requests() -> None:
     teller.engine.submit(request("c"))
     teller.run()
     assert set(teller.ends) == set("abc")
+
+
+def test_a_burst_does_not_hold_up_those_who_run() -> None:
+    """Each turn accepts a part of it, in order, and steps go on in between."""
+    made = components(max_num_seqs=8, max_num_queued_reqs=2000)
+    teller, names = Teller(made), [f"late{number}" for number in range(1000)]
+    for number in range(8):
+        teller.engine.submit(request(f"early{number}", 9, 60, ignore_eos=True))
+    teller.turn()
+    for name in names:
+        teller.engine.submit(request(name, 2, 1))
+    teller.engine.abort(names[500])
+    question = PendingQuestion(Question("snapshot"), Future())
+    teller.engine.ask(question)
+    for turns in range(1, 1 + len(names) // ARRIVALS):
+        before = len(teller.tokens["early0"])
+        teller.turn()
+        assert len(teller.tokens["early0"]) == before + 1
+        waiting = made.scheduler.snapshot()["waiting"]
+        assert waiting == names[: turns * ARRIVALS]
+    assert not question.answer.done()  # it was asked after the burst
+    teller.turn()
+    assert question.answer.result()["waiting"] == [n for n in names if n != names[500]]
+    teller.run()
+    assert len(teller.ends) == 8 + len(names)
+    assert teller.ends[names[500]][0] is Finish.ABORT
+    assert_nothing_left(made.scheduler)
+
+
+def test_requests_in_the_inbox_take_up_room_in_the_queue() -> None:
+    engine = Engine(made := components(max_num_queued_reqs=9).scheduler, components().runner)
+    assert engine.room == made.queue_room
+    engine.submit(request("a"))
+    assert engine.room == made.queue_room - 1
 
 
 def test_a_paused_engine_rests() -> None:

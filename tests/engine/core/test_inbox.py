@@ -7,7 +7,7 @@ import pytest
 from paceline.core.errors import QueueFull
 from paceline.core.request import Request
 from paceline.engine.core.inbox import Inbox
-from paceline.engine.core.messages import Abort, Submit
+from paceline.engine.core.messages import Abort, Command, Submit
 
 
 def submit(name: str) -> Submit:
@@ -15,19 +15,31 @@ def submit(name: str) -> Submit:
 
 
 def test_messages_come_out_once_in_the_order_they_came() -> None:
-    inbox, one, other = Inbox(2), submit("a"), submit("b")
+    inbox, one, other = Inbox[Command](2, Submit), submit("a"), submit("b")
     for message in (one, Abort("a"), other):
         inbox.put(message)
     assert inbox
-    assert inbox.room == 0
+    assert inbox.requests == 2
     assert inbox.drain() == [one, Abort("a"), other]
     assert not inbox
     assert inbox.drain() == []
-    assert inbox.room == 2
+    assert inbox.requests == 0
+
+
+def test_a_part_of_the_messages_ends_with_its_last_request() -> None:
+    inbox, requests = Inbox[Command](9, Submit), [submit(name) for name in "abc"]
+    messages = [Abort("x"), requests[0], Abort("a"), requests[1], Abort("b"), requests[2]]
+    for message in messages:
+        inbox.put(message)
+    assert inbox.drain(2) == messages[:4]
+    assert inbox.requests == 1
+    assert inbox.drain(1) == messages[4:]
+    assert not inbox
+    assert inbox.requests == 0
 
 
 def test_only_requests_are_bounded() -> None:
-    inbox = Inbox(1)
+    inbox = Inbox[Command](1, Submit)
     inbox.put(submit("a"))
     inbox.put(Abort("a"))
     with pytest.raises(QueueFull):
@@ -36,7 +48,7 @@ def test_only_requests_are_bounded() -> None:
 
 
 def test_a_wait_ends_with_a_message_a_nudge_or_in_time() -> None:
-    inbox = Inbox(1)
+    inbox = Inbox[Command](1, Submit)
     inbox.wait(0.0)
     inbox.nudge()
     inbox.wait(None)  # a nudge from before counts

@@ -10,7 +10,7 @@ import zmq
 from paceline.core.errors import QueueFull, RequestError
 from paceline.core.request import Request
 from paceline.engine.core import wire
-from paceline.engine.core.engine import Engine
+from paceline.engine.core.engine import ARRIVALS, Engine
 from paceline.engine.core.messages import Abort, Park, Question, Wake
 from paceline.engine.core.process_main import CoreLoop, Outbox
 from paceline.engine.settings import EngineSettings
@@ -33,6 +33,12 @@ class Parent:
         while self._inbox.poll(20):
             found.append(wire.from_core.decode(self._inbox.recv()))
         return found
+
+    def turn(self) -> None:
+        self.loop.turn()
+
+    def waiting(self) -> list[str]:
+        return self.loop._engine.scheduler.snapshot()["waiting"]
 
     def run(self) -> tuple[list[Any], list[wire.EncodedDelivery]]:
         """Close the core after the messages sent so far; returns its answers and its deliveries."""
@@ -63,11 +69,9 @@ def parent(**settings: Any) -> Iterator[Parent]:
         context.destroy(linger=0)
 
 
-def submitted(name: str, parked: str = "") -> wire.EncodedRequest:
-    return wire.encode_request(
-        Request(id=name, prompt=[5, 6], max_tokens=3, handle=ord(name[0])),  # pyright: ignore[reportArgumentType]
-        parked,
-    )
+def submitted(name: str, parked: str = "", tokens: int = 3) -> wire.EncodedRequest:
+    asked = Request(name, [5, 6], max_tokens=tokens, ignore_eos=True, handle=ord(name[0]))  # pyright: ignore[reportArgumentType]
+    return wire.encode_request(asked, parked)
 
 
 def test_all_messages_are_applied_in_order_before_a_turn() -> None:
@@ -105,6 +109,44 @@ def test_more_requests_than_an_inbox_holds_are_refused() -> None:
     assert list(refused) == ["c", "d"]
     assert isinstance(refused["c"], QueueFull)
     assert "inbox_requests" in str(refused["c"])
+
+
+def test_a_burst_does_not_hold_up_those_who_run() -> None:
+    names = [f"late{number}" for number in range(5 * ARRIVALS)]
+    with parent() as one:
+        one.send(*(submitted(f"early{number}", tokens=30) for number in range(8)))
+        one.turn()
+        one.send(*map(submitted, names), wire.AbortMessage(Abort(names[-1])))
+        for turns in range(1, 5):
+            one.turn()
+            assert one.waiting() == names[: turns * ARRIVALS]
+        one.send(wire.NumberedQuestion(1, Question("snapshot")))
+        one.turn()
+        answers, deliveries = one.run()
+    assert answers[0].value["waiting"] == names[:-1]
+    rows = [wire.decode_delivery(delivery).handle.tolist() for delivery in deliveries]
+    assert rows == [[ord("e")] * 8] * 7  # one for each turn
+    assert not [each for delivery in deliveries for each in delivery.refused]
+
+
+def test_a_burst_beyond_the_bound_is_refused_while_others_run() -> None:
+    with parent(inbox_requests=ARRIVALS + 1) as one:
+        one.send(submitted("early", tokens=30))
+        one.turn()
+        one.send(*(submitted(f"late{number}") for number in range(ARRIVALS + 3)))
+        one.turn()
+        _, deliveries = one.run()
+    refused = [each.request_id for delivery in deliveries for each in delivery.refused]
+    assert refused == [f"late{ARRIVALS + 1}", f"late{ARRIVALS + 2}"]
+
+
+def test_a_core_closes_at_once_in_the_middle_of_a_burst() -> None:
+    with parent() as one:
+        one.send(submitted("early", tokens=30))
+        one.turn()
+        one.send(*(submitted(f"late{number}") for number in range(2 * ARRIVALS)))
+        _, deliveries = one.run()
+    assert len(deliveries) == 2
 
 
 def test_a_request_that_can_never_run_is_refused_and_others_run() -> None:

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.002  # between two attempts to plan while no request can run yet
 PARKED_RETRY_S = 0.05  # the same while every request is parked and only deadlines can pass
+ARRIVALS = 32  # requests that a turn accepts while others run; they take about a millisecond
 DEFAULTS = EngineSettings()
 
 
@@ -70,7 +71,7 @@ class Engine:
         self.resting = True  # did the latest turn find nothing to run?
         self.settings, self._runner, self._observer = settings, runner, observer
         self._pipeline = Pipeline(runner, depth)
-        self._inbox = Inbox(settings.inbox_requests)
+        self._inbox = Inbox[Command](settings.inbox_requests, Submit)
         self._counts = StepCounts()
         self._refused: list[Refused] = []
         self._ended: list[Ended] = []  # ended outside a commit
@@ -116,7 +117,7 @@ class Engine:
     @property
     def room(self) -> int:
         """Requests that could be submitted now before a limit on their number is reached."""
-        return min(self._inbox.room, self.scheduler.queue_room)
+        return min(self.settings.inbox_requests, self.scheduler.queue_room) - self._inbox.requests
 
     @property
     def patience_s(self) -> float | None:
@@ -126,6 +127,14 @@ class Engine:
         if self.idle:
             return None
         return RETRY_S if self.scheduler.view.is_runnable else PARKED_RETRY_S
+
+    @property
+    def arrivals(self) -> int | None:
+        """Most requests to submit before the next turn, so that it is not late for those that run.
+
+        None, all of them, while none runs.
+        """
+        return None if self.resting else ARRIVALS
 
     @property
     def capacity(self) -> Capacity:
@@ -142,9 +151,11 @@ class Engine:
     def turn(self, *, while_idle: bool = False) -> Delivery | None:
         """Read the inbox, plan a step, and wait for the oldest one once the pipeline is full.
 
+        While requests run, a turn accepts at most `arrivals` new ones; the rest of the inbox waits
+        for the next turn.
         An idle engine plans nothing, except with `while_idle`: then it plans an empty step.
         """
-        for command in self._inbox.drain():
+        for command in self._inbox.drain(self.arrivals):
             self.apply(command)
         has_news, self._has_news = self._has_news, False
         if self.resting and self.scheduler.idle and not (has_news or while_idle):

@@ -1,41 +1,50 @@
-"""Commands of other threads, until the engine's next turn."""
+"""Messages to an engine, until its next turn."""
 
+from collections import deque
 from threading import Condition
+from typing import Any, Generic, TypeVar
 
 from paceline.core.errors import QueueFull
-from paceline.engine.core.messages import Command, Submit
+
+T = TypeVar("T")
 
 
-class Inbox:
-    """Keeps commands in order; at most `limit` requests among them."""
+class Inbox(Generic[T]):
+    """Keeps messages in order; at most `limit` of them are requests, objects of `request`."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, request: type[Any]) -> None:
+        self._limit, self._request = limit, request
         self._changed = Condition()
-        self._commands: list[Command] = []
-        self._requests = 0
+        self._messages: deque[T] = deque()
+        self.requests = 0  # of the messages
         self._nudged = False
 
-    def put(self, command: Command) -> None:
+    def put(self, message: T) -> None:
         with self._changed:
-            if isinstance(command, Submit):
-                if self._requests >= self._limit:
+            if isinstance(message, self._request):
+                if self.requests >= self._limit:
                     raise QueueFull(too_many(self._limit))
-                self._requests += 1
-            self._commands.append(command)
+                self.requests += 1
+            self._messages.append(message)
             self._changed.notify()
 
-    def drain(self) -> list[Command]:
-        """Every command since the previous call."""
+    def drain(self, most: int | None = None) -> list[T]:
+        """The oldest messages, with at most so many requests; without `most`, all messages."""
         with self._changed:
-            commands, self._commands = self._commands, []
-            self._requests = 0
-        return commands
+            if most is None or self.requests <= most:
+                taken, self.requests = list(self._messages), 0
+                self._messages.clear()
+                return taken
+            left, taken = self.requests - most, list[T]()
+            while self.requests > left:
+                taken.append(self._messages.popleft())
+                self.requests -= isinstance(taken[-1], self._request)
+            return taken
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when there is a command or a nudge, or after `timeout_s`."""
+        """Return when there is a message or a nudge, or after `timeout_s`."""
         with self._changed:
-            if not self._commands and not self._nudged:
+            if not self._messages and not self._nudged:
                 self._changed.wait(timeout_s)
             self._nudged = False
 
@@ -45,13 +54,8 @@ class Inbox:
             self._nudged = True
             self._changed.notify()
 
-    @property
-    def room(self) -> int:
-        """Requests that could be put now."""
-        return self._limit - self._requests
-
     def __bool__(self) -> bool:
-        return bool(self._commands)
+        return bool(self._messages)
 
 
 def too_many(limit: int) -> str:

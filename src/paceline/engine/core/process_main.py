@@ -14,7 +14,7 @@ from paceline.core.errors import PacelineError, QueueFull
 from paceline.engine.core import wire
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.inbox import too_many
+from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import Question, Submit
 from paceline.engine.settings import EngineSettings
 
@@ -84,57 +84,57 @@ def built(message: wire.ToCore) -> Engine:
 
 
 class CoreLoop:
-    """Runs the engine on the main thread: reads the socket, takes a turn, sends the delivery."""
+    """Runs the engine on the main thread: reads the socket, takes a turn, sends the delivery.
+
+    Every message leaves the socket before a turn, so that requests beyond `inbox_requests` are
+    refused. While requests run, those of a burst wait in `_inbox`, still encoded.
+    """
 
     def __init__(self, engine: Engine, commands: zmq.Socket[bytes], outbox: Outbox) -> None:
         self._engine, self._commands, self._send = engine, commands, outbox.send
+        self._inbox = Inbox[wire.ToCore](engine.settings.inbox_requests, wire.EncodedRequest)
         self._closing = False
 
     def run(self) -> str:
         """Until the parent closes it or the engine stops; returns why the engine stopped."""
         while not self._closing and not (self._engine.broken and self._engine.idle):
-            self._receive()
-            delivery = self._engine.turn()
-            if delivery is not None:
-                self._send(wire.encode_delivery(delivery))
+            self.turn()
         return "" if self._closing else self._engine.broken
 
-    def _receive(self) -> None:
-        """Apply every message in the socket; wait for one if nothing else is due.
+    def turn(self) -> None:
+        self._receive()
+        for message in self._inbox.drain(self._engine.arrivals):
+            self._apply(message)
+        delivery = self._engine.turn()
+        if delivery is not None:
+            self._send(wire.encode_delivery(delivery))
 
-        Between two turns it takes as many requests as an inbox would hold, and refuses the rest.
-        """
-        patience_s = self._engine.patience_s
+    def _receive(self) -> None:
+        """Take every message out of the socket; wait for one if nothing else is due."""
+        patience_s = 0.0 if self._inbox else self._engine.patience_s
         if not self._commands.poll(None if patience_s is None else ceil(patience_s * 1000)):
             return
-        room = self._engine.settings.inbox_requests
         while (frame := received(self._commands)) is not None:
             message: wire.ToCore = wire.to_core.decode(frame)
-            if isinstance(message, wire.EncodedRequest):
-                room -= 1
-                self._submit(message, room)
-            else:
-                self._apply(message)
+            try:
+                self._inbox.put(message)
+            except QueueFull as error:
+                assert isinstance(message, wire.EncodedRequest)
+                self._engine.refuse(wire.decode_request(message).id, error)
+            self._closing = self._closing or isinstance(message, wire.Close)
 
     def _apply(self, message: wire.ToCore) -> None:
         match message:
+            case wire.EncodedRequest(_, parked):
+                self._engine.apply(Submit(wire.decode_request(message), parked))
             case wire.AbortMessage(command) | wire.ParkMessage(command) | wire.WakeMessage(command):
                 self._engine.apply(command)
             case wire.NumberedQuestion(number, question):
                 self._answer(number, question)
             case wire.Close():
-                self._closing = True
+                pass
             case _:
                 raise AssertionError(f"{type(message).__name__} is no command to a running core")
-
-    def _submit(self, message: wire.EncodedRequest, room: int) -> None:
-        """Submit a request, or report it as refused if it is one too many."""
-        request = wire.decode_request(message)
-        if room < 0:
-            error = QueueFull(too_many(self._engine.settings.inbox_requests))
-            self._engine.refuse(request.id, error)
-        else:
-            self._engine.apply(Submit(request, message.parked))
 
     def _answer(self, number: int, question: Question) -> None:
         try:
