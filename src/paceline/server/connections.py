@@ -107,7 +107,7 @@ class Acceptor:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
-            if self._opening and self._count() >= self._most:
+            if self._opening and self._full():
                 return  # they can be replaced in the next turn of the event loop
             try:
                 client, _address = listener.accept()
@@ -122,7 +122,7 @@ class Acceptor:
 
     def _connect(self, client: socket.socket) -> None:
         client.setblocking(False)
-        if self._count() >= self._most:
+        if self._full():
             self._warn(f"{self._most} connections are open (max_connections); idle ones are closed")
             if not self._replace():
                 refuse(client)
@@ -134,9 +134,12 @@ class Acceptor:
     async def _open(self, client: socket.socket) -> None:
         await self._loop.connect_accepted_socket(self._create, client)
 
-    def _count(self) -> int:
+    def _full(self) -> bool:
+        open_or_closing = len(self._connections) + len(self._opening)
+        if open_or_closing < self._most:  # which of them are closing need not be counted
+            return False
         closing = sum(one.transport.is_closing() for one in self._connections)
-        return len(self._connections) - closing + len(self._opening)
+        return open_or_closing - closing >= self._most
 
     def _replace(self) -> bool:
         """Close the connection that has been without a request for longest, if there is one."""
