@@ -1,0 +1,329 @@
+"""What text costs around the scheduler: CPU time per token with a device that takes no time.
+
+    python -m benchmarks.frontend --peer VENV/bin/python --json results.jsonl
+
+Cases, with a number N each: `offline` (LLM, N running), `async` (AsyncLLM, N streams), `served`
+(`paceline serve`, N streaming clients), `paced` (the same, with steps so long that `--rate` tokens
+are made per second), `short` (answers of one token: the cost of a request), `final` and `delta`
+(the peer's output processor with N running, for whole answers and for streams). Each is a line of
+JSON with medians over `--repeat` runs; a table in Markdown follows.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from socket import socket
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time, sleep
+from typing import Any
+
+import numpy as np
+
+from benchmarks.null_device import MAX_MODEL_LEN, STEP_MS, STRIDE, TAPE_TOKENS, build, tape_of
+from benchmarks.processes import by_role, cpu_s
+from benchmarks.raw_client import RawRequest, Script, load
+from benchmarks.worker import Worker
+from paceline import SamplingParams
+from paceline.engine.offline import OfflineEngine
+from paceline.engine.streaming import StreamingEngine
+from paceline.hub.catalogue import DEFAULT
+from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.download import download
+from paceline.wiring.settings import for_batches
+
+ROOT = Path(__file__).resolve().parents[1]
+PEER = Path(__file__).parent / "peers" / "vllm_scheduler" / "outputs.py"
+CASES = (
+    *("offline:256", "offline:1024"),
+    *("async:1", "async:256", "async:1024"),
+    *("served:1", "served:256", "served:1024"),
+    *("paced:256", "paced:1024", "short:1024"),
+    *("final:256", "final:1024", "delta:256", "delta:1024"),
+)
+PEER_KINDS = ("final", "delta")
+MOST_CLIENTS = 1024
+START_S = 180.0
+SINGLE = 8  # requests that a single client sends, one after another
+COLUMNS = {
+    "tokens_per_s": "tokens/s",
+    "us": "µs CPU/token",
+    "core_us": "core",
+    "frontend_us": "front ends",
+    "supervisor_us": "supervisor",
+    "chunks_per_token": "chunks/token",
+    "ttft_p50_ms": "TTFT p50 ms",
+    "ttft_p99_ms": "TTFT p99",
+    "itl_p50_ms": "ITL p50 ms",
+    "itl_p99_ms": "ITL p99",
+    "client_us": "client µs",
+}
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much each case does."""
+
+    requests: int = 2048  # of a batch for LLM, and of the peer
+    prompt: int = 64  # tokens
+    out: int = 256  # tokens of an answer
+    stream_out: int = 256  # the same where it is streamed
+
+    @staticmethod
+    def quick() -> "Sizes":
+        return Sizes(requests=512, out=64, stream_out=32)
+
+
+class Bench:
+    """Runs one case at a time."""
+
+    def __init__(self, options: argparse.Namespace, sizes: Sizes) -> None:
+        self.options, self.sizes = options, sizes
+        self.tokenizer = Tokenizer.load(download(options.model))
+        self.tape = tape_of(self.tokenizer)
+
+    def run(self, case: str) -> Iterator[Figures]:
+        """The figures of each repeated run."""
+        kind, _, number = case.partition(":")
+        sides: dict[str, Callable[[int], Iterator[Figures]]] = {
+            "offline": self._offline,
+            "async": self._streams,
+            "served": self._served,
+            "paced": self._paced,
+            "short": self._short,
+        }
+        yield from sides[kind](int(number))
+
+    # -- in this process ----------------------------------------------------
+
+    def _offline(self, running: int) -> Iterator[Figures]:
+        settings = for_batches({"max_num_seqs": running})
+        prompts = [self._ids(serial) for serial in range(self.sizes.requests)]
+        params = SamplingParams(max_tokens=self.sizes.out, ignore_eos=True)
+        with OfflineEngine(self.options.model, build, **settings) as llm:
+            llm.generate(prompts[:running], params, progress=False)  # warms the code paths
+            for _ in range(self.options.repeat):
+                with timed() as spent:
+                    outputs = llm.generate(prompts, params, progress=False)
+                tokens = sum(len(one.outputs[0].token_ids) for one in outputs)
+                assert all(one.outputs[0].text for one in outputs)
+                yield spent.per(tokens)
+
+    def _streams(self, count: int) -> Iterator[Figures]:
+        yield from asyncio.run(self._read_streams(count))
+
+    async def _read_streams(self, count: int) -> list[Figures]:
+        found: list[Figures] = []
+        each = SINGLE if count == 1 else 1
+        params = SamplingParams(max_tokens=self.sizes.stream_out, ignore_eos=True)
+        components = build(self.options.model, max_num_seqs=max(count, 2))
+        async with StreamingEngine.of(components) as engine:
+
+            async def client(number: int) -> tuple[int, int]:
+                tokens = chunks = 0
+                for turn in range(each):
+                    async for piece in engine.generate(self._ids(number + turn), params):
+                        tokens, chunks = tokens + len(piece.token_ids), chunks + 1
+                return tokens, chunks
+
+            await client(0)  # warms the code paths
+            for _ in range(self.options.repeat):
+                with timed() as spent:
+                    read = await asyncio.gather(*map(client, range(count)))
+                tokens, chunks = map(sum, zip(*read, strict=True))
+                found.append(spent.per(tokens) | {"chunks_per_token": round(chunks / tokens, 3)})
+        return found
+
+    # -- over HTTP ----------------------------------------------------------
+
+    def _served(self, clients: int) -> Iterator[Figures]:
+        yield from self._requested(self._scripts(clients, self.sizes.stream_out))
+
+    def _short(self, clients: int) -> Iterator[Figures]:
+        yield from self._requested(self._scripts(clients, 1))
+
+    def _paced(self, clients: int) -> Iterator[Figures]:
+        scripts = self._scripts(clients, self.sizes.stream_out)
+        yield from self._requested(scripts, 1e3 * clients / self.options.rate)
+
+    def _requested(self, scripts: list[Script], step_ms: float = 0.0) -> Iterator[Figures]:
+        with self._server(step_ms) as (pid, port):
+            load(port, scripts[:16], 1)  # warms the code paths
+            for _ in range(self.options.repeat):
+                before = cpu_s(pid)
+                figures = load(port, scripts, self.options.client_processes).figures()
+                roles = by_role(pid, before, cpu_s(pid))
+                us = {name: 1e6 * spent / figures["tokens"] for name, spent in roles.items()}
+                figures |= {f"{name}_us": round(value, 2) for name, value in us.items()}
+                yield figures | {"us": round(sum(us.values()), 2)}
+
+    def _scripts(self, clients: int, out: int) -> list[Script]:
+        each = SINGLE if clients == 1 else 1
+        text = lambda serial: self.tokenizer.decode(self._ids(serial))
+        asked = lambda serial: RawRequest.completion(text(serial), out)
+        return [[asked(number + turn) for turn in range(each)] for number in range(clients)]
+
+    @contextmanager
+    def _server(self, step_ms: float) -> Iterator[tuple[int, int]]:
+        """Start `paceline serve` with the null device; yields its process id and its port."""
+        port = free_port()
+        command = [sys.executable, "-m", "benchmarks.null_server", "serve", self.options.model]
+        flags = {"port": port, "max-num-seqs": MOST_CLIENTS, "max-model-len": MAX_MODEL_LEN}
+        if self.options.api_server_count:
+            flags["api-server-count"] = self.options.api_server_count
+        command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        environment = {**os.environ, STEP_MS: str(step_ms)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+            server = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
+            try:
+                if not answers(server, port):
+                    raise SystemExit(f"the server did not start: {Path(log.name).read_text()}")
+                yield server.pid, port
+            finally:
+                server.terminate()
+                server.wait(60)
+
+    # -- the peer -----------------------------------------------------------
+
+    def peer(self, case: str, worker: Worker, folder: Path) -> Iterator[Figures]:
+        kind, _, running = case.partition(":")
+        sizes = self.sizes
+        spec = {"kind": kind, "running": int(running), "folder": str(folder)}
+        spec |= {"requests": sizes.requests, "prompt": sizes.prompt, "out": sizes.out}
+        for _ in range(self.options.repeat):
+            yield worker.run(json.dumps(spec))
+
+    def save(self, folder: Path) -> None:
+        """What the peer reads: the same vocabulary and the same tokens."""
+        self.tokenizer._backend.save(str(folder / "tokenizer.json"))
+        np.save(folder / "tape.npy", self.tape)
+
+    def _ids(self, serial: int) -> list[int]:
+        """A prompt."""
+        begin = serial * STRIDE % (TAPE_TOKENS - self.sizes.prompt)
+        return self.tape[begin : begin + self.sizes.prompt].tolist()
+
+
+class Spent:
+    """Seconds of CPU time of this process, and of the clock."""
+
+    def __init__(self) -> None:
+        self._cpu, self._wall = process_time(), perf_counter()
+
+    def stop(self) -> None:
+        self._cpu, self._wall = process_time() - self._cpu, perf_counter() - self._wall
+
+    def per(self, tokens: int) -> Figures:
+        rate = round(tokens / self._wall)
+        return {"tokens": tokens, "tokens_per_s": rate, "us": round(1e6 * self._cpu / tokens, 3)}
+
+
+@contextmanager
+def timed() -> Iterator[Spent]:
+    spent = Spent()
+    yield spent
+    spent.stop()
+
+
+def free_port() -> int:
+    with socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def answers(server: "subprocess.Popen[Any]", port: int) -> bool:
+    """Wait until a server is ready; False if it ends before that, or takes too long."""
+    begin = perf_counter()
+    while perf_counter() - begin < START_S and server.poll() is None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return True
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        sleep(0.1)
+    return False
+
+
+def medians(runs: Sequence[Figures]) -> Figures:
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """All lines in Markdown, with the columns that any of them has."""
+    shown = [name for name in COLUMNS if any(name in line for line in lines)]
+    rows = [["case", *(COLUMNS[name] for name in shown)], ["---"] * (len(shown) + 1)]
+    rows += [[line["case"], *(cell(line.get(name)) for name in shown)] for line in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def cell(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def about() -> dict[str, Any]:
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {"commit": commit or None, "machine": os.uname().machine, "cores": os.cpu_count()}
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=DEFAULT, help="whose tokenizer is used")
+    parser.add_argument("--peer", help="python of an environment made by the peer's setup.sh")
+    parser.add_argument("--cases", default=",".join(CASES), help="any of kind:number")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fewer requests, shorter answers")
+    parser.add_argument("--rate", type=float, default=10_000.0, help="tokens/s of `paced`")
+    parser.add_argument("--client-processes", type=int, default=2)
+    parser.add_argument("--api-server-count", type=int, default=0, help="0: the server's default")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save the lines as well")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None, sizes: Sizes | None = None) -> None:
+    options = arguments(given)
+    bench = Bench(options, sizes or (Sizes.quick() if options.quick else Sizes()))
+    where, lines = about(), list[dict[str, Any]]()
+    worker = Worker(options.peer, PEER) if options.peer else None
+    with TemporaryDirectory() as folder:
+        bench.save(Path(folder))
+        for case in options.cases.split(","):
+            if case.partition(":")[0] not in PEER_KINDS:
+                runs = list(bench.run(case))
+            elif worker is not None:
+                runs = list(bench.peer(case, worker, Path(folder)))
+            else:
+                continue
+            lines.append({"case": case} | medians(runs))
+            peer = {} if worker is None else worker.about
+            text = json.dumps(lines[-1] | where | peer)
+            print(text, flush=True)
+            if options.json:
+                with options.json.open("a") as file:
+                    print(text, file=file)
+    if worker is not None:
+        worker.close()
+    print(f"\n{table(lines)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Streaming HTTP clients that cost little: several processes, plain sockets, no JSON is parsed.
+
+A stream is read as bytes. Every read has one time; events are counted by the blank lines that end
+them, which no JSON contains. `load` starts the processes and merges what they saw.
+"""
+
+import json
+import pickle
+import select
+import socket
+import subprocess
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from time import monotonic, process_time, sleep
+from typing import Any
+
+READ_BYTES = 1 << 16
+LATEST_READS = 4  # of a stream, to see how it ended
+ERROR_BYTES = 300  # of an answer that is not what it should be
+FEW = 16  # clients of a process that are read at once; more are read every NAP_S
+NAP_S = (
+    0.001  # so that the client costs little: a wake-up for each chunk costs more than to read it
+)
+NEWLINE = ord("\n")
+EVENT_END = b"\n\n"
+STATUS_OK = b"HTTP/1.1 200"
+DONE = b"data: [DONE]"
+LENGTH = b'"length"'  # the finish reason
+START_S = 0.05  # between the last process that is ready and the first request
+SILENT_S = 120.0  # without a byte, after which a run is given up
+
+
+@dataclass(frozen=True, slots=True)
+class RawRequest:
+    """Bytes to send, and the tokens that the answer will have."""
+
+    body: bytes
+    tokens: int
+
+    @staticmethod
+    def completion(prompt: str | list[int], tokens: int, **fields: Any) -> "RawRequest":
+        """A streamed /v1/completions that ignores end tokens, on a connection of its own."""
+        asked = {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+        content = json.dumps(asked | fields).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+        )
+        return RawRequest(head.encode() + content, tokens)
+
+
+Script = Sequence[RawRequest]  # the requests of one client, one after another
+
+
+@dataclass(slots=True)
+class RawStream:
+    """One answer as it arrived. Times are those of the system's monotonic clock."""
+
+    tokens: int
+    sent: float = 0.0
+    reads: "array[float]" = field(default_factory=lambda: array("d"))  # when events arrived
+    events: int = -1  # [DONE] is not counted
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What all clients saw, and the CPU time that they took for it."""
+
+    streams: list[RawStream]
+    cpu_s: float
+
+    def figures(self) -> dict[str, float]:
+        """Rates, and latencies in milliseconds. ITL is the time between two arrivals of text."""
+        streams = [one for one in self.streams if not one.error]
+        if not streams:
+            errors = sorted({one.error for one in self.streams})
+            raise SystemExit(f"no request succeeded: {'; '.join(errors) or 'none was sent'}")
+        tokens = sum(one.tokens for one in streams)
+        begin, end = min(one.sent for one in streams), max(one.reads[-1] for one in streams)
+        first = sorted(one.reads[0] - one.sent for one in streams)
+        each = [
+            (one.reads[-1] - one.reads[0]) / (one.tokens - 1) for one in streams if one.tokens > 1
+        ]
+        gaps = sorted(gap for one in streams for gap in gaps_of(one.reads))
+        return {
+            "requests": len(streams),
+            "failed": len(self.streams) - len(streams),
+            "tokens": tokens,
+            "seconds": round(end - begin, 3),
+            "tokens_per_s": round(tokens / (end - begin)),
+            "chunks_per_token": round(sum(one.events for one in streams) / tokens, 3),
+            "ttft_p50_ms": ms(quantile(first, 0.5)),
+            "ttft_p99_ms": ms(quantile(first, 0.99)),
+            "tpot_ms": ms(quantile(sorted(each), 0.5)),
+            "itl_p50_ms": ms(quantile(gaps, 0.5)),
+            "itl_p99_ms": ms(quantile(gaps, 0.99)),
+            "client_us": round(1e6 * self.cpu_s / tokens, 2),
+        }
+
+
+def gaps_of(times: Sequence[float]) -> Iterable[float]:
+    return (after - before for before, after in pairwise(times))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def ms(seconds: float) -> float:
+    return round(1e3 * seconds, 2)
+
+
+class Connection:
+    """Sends the requests of one client, each on a new connection, and reads the answers."""
+
+    def __init__(self, address: tuple[str, int], script: Script, poll: select.epoll) -> None:
+        self._address, self._poll = address, poll
+        self._requests = iter(script)
+        self.streams: list[RawStream] = []
+
+    def start(self) -> int:
+        """Connect for the next request; returns the file descriptor, or -1 if there is none."""
+        request = next(self._requests, None)
+        if request is None:
+            return -1
+        self._stream = RawStream(request.tokens, sent=monotonic())
+        self.streams.append(self._stream)
+        self._unsent = request.body
+        self._latest: deque[bytes] = deque((b"",), LATEST_READS)
+        self._status = b""
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(BlockingIOError):
+            self._socket.connect(self._address)
+        self._poll.register(self._socket, select.EPOLLOUT)
+        return self._socket.fileno()
+
+    def write(self) -> None:
+        self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        if not self._unsent:
+            self._poll.modify(self._socket, select.EPOLLIN)
+
+    def read(self, now: float) -> bool:
+        """Read once; False at the end of the stream."""
+        got = self._socket.recv(READ_BYTES)
+        if not got:
+            return False
+        events = got.count(EVENT_END)
+        if got[0] == NEWLINE and self._latest[-1].endswith(b"\n"):
+            events += 1  # its blank line was divided
+        if events:
+            self._stream.reads.append(now)
+            self._stream.events += events
+        self._latest.append(got)
+        if len(self._status) < len(STATUS_OK):
+            self._status = (self._status + got)[: len(STATUS_OK)]
+        return True
+
+    def end(self, error: str = "") -> None:
+        """Close the connection and check that the answer is whole."""
+        self._poll.unregister(self._socket)
+        self._socket.close()
+        tail = b"".join(self._latest)
+        if error or self._status != STATUS_OK or DONE not in tail or LENGTH not in tail:
+            self._stream.error = error or f"answered {tail[-ERROR_BYTES:]!r}"
+
+
+def run(address: tuple[str, int], scripts: Sequence[Script]) -> list[RawStream]:
+    """All clients of this process, until the last answer has ended."""
+    poll = select.epoll()
+    connections = [Connection(address, script, poll) for script in scripts]
+    by_file = {one.start(): one for one in connections}
+    nap_s = NAP_S if len(scripts) > FEW else 0.0
+    while by_file:
+        if nap_s:
+            sleep(nap_s)
+        ready = poll.poll(SILENT_S, len(by_file))
+        if not ready:
+            raise SystemExit(f"{len(by_file)} streams have been silent for {SILENT_S} s")
+        now = monotonic()
+        for file, events in ready:
+            one, error = by_file[file], ""
+            try:
+                if events & select.EPOLLOUT:
+                    one.write()
+                    continue
+                if one.read(now):
+                    continue
+            except OSError as problem:
+                error = str(problem)
+            one.end(error)
+            del by_file[file]
+            if (another := one.start()) >= 0:
+                by_file[another] = one
+    return [stream for one in connections for stream in one.streams]
+
+
+def load(port: int, scripts: Sequence[Script], processes: int, host: str = "127.0.0.1") -> Load:
+    """Run the scripts of all clients at once, divided among processes."""
+    workers = [
+        subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(min(processes, len(scripts)))
+    ]
+    parted = lambda number: scripts[number :: len(workers)]
+    try:
+        for number, worker in enumerate(workers):
+            mine = [[(one.body, one.tokens) for one in script] for script in parted(number)]
+            dump(worker, ((host, port), mine))
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()  # it has imported and read all it needs
+        start = monotonic() + START_S
+        for worker in workers:
+            dump(worker, start)
+        results = [pickle.load(worker.stdout) for worker in workers if worker.stdout]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    streams = [RawStream(**fields) for found, _ in results for fields in found]
+    return Load(streams, sum(cpu_s for _, cpu_s in results))
+
+
+def dump(worker: "subprocess.Popen[bytes]", message: Any) -> None:
+    assert worker.stdin is not None
+    pickle.dump(message, worker.stdin)
+    worker.stdin.flush()
+
+
+def main() -> None:
+    """One process of `load`: reads its part from stdin, waits for the start, prints results."""
+    address, asked = pickle.load(sys.stdin.buffer)
+    scripts = [[RawRequest(*one) for one in script] for script in asked]
+    print("ready", flush=True)
+    start = pickle.load(sys.stdin.buffer)
+    sleep(max(start - monotonic(), 0))
+    before = process_time()
+    streams = run(address, scripts)
+    spent_s = process_time() - before
+    pickle.dump(([asdict(one) for one in streams], spent_s), sys.stdout.buffer)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
