@@ -1,6 +1,6 @@
 """Messages between an engine and its callers, and the protocol of an engine."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -290,6 +290,17 @@ class Stream(Protocol):
 
     async def whole(self) -> RequestOutput:
         """Wait for the end and return the whole output."""
+        ...
+
+    def listen(self, put: Callable[[TextDelta], bool]) -> None:
+        """Call `put` with each delta when it is delivered, instead of iterating.
+
+        Deltas that have been waiting are passed first, before `listen` returns. `put` returns
+        whether it took the delta. One that was not taken waits for the next call of `listen`, and
+        later ones are joined to it. `whole` waits for the end of the request, but not for deltas
+        that wait. `put` runs in the delivery of all requests, so it must be quick and must not
+        raise. A stream with a listener has to be closed; to drop it is not enough.
+        """
         ...
 
     async def aclose(self) -> None: ...

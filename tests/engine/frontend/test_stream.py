@@ -143,3 +143,65 @@ def test_a_stream_that_has_ended_aborts_nobody_who_took_its_name() -> None:
         assert aborts == []
 
     run(use)
+
+
+def test_a_listener_gets_each_delta_at_once_and_what_waited_first() -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        taken: list[TextDelta] = []
+
+        def put(delta: TextDelta) -> bool:
+            taken.append(delta)
+            return True
+
+        early = [TextDelta(1, "a", (1,)), TextDelta(0, "b", (2,)), TextDelta(1, "c", (3,))]
+        for delta in early:
+            buffer.put(delta)
+        stream.listen(put)
+        assert taken == [TextDelta(1, "ac", (1, 3)), TextDelta(0, "b", (2,))]
+        last = TextDelta(0, "d", (4,))
+        buffer.put(last)
+        assert taken[2:] == [last]
+        ending = asyncio.ensure_future(stream.whole())
+        buffer.close(OUTPUT)
+        assert await ending is OUTPUT
+        assert aborts == []
+
+    run(use)
+
+
+def test_a_delta_that_is_not_taken_waits_and_later_ones_join_it() -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        taken: list[TextDelta] = []
+        room = [1]
+
+        def put(delta: TextDelta) -> bool:
+            if len(taken) == room[0]:
+                return False
+            taken.append(delta)
+            return True
+
+        stream.listen(put)
+        for token, index in enumerate((0, 0, 1, 0)):
+            buffer.put(TextDelta(index, f"{token}", (token,)))
+        assert taken == [TextDelta(0, "0", (0,))]
+        room[0] = 2
+        stream.listen(put)
+        assert taken[1:] == [TextDelta(0, "13", (1, 3))]
+        buffer.close(OUTPUT)
+        assert await stream.whole() is OUTPUT
+        room[0] = 3
+        stream.listen(put)  # also after the end
+        assert taken[2:] == [TextDelta(1, "2", (2,))]
+
+    run(use)
+
+
+def test_a_closed_stream_calls_no_listener() -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        taken: list[TextDelta] = []
+        stream.listen(lambda delta: bool(taken.append(delta)))
+        await stream.aclose()
+        buffer.put(TextDelta(0, "a", (1,)))
+        assert (taken, aborts) == ([], ["a"])
+
+    run(use)

@@ -1,4 +1,4 @@
-"""The reader's end of one request: deltas wait, joined per choice, until they are read."""
+"""The reader's end of one request: deltas are passed on, or wait, joined, until they are read."""
 
 from asyncio import CancelledError, Event
 from collections.abc import AsyncIterator, Callable
@@ -8,11 +8,14 @@ from paceline.core.arrays import I32
 from paceline.core.errors import PacelineError, RequestError
 from paceline.engine.api import RequestOutput, TextDelta
 
+Listener = Callable[[TextDelta], bool]  # returns whether it took the delta
+
 
 class DeltaBuffer:
     """Holds at most one delta per choice: a new delta is joined to one that was not read yet.
 
-    So a slow reader costs no more memory than the text it has not read.
+    So a slow reader costs no more memory than the text it has not read. A listener gets each delta
+    at once, unless one waits that it did not take.
     """
 
     def __init__(self) -> None:
@@ -20,11 +23,14 @@ class DeltaBuffer:
         self.error: PacelineError | None = None
         self.closed = False  # by the reader
         self.on_read: Callable[[], None] | None = None  # called before the first delta is read
+        self._listener: Listener | None = None
         self._pieces: dict[int, TextDelta] = {}
         self._news = Event()
         self._end = Event()
 
     def put(self, delta: TextDelta) -> None:
+        if self._listener is not None and not self._pieces and self._listener(delta):
+            return
         earlier = self._pieces.get(delta.index)
         self._pieces[delta.index] = delta if earlier is None else earlier.followed_by(delta)
         self._news.set()
@@ -44,17 +50,24 @@ class DeltaBuffer:
         """Whether the request has ended."""
         return self.output is not None or self.error is not None
 
+    def listen(self, listener: Listener) -> None:
+        self._start_reading()
+        self._listener = listener
+        for index in [*self._pieces]:
+            if not listener(self._pieces[index]):
+                break
+            del self._pieces[index]
+
     def shut(self) -> None:
         """The reader has closed the stream."""
         self.closed = True
+        self._listener = None
         self._news.set()
         self._end.set()
 
     async def take(self) -> TextDelta | None:
         """The next delta, in the order in which choices got text; None at the end."""
-        if self.on_read is not None:
-            on_read, self.on_read = self.on_read, None
-            on_read()
+        self._start_reading()
         while not (self._pieces or self._end.is_set()):
             self._news.clear()
             await self._news.wait()
@@ -63,6 +76,11 @@ class DeltaBuffer:
         if self.closed or not self._pieces:
             return None
         return self._pieces.pop(next(iter(self._pieces)))
+
+    def _start_reading(self) -> None:
+        if self.on_read is not None:
+            on_read, self.on_read = self.on_read, None
+            on_read()
 
     async def end(self) -> RequestOutput | None:
         await self._end.wait()
@@ -125,6 +143,9 @@ class DeltaStream:
             )
         await self.aclose()
         return output
+
+    def listen(self, put: Listener) -> None:
+        self._mailbox.listen(put)
 
     async def aclose(self) -> None:
         """Abort the request if it has not ended."""
