@@ -7,11 +7,14 @@ import resource
 import socket
 from collections.abc import Callable, Collection
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from paceline.server.body_writer import EXTENSION, OPEN
 from paceline.server.errors import UNAVAILABLE, error_body
 from paceline.server.telemetry.request_log import UNREAD
 
@@ -31,8 +34,65 @@ FULL = (
 )
 
 
+class TurnWrites:
+    """What is written to a connection during one turn of the event loop leaves in one write."""
+
+    def __init__(self) -> None:
+        self._waiting: list[DirectBody] = []
+
+    def add(self, body: "DirectBody") -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(body)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for body in waiting:
+            body.flush()
+
+
+class DirectBody:
+    """See `BodyWriter`. The body of a chunked response, past the middleware and without a task."""
+
+    def __init__(self, cycle: RequestResponseCycle, writes: TurnWrites) -> None:
+        self._flow, self._transport, self._writes = cycle.flow, cycle.transport, writes
+        self._chunks: list[bytes] = []
+
+    def write(self, body: bytes) -> bool:
+        if not body:  # an empty chunk would end the response
+            return True
+        if not self._chunks:
+            self._writes.add(self)
+        self._chunks.append(b"%x\r\n%b\r\n" % (len(body), body))
+        return not self._flow.write_paused
+
+    def flush(self) -> None:
+        if self._chunks and not self._transport.is_closing():
+            self._transport.write(b"".join(self._chunks))
+        self._chunks.clear()
+
+    async def drain(self) -> None:
+        self.flush()
+        await self._flow.drain()
+
+
+def open_body(cycle: ref[RequestResponseCycle], writes: TurnWrites) -> DirectBody | None:
+    """A writer for a response that has started; None if its body is not sent in chunks."""
+    found = cycle()
+    if found is None or not found.chunked_encoding or found.scope["method"] == "HEAD":
+        return None
+    return DirectBody(found, writes)
+
+
 class ClientConnection(HttpToolsProtocol):
-    """A connection that knows since when its client has sent no head, or has read nothing."""
+    """A connection that knows since when its client has sent no head, or has read nothing.
+
+    It offers the extension of `body_writer` to the application.
+    """
+
+    def __init__(self, *given: Any, writes: TurnWrites | None = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._writes = writes or TurnWrites()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -56,7 +116,11 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_since = None
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:  # it is no upgrade
+            opened = partial(open_body, ref(self.cycle), self._writes)
+            self.cycle.scope["extensions"] = {EXTENSION: {OPEN: opened}}
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()

@@ -1,53 +1,26 @@
 """Runs a request in the engine and writes the response, whole or as a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.core.errors import PacelineError
-from paceline.engine.api import (
-    EngineFailed,
-    GenerationRequest,
-    RequestOutput,
-    SamplingParams,
-    Stream,
-    TextDelta,
-)
+from paceline.engine.api import EngineFailed, GenerationRequest, RequestOutput, Stream
+from paceline.server.body_writer import body_writer
 from paceline.server.client_headers import ID, ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import (
-    GATEWAY_TIMEOUT,
-    ApiError,
-    ErrorBody,
-    api_error_of,
-)
+from paceline.server.errors import GATEWAY_TIMEOUT, ApiError, api_error_of
+from paceline.server.event_stream import EventStream
+from paceline.server.response_writer import ResponseWriter, weight, written
 from paceline.server.telemetry.request_log import UNREAD, RequestLogEntry
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
-LONG_ANSWER = 4096  # tokens and alternatives; to write more takes many milliseconds
-
-StreamDelta = tuple[int, TextDelta]  # the index of a stream, and its new text
-
-
-class ResponseWriter(Protocol):
-    """Writes a response in the form of one route; each method returns bytes to send."""
-
-    def opening(self, streams: Sequence[Stream]) -> bytes: ...
-
-    def delta(self, part: int, delta: TextDelta) -> bytes: ...
-
-    def closing(self, outputs: Sequence[RequestOutput]) -> bytes: ...
-
-    def failing(self, error: ErrorBody) -> bytes: ...
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +64,14 @@ class GenerationResponse(Response):
                     len(generation.prompt_token_ids or ()) for generation in generations
                 )
                 streams += await self._context.started(job.name, generations)
-                await (self._send_stream(send, entry) if job.stream else self._send_whole(send))
-            entry.account(self._outputs())
+                if job.stream:
+                    await self._send_stream(scope, send, entry)
+                else:
+                    await self._send_whole(send)
+            self._account(entry)
             self._context.rate.ended()
         except BaseException as error:
-            if streams and all(stream.output for stream in streams):
-                entry.account(self._outputs())
+            self._account(entry)
             entry.end_by(error, unread=UNREAD in scope.get("state", ()))
             raise
         finally:
@@ -115,56 +90,35 @@ class GenerationResponse(Response):
         params = self._job.generations[0].params
         prompts = sum(output.usage.prompt_tokens for output in outputs)
         tokens = sum(output.usage.completion_tokens for output in outputs)
-        body = await self._written(weight(params, prompts, tokens), self._job.writer.whole, outputs)
+        size, write = weight(params, prompts, tokens), self._job.writer.whole
+        body = await written(self._context.long_work, size, write, outputs)
         await self._start(send, JSON, (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
 
     # -- streamed -----------------------------------------------------------
 
-    async def _send_stream(self, send: Send, entry: RequestLogEntry) -> None:
-        writer, entry.completion_tokens = self._job.writer, 0
-        async with aclosing(merged(self._streams)) as deltas:
-            first = await self._first(deltas)
+    async def _send_stream(self, scope: Scope, send: Send, entry: RequestLogEntry) -> None:
+        job, streams = self._job, self._streams
+        events = EventStream(
+            job.writer, streams, job.generations[0].params, self._context.long_work
+        )
+        try:
+            if not await events.begun():
+                self._check(self._outputs())
             await self._start(send, EVENTS, (b"cache-control", b"no-cache"))
-            body = [writer.opening(self._streams), *[await self._delta(*one) for one in first]]
-            await self._send_event(send, b"".join(body))
-            entry.completion_tokens += sum(len(delta.token_ids) for _, delta in first)
+            body = body_writer(scope, send)
             try:
-                async for part, delta in deltas:
-                    entry.completion_tokens += len(delta.token_ids)
-                    if body := await self._delta(part, delta):
-                        await self._send_event(send, body)
-                outputs = self._outputs()
+                outputs = await events.write_to(body)
                 self._check(outputs)
-                last = writer.closing(outputs)
+                last = job.writer.closing(outputs)
             except PacelineError as error:
-                last = writer.failing(api_error_of(error).body)
-        await self._send_event(send, last)
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _delta(self, part: int, delta: TextDelta) -> bytes:
-        params = self._job.generations[part].params
-        size = weight(params, len(delta.prompt_logprobs or ()), len(delta.token_ids))
-        return await self._written(size, self._job.writer.delta, part, delta)
-
-    async def _written(self, size: int, write: Callable[..., bytes], *given: Any) -> bytes:
-        """Write on a thread if there is much to write."""
-        if size <= LONG_ANSWER:
-            return write(*given)
-        return await self._context.long_work.run(write, *given)
-
-    async def _first(self, deltas: AsyncGenerator[StreamDelta, None]) -> list[StreamDelta]:
-        """Deltas up to the first with content; raises the error if there is none."""
-        silent: list[StreamDelta] = []
-        async for part, delta in deltas:
-            silent.append((part, delta))
-            if delta.token_ids or delta.finish_reason not in ("error", "timeout", "abort"):
-                return silent
-        self._check(self._outputs())
-        return silent
-
-    async def _send_event(self, send: Send, body: bytes) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+                entry.end_by(error, unread=False)
+                last = job.writer.failing(api_error_of(error).body)
+            await body.drain()
+            await send({"type": "http.response.body", "body": last})
+        finally:
+            events.close()
+            entry.completion_tokens = events.tokens
 
     async def _start(self, send: Send, kind: bytes, header: tuple[bytes, bytes]) -> None:
         own = (b"x-request-id", self._job.client.request_id.encode())
@@ -185,53 +139,15 @@ class GenerationResponse(Response):
         if all(answer.finish_reason == "abort" for answer in answers):
             self._context.check_open()
 
+    def _account(self, entry: RequestLogEntry) -> None:
+        """Add the figures of all parts; a part that was refused has none."""
+        if self._streams and all(stream.output for stream in self._streams):
+            entry.account(self._outputs())
+
     def _outputs(self) -> list[RequestOutput]:
         found = [stream.output for stream in self._streams]
         assert all(found), "a stream ended without its output"
         return [output for output in found if output is not None]
-
-
-def weight(params: SamplingParams, prompt: int, output: int) -> int:
-    """The number of tokens to write, each with its alternatives."""
-    scored = 0 if params.prompt_logprobs is None else prompt * (1 + params.prompt_logprobs)
-    return scored + output * (1 + (params.logprobs or 0))
-
-
-async def merged(streams: Sequence[Stream]) -> AsyncGenerator[StreamDelta, None]:
-    """The deltas of all streams as they arrive, each with the index of its stream."""
-    if len(streams) == 1:
-        async for delta in streams[0]:
-            yield 0, delta
-        return
-    ready: asyncio.Queue[StreamDelta | Exception | None] = asyncio.Queue(1)  # None: one has ended
-    tasks = [asyncio.create_task(forward(at, one, ready)) for at, one in enumerate(streams)]
-    try:
-        running = len(tasks)
-        while running:
-            match await ready.get():
-                case None:
-                    running -= 1
-                case Exception() as error:
-                    raise error
-                case delta:
-                    yield delta
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def forward(
-    part: int, stream: Stream, ready: "asyncio.Queue[StreamDelta | Exception | None]"
-) -> None:
-    """Put the deltas of a stream into the queue, and its end or its error."""
-    try:
-        async for delta in stream:
-            await ready.put((part, delta))
-    except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
-        await ready.put(error)
-    else:
-        await ready.put(None)
 
 
 async def until(end: Coroutine[Any, Any, None], job: Coroutine[Any, Any, None]) -> None:

@@ -19,7 +19,12 @@ from fastapi import FastAPI
 
 from paceline.core.errors import ConfigError
 from paceline.engine.api import EngineFailed
-from paceline.server.connections import Acceptor, ClientConnection, connection_limit
+from paceline.server.connections import (
+    Acceptor,
+    ClientConnection,
+    TurnWrites,
+    connection_limit,
+)
 from paceline.server.context import ServerContext
 from paceline.server.running import RunningServer, announced
 from paceline.server.telemetry.request_log import JsonFormatter
@@ -46,6 +51,7 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._time_over = asyncio.Event()  # for the open requests
         self._acceptor: Acceptor | None = None
+        self._writes = TurnWrites()
         self.failure = ""  # why the engine stopped, if that ends the server
         self.listening: Callable[[str], None] = lambda _: None  # called with the URL
 
@@ -79,7 +85,8 @@ class DrainingServer(uvicorn.Server):
         return cast("set[ClientConnection]", self.server_state.connections)
 
     def _connection(self) -> ClientConnection:
-        return ClientConnection(self.config, self.server_state, self.lifespan.state)
+        state = self.server_state, self.lifespan.state
+        return ClientConnection(self.config, *state, writes=self._writes)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self.begin_drain)
