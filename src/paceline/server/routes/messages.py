@@ -31,7 +31,15 @@ from paceline.server.schemas.messages import (
     message_event,
 )
 from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
+from paceline.server.schemas.ready_events import TextFrame, quoted
 from paceline.server.schemas.requests import ChatRequest
+
+
+def text_event(text: str) -> bytes:
+    return message_event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+
+
+DELTA = TextFrame.of(text_event)
 
 
 def message_routes(context: ServerContext) -> APIRouter:
@@ -125,8 +133,7 @@ class MessageWriter:
     def delta(self, part: int, delta: TextDelta) -> bytes:
         if not delta.text:
             return b""
-        text = {"type": "text_delta", "text": delta.text}
-        return message_event("content_block_delta", index=0, delta=text)
+        return DELTA.before + quoted(delta.text) + DELTA.after
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         try:

@@ -26,6 +26,7 @@ from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
+from paceline.server.schemas.ready_events import NumberedFrame
 from paceline.server.schemas.requests import ResponseRequest
 from paceline.server.schemas.responses import (
     OutputMessage,
@@ -155,7 +156,9 @@ class ResponsesWriter:
     def __init__(self, envelope: Envelope, begun: ResponseBody) -> None:
         self._envelope, self._begun = envelope, begun
         self._item = f"msg-{begun.id}"
+        self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
         self._number = 0
+        self._frame = NumberedFrame.of(self._text_event)
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         empty = OutputMessage(self._item, "in_progress", ())
@@ -169,7 +172,12 @@ class ResponsesWriter:
     def delta(self, part: int, delta: TextDelta) -> bytes:
         if not delta.text:
             return b""
-        return self._in_text("response.output_text.delta", delta=delta.text, logprobs=())
+        number, self._number = self._number, self._number + 1
+        return self._frame.event(number, delta.text)
+
+    def _text_event(self, number: int, text: str) -> bytes:
+        kind, place = "response.output_text.delta", self._place
+        return response_event(kind, number, **place, delta=text, logprobs=())
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         whole = self._whole(outputs)
@@ -205,8 +213,7 @@ class ResponsesWriter:
         )
 
     def _in_text(self, kind: str, **fields: Any) -> bytes:
-        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        return self._event(kind, **place, **fields)
+        return self._event(kind, **self._place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1

@@ -27,12 +27,15 @@ NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
 
 
 class Envelope:
-    """Adds id, model and time, and usage as requested: not at all, at the end, or in each chunk."""
+    """Adds id, model and time, and usage as requested: not at all, at the end, or in each chunk.
+
+    If it `counts`, each chunk has the usage so far, so no two chunks have the same fields.
+    """
 
     def __init__(self, name: str, model: str, options: StreamOptions, timings: bool) -> None:
         self.id, self.model, self.created = name, model, int(time())
         self._include = options.include_usage is True
-        self._running = self._include and options.continuous_usage_stats is True
+        self.counts = self._include and options.continuous_usage_stats is True
         self._timings = timings
         self._prompt = self._completion = 0
 
@@ -76,7 +79,7 @@ class Envelope:
         """The usage so far. Cached tokens are known only at the end."""
         if not self._include:
             return UNSET
-        if not self._running:
+        if not self.counts:
             return None
         prompt, completion = self._prompt, self._completion
         return CompletionUsage(prompt, completion, prompt + completion, PromptTokensDetails(0))
