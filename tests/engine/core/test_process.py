@@ -219,7 +219,7 @@ def test_a_process_that_cannot_be_built_says_why() -> None:
     core = ProcessCore("tests.engine.support:build", "oracle", {"blocksize": 4})
     with pytest.raises(ConfigError, match="blocksize"):
         core.ready()
-    assert not Path(core._folder.name).exists()
+    assert not Path(core._process._folder.name).exists()
 
 
 def test_one_choice_that_stops_leaves_the_others_alone() -> None:

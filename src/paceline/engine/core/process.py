@@ -1,27 +1,21 @@
 """The step loop in another process, as its parent sees it."""
 
 import logging
-import os
-import subprocess
-import sys
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
-from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from typing import Any
-
-import zmq
 
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.core import wire
+from paceline.engine.core.child_process import ChildProcess
 from paceline.engine.core.messages import Abort, Capacity, EngineFailed, Park, Question, Wake
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.stall_detector import StallDetector
 from paceline.engine.settings import EngineSettings
 
-POLL_MS = 50  # between two checks that the process is alive
 CLOSE_S = 10.0  # for the process to exit by itself; then it is killed
 DEFAULTS = EngineSettings()
 
@@ -36,12 +30,6 @@ class ProcessCore:
     def __init__(
         self, factory: str, model: str, settings: dict[str, Any], engine: EngineSettings = DEFAULTS
     ) -> None:
-        # Only this user can read it. It is deleted with this object.
-        self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._context.linger = 0
-        self._commands = self._connected(zmq.PUSH, "in")
-        self._inbox = self._connected(zmq.PULL, "out")
         self._lock = Lock()
         self._death = ""  # why it ended
         self._numbers = count()
@@ -49,25 +37,10 @@ class ProcessCore:
         self._stalls = StallDetector(engine.stall_s)
         self._receiver: Receiver | None = None
         self._capacity: Future[Capacity] = Future()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.engine.core.process_main", self._address],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        self._process = ChildProcess("paceline.engine.core.process_main")
         self._send(wire.Build.of(factory, model, settings, engine))
         self._reader = Thread(target=self._read, name="core", daemon=True)
         self._reader.start()
-
-    def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
-        """A socket that connects accepts messages before the other end binds."""
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)
-        socket.connect(f"{self._address}/{end}")
-        return socket
-
-    @property
-    def _address(self) -> str:
-        return f"ipc://{self._folder.name}"
 
     def ready(self) -> Capacity:
         """Wait until it is built. If that fails, close it and raise the error."""
@@ -129,18 +102,11 @@ class ProcessCore:
             self._send(wire.Close())
         if not self._capacity.done():
             self._process.kill()  # it reads no messages while it is being built
-        try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.wait(CLOSE_S)
         self._reader.join()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         self._die("the engine is shut down")
         with self._lock:
-            self._context.destroy()
-        self._folder.cleanup()
+            self._process.close()
 
     @property
     def pid(self) -> int:
@@ -150,12 +116,13 @@ class ProcessCore:
         with self._lock:
             if self._death:
                 raise EngineFailed(self._death)
-            self._commands.send(wire.encoder.encode(message), zmq.NOBLOCK)
+            self._process.send(wire.encoder.encode(message))
 
     # -- the reader ---------------------------------------------------------
 
     def _read(self) -> None:
-        while (message := self._next()) is not None:
+        while (frame := self._process.receive()) is not None:
+            message: wire.FromCore = wire.from_core.decode(frame)
             match message:
                 case wire.EncodedDelivery():
                     delivery = wire.decode_delivery(message)
@@ -173,15 +140,6 @@ class ProcessCore:
         receiver = self._die(self._exit_reason())
         if receiver is not None and self._process.returncode:
             receiver.died(self._death, for_good=True)
-
-    def _next(self) -> wire.FromCore | None:
-        """The next message; None after the last message of a process that is gone."""
-        while True:
-            alive = self._process.poll() is None
-            if self._inbox.poll(POLL_MS):
-                return wire.from_core.decode(self._inbox.recv())
-            if not alive:
-                return None
 
     def _exit_reason(self) -> str:
         code = self._process.returncode

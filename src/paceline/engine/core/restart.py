@@ -18,17 +18,34 @@ from paceline.engine.settings import CoreSettings
 log = logging.getLogger(__name__)
 
 
+class RestartBudget:
+    """Allows some restarts within a span of time."""
+
+    def __init__(self, restarts: int, span_s: float) -> None:
+        self._most, self._span_s = restarts, span_s
+        self._restarts: deque[float] = deque()  # times of the latest restarts
+
+    def take(self) -> bool:
+        """Count a restart, if another one is allowed."""
+        now = monotonic()
+        while self._restarts and now - self._restarts[0] > self._span_s:
+            self._restarts.popleft()
+        if len(self._restarts) >= self._most:
+            return False
+        self._restarts.append(now)
+        return True
+
+
 class RestartingCore:
     """See `ports.Core`. While `_trouble` is not empty there is no core, and requests are refused.
 
-    The requests of a core that dies are lost. After more than `core_restarts` restarts within
-    `core_restart_span_s` the core is not restarted.
+    The requests of a core that dies are lost. The core is restarted while the budget allows it.
     """
 
     def __init__(self, make: Callable[[], ProcessCore], settings: CoreSettings) -> None:
-        self._make, self._settings = make, settings
+        self._make = make
+        self._budget = RestartBudget(settings.restarts, settings.core_restart_span_s)
         self._lock = Lock()
-        self._restarts: deque[float] = deque()  # times of the latest restarts
         self._trouble = ""
         self._closing = False
         self._receiver: Receiver | None = None
@@ -88,22 +105,12 @@ class RestartingCore:
         with self._lock:
             if self._closing or self._trouble:
                 return
-            again = self._may_restart()
+            again = self._budget.take()
             self._trouble = f"{reason}; it is being restarted" if again else reason
         self._report(reason, for_good=not again)
         if again:
             self._replacing = Thread(target=self._replace, name="restart", daemon=True)
             self._replacing.start()
-
-    def _may_restart(self) -> bool:
-        """Count a restart, if another one is allowed."""
-        now, settings = monotonic(), self._settings
-        while self._restarts and now - self._restarts[0] > settings.core_restart_span_s:
-            self._restarts.popleft()
-        if len(self._restarts) >= settings.restarts:
-            return False
-        self._restarts.append(now)
-        return True
 
     def _report(self, reason: str, for_good: bool) -> None:
         log.error("%s", reason)
@@ -118,7 +125,7 @@ class RestartingCore:
             with self._lock:
                 if self._closing:
                     return
-                again = self._may_restart()
+                again = self._budget.take()
                 self._trouble = f"{reason}; it is being restarted" if again else reason
             self._report(reason, for_good=not again)
             if not again:

@@ -1,0 +1,83 @@
+"""A Python module in a child process, and messages to it and from it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+import zmq
+
+POLL_MS = 50  # between two checks that the process is alive
+
+
+class ChildProcess:
+    """Any thread may send; one thread receives. The child binds its sockets at the address that is
+    its only argument, reads from `in` and writes to `out`, and exits when its stdin closes."""
+
+    def __init__(self, module: str, files: Sequence[int] = ()) -> None:
+        # Only this user can read it. It is deleted with this object.
+        self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
+        self._address = f"ipc://{self._folder.name}"
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._context.linger = 0
+        self._commands = self._connected(zmq.PUSH, "in")
+        self._inbox = self._connected(zmq.PULL, "out")
+        self._sending = Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, self._address],
+            stdin=subprocess.PIPE,
+            pass_fds=files,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
+        """A socket that connects accepts messages before the other end binds."""
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.connect(f"{self._address}/{end}")
+        return socket
+
+    def send(self, frame: bytes) -> None:
+        """Send a message; one to a closed child is dropped."""
+        with self._sending:
+            if not self._context.closed:
+                self._commands.send(frame, zmq.NOBLOCK)
+
+    def receive(self) -> bytes | None:
+        """The next message; None after the last message of a process that is gone."""
+        while True:
+            alive = self._process.poll() is None
+            if self._inbox.poll(POLL_MS):
+                return self._inbox.recv()
+            if not alive:
+                return None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the process to exit; it is killed after `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Release the sockets, once the process has exited and no thread receives."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with self._sending:
+            self._context.destroy()
+        self._folder.cleanup()
