@@ -1,0 +1,37 @@
+"""An engine for an event loop, beside others in other processes that share its core."""
+
+from dataclasses import replace
+
+from paceline.core.arrays import F64
+from paceline.core.errors import QueueFull
+from paceline.engine.api import Report
+from paceline.engine.core.ports import Core
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.frontend.metrics import Metrics
+from paceline.engine.streaming import StreamingEngine
+
+
+class SharedEngine(StreamingEngine):
+    """Its figures and limits are those of all engines together.
+
+    `metrics` has the cells of each front end, a row each. `core` has two figures of the core: the
+    requests of all front ends, and how often it died.
+    """
+
+    def __init__(self, core: Core, frontend: Frontend, metrics: F64, figures: F64) -> None:
+        super().__init__(core, frontend)
+        self._metrics, self._core_figures = metrics, figures
+
+    def check_room(self, requests: int) -> None:
+        running, queued = self._frontend.max_num_seqs, self._max_queued
+        here = max(int(self._core_figures[0]), len(self._frontend.open))
+        if here + requests > running + queued:
+            raise QueueFull(
+                f"{here} requests are open; {requests} more would exceed max_num_seqs ({running}) "
+                f"and max_num_queued_reqs ({queued})"
+            )
+
+    async def stats(self) -> Report:
+        await super().stats()
+        report = Metrics(self._metrics.sum(axis=0)).report(self._figures)
+        return replace(report, crashes=int(self._core_figures[1]))
