@@ -167,7 +167,7 @@ def test_a_long_answer_is_written_on_a_thread(on: Play, stream: bool) -> None:
 def test_the_pace_of_late_says_when_to_come_again() -> None:
     async def scenario(site: Site) -> None:
         now = [100.0]
-        site.context.rate = RequestRate(lambda: now[0])
+        site.context.board.rate = RequestRate(lambda: now[0])
         assert (await site.post(PATH, prompt="the", max_tokens=1)).status_code == 200
         now[0] += 20.0  # since the only end there was
         await site.engine.pause("all")

@@ -1,5 +1,7 @@
 """How long a client is told to stay away."""
 
+import numpy as np
+
 from paceline.server.retry_after import LONGEST_WAIT_S, REMEMBERED_ENDS, RequestRate
 
 
@@ -36,3 +38,12 @@ def test_only_the_latest_ends_count() -> None:
         rate.ended()
         clock.now += 0.1
     assert rate.wait_s(100) == 10
+
+
+def test_ends_of_all_processes_count() -> None:
+    clock, rows = Clock(), np.zeros((3, RequestRate.SIZE))
+    rates = [RequestRate(clock, rows, row) for row in range(3)]
+    for at in range(3 * REMEMBERED_ENDS):
+        rates[at % 2].ended()
+        clock.now += 0.1
+    assert [rate.wait_s(100) for rate in rates] == [10, 10, 10]

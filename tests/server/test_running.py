@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from paceline.server.running import RunningServer, announced, running_servers
-from paceline.server.serve import url_of
 
 HOLDS = """
 import sys
@@ -62,11 +61,3 @@ def test_servers_of_other_machines_and_damaged_files_are_left_out(cache: Path) -
     (cache / f"{socket.gethostname()}-1.json").write_text("damaged")
     assert running_servers() == []
     assert [file.name for file in cache.iterdir()] == ["elsewhere-1.json"]
-
-
-def test_addresses(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "s"))
-        assert url_of(listener) == f"unix:{tmp_path / 's'}"

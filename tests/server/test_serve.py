@@ -19,8 +19,9 @@ from paceline.core.errors import ConfigError
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.engine.streaming import StreamingEngine
 from paceline.server.app import create_app
+from paceline.server.listen import check_socket
 from paceline.server.running import running_servers
-from paceline.server.serve import check_port, check_socket, serve
+from paceline.server.serve import serve
 from paceline.server.settings import ServerSettings
 from tests.conformance.architectures import SIZES
 from tests.engine.support import components, tokenizer
@@ -108,21 +109,6 @@ def test_a_server_listens_at_a_unix_socket(tmp_path: Path) -> None:
 
     asyncio.run(listen())
     assert not os.path.lexists(path)
-
-
-def test_a_socket_of_a_server_that_died_is_used_again(tmp_path: Path) -> None:
-    path = tmp_path / "s.sock"
-    with socket.socket(socket.AF_UNIX) as died:
-        died.bind(str(path))
-    check_socket(str(path))
-    (tmp_path / "file").touch()
-    for wrong, reason in [
-        (tmp_path / "file", "not a socket"),
-        (tmp_path / "none" / "s.sock", "no folder"),
-        (tmp_path / ("x" * 120), "at most 107 bytes"),
-    ]:
-        with pytest.raises(ConfigError, match=reason):
-            check_socket(str(wrong))
 
 
 def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_abort() -> None:
@@ -218,11 +204,6 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path) 
     assert process.returncode == 2
     assert re.search(r"cannot listen at 127.0.0.1, port \d+: [^()]+; choose another --port$", said)
     assert "loading" not in said
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1, port 0: [^()]+; choose another --host$"):
-        check_port("192.0.2.1", 0)
 
 
 def test_a_signal_while_a_model_is_loaded_ends_it_and_leaves_nothing(

@@ -18,6 +18,7 @@ from paceline.server.routes.messages import message_routes
 from paceline.server.routes.operations import control_routes, probe_routes
 from paceline.server.routes.responses import response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
+from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.telemetry.http_metrics import MeasuredRequests
 from paceline.text.tokenizer import Tokenizer
@@ -40,10 +41,12 @@ def create_app(
     model_name: str,
     tokenizer: Tokenizer,
     settings: ServerSettings = DEFAULTS,
+    board: Scoreboard | None = None,
 ) -> FastAPI:
     """Create an application over an engine, which the caller shuts down.
 
-    `app.state.context` is its `ServerContext`.
+    `app.state.context` is its `ServerContext`. `board` has the figures of all processes of the
+    server, if there are several.
     """
     app = FastAPI(
         title="paceline",
@@ -56,7 +59,7 @@ def create_app(
         else [],
     )
     app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
-    context = app.state.context = ServerContext(engine, model_name, tokenizer, settings)
+    context = app.state.context = ServerContext(engine, model_name, tokenizer, settings, board)
     known: dict[str, set[str]] = defaultdict(set)  # the methods of each path
     for routes in ROUTES:
         router = routes(context)

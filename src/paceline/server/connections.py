@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from paceline.server.body_writer import EXTENSION, OPEN
 from paceline.server.errors import UNAVAILABLE, error_body
+from paceline.server.scoreboard import Scoreboard
 from paceline.server.telemetry.request_log import UNREAD
 
 log = logging.getLogger("paceline.server")
@@ -145,7 +146,8 @@ class Acceptor:
     """Accepts at most `most` connections, instead of the event loop, which has no bound.
 
     At the limit, a new connection replaces the one that has been without a request for longest.
-    If all have a request, it is refused.
+    If all have a request, it is refused. `board` has the connections of other processes, which
+    count as well.
     """
 
     def __init__(
@@ -154,8 +156,11 @@ class Acceptor:
         create: Callable[[], ClientConnection],
         connections: Collection[Any],
         most: int,
+        board: Scoreboard,
     ) -> None:
         self._create, self._connections, self._most = create, connections, most
+        self._board = board
+        self._at_once = 1 if board.is_shared else ACCEPTED_AT_ONCE
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[Any]] = set()
         self._log_at = 0.0  # when the next line about a problem may be written
@@ -170,7 +175,7 @@ class Acceptor:
             one.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+        for _ in range(self._at_once):
             if self._opening and self._full():
                 return  # they can be replaced in the next turn of the event loop
             try:
@@ -194,12 +199,18 @@ class Acceptor:
         opening = self._loop.create_task(self._open(client))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
+        self.publish()
+
+    def publish(self) -> None:
+        """Let the other processes know how many connections are open here."""
+        self._board.set_connections(len(self._connections) + len(self._opening))
 
     async def _open(self, client: socket.socket) -> None:
         await self._loop.connect_accepted_socket(self._create, client)
 
     def _full(self) -> bool:
-        open_or_closing = len(self._connections) + len(self._opening)
+        here = len(self._connections) + len(self._opening)
+        open_or_closing = here + self._board.connections_elsewhere
         if open_or_closing < self._most:  # which of them are closing need not be counted
             return False
         closing = sum(one.transport.is_closing() for one in self._connections)

@@ -12,14 +12,16 @@ from paceline.engine.api import AsyncEngine, GenerationRequest, Stream
 from paceline.engine.long_work import LongWork
 from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
+from paceline.server.peers import NO_PEERS, Peers
+from paceline.server.recent_ids import REMEMBERED_IDS
 from paceline.server.retry_after import RequestRate
+from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.telemetry.http_metrics import HttpMetrics
 from paceline.server.telemetry.tracing import tracing_to
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
-REMEMBERED_IDS = 4096
 PART_SEPARATOR = " "  # between the id of a request and a part; ids of clients have no space
 
 
@@ -36,14 +38,15 @@ class ServerContext:
         model_name: str,
         tokenizer: Tokenizer,
         settings: ServerSettings,
+        board: Scoreboard | None = None,
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.models = (model_name, *settings.aliases)
         self.cache_labels: Mapping[str, Any] = {}  # further labels of the metric cache_config_info
-        self.http_metrics = HttpMetrics()
+        self.board = Scoreboard() if board is None else board
+        self.peers: Peers = NO_PEERS
         self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.template = ChatTemplate.of(tokenizer)
-        self.rate = RequestRate()
         self.long_work = LongWork()
         self.open_requests: dict[str, Sequence[str]] = {}
         self.aborted_early: set[str] = set()  # open requests; parts that have not started do not
@@ -66,6 +69,15 @@ class ServerContext:
         return body_route(self.long_work, self.settings.body_values)
 
     @property
+    def rate(self) -> RequestRate:
+        """How fast requests of the server end."""
+        return self.board.rate
+
+    @property
+    def http_metrics(self) -> HttpMetrics:
+        return self.board.http_metrics
+
+    @property
     def served_name(self) -> str:
         """The name of the model in metrics and in `ps`: the first alias, if any, as in vLLM."""
         return self.models[1] if len(self.models) > 1 else self.models[0]
@@ -79,7 +91,8 @@ class ServerContext:
 
     def name(self, request_id: str) -> str:
         """The id itself, or the id with a suffix if a recent request had it."""
-        used = request_id in self._recent or request_id in self.open_requests
+        is_own = request_id in self._recent or request_id in self.open_requests
+        used = not self.board.ids.claim(request_id) or is_own
         name = f"{request_id}-{uuid4().hex[:8]}" if used else request_id
         self._recent[name] = 1
         if len(self._recent) > REMEMBERED_IDS:
@@ -91,12 +104,14 @@ class ServerContext:
         """Keep a request open, with an id for each part. 503 if requests are refused."""
         self.check_open()
         self.open_requests[name] = part_ids(name, parts)
+        self.board.set_requests(len(self.open_requests))
         if name in self._recent:
             self._recent[name] = parts
         try:
             yield
         finally:
             del self.open_requests[name]
+            self.board.set_requests(len(self.open_requests))
             self.aborted_early.discard(name)
 
     def check_open(self) -> None:
@@ -145,12 +160,23 @@ class ServerContext:
         """The part ids of an open or recent request. The id of a part stands for itself."""
         return self.open_requests.get(name) or part_ids(name, self._recent.get(name, 1))
 
+    async def parts_anywhere(self, name: str) -> Sequence[str]:
+        """The same, also of a request of another front end."""
+        if name in self.open_requests or name in self._recent:
+            return self.parts(name)
+        counts = [one for (one,) in await self.peers.ask("parts", (name,)) if one]
+        return part_ids(name, max(counts, default=1))
+
+    def known_parts(self, name: str) -> int:
+        """The number of parts of an open or recent request; 0 if it is unknown."""
+        return len(self.open_requests.get(name, ())) or self._recent.get(name, 0)
+
     def retry_after(self) -> int:
         """Seconds until the open requests have ended, at the recent rate.
 
         1 while draining: this server will not accept the retry, another one may at once.
         """
-        return 1 if self.draining else self.rate.wait_s(len(self.open_requests))
+        return 1 if self.draining else self.rate.wait_s(self.board.requests)
 
 
 def part_ids(name: str, parts: int) -> list[str]:

@@ -2,22 +2,20 @@
 
 import asyncio
 import logging
-import os
 import socket
 import sys
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from contextlib import ExitStack
-from errno import EACCES, EADDRINUSE
 from math import ceil
 from pathlib import Path
+from signal import SIGINT
 from types import FrameType
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
-from paceline.core.errors import ConfigError
 from paceline.engine.api import EngineFailed
 from paceline.server.connections import (
     Acceptor,
@@ -26,12 +24,12 @@ from paceline.server.connections import (
     connection_limit,
 )
 from paceline.server.context import ServerContext
+from paceline.server.listen import url_of
 from paceline.server.running import RunningServer, announced
 from paceline.server.telemetry.request_log import JsonFormatter
 
 log = logging.getLogger("paceline.server")
 
-LONGEST_SOCKET_PATH = 107  # bytes that the kernel has room for
 FLUSH_S = 5  # for connections to send what was written
 TICKS_PER_S = 10  # of uvicorn's main loop
 
@@ -40,7 +38,9 @@ class DrainingServer(uvicorn.Server):
     """The first signal refuses new requests; the server exits when the open ones have finished, or
     after `drain_s`.
 
-    A second signal ends that wait. A third one exits without flushing connections.
+    A second signal ends that wait. A third one exits without flushing connections. If several
+    processes serve, the owner of the core has them all drain. A signal to one of them is for this
+    one alone: it stops accepting connections, which the others do meanwhile.
     """
 
     def __init__(
@@ -63,12 +63,13 @@ class DrainingServer(uvicorn.Server):
             size = self._context.settings.send_buffer_bytes
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         most = connection_limit(self._context.settings.max_connections)
-        self._acceptor = Acceptor(listeners, self._connection, self._connections, most)
+        self._acceptor = Acceptor(
+            listeners, self._connection, self._connections, most, self._context.board
+        )
         self.listening(url_of(listeners[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._stop_accepting()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
@@ -78,7 +79,15 @@ class DrainingServer(uvicorn.Server):
         if counter % max(int(period_s * TICKS_PER_S), 1) == 0:
             for connection in [*self._connections]:
                 connection.check(head_s, unread_s)
+        if self._acceptor is not None:
+            self._acceptor.publish()
+        self._context.board.set_failure(self._context.engine.last_failure_s)
         return await super().on_tick(counter)
+
+    def _stop_accepting(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
 
     @property
     def _connections(self) -> set[ClientConnection]:
@@ -89,7 +98,14 @@ class DrainingServer(uvicorn.Server):
         return ClientConnection(self.config, *state, writes=self._writes)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self.begin_drain)
+        if not self._context.board.is_shared:
+            self._loop.call_soon_threadsafe(self.begin_drain)
+        elif sig != SIGINT:  # a terminal sends that one to all processes
+            self._loop.call_soon_threadsafe(self._drain_alone)
+
+    def _drain_alone(self) -> None:
+        self._stop_accepting()
+        self.begin_drain()
 
     def begin_drain(self) -> None:
         """Call it on the event loop."""
@@ -156,37 +172,6 @@ def draining_server(app: FastAPI, host: str, port: int, uds: str = "") -> Draini
     return DrainingServer(config, context, asyncio.get_running_loop())
 
 
-def check_port(host: str, port: int) -> None:
-    """ConfigError if the port is in use, before a model is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        # create_server appends the address, which the message has already.
-        problem = (error.strerror or str(error)).partition(" (while")[0]
-        flag = "--port" if error.errno in (EADDRINUSE, EACCES) else "--host"
-        raise ConfigError(
-            f"cannot listen at {host}, port {port}: {problem}; choose another {flag}"
-        ) from None
-
-
-def check_socket(path: str) -> None:
-    """ConfigError if a Unix socket cannot be made there, or another server listens at it."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise ConfigError(
-            f"uds is {path!r}; the path of a socket has at most {LONGEST_SOCKET_PATH} bytes"
-        )
-    if not Path(path).parent.is_dir():
-        raise ConfigError(f"uds is {path!r}, but there is no folder {Path(path).parent}")
-    if not os.path.lexists(path):
-        return
-    if not Path(path).is_socket():
-        raise ConfigError(f"uds is {path!r}, which is not a socket; choose another --uds")
-    with socket.socket(socket.AF_UNIX) as probe:
-        if probe.connect_ex(path) == 0:
-            raise ConfigError(f"another server listens at {path}; choose another --uds")
-
-
 async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, uds: str = "") -> None:
     """Serve until a signal. The caller shuts the engine down.
 
@@ -209,13 +194,16 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, uds: st
         raise EngineFailed(server.failure)
 
 
-def url_of(listener: socket.socket) -> str:
-    """Where clients reach a socket."""
-    name: Any = listener.getsockname()
-    if isinstance(name, str):
-        return f"unix:{name}"
-    host, port = name[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+async def serve_shared(
+    app: FastAPI, sockets: list[socket.socket], begun: Callable[[DrainingServer], None]
+) -> None:
+    """Serve as one of several processes that accept connections at the same sockets.
+
+    `begun` is called with the server when it accepts connections.
+    """
+    server = draining_server(app, "", 0)
+    server.listening = lambda _: begun(server)
+    await server.serve(sockets)
 
 
 def log_to_stderr(level: int = logging.INFO, as_json: bool = False) -> None:

@@ -26,6 +26,7 @@ from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.server import serve as http
 from paceline.server.app import create_app
+from paceline.server.listen import check_port, check_socket
 from paceline.server.settings import ServerSettings
 from paceline.text.chat_template import MISSING, ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -57,9 +58,9 @@ def serve(
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     if uds:
-        http.check_socket(uds)
+        check_socket(uds)
     else:
-        http.check_port(host, port)
+        check_port(host, port)
     log_keys(chosen, LOOPBACK[0] if uds else host)
     check_record(settings)
     with exit_on_sigterm():  # until the server handles signals

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.server.settings import ServerSettings
@@ -77,3 +78,34 @@ def test_an_error_that_is_answered_outside_counts_as_500() -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(MeasuredRequests(broken, metrics)(scope, None, None))  # type: ignore[arg-type]
     assert counted(metrics) == {("none", "GET", "500"): 1}
+
+
+def test_the_counts_of_all_processes_are_added_and_a_successor_continues() -> None:
+    rows = np.zeros((2, 7 + HttpMetrics.SIZE))[:, 7:]  # a part of a wider table
+
+    def process(row: int) -> HttpMetrics:
+        found = HttpMetrics(rows, row)
+        found.set_routes(["/health", "/v1/models/{name:path}"])
+        return found
+
+    first, second = process(0), process(1)
+    for metrics, path in ((first, "/health"), (second, "/v1/models/x"), (second, "/health")):
+        metrics.ended(path, "GET", 200, 0.5)
+    expected = {("/health", "GET", "200"): 2, ("/v1/models/{name:path}", "GET", "200"): 1}
+    assert counted(first) == counted(second) == expected
+    successor = process(0)
+    for status in (200, 503):
+        successor.ended("/health", "GET", status, 0.5)
+    assert counted(second) == expected | {
+        ("/health", "GET", "200"): 3,
+        ("/health", "GET", "503"): 1,
+    }
+
+
+def test_too_many_combinations_of_labels_share_one() -> None:
+    metrics = HttpMetrics()
+    for status in range(HttpMetrics.SLOTS + 9):
+        metrics.ended("/x", "GET", 100 + status, 0.1)
+    found = counted(metrics)
+    assert len(found) == HttpMetrics.SLOTS
+    assert found["none", "other", "other"] == 10

@@ -1,6 +1,7 @@
 """Routes for operators: probes, metrics, pausing, aborting, explaining."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -9,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from paceline import __version__
 from paceline.engine.api import RequestError
+from paceline.engine.core.front_end_wire import PeerVerb
 from paceline.server.context import ServerContext
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.schemas.openapi import ERRORS, PROBED
@@ -29,7 +31,8 @@ def probe_routes(context: ServerContext) -> APIRouter:
         """
         if reason := context.engine.healthy():
             raise ApiError(UNAVAILABLE, reason, code="unhealthy")
-        last = context.engine.last_failure_s
+        context.board.set_failure(context.engine.last_failure_s)
+        last = context.board.last_failure_s
         return (
             {"status": "ok"} if last is None else {"status": "ok", "last_failure_s": round(last, 1)}
         )
@@ -46,7 +49,10 @@ def probe_routes(context: ServerContext) -> APIRouter:
         """Metrics for Prometheus."""
         report, healthy = await context.engine.stats(), context.engine.healthy() is None
         engine = Exposition(report, context.served_name, healthy, context.cache_labels)
-        body = exposition(engine, [context.http_metrics], report.core_pid)
+        processes = dict(context.board.processes)
+        if report.core_pid not in (0, *processes.values()):
+            processes["paceline_core"] = report.core_pid
+        body = exposition(engine, [context.http_metrics], processes)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @router.get("/version")
@@ -56,7 +62,7 @@ def probe_routes(context: ServerContext) -> APIRouter:
     @router.get("/load")
     async def load() -> dict[str, int]:
         """The number of open requests."""
-        return {"server_load": len(context.open_requests)}
+        return {"server_load": context.board.requests}
 
     return router
 
@@ -91,12 +97,11 @@ def control_routes(context: ServerContext) -> APIRouter:
     @router.post("/abort_requests")
     async def abort_requests(body: AbortRequest) -> dict[str, Any]:
         """End requests with the finish reason "abort"."""
-        aborted: list[str] = []
-        for name in dict.fromkeys(body.request_ids):
-            if await abort(context, name):
-                aborted.append(name)
-            await asyncio.sleep(0)  # there may be many
-        return {"aborted": aborted}
+        names = list(dict.fromkeys(body.request_ids))
+        aborted = set(await abort_here(context, names))
+        if others := tuple(name for name in names if name not in aborted):
+            aborted.update(*await context.peers.ask("abort", others))
+        return {"aborted": [name for name in names if name in aborted]}
 
     @router.get("/requests/{request_id:path}/explain", response_class=PlainTextResponse)
     async def explain(request_id: str) -> Response:
@@ -109,10 +114,31 @@ def control_routes(context: ServerContext) -> APIRouter:
 async def pause_engine(context: ServerContext, mode: PauseMode) -> None:
     await context.engine.pause("all" if mode in ("all", "keep") else "new")
     if mode == "abort":
-        for name in [*context.open_requests]:
-            await abort(context, name)
+        await abort_here(context, [*context.open_requests])
+        await context.peers.ask("abort_all", ())
     if mode in ("abort", "wait"):
         await context.engine.settled()
+
+
+async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, ...]) -> list[Any]:
+    """Answer another front end of the server about requests of this one."""
+    match verb:
+        case "abort":
+            return await abort_here(context, names)
+        case "abort_all":
+            return await abort_here(context, [*context.open_requests])
+        case "parts":
+            return [context.known_parts(name) for name in names]
+
+
+async def abort_here(context: ServerContext, names: Sequence[str]) -> list[str]:
+    """Abort requests of this front end; returns those that were open."""
+    aborted: list[str] = []
+    for name in names:
+        if await abort(context, name):
+            aborted.append(name)
+        await asyncio.sleep(0)  # there may be many
+    return aborted
 
 
 async def abort(context: ServerContext, name: str) -> bool:
@@ -128,7 +154,7 @@ async def explanation(context: ServerContext, name: str) -> str:
     """What happened to all remembered parts, or to one part by its own id."""
     found: list[str] = []
     problem = ""
-    for part in context.parts(name):
+    for part in await context.parts_anywhere(name):
         try:
             found.append(await context.engine.explain(part))
         except RequestError as error:

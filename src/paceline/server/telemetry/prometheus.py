@@ -1,7 +1,7 @@
 """The metrics of the engine in the format of Prometheus, under vLLM's names."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -110,15 +110,13 @@ def buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
 
 
-def exposition(engine: Exposition, others: Iterable[Collector], core_pid: int) -> bytes:
-    """All metrics: of the engine, of other collectors, and of the processes.
-
-    `core_pid` is the process of the step loop, if it is not this one.
-    """
+def exposition(
+    engine: Exposition, others: Iterable[Collector], processes: Mapping[str, int]
+) -> bytes:
+    """All metrics: of the engine, of other collectors, and of processes by their prefix."""
     registry = CollectorRegistry(auto_describe=False)
     for one in (engine, *others):
         registry.register(one)
-    ProcessCollector(registry=registry)
-    if core_pid not in (0, os.getpid()):
-        ProcessCollector(namespace="paceline_core", pid=lambda: core_pid, registry=registry)
+    for prefix, pid in processes.items():
+        ProcessCollector(namespace=prefix, pid=partial(int, pid), registry=registry)
     return generate_latest(registry)

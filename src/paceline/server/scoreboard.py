@@ -1,0 +1,113 @@
+"""Figures of all processes of a server, in memory that they share."""
+
+import os
+from mmap import mmap
+from time import monotonic
+
+import numpy as np
+
+from paceline.core.arrays import F64
+from paceline.engine.frontend.metrics import Metrics
+from paceline.server.recent_ids import RecentIds
+from paceline.server.retry_after import RequestRate
+from paceline.server.telemetry.http_metrics import HttpMetrics
+
+# The cells of a row, in this order.
+SECTIONS = {
+    "gauges": 4,
+    "core": 2,  # requests of all front ends that the core has; deaths of the core
+    "ends": RequestRate.SIZE,
+    "ids": RecentIds.SIZE,
+    "http": HttpMetrics.SIZE,
+    "metrics": Metrics.SIZE,
+}
+WIDTH = sum(SECTIONS.values())
+REQUESTS, CONNECTIONS, PID, FAILED_AT = range(SECTIONS["gauges"])
+
+
+class Scoreboard:
+    """A row of numbers for each process. A process writes only its own row, and reads all.
+
+    The successor of a process continues its row, so counters of the server never fall. With several
+    front ends the last row belongs to the owner of the core. Without `cells` there is one row.
+    """
+
+    def __init__(self, cells: F64 | None = None, row: int = 0) -> None:
+        self._cells = np.zeros((1, WIDTH)) if cells is None else cells  # [processes, WIDTH]
+        self._row = row
+        self.rate = RequestRate(rows=self.section("ends"), row=row)
+        self.ids = RecentIds(self.section("ids"), row)
+        self.http_metrics = HttpMetrics(self.section("http"), row)
+        self._gauges = self.section("gauges")
+        self._gauges[row] = 0.0
+        self._gauges[row, PID] = os.getpid()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other processes."""
+        return len(self._cells) > 1
+
+    def section(self, name: str) -> F64:
+        """The cells of one kind, of all processes."""
+        names = list(SECTIONS)
+        begin = sum(SECTIONS[one] for one in names[: names.index(name)])
+        return self._cells[:, begin : begin + SECTIONS[name]]
+
+    def own(self, name: str) -> F64:
+        """The cells of one kind, of this process."""
+        return self.section(name)[self._row]
+
+    def set_requests(self, requests: int) -> None:
+        self._gauges[self._row, REQUESTS] = requests
+
+    def set_connections(self, connections: int) -> None:
+        self._gauges[self._row, CONNECTIONS] = connections
+
+    def set_failure(self, since_s: float | None) -> None:
+        """Seconds since a request of this process last ended with an error."""
+        if since_s is not None:
+            self._gauges[self._row, FAILED_AT] = monotonic() - since_s
+
+    def clear_gauges(self, row: int) -> None:
+        """The process of a row is gone."""
+        self._gauges[row] = 0.0
+
+    @property
+    def requests(self) -> int:
+        """Open requests of the server."""
+        return int(self._gauges[:, REQUESTS].sum())
+
+    @property
+    def connections_elsewhere(self) -> int:
+        """Open connections of the other processes."""
+        connections = self._gauges[:, CONNECTIONS]
+        return int(connections.sum() - connections[self._row])
+
+    @property
+    def last_failure_s(self) -> float | None:
+        """Seconds since a request of the server last ended with an error; None if none has."""
+        latest = float(self._gauges[:, FAILED_AT].max())
+        return monotonic() - latest if latest else None
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The processes of the server by the prefix of their metrics.
+
+        With several front ends, the process without a prefix is the owner of the core.
+        """
+        *front_ends, owner = self._gauges[:, PID].astype(int).tolist()
+        numbered = {f"paceline_front_end_{row}": pid for row, pid in enumerate(front_ends) if pid}
+        return {"": owner, **numbered}
+
+
+def shared_memory(processes: int) -> int:
+    """A file in memory for the rows of several processes; returns its descriptor."""
+    file = os.memfd_create("paceline-scoreboard")
+    os.ftruncate(file, processes * WIDTH * 8)
+    return file
+
+
+def shared_board(file: int, row: int) -> Scoreboard:
+    """The board of several processes in one of them. A negative row counts from the end."""
+    cells = np.frombuffer(mmap(file, 0), np.float64).reshape(-1, WIDTH)
+    return Scoreboard(cells, row % len(cells))

@@ -1,0 +1,55 @@
+"""Figures that several processes share."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline.server.scoreboard import SECTIONS, Scoreboard, shared_board, shared_memory
+
+PROGRAM = """
+import sys
+from paceline.server.scoreboard import shared_board
+board = shared_board(int(sys.argv[1]), 1)
+board.set_requests(4)
+board.set_connections(9)
+board.own("metrics")[:] += 3
+"""
+
+
+def test_another_process_writes_a_row_that_this_one_reads() -> None:
+    file = shared_memory(3)
+    owner, first = shared_board(file, -1), shared_board(file, 0)
+    first.set_requests(2)
+    first.set_connections(1)
+    for _ in range(2):  # the second one continues the counters of the first
+        subprocess.run([sys.executable, "-c", PROGRAM, str(file)], pass_fds=[file], check=True)
+    assert (owner.requests, first.connections_elsewhere) == (6, 9)
+    assert owner.section("metrics").sum(axis=1).tolist() == [0, 6 * SECTIONS["metrics"], 0]
+    pids = first.processes
+    assert pids[""] == pids["paceline_front_end_0"] == os.getpid()
+    assert len(set(pids.values())) == 2
+    owner.clear_gauges(1)
+    assert (owner.requests, first.connections_elsewhere) == (2, 0)
+    assert owner.section("metrics").sum() == 6 * SECTIONS["metrics"]
+    assert "paceline_front_end_1" not in first.processes
+    os.close(file)
+
+
+def test_the_latest_failure_of_all_processes_counts() -> None:
+    file = shared_memory(2)
+    boards = [shared_board(file, row) for row in range(2)]
+    os.close(file)
+    assert boards[0].last_failure_s is None
+    boards[0].set_failure(None)
+    boards[0].set_failure(50.0)
+    boards[1].set_failure(20.0)
+    assert boards[0].last_failure_s == pytest.approx(20.0, abs=1.0)
+
+
+def test_one_process_alone_has_a_row_to_itself() -> None:
+    board = Scoreboard()
+    board.set_requests(3)
+    assert (board.requests, board.connections_elsewhere, board.is_shared) == (3, 0, False)
+    assert board.processes == {"": os.getpid()}
