@@ -27,6 +27,7 @@ ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
 # Defaults of an engine that depend on the device, the model or the command.
 OF_ENGINES = {
+    "api_server_count": "one for every four cores, 1 to 8; with --core thread 1",
     "max_num_seqs": "64; on a GPU 256",
     "max_num_batched_tokens": "512; on a GPU 8192",
     "watermark": "0.0; on a GPU 0.01",
@@ -41,6 +42,7 @@ UNITS = {
     "body_values": "values",
     "max_prompts": "prompts",
     "max_connections": "connections",
+    "api_server_count": "processes",
     "inbox_requests": "requests",
     "max_queued_tokens": "tokens",
     "core_restarts": "restarts",
@@ -104,6 +106,8 @@ SENTENCES = {
     "scripts from a CDN.",
     "otlp_endpoint": "Send one OpenTelemetry span per request to this URL, for example "
     "http://localhost:4318/v1/traces.",
+    "api_server_count": "Processes that handle HTTP, tokens and text, in front of one engine "
+    "process.",
     # engine loop
     "inbox_requests": "Maximum number of requests that wait for the next turn of the loop.",
     "on_failure": "What happens after a failed step: continue with other requests, or stop.",

@@ -73,7 +73,7 @@ def scheduler_section() -> Iterator[str]:
     for name, sentence in SCHEDULER_SENTENCES.items():
         yield f"| `{name}` | {plain_default(defaults[name])} | {sentence} |"
     yield "\n| argument | default in a scheduler |\n|---|---|"
-    for name in OF_ENGINES:
+    for name in (one for one in OF_ENGINES if one in defaults):
         if not OF_ENGINES[name].startswith(f"{defaults[name]};"):
             yield f"| `{name}` | {plain_default(defaults[name])} |"
 

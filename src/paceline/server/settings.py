@@ -9,7 +9,7 @@ POSITIVE = (
     *("body_bytes", "body_values", "max_prompts", "header_bytes", "max_connections"),
     *("send_buffer_bytes", "head_s", "body_s", "idle_s", "unread_s"),
 )
-NOT_NEGATIVE = ("drain_s", "timeout_s")
+NOT_NEGATIVE = ("drain_s", "timeout_s", "api_server_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class ServerSettings:
     log_format       lines of the log: text, or json with one object per line
     docs             serve a page that describes the API at /docs, to clients without a key too
     otlp_endpoint    where the span of each request is sent; empty: nowhere
+    api_server_count  processes that handle HTTP and text; 0: by the cores
     """
 
     api_keys: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class ServerSettings:
     log_format: Literal["text", "json"] = "text"
     docs: bool = False
     otlp_endpoint: str = ""
+    api_server_count: int = 0
 
     def __post_init__(self) -> None:
         for name in POSITIVE:

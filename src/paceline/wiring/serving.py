@@ -1,13 +1,16 @@
-"""Serves a model over HTTP: the front end in this process, the core in a process of its own."""
+"""Serves a model over HTTP: the core in a process of its own, one front end in this process or
+several in others."""
 
 import asyncio
 import gc
 import logging
+import os
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from signal import SIGTERM, signal
 from threading import current_thread, main_thread
 from time import monotonic
@@ -26,18 +29,23 @@ from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.server import serve as http
 from paceline.server.app import create_app
-from paceline.server.listen import check_port, check_socket
+from paceline.server.listen import bound_sockets, check_port, check_socket, url_of
+from paceline.server.running import RunningServer, announced
+from paceline.server.scoreboard import shared_memory
 from paceline.server.settings import ServerSettings
-from paceline.text.chat_template import MISSING, ChatTemplate
+from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
+from paceline.wiring.front_end_settings import FrontEndSettings
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import check_record
 from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings
-from paceline.wiring.tokenizer import load_tokenizer, sampling_rules
+from paceline.wiring.supervisor import Supervisor
+from paceline.wiring.tokenizer import load_tokenizer, log_rules, log_template, sampling_rules
 
 log = logging.getLogger(__name__)
 
+CORES_PER_FRONT_END, MOST_FRONT_ENDS = 4, 8  # by default
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -63,15 +71,15 @@ def serve(
         check_port(host, port)
     log_keys(chosen, LOOPBACK[0] if uds else host)
     check_record(settings)
+    chosen = replace(chosen, api_server_count=front_ends(chosen, part_of(CoreSettings, settings)))
+    if chosen.api_server_count > 1:
+        serve_by_several(model, (host, port, uds), chosen, progress, settings)
+        return
     with exit_on_sigterm():  # until the server handles signals
         load = part_of(LoadConfig, settings)
         core, tokenizer = loaded(model, progress, settings)
     rules = sampling_rules(tokenizer, load)
-    if rules.summary:
-        log.info(
-            "sampling defaults of the model: %s; --generation-config none switches them off",
-            rules.summary,
-        )
+    log_rules(rules)
 
     async def main() -> None:
         frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic, rules)
@@ -86,6 +94,45 @@ def serve(
             await engine.shutdown()
 
     asyncio.run(main())
+
+
+def front_ends(chosen: ServerSettings, core: CoreSettings) -> int:
+    """The number of front ends: as set, or by the cores."""
+    if chosen.api_server_count or core.core == "thread":
+        return chosen.api_server_count or 1
+    return max(1, min(MOST_FRONT_ENDS, len(os.sched_getaffinity(0)) // CORES_PER_FRONT_END))
+
+
+def serve_by_several(
+    model: str,
+    address: tuple[str, int, str],
+    chosen: ServerSettings,
+    progress: Progress,
+    settings: dict[str, Any],
+) -> None:
+    """Serve with front ends in processes of their own; this process owns the core."""
+    load, limits = part_of(LoadConfig, settings), part_of(CoreSettings, settings)
+    with ExitStack() as closing:
+        with exit_on_sigterm():
+            core, path = loaded_core(model, progress, settings)
+            closing.callback(core.close)
+            sockets = [closing.enter_context(one) for one in bound_sockets(*address)]
+            if uds := address[2]:
+                closing.callback(Path(uds).unlink, missing_ok=True)
+            board = shared_memory(chosen.api_server_count + 1)
+            closing.callback(os.close, board)
+            files = tuple(one.fileno() for one in sockets)
+            shared = FrontEndSettings(
+                model, path, load, chosen, cache_labels(settings), files, board
+            )
+            supervisor = Supervisor(core, shared, limits)
+            closing.callback(supervisor.close)
+            supervisor.start()
+        url = url_of(sockets[0])
+        name = chosen.aliases[0] if chosen.aliases else model
+        with announced(RunningServer.here(name, model, url)):
+            log.info("%d front ends listen at %s (Ctrl-C to quit)", chosen.api_server_count, url)
+            supervisor.run()
 
 
 def cache_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,19 +177,29 @@ def exit_on_sigterm() -> Generator[None]:
 def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, Tokenizer]:
     """Load a model: a core that is ready, and the tokenizer."""
     form: LoadFormat = settings.get("load_format", "auto")
-    path = model if form == "dummy" else str(download(model, progress))
-    log.info("loading %s: starting the engine", model)
-    core = core_of(path, settings)
+    core, path = loaded_core(model, progress, settings)
     try:
-        capacity = core.ready()
         tokenizer = load_tokenizer(path, form, settings.get("chat_template", ""))
     except BaseException:
         core.close()
         raise
-    log.info("%s is loaded; max_model_len is %d", model, capacity.max_model_len)
-    if not tokenizer.chat_template:
-        log.warning("requests with messages are refused: %s", MISSING)
+    log_template(tokenizer)
     return core, tokenizer
+
+
+def loaded_core(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, str]:
+    """A core that is ready, and the path of the model."""
+    is_dummy = settings.get("load_format", "auto") == "dummy"
+    path = model if is_dummy else str(download(model, progress))
+    log.info("loading %s: starting the engine", model)
+    core = core_of(path, settings)
+    try:
+        capacity = core.ready()
+    except BaseException:
+        core.close()
+        raise
+    log.info("%s is loaded; max_model_len is %d", model, capacity.max_model_len)
+    return core, path
 
 
 def core_of(path: str, settings: dict[str, Any]) -> Core:

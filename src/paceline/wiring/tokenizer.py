@@ -1,5 +1,6 @@
 """Loads the tokenizer and the sampling defaults of a model without the weights."""
 
+import logging
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -8,9 +9,11 @@ from tokenizers import decoders, models, pre_tokenizers
 from paceline.core.config import LoadConfig, LoadFormat
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.runner.models.shape import config_in
-from paceline.text.chat_template import CHATML, read_template
+from paceline.text.chat_template import CHATML, MISSING, read_template
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
 
 
 def load_tokenizer(path: str, form: LoadFormat, chat_template: str = "") -> Tokenizer:
@@ -29,6 +32,21 @@ def sampling_rules(tokenizer: Tokenizer, load: LoadConfig) -> SamplingRules:
     """Sampling defaults of the model, unless they are switched off, and the limits of settings."""
     recommended = tokenizer.recommended if load.generation_config == "auto" else {}
     return SamplingRules.of(recommended, load.max_logprobs)
+
+
+def log_rules(rules: SamplingRules) -> None:
+    """Name the sampling defaults of the model, if it has any."""
+    if rules.summary:
+        log.info(
+            "sampling defaults of the model: %s; --generation-config none switches them off",
+            rules.summary,
+        )
+
+
+def log_template(tokenizer: Tokenizer) -> None:
+    """Warn if the model cannot read conversations."""
+    if not tokenizer.chat_template:
+        log.warning("requests with messages are refused: %s", MISSING)
 
 
 def bytes_as_tokens(size: int, chat_template: str) -> Vocabulary:

@@ -1,0 +1,140 @@
+"""Runs several front ends over one core, and replaces those that end."""
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from queue import Empty, SimpleQueue
+from signal import SIGINT, SIGTERM, signal
+from threading import current_thread, main_thread
+
+import msgspec
+
+from paceline.engine.core.front_end_link import FrontEndLink
+from paceline.engine.core.front_end_wire import DrainFrontEnd, FrontEndBuild
+from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.ports import Core
+from paceline.engine.core.restart import RestartBudget
+from paceline.engine.core.shared_core import SharedCore
+from paceline.engine.frontend.choice_rows import MOST_FRONT_ENDS
+from paceline.engine.settings import CoreSettings
+from paceline.server.scoreboard import shared_board
+from paceline.wiring.front_end_settings import FrontEndSettings
+
+log = logging.getLogger("paceline.server")
+
+MODULE = "paceline.wiring.front_end_main"
+SIGNALS = (SIGINT, SIGTERM)
+GENTLE_SIGNALS = 2  # the next one kills
+HEALTH_S = 0.1  # between two looks at the health of the core
+
+Event = int | FrontEndLink | str  # a signal; a front end that has ended; why the core is gone
+
+
+class Supervisor:
+    """Keeps `settings.server.api_server_count` front ends, one for each row of the scoreboard.
+
+    The first signal drains them, the second ends their wait, and the third kills them.
+    """
+
+    def __init__(self, core: Core, settings: FrontEndSettings, limits: CoreSettings) -> None:
+        self._settings, self._capacity = settings, core.ready()
+        self._numbers = count()
+        self._links: dict[int, FrontEndLink] = {}  # by row
+        self._events: SimpleQueue[Event] = SimpleQueue()  # from signals and other threads
+        self._signals = 0
+        self._budget = RestartBudget(limits.core_restarts, limits.core_restart_span_s)
+        self._failure = ""
+        self._board = shared_board(settings.board, -1)
+        self._shared = SharedCore(core, self._board.own("core"), self._events.put)
+
+    def start(self) -> None:
+        """Start the front ends, and wait until all accept connections. Raises their error."""
+        for row in range(self._settings.server.api_server_count):
+            self._start(row)
+        for link in self._links.values():
+            link.ready.result()
+
+    def run(self) -> None:
+        """Until the last front end has ended. EngineFailed if that was not asked for."""
+        with self._signals_noted():
+            while self._links:
+                try:
+                    self._handle(self._events.get(timeout=HEALTH_S))
+                except Empty:
+                    self._shared.check_health()
+        if self._failure:
+            raise EngineFailed(self._failure)
+
+    def close(self) -> None:
+        """Kill the front ends that are left. The caller closes the core."""
+        for row in [*self._links]:
+            self._links[row].kill()
+            self._remove(row)
+
+    @contextmanager
+    def _signals_noted(self) -> Generator[None]:
+        """Only the main thread receives signals."""
+        if current_thread() is not main_thread():
+            yield
+            return
+        before = {one: signal(one, lambda number, _: self._events.put(number)) for one in SIGNALS}
+        try:
+            yield
+        finally:
+            for one, usual in before.items():
+                signal(one, usual)
+
+    def _start(self, row: int) -> None:
+        settings = replace(self._settings, row=row)
+        number = next(self._numbers) % MOST_FRONT_ENDS
+        build = FrontEndBuild(number, self._capacity, msgspec.to_builtins(settings))
+        files = (*settings.sockets, settings.board)
+        link = FrontEndLink(MODULE, build, files, self._shared.serve, self._events.put)
+        self._links[row] = link
+        self._shared.join(link)
+        link.start()
+
+    def _remove(self, row: int) -> None:
+        link = self._links.pop(row)
+        self._shared.leave(link)
+        link.close()
+        self._board.clear_gauges(row)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case FrontEndLink():
+                self._replace(event)
+            case str(reason):
+                self._fail(reason)
+            case int():
+                self._drain()
+
+    def _drain(self) -> None:
+        self._signals += 1
+        for link in self._links.values():
+            if self._signals <= GENTLE_SIGNALS:
+                link.send(DrainFrontEnd())
+            else:
+                link.kill()
+
+    def _fail(self, reason: str) -> None:
+        log.error("the server exits: %s", reason)
+        self._failure = reason
+        self._drain()
+
+    def _replace(self, link: FrontEndLink) -> None:
+        """Start the successor of a front end that has ended; one that drained is no failure."""
+        row = next(row for row, one in self._links.items() if one is link)
+        self._remove(row)
+        if self._signals:
+            return
+        reason = f"a front end's process has ended with code {link.returncode}"
+        if error := link.ready.exception():
+            reason = f"a front end cannot start: {error}"
+        if link.returncode == 0 or self._budget.take():
+            log.warning("%s; another one is started", reason)
+            self._start(row)
+        else:
+            self._fail(reason)
