@@ -22,14 +22,12 @@ from paceline.engine.api import (
     GenerationRequest,
     SamplingParams,
     TextDelta,
-    TokenizedPrompt,
 )
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.prompts import MANY_MESSAGES
 from paceline.engine.streaming import StreamingEngine
-from paceline.text.tokenizer import LONG_TEXT
 from tests.engine.frontend.test_frontend import one_of_three_stops
 from tests.engine.support import (
     OraclePort,
@@ -206,30 +204,28 @@ def test_a_conversation_that_takes_long_to_render_is_rendered_on_a_thread() -> N
     with_engine(use)
 
 
-def test_a_long_text_is_read_on_a_thread_and_one_that_cannot_fit_not_at_all() -> None:
+def test_a_prompt_can_be_tokenized_before_it_is_sent() -> None:
     async def use(engine: StreamingEngine) -> None:
-        reader = engine._frontend.tokenizer
-        read: list[tuple[int, bool]] = []
-        encode, here = reader.encode, threading.get_ident()
-
-        def noted(text: str, special: bool = True) -> list[int]:
-            read.append((len(text), threading.get_ident() == here))
-            return encode(text, special)
-
-        with patch.object(reader, "encode", noted):
-            given = ask("hello", max_tokens=3)
-            short = await engine.tokenized(given)
-            assert (short.text, short.token_ids) == ("hello", encode("hello"))
-            whole = await engine.generate(given.ready(short, "a", None)).whole()
-            assert (whole.request_id, whole.prompt) == ("a", "hello")
-            await engine.tokenized(ask(" " * LONG_TEXT))
-            with pytest.raises(RequestError, match=r"tokens at least .* max_model_len"):
-                await engine.tokenized(ask("hello " * 100_000))
-        assert read == [(5, True), (LONG_TEXT, False)]
-        ids = GenerationRequest(prompt_token_ids=[5, 6])
-        assert await engine.tokenized(ids) == TokenizedPrompt([5, 6])
+        given = ask("hello", max_tokens=3)
+        prompt = await engine.tokenized(given)
+        assert (prompt.text, prompt.token_ids) == ("hello", engine.get_tokenizer().encode("hello"))
+        whole = await engine.generate(given.ready(prompt, "a", None)).whole()
+        assert (whole.request_id, whole.prompt) == ("a", "hello")
 
     with_engine(use)
+
+
+def test_prompts_that_are_being_tokenized_take_up_room() -> None:
+    async def use(engine: StreamingEngine) -> None:
+        engine.check_room(2)
+        reading = [asyncio.create_task(engine.tokenized(ask("hello " * 200))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="2 requests are open; 1 more would exceed"):
+            engine.check_room(1)
+        await asyncio.gather(*reading, return_exceptions=True)
+        engine.check_room(2)
+
+    with_engine(use, max_num_seqs=1, max_num_queued_reqs=1)
 
 
 def test_a_request_that_cannot_be_sent_leaves_nothing_behind() -> None:

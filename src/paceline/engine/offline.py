@@ -26,6 +26,7 @@ from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import interrupts_deferred
 from paceline.engine.params import SamplingFields
 from paceline.engine.prompt_batch import PromptBatch, refusal
+from paceline.engine.prompt_reader import tokenized
 from paceline.engine.prompts import (
     Params,
     Prompt,
@@ -181,7 +182,7 @@ class OfflineEngine:
         self._require_open()
         batch = PromptBatch(len(generations), raise_on_error)
         try:
-            for place, generation in enumerate(generations):
+            for place, generation in enumerate(tokenized(self._frontend, generations)):
                 named = replace(generation, request_id=generation.request_id or self._name())
                 try:
                     self._enqueue(named)

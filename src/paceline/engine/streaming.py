@@ -35,11 +35,11 @@ from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
-from paceline.engine.long_work import LongWork
 from paceline.engine.params import SamplingFields
-from paceline.engine.prompts import Prompt, is_short, only, only_conversation, with_params
+from paceline.engine.prompt_reader import PromptReader
+from paceline.engine.prompts import Prompt, only, only_conversation, with_params
 from paceline.engine.sampling_rules import SamplingRules
-from paceline.text.tokenizer import LONG_TEXT, Tokenizer
+from paceline.text.tokenizer import Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
 SETTLE_S = 0.01  # between two looks at running requests
@@ -62,7 +62,7 @@ class StreamingEngine:
         self._outbox: deque[Delivery] = deque()
         self._pump_due = False
         self._lock = Lock()
-        self._long_work = LongWork()
+        self._reader = PromptReader(frontend)
         self._quiet = Event()  # set while no request is open
         self._gone = Event()
         self._end = ""  # why the core stopped for good
@@ -113,26 +113,16 @@ class StreamingEngine:
     # -- requests -----------------------------------------------------------
 
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
-        """Tokenize a prompt; a long text or conversation is read on a thread."""
-        text = await self._text_of(generation)
-        if text is None:
-            return TokenizedPrompt(generation.prompt_token_ids or (), generation.text)
-        read = partial(self._frontend.ids_of, text, framed=generation.messages is None)
-        short = min(LONG_TEXT, self._frontend.max_model_len)
-        ids = read() if len(text) <= short else await self._long_work.run(read)
-        return TokenizedPrompt(ids, text)
-
-    async def _text_of(self, generation: GenerationRequest) -> str | None:
-        if is_short(generation):
-            return self._frontend.text_of(generation)
-        return await self._long_work.run(self._frontend.text_of, generation)
+        """Tokenize a prompt; all but short ones are read on a thread, several at a time."""
+        return await self._reader.read(generation)
 
     def check_room(self, requests: int) -> None:
         """Raise QueueFull if the engine would certainly refuse one of so many new requests."""
         running, queued = self._frontend.max_num_seqs, self._max_queued
-        if len(self._frontend.open) + requests > running + queued:
+        opened = len(self._frontend.open) + self._reader.waiting
+        if opened + requests > running + queued:
             raise QueueFull(
-                f"{len(self._frontend.open)} requests are open; {requests} more would exceed "
+                f"{opened} requests are open; {requests} more would exceed "
                 f"max_num_seqs ({running}) and max_num_queued_reqs ({queued})"
             )
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from fastapi.routing import APIRoute
 
-from paceline.engine.api import AsyncEngine, GenerationRequest, Stream
+from paceline.engine.api import AsyncEngine, GenerationRequest, Stream, TokenizedPrompt
 from paceline.engine.long_work import LongWork
 from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
@@ -22,6 +22,7 @@ from paceline.server.telemetry.tracing import tracing_to
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
+READ_AT_ONCE = 32  # prompts of a request; to ask for more would block other requests
 PART_SEPARATOR = " "  # between the id of a request and a part; ids of clients have no space
 
 
@@ -126,13 +127,13 @@ class ServerContext:
         Raises QueueFull if there is no room for them.
         """
         self.engine.check_room(len(generations))
-        found: list[GenerationRequest] = []
-        timeout = self.settings.timeout_s or None
-        for generation, part in zip(generations, self.open_requests[name], strict=True):
-            prompt = await self.engine.tokenized(generation)
-            found.append(generation.ready(prompt, part, timeout))
-            await asyncio.sleep(0)  # many short texts would block other requests
-        return found
+        timeout, parts = self.settings.timeout_s or None, self.open_requests[name]
+        prompts: list[TokenizedPrompt] = []
+        for start in range(0, len(parts), READ_AT_ONCE):
+            some = generations[start : start + READ_AT_ONCE]
+            prompts += await asyncio.gather(*map(self.engine.tokenized, some))
+        given = zip(generations, prompts, parts, strict=True)
+        return [generation.ready(prompt, part, timeout) for generation, prompt, part in given]
 
     async def started(self, name: str, generations: Sequence[GenerationRequest]) -> list[Stream]:
         """Start the parts of a request, one after another.

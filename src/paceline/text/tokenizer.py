@@ -141,17 +141,18 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Special tokens in the text are recognised; `special` adds those at its start and end."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text cannot be encoded: character {error.start} is an unpaired surrogate"
-            ) from None
-        if len(text) <= LONG_TEXT:
-            return self._backend.encode(text, add_special_tokens=special).ids
-        # `encode` keeps the interpreter lock: all threads would wait for a long text.
-        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
-        return found.ids
+        if len(text) > LONG_TEXT:
+            # The backend's `encode` keeps the interpreter lock: all threads would wait for it.
+            return self.encode_all([text], special)[0]
+        check_text(text)
+        return self._backend.encode(text, add_special_tokens=special).ids
+
+    def encode_all(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        """Encode several texts on all cores, without the interpreter lock."""
+        for text in texts:
+            check_text(text)
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=special)
+        return [one.ids for one in found]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         joined = b"".join(map(self.spelled(skip_special).__getitem__, ids))
@@ -170,3 +171,13 @@ class Tokenizer:
     def spelled(self, skip_special: bool) -> Spelled:
         """The bytes by id, with special tokens or without."""
         return self._visible if skip_special else self._whole
+
+
+def check_text(text: str) -> None:
+    """RequestError if it has a character that no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text cannot be encoded: character {error.start} is an unpaired surrogate"
+        ) from None

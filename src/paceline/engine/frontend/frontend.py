@@ -25,7 +25,7 @@ from paceline.engine.frontend.open_request import OpenChoice, OpenRequest
 from paceline.engine.frontend.prompt_entries import alternative
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 from paceline.text.chat_template import ChatTemplate
-from paceline.text.tokenizer import Tokenizer
+from paceline.text.tokenizer import Tokenizer, check_text
 
 
 class Frontend:
@@ -121,11 +121,16 @@ class Frontend:
         )
 
     def ids_of(self, text: str, framed: bool) -> list[int]:
-        """Tokenize a text, on any thread. A text that is certainly too long is refused unread."""
+        """Tokenize a text, on any thread."""
+        self.check_text(text)
+        return self.tokenizer.encode(text, special=framed)
+
+    def check_text(self, text: str) -> None:
+        """RequestError if a text has no token ids, or certainly too many: it is refused unread."""
         if self.max_model_len and len(text) > self.max_model_len:
             least = len(text) // self.tokenizer.longest
             self._check_length(least, f"tokens at least ({len(text)} characters)")
-        return self.tokenizer.encode(text, special=framed)
+        check_text(text)
 
     def _check_length(self, tokens: int, what: str) -> None:
         if self.max_model_len and tokens >= self.max_model_len:
