@@ -13,17 +13,14 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
-from socket import socket
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time, sleep
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -31,6 +28,8 @@ import numpy as np
 from benchmarks.null_device import MAX_MODEL_LEN, STEP_MS, STRIDE, TAPE_TOKENS, build, tape_of
 from benchmarks.processes import by_role, cpu_s
 from benchmarks.raw_client import RawRequest, Script, load
+from benchmarks.servers import ROOT, started
+from benchmarks.tables import Figures, medians, table
 from benchmarks.worker import Worker
 from paceline import SamplingParams
 from paceline.engine.offline import OfflineEngine
@@ -40,7 +39,6 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.settings import for_batches
 
-ROOT = Path(__file__).resolve().parents[1]
 PEER = Path(__file__).parent / "peers" / "vllm_scheduler" / "outputs.py"
 CASES = (
     *("offline:256", "offline:1024"),
@@ -51,7 +49,6 @@ CASES = (
 )
 PEER_KINDS = ("final", "delta")
 MOST_CLIENTS = 1024
-START_S = 180.0
 SINGLE = 8  # requests that a single client sends, one after another
 COLUMNS = {
     "tokens_per_s": "tokens/s",
@@ -66,8 +63,6 @@ COLUMNS = {
     "itl_p99_ms": "ITL p99",
     "client_us": "client µs",
 }
-
-Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,26 +168,14 @@ class Bench:
         asked = lambda serial: RawRequest.completion(text(serial), out)
         return [[asked(number + turn) for turn in range(each)] for number in range(clients)]
 
-    @contextmanager
-    def _server(self, step_ms: float) -> Iterator[tuple[int, int]]:
-        """Start `paceline serve` with the null device; yields its process id and its port."""
-        port = free_port()
-        command = [sys.executable, "-m", "benchmarks.null_server", "serve", self.options.model]
-        flags = {"port": port, "max-num-seqs": MOST_CLIENTS, "max-model-len": MAX_MODEL_LEN}
+    def _server(self, step_ms: float) -> AbstractContextManager[tuple[int, int]]:
+        """`paceline serve` with the null device; yields its process id and its port."""
+        flags = {"max-num-seqs": MOST_CLIENTS, "max-model-len": MAX_MODEL_LEN}
         if self.options.api_server_count:
             flags["api-server-count"] = self.options.api_server_count
+        command = [sys.executable, "-m", "benchmarks.null_server", "serve", self.options.model]
         command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        environment = {**os.environ, STEP_MS: str(step_ms)}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
-            server = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
-            try:
-                if not answers(server, port):
-                    raise SystemExit(f"the server did not start: {Path(log.name).read_text()}")
-                yield server.pid, port
-            finally:
-                server.terminate()
-                server.wait(60)
+        return started(command, **{STEP_MS: str(step_ms)})
 
     # -- the peer -----------------------------------------------------------
 
@@ -234,47 +217,6 @@ def timed() -> Iterator[Spent]:
     spent = Spent()
     yield spent
     spent.stop()
-
-
-def free_port() -> int:
-    with socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def answers(server: "subprocess.Popen[Any]", port: int) -> bool:
-    """Wait until a server is ready; False if it ends before that, or takes too long."""
-    begin = perf_counter()
-    while perf_counter() - begin < START_S and server.poll() is None:
-        connection = HTTPConnection("127.0.0.1", port, timeout=10)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return True
-        except OSError:
-            pass
-        finally:
-            connection.close()
-        sleep(0.1)
-    return False
-
-
-def medians(runs: Sequence[Figures]) -> Figures:
-    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-
-
-def table(lines: Sequence[dict[str, Any]]) -> str:
-    """All lines in Markdown, with the columns that any of them has."""
-    shown = [name for name in COLUMNS if any(name in line for line in lines)]
-    rows = [["case", *(COLUMNS[name] for name in shown)], ["---"] * (len(shown) + 1)]
-    rows += [[line["case"], *(cell(line.get(name)) for name in shown)] for line in lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def cell(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def about() -> dict[str, Any]:
@@ -322,7 +264,7 @@ def main(given: Sequence[str] | None = None, sizes: Sizes | None = None) -> None
                     print(text, file=file)
     if worker is not None:
         worker.close()
-    print(f"\n{table(lines)}")
+    print(f"\n{table(lines, COLUMNS)}")
 
 
 if __name__ == "__main__":

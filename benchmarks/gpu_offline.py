@@ -9,31 +9,14 @@ requests in 64 groups that share 1,024 tokens. Weights are random, in the shapes
 models: the speed is the same.
 """
 
-import random
 import sys
 from time import perf_counter
 from typing import Any
 
 from benchmarks.gpu import Bench, submit
+from benchmarks.gpu_scripts import script, shared
 
 TIGHT_BLOCKS = 4140
-
-
-def script() -> tuple[list[list[int]], list[int]]:
-    random.seed(0)
-    prompts = [
-        [random.randint(0, 10_000) for _ in range(random.randint(100, 1024))] for _ in range(256)
-    ]
-    return prompts, [random.randint(100, 1024) for _ in range(256)]
-
-
-def shared() -> tuple[list[list[int]], list[int]]:
-    """64 groups of 16 requests, each with a prefix of its own, in a mixed order."""
-    draw = random.Random(1)
-    ids = lambda count: [draw.randint(0, 10_000) for _ in range(count)]
-    prompts = [prefix + ids(256) for prefix in (ids(1024) for _ in range(64)) for _ in range(16)]
-    draw.shuffle(prompts)
-    return prompts, [128] * len(prompts)
 
 
 def run(bench: Bench, case: str, **settings: Any) -> None:

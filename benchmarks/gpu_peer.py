@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.gpu_offline import script
+from benchmarks.gpu_scripts import script
 
 
 def model_of(name: str) -> Any:
