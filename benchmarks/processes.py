@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-CORE = b"paceline.engine.core.process_main"  # on the command line of the core's process
+CORES = (b"paceline.engine.core.process_main", b"VLLM::EngineCore")  # on their command lines
+TRACKER = b"multiprocessing.resource_tracker"  # of Python's shared memory; it does next to nothing
 
 
 def cpu_s(pid: int) -> dict[int, float]:
@@ -39,17 +40,18 @@ def by_role(root: int, before: dict[int, float], after: dict[int, float]) -> dic
     A server with one front end has it in its first process. Otherwise that process is the
     supervisor.
     """
-    taken = {pid: after[pid] - before.get(pid, 0.0) for pid in after}
-    core = sum(spent for pid, spent in taken.items() if is_core(pid))
-    others = {pid: spent for pid, spent in taken.items() if not is_core(pid)}
-    if len(others) == 1:
-        return {"core": core, "frontend": sum(others.values())}
-    supervisor = others.pop(root, 0.0)
-    return {"core": core, "frontend": sum(others.values()), "supervisor": supervisor}
+    lines = {pid: command_line(pid) for pid in after}
+    taken = {pid: after[pid] - before.get(pid, 0.0) for pid in after if TRACKER not in lines[pid]}
+    cores = [pid for pid in taken if any(name in lines[pid] for name in CORES)]
+    core = sum(taken.pop(pid) for pid in cores)
+    if len(taken) == 1:
+        return {"core": core, "frontend": sum(taken.values())}
+    supervisor = taken.pop(root, 0.0)
+    return {"core": core, "frontend": sum(taken.values()), "supervisor": supervisor}
 
 
-def is_core(pid: int) -> bool:
+def command_line(pid: int) -> bytes:
     try:
-        return CORE in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return b""

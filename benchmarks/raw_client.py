@@ -78,9 +78,11 @@ class Load:
     def figures(self) -> dict[str, float]:
         """Rates, and latencies in milliseconds. ITL is the time between two arrivals of text."""
         streams = [one for one in self.streams if not one.error]
+        errors = sorted({one.error for one in self.streams if one.error})
         if not streams:
-            errors = sorted({one.error for one in self.streams})
             raise SystemExit(f"no request succeeded: {'; '.join(errors) or 'none was sent'}")
+        for error in errors:
+            print(f"a request failed: {error}", file=sys.stderr)
         tokens = sum(one.tokens for one in streams)
         begin, end = min(one.sent for one in streams), max(one.reads[-1] for one in streams)
         first = sorted(one.reads[0] - one.sent for one in streams)
