@@ -128,6 +128,20 @@ def test_a_template_comes_with_its_tokenizer() -> None:
     assert tokenizer.encode(text, special=False)[:: len(tokenizer.encode(text)) - 1] == [0, 1]
 
 
+def test_a_model_may_have_another_template_for_tools() -> None:
+    vocabulary = Vocabulary(byte_level(), 0, (1, 2), "plain", tool_template="{{ tools[0].type }}")
+    template = ChatTemplate.of(Tokenizer(vocabulary))
+    assert template.render(CHAT, tools=[TOOL]) == "function"
+    assert template.render(CHAT, tools=[]) == "plain"
+    assert template.replaced("{{ tools | length }}").render(CHAT, tools=[TOOL]) == "1"
+    with pytest.raises(ConfigError, match="the chat template has an error in line 1"):
+        ChatTemplate("plain", tool_source="{% if %}")
+
+
+def test_no_tools_are_none() -> None:
+    assert ChatTemplate("{{ tools is none }}").render(CHAT, tools=[]) == "True"
+
+
 def test_a_developer_is_the_system() -> None:
     told = ChatTemplate(CHATML).render([{"role": "developer", "content": "Be brief."}])
     assert told.startswith("<|im_start|>system\nBe brief.")

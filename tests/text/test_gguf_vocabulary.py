@@ -223,7 +223,8 @@ def test_an_end_that_is_no_token_is_none(tmp_path: Path) -> None:
 
 def test_the_chat_template_comes_along(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "c.gguf", "llama")
-    writer.add_chat_template("{{ messages }}")
+    tool_use = {"name": "tool_use", "template": "{{ tools }}"}
+    writer.add_chat_template([{"name": "default", "template": "{{ messages }}"}, tool_use])
     writer.add_tokenizer_model("llama")
     entries = sentence_piece_entries()
     writer.add_token_list(entries["tokens"])
@@ -232,8 +233,10 @@ def test_the_chat_template_comes_along(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    assert gguf_vocabulary(tmp_path / "c.gguf").chat_template == "{{ messages }}"
-    assert gguf_vocabulary(sentence_piece_file(tmp_path)).chat_template is None
+    found = gguf_vocabulary(tmp_path / "c.gguf")
+    assert (found.chat_template, found.tool_template) == ("{{ messages }}", "{{ tools }}")
+    without = gguf_vocabulary(sentence_piece_file(tmp_path))
+    assert (without.chat_template, without.tool_template) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,19 @@ def test_a_template_in_a_file_counts_before_the_one_in_the_settings(folder: Path
     assert hf_vocabulary(folder).chat_template == "file ▁"
 
 
+def test_a_template_for_tools_has_its_own_name(folder: Path) -> None:
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    write(folder, "tokenizer_config.json", {"chat_template": named})
+    assert hf_vocabulary(folder).tool_template == "t"
+    assert Tokenizer.load(folder).tool_template == "t"
+    assert Tokenizer.load(folder, "another").tool_template is None
+    write(folder, "tokenizer_config.json", {"chat_template": "inline"})
+    assert hf_vocabulary(folder).tool_template is None
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("file ▁", encoding="utf-8")
+    assert hf_vocabulary(folder).tool_template == "file ▁"
+
+
 def test_limits_of_length_do_not_cut_prompts(tmp_path: Path) -> None:
     backend = type(byte_level()).from_str(byte_level().to_str())
     backend.enable_truncation(3)

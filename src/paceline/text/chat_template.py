@@ -69,6 +69,9 @@ class TemplateSource(Protocol):
     def chat_template(self) -> str | None: ...
 
     @property
+    def tool_template(self) -> str | None: ...
+
+    @property
     def bos_token(self) -> str: ...
 
     @property
@@ -79,7 +82,7 @@ class ChatTemplate:
     """A template gets messages in the form that it expects, and cannot change them.
 
     It is a program that comes with the model, so it runs in a sandbox. Without a source, every
-    conversation is refused.
+    conversation is refused. A model may have another template for conversations with tools.
     """
 
     def __init__(
@@ -89,17 +92,24 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
+        tool_source: str | None = None,
     ) -> None:
         self._template = compiled(source) if source else None
         self._used = variables_of(source) if source else frozenset[str]()
         self._form = form_of(source) if source else MessageForm()
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._now = now
+        self._for_tools = (
+            ChatTemplate(tool_source, **self._tokens, now=now) if tool_source else None
+        )
 
     @classmethod
     def of(cls, tokenizer: TemplateSource) -> "ChatTemplate":
         return cls(
-            tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+            tokenizer.chat_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            tool_source=tokenizer.tool_template,
         )
 
     def replaced(self, source: str) -> "ChatTemplate":
@@ -118,6 +128,13 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt, to be encoded without special tokens, with further `variables`."""
+        if tools and self._for_tools is not None:
+            return self._for_tools.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                variables=variables,
+            )
         if not messages:
             raise RequestError("a chat needs at least one message")
         if self._template is None:
@@ -127,7 +144,7 @@ class ChatTemplate:
             "strftime_now": self._strftime_now,
             **self._tokens,
             "messages": [plain(message, self._form) for message in messages],
-            "tools": tools,
+            "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
         for name in NEEDED:

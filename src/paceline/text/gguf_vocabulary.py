@@ -95,9 +95,15 @@ def vocabulary_of(metadata: Mapping[str, Value]) -> Vocabulary:
         bos if entries.get("ggml.add_bos_token", bool, adds_bos) else None,
         eos if entries.get("ggml.add_eos_token", bool, False) else None,
     )
-    template = entries.get("chat_template", str, "")
-    size, recommended = len(entries.tokens), recommended_in(metadata)
-    return Vocabulary(backend, bos, ends(entries), template or None, size, recommended)
+    return Vocabulary(
+        backend,
+        bos,
+        ends(entries),
+        entries.get("chat_template", str, "") or None,
+        len(entries.tokens),
+        recommended_in(metadata),
+        entries.get("chat_template.tool_use", str, "") or None,
+    )
 
 
 def recommended_in(metadata: Mapping[str, Value]) -> dict[str, Value]:

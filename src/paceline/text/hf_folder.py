@@ -27,6 +27,7 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
         chat_template(folder, settings.get("chat_template")),
         size=model.get("vocab_size"),
         recommended={name: value for name, value in generation.items() if value is not None},
+        tool_template=tool_template(folder, settings.get("chat_template")),
     )
 
 
@@ -66,9 +67,23 @@ def chat_template(folder: Path, inline: object) -> str | None:
         raise ConfigError(
             f"{folder}: chat_template in tokenizer_config.json is neither text nor list"
         )
-    for one in cast(list[object], inline):
+    return named_template(cast(list[object], inline), "default")
+
+
+def tool_template(folder: Path, inline: object) -> str | None:
+    """The template of the name `tool_use`, which transformers takes when there are tools."""
+    file = folder / "additional_chat_templates" / "tool_use.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    return named_template(
+        cast(list[object], inline if isinstance(inline, list) else []), "tool_use"
+    )
+
+
+def named_template(templates: list[object], name: str) -> str | None:
+    for one in templates:
         match one:
-            case {"name": "default", "template": str(template)}:
+            case {"name": str(known), "template": str(template)} if known == name:
                 return template
             case _:
                 pass

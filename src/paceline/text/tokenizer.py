@@ -69,6 +69,7 @@ class Tokenizer:
         backend = self._backend = vocabulary.backend
         self.bos, self.eos = vocabulary.bos, vocabulary.eos
         self.chat_template = vocabulary.chat_template
+        self.tool_template = vocabulary.tool_template
         self.recommended = vocabulary.recommended
         self.vocab_size = vocabulary.size or backend.get_vocab_size(with_added_tokens=True)
         spelling = spelling_of(backend)
@@ -91,7 +92,9 @@ class Tokenizer:
             found = gguf_vocabulary(path)
         else:
             raise ConfigError(f"{path} is neither a GGUF file nor a folder")
-        return cls(found if chat_template is None else replace(found, chat_template=chat_template))
+        if chat_template is not None:
+            found = replace(found, chat_template=chat_template, tool_template=None)
+        return cls(found)
 
     @cached_property
     def longest(self) -> int:

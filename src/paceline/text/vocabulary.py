@@ -26,6 +26,7 @@ class Vocabulary:
     size: int | None = None  # ids of the model, if the files say it
     # Sampling parameters that the files recommend, under the names of generation_config.json.
     recommended: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tool_template: str | None = None  # the template for conversations with tools, if it is another
 
 
 @dataclass(frozen=True, slots=True)
