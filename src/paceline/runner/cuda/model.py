@@ -121,8 +121,7 @@ class CudaLayer:
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale, spec.score_cap
         turning = attention if n <= MOST_ROWS and isinstance(attention, RotatingAttention) else None
-        # It reads the store while the product runs, so all earlier kernels must have ended.
-        found, late = self._qkv(hidden, is_ordered=turning is not None)
+        found, late = self._qkv(hidden)
         qkv = found.view(n, -1, spec.head_dim)
         if turning is not None:
             seen = turning.attend_new(qkv, self._turn, *how)
@@ -158,6 +157,9 @@ class NormedLinear:
 
     With few rows, the norm is applied after the product, by the next kernel, or inside the
     product. With many rows, one kernel before the product is cheaper.
+
+    Attention may read the store while a product of few rows runs, so that product is ordered: all
+    earlier kernels have ended when the next one starts.
     """
 
     def __init__(self, product: Linear, norm: NormSpec, is_gated: bool = False) -> None:
@@ -165,9 +167,9 @@ class NormedLinear:
         self._product, self._streamed = product, StreamedLinear(product, is_gated)
         self._floor = norm.floor
 
-    def __call__(self, hidden: Tensor, is_ordered: bool = False) -> tuple[Tensor, DeferredNorm]:
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, DeferredNorm]:
         if len(hidden) <= MOST_ROWS:
-            found = normed(hidden, self._product, self._floor, is_ordered=is_ordered)
+            found = normed(hidden, self._product, self._floor, is_ordered=True)
             return found, DeferredNorm(hidden, 0.0, 0)
         most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
         is_narrow = hidden.dtype == torch.float16  # without a norm, products exceed its range

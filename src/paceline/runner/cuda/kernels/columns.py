@@ -104,7 +104,7 @@ def spread(
         kv.content.stride(0),
         kv.content.stride(2),
         count,
-        HALVINGS=count.bit_length(),
+        HALVINGS=(len(tokens) - 1).bit_length(),  # enough for as many rows as there are slots
         BLOCK=kv.block_size,
         PLACES=128,
         launch_pdl=True,

@@ -9,7 +9,7 @@ import triton.language as tl
 from paceline.runner.cuda.kernels.soft_cap import capped
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["portion"])
 def decode(
     query,
     content,
@@ -30,6 +30,7 @@ def decode(
     block_stride,
     layer_at,
     cell_stride,
+    portion,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -39,7 +40,6 @@ def decode(
     CELLS: tl.constexpr,
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
-    PORTION: tl.constexpr,
     WHOLE: tl.constexpr,
     BOUNDED: tl.constexpr,
     CAP: tl.constexpr,
@@ -78,7 +78,7 @@ def decode(
     stop, busy = stored, 1
     if SPLITS > 1:
         count = tl.maximum(tl.cdiv(stored - begin, CELLS), 1)
-        share = tl.cdiv(count, tl.minimum(tl.cdiv(count, PORTION), most)) * CELLS
+        share = tl.cdiv(count, tl.minimum(tl.cdiv(count, portion), most)) * CELLS
         busy = tl.maximum(tl.cdiv(stored - begin, share), 1)
         begin += split * share
         stop = tl.minimum(begin + share, stored)  # below `begin` if nothing is left to read
