@@ -71,8 +71,29 @@ class Builds:
 
         nvrtc._compiled, capture.recording = loaded, recording
 
-    def _compiled(self, *, key: str, fn: Any, **_: Any) -> None:
-        self.found.append(f"Triton kernel {fn.name}: {key}")
+    def _compiled(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> None:
+        self.found.append(f"Triton kernel {fn.name}: {variant(compile)}")
+
+
+def variant(compiled: dict[str, Any]) -> str:
+    """How the arguments of a kernel are special: constants, and multiples of 16."""
+    constants, multiples = compiled["constants"], compiled["configs"][0]
+    words = [f"{name}={compiled[name]}" for name in ("num_warps", "num_stages")]
+    for place, (name, kind) in enumerate(compiled["signature"].items()):
+        is_multiple = "/16" if (place,) in multiples else ""
+        words.append(f"{name}={constants.get((place,), kind)}{is_multiple}")
+    return " ".join(words)
+
+
+def explained(late: str, at_start: list[str]) -> str:
+    """A variant, and how the most similar one at the start differs."""
+    kind, _, words = late.partition(": ")
+    own = set(words.split())
+    others = [set(one.partition(": ")[2].split()) for one in at_start if one.startswith(f"{kind}:")]
+    if not others:
+        return f"{late} (none at the start)"
+    near = min(others, key=lambda other: len(other ^ own))
+    return f"{kind}: {sorted(own - near)} instead of {sorted(near - own)}"
 
 
 class Stages(logging.Handler):
@@ -153,6 +174,7 @@ def main(model: str, *given: str) -> None:
     settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
     llm: Any = OfflineEngine(model, build, load_format="dummy", device="cuda", **settings)
     logger.info("ready")
+    ready = len(stages.lines) - 1
     at_start, late, first_s = list(builds.found), dict[str, list[str]](), dict[str, float]()
     step = llm._engine.scheduler.config.step
     vocab = llm._engine._runner._sampler.vocab
@@ -161,8 +183,10 @@ def main(model: str, *given: str) -> None:
         begin = perf_counter()
         run()
         first_s[name] = round(perf_counter() - begin, 3)
+        logger.info("%s: %.2f s", name, first_s[name])
         if builds.found:
-            late[name] = list(builds.found)
+            late[name] = [explained(one, at_start) for one in builds.found]
+            logger.info("LATE %s", "\n     ".join(late[name]))
     kinds = [one.partition(":")[0] for one in at_start]
     stats = llm._engine.scheduler.stats
     print(
@@ -170,8 +194,8 @@ def main(model: str, *given: str) -> None:
             {
                 "model": model,
                 "settings": settings,
-                "stages": stages.lines,
-                "ready_s": float(stages.lines[-1].split()[0]),
+                "stages": stages.lines[: 1 + ready],
+                "ready_s": float(stages.lines[ready].split()[0]),
                 "at_start": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
                 "late": late,
                 "first_s": first_s,

@@ -37,6 +37,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "recomputed": TIGHT,
     "swapped": SWAP,
     "drafted": {"num_speculative_tokens": 3},
+    "without graphs": {"enforce_eager": True},
+    "drafted, without graphs": {"num_speculative_tokens": 3, "enforce_eager": True},
 }
 SAMPLING = [
     {"temperature": 0.0},
