@@ -1,5 +1,10 @@
 """`LLM` and `AsyncLLM`: a model in a script or in an event loop, without a server."""
 
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from paceline.engine import offline, streaming
@@ -11,6 +16,17 @@ from paceline.wiring.settings import for_batches
 
 # By name: importing it takes seconds and memory that a front end does not need.
 FACTORY = "paceline.wiring.assembly:build"
+
+
+@contextmanager
+def status(model: str, settings: dict[str, Any]) -> Generator[dict[str, Any]]:
+    """Show on a terminal what the start is waiting for, unless the caller shows its progress."""
+    if "progress" in settings or not sys.stderr.isatty() or find_spec("rich") is None:
+        yield settings
+        return
+    # Only a terminal needs rich, so it is imported for a terminal only.
+    with import_module("paceline.hub.loading_status").LoadingStatus(model) as shown:
+        yield {**settings, "progress": shown}
 
 
 class LLM(offline.OfflineEngine):
@@ -38,7 +54,8 @@ class LLM(offline.OfflineEngine):
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
         check_record(settings)
-        super().__init__(model, factory_named(FACTORY), **for_batches(settings))
+        with status(model, for_batches(settings)) as chosen:
+            super().__init__(model, factory_named(FACTORY), **chosen)
 
 
 class AsyncLLM(streaming.StreamingEngine):
@@ -57,6 +74,7 @@ class AsyncLLM(streaming.StreamingEngine):
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
         check_record(settings)
-        components = factory_named(FACTORY)(model, **settings)
+        with status(model, settings) as chosen:
+            components = factory_named(FACTORY)(model, **chosen)
         engine = components.engine()
         super().__init__(ThreadCore(engine), components.frontend(engine))
