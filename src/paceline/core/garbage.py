@@ -1,8 +1,12 @@
-"""Pauses Python's search for unreachable objects while many objects are created that stay."""
+"""Keeps Python's search for unreachable objects short."""
 
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
+
+# New objects between two searches of the youngest; such searches between two of the middle
+# generation; those between two searches of all. The last take 100 ms with 1,000 open requests.
+THRESHOLDS = 1000, 10, 1000
 
 
 @contextmanager
@@ -16,3 +20,13 @@ def collection_paused() -> Generator[None]:
         yield
     finally:
         gc.enable()
+
+
+def keep_heap() -> None:
+    """Never search the objects that exist now: they stay. Search all newer ones rarely.
+
+    Call it when everything is loaded, in a process that serves requests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)

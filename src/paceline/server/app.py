@@ -21,6 +21,7 @@ from paceline.server.routes.tokenize import model_routes, token_routes
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.telemetry.http_metrics import MeasuredRequests
+from paceline.server.turnstile import PacedRequests
 from paceline.text.tokenizer import Tokenizer
 
 ROUTES = (
@@ -79,5 +80,6 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(PacedRequests, turnstile=context.turnstile)
     app.add_middleware(MeasuredRequests, metrics=context.http_metrics)  # around all others
     return app

@@ -22,7 +22,7 @@ from paceline.server.telemetry.request_log import UNREAD
 log = logging.getLogger("paceline.server")
 
 RESERVED_FILES = 64  # file descriptors that are no connections
-ACCEPTED_AT_ONCE = 16  # connections, before the event loop has a turn
+ACCEPTED_AT_ONCE = 4  # connections, before the event loop has a turn
 RETRY_S = 0.1  # until the next attempt to accept, without a free file descriptor
 SILENT_S = 60.0  # between two log lines about the same problem
 EXHAUSTED = (EMFILE, ENFILE, ENOBUFS, ENOMEM)

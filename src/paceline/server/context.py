@@ -19,6 +19,7 @@ from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.telemetry.http_metrics import HttpMetrics
 from paceline.server.telemetry.tracing import tracing_to
+from paceline.server.turnstile import Turnstile
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
@@ -49,6 +50,7 @@ class ServerContext:
         self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.template = ChatTemplate.of(tokenizer)
         self.long_work = LongWork()
+        self.turnstile = Turnstile()
         self.open_requests: dict[str, Sequence[str]] = {}
         self.aborted_early: set[str] = set()  # open requests; parts that have not started do not
         self.draining = False
@@ -143,9 +145,9 @@ class ServerContext:
         streams: list[Stream] = []
         try:
             for generation in generations:
+                await self.turnstile.enter()  # many parts would block other requests
                 self._check_wanted(name)
                 streams.append(self.engine.generate(generation))
-                await asyncio.sleep(0)  # many parts would block other requests
         except BaseException:
             for stream in streams:
                 await stream.aclose()

@@ -2,7 +2,6 @@
 several in others."""
 
 import asyncio
-import gc
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.core.config import LoadConfig, LoadFormat
+from paceline.core.garbage import keep_heap
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.ports import Core
 from paceline.engine.core.process import ProcessCore
@@ -87,8 +87,7 @@ def serve(
         try:
             app = create_app(engine, model, tokenizer, chosen)
             app.state.context.cache_labels = cache_labels(settings)
-            gc.collect()
-            gc.freeze()  # what is loaded stays; to look at it again would delay requests
+            keep_heap()
             await http.serve(app, host, port, uds)
         finally:
             await engine.shutdown()

@@ -11,6 +11,7 @@ from threading import Lock, Thread
 import zmq
 
 from paceline.core.errors import PacelineError, QueueFull
+from paceline.core.garbage import keep_heap
 from paceline.engine.core import wire
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.engine import Engine
@@ -36,6 +37,7 @@ def main(address: str) -> None:
     status = 1
     try:
         engine = built(wire.to_core.decode(commands.recv()))
+        keep_heap()
         outbox.send(wire.Ready(engine.capacity))
         broken = CoreLoop(engine, commands, outbox).run()
         engine.close()
