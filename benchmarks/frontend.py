@@ -103,11 +103,12 @@ class Bench:
 
     def _offline(self, running: int) -> Iterator[Figures]:
         settings = for_batches({"max_num_seqs": running})
-        prompts = [self._ids(serial) for serial in range(self.sizes.requests)]
+        count = self.sizes.requests
         params = SamplingParams(max_tokens=self.sizes.out, ignore_eos=True)
         with OfflineEngine(self.options.model, build, **settings) as llm:
-            llm.generate(prompts[:running], params, progress=False)  # warms the code paths
-            for _ in range(self.options.repeat):
+            llm.generate(self._prompts(0, running), params, progress=False)  # warms the code paths
+            for turn in range(1, 1 + self.options.repeat):
+                prompts = self._prompts(turn, count)
                 with timed() as spent:
                     outputs = llm.generate(prompts, params, progress=False)
                 tokens = sum(len(one.outputs[0].token_ids) for one in outputs)
@@ -124,17 +125,20 @@ class Bench:
         components = build(self.options.model, max_num_seqs=max(count, 2))
         async with StreamingEngine.of(components) as engine:
 
-            async def client(number: int) -> tuple[int, int]:
+            async def client(prompts: list[list[int]]) -> tuple[int, int]:
                 tokens = chunks = 0
-                for turn in range(each):
-                    async for piece in engine.generate(self._ids(number + turn), params):
+                for prompt in prompts:
+                    async for piece in engine.generate(prompt, params):
                         tokens, chunks = tokens + len(piece.token_ids), chunks + 1
                 return tokens, chunks
 
-            await client(0)  # warms the code paths
-            for _ in range(self.options.repeat):
+            await client(self._prompts(0, 1))  # warms the code paths
+            for turn in range(1, 1 + self.options.repeat):
+                prompts = self._prompts(turn, count * each)
                 with timed() as spent:
-                    read = await asyncio.gather(*map(client, range(count)))
+                    read = await asyncio.gather(
+                        *(client(prompts[number::count]) for number in range(count))
+                    )
                 tokens, chunks = map(sum, zip(*read, strict=True))
                 found.append(spent.per(tokens) | {"chunks_per_token": round(chunks / tokens, 3)})
         return found
@@ -142,19 +146,20 @@ class Bench:
     # -- over HTTP ----------------------------------------------------------
 
     def _served(self, clients: int) -> Iterator[Figures]:
-        yield from self._requested(self._scripts(clients, self.sizes.stream_out))
+        yield from self._requested(clients, self.sizes.stream_out)
 
     def _short(self, clients: int) -> Iterator[Figures]:
-        yield from self._requested(self._scripts(clients, 1))
+        yield from self._requested(clients, 1)
 
     def _paced(self, clients: int) -> Iterator[Figures]:
-        scripts = self._scripts(clients, self.sizes.stream_out)
-        yield from self._requested(scripts, 1e3 * clients / self.options.rate)
+        step_ms = 1e3 * clients / self.options.rate
+        yield from self._requested(clients, self.sizes.stream_out, step_ms)
 
-    def _requested(self, scripts: list[Script], step_ms: float = 0.0) -> Iterator[Figures]:
+    def _requested(self, clients: int, out: int, step_ms: float = 0.0) -> Iterator[Figures]:
         with self._server(step_ms) as (pid, port):
-            load(port, scripts[:16], 1)  # warms the code paths
-            for _ in range(self.options.repeat):
+            load(port, self._scripts(0, 16, out), 1)  # warms the code paths
+            for turn in range(1, 1 + self.options.repeat):
+                scripts = self._scripts(turn, clients, out)
                 before = cpu_s(pid)
                 figures = load(port, scripts, self.options.client_processes).figures()
                 roles = by_role(pid, before, cpu_s(pid))
@@ -162,11 +167,11 @@ class Bench:
                 figures |= {f"{name}_us": round(value, 2) for name, value in us.items()}
                 yield figures | {"us": round(sum(us.values()), 2)}
 
-    def _scripts(self, clients: int, out: int) -> list[Script]:
+    def _scripts(self, turn: int, clients: int, out: int) -> list[Script]:
         each = SINGLE if clients == 1 else 1
-        text = lambda serial: self.tokenizer.decode(self._ids(serial))
-        asked = lambda serial: RawRequest.completion(text(serial), out)
-        return [[asked(number + turn) for turn in range(each)] for number in range(clients)]
+        texts = [self.tokenizer.decode(ids) for ids in self._prompts(turn, clients * each)]
+        asked = [RawRequest.completion(text, out) for text in texts]
+        return [asked[number::clients] for number in range(clients)]
 
     def _server(self, step_ms: float) -> AbstractContextManager[tuple[int, int]]:
         """`paceline serve` with the null device; yields its process id and its port."""
@@ -192,10 +197,11 @@ class Bench:
         self.tokenizer._backend.save(str(folder / "tokenizer.json"))
         np.save(folder / "tape.npy", self.tape)
 
-    def _ids(self, serial: int) -> list[int]:
-        """A prompt."""
-        begin = serial * STRIDE % (TAPE_TOKENS - self.sizes.prompt)
-        return self.tape[begin : begin + self.sizes.prompt].tolist()
+    def _prompts(self, turn: int, count: int) -> list[list[int]]:
+        """Pieces of the tape; each run has others, so that no prefix is cached."""
+        size = self.sizes.prompt
+        places = (np.arange(count) + turn * count) * STRIDE % (TAPE_TOKENS - size)
+        return [self.tape[place : place + size].tolist() for place in places]
 
 
 class Spent:
