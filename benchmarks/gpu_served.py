@@ -70,6 +70,7 @@ COLUMNS = {
     "chunks_per_token": "chunks/token",
     "core_us": "core µs/token",
     "frontend_us": "front ends",
+    "supervisor_us": "supervisor",
     "client_us": "client",
     "start_s": "start s",
 }
