@@ -27,7 +27,12 @@ def test_exactly_one_form_of_the_prompt_is_given(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"tools": [{"type": "function"}]}, {"variables": {"a": 1}}, {"add_generation_prompt": False}],
+    [
+        {"tools": [{"type": "function"}]},
+        {"variables": {"a": 1}},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+    ],
 )
 def test_what_only_a_chat_template_reads_needs_messages(given: dict[str, Any]) -> None:
     (name,) = given
@@ -48,7 +53,11 @@ def test_a_timeout_is_positive(timeout: float) -> None:
 
 def test_a_request_that_is_ready_has_token_ids_and_nothing_for_a_template() -> None:
     given = GenerationRequest(
-        messages=MESSAGES, tools=[{}], variables={"a": 1}, add_generation_prompt=False
+        messages=MESSAGES,
+        tools=[{}],
+        variables={"a": 1},
+        add_generation_prompt=False,
+        continue_final_message=True,
     )
     ready = given.ready(TokenizedPrompt([5, 6], "hello"), "mine", 3.0)
     assert ready == GenerationRequest(

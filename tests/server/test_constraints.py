@@ -62,7 +62,6 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
         ("bad_words", ["-"]),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -1),
-        ("continue_final_message", True),
         ("chat_template", "{{ messages }}"),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
@@ -109,6 +108,16 @@ def test_what_cannot_be_kept_is_refused_by_name(
         if field not in ("response_format", "modalities"):  # these may be of a wrong type
             assert re.search(rf"; (remove {field}|use none or auto)$", error["message"])
         assert error["type"] == "invalid_request_error"
+
+    on(scenario)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+def test_a_message_is_continued_in_a_chat_alone(on: Play, path: str) -> None:
+    async def scenario(site: Site) -> None:
+        response = await site.post(path, **BODIES[path], continue_final_message=True)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "continue_final_message"
 
     on(scenario)
 

@@ -115,3 +115,19 @@ def test_fields_that_a_body_leaves_out_are_those_that_the_model_recommends() -> 
     response = response_ask(ResponseRequest(input="the", max_output_tokens=50), rules)
     assert (text.params.temperature, text.params.max_tokens) == (0.6, 16)
     assert (response.params.temperature, response.params.max_tokens) == (0.6, 40)
+
+
+@pytest.mark.parametrize(
+    ("given", "begins", "continues"),
+    [
+        ({}, True, False),
+        ({"add_generation_prompt": False}, False, False),
+        ({"continue_final_message": True}, False, True),
+        ({"continue_final_message": True, "add_generation_prompt": True}, True, True),
+    ],
+)
+def test_a_chat_begins_a_message_or_continues_the_last(
+    given: dict[str, bool], begins: bool, continues: bool
+) -> None:
+    one = chat_ask(ChatRequest.model_validate({"messages": MESSAGES, **given}), NO_RULES)
+    assert (one.add_generation_prompt, one.continue_final_message) == (begins, continues)

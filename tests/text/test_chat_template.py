@@ -183,6 +183,29 @@ def test_a_call_is_shown_in_the_order_it_was_written() -> None:
     )
 
 
+@pytest.mark.parametrize("content", ["Once upon a", "Once  ", "e", "", " <|im_end|> "])
+def test_the_last_message_can_be_continued(content: str) -> None:
+    chat = [CHAT[3], {"role": "assistant", "content": content}]
+    prompt = ChatTemplate(CHATML).render(
+        chat, add_generation_prompt=False, continue_final_message=True
+    )
+    user = "<|im_start|>user\nSure?<|im_end|>\n"
+    assert prompt == f"{user}<|im_start|>assistant\n{content}"
+
+
+def test_a_message_that_is_not_shown_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="continue_final_message has no effect"):
+        template.render(CHAT, add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(RequestError, match="but add_generation_prompt begins a new one"):
+        template.render(CHAT, continue_final_message=True)
+
+
+def test_any_role_reaches_the_template() -> None:
+    chat = [{"role": "my-role", "content": [{"type": "text", "text": "Hm."}]}]
+    assert ChatTemplate(CHATML).render(chat).startswith("<|im_start|>my-role\nHm.<|im_end|>")
+
+
 def test_a_template_may_ask_for_the_date() -> None:
     template = ChatTemplate(
         "{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2024, 7, 26, 12, 0)

@@ -71,6 +71,8 @@ class GenerationRequest:
         variables: Further variables of the chat template; only with `messages`.
         chat_template: A template to use instead of the model's; only with `messages`.
         add_generation_prompt: Whether the template begins the answer; only with `messages`.
+        continue_final_message: Whether the answer continues the last message, which needs
+            `add_generation_prompt=False`; only with `messages`.
         text: The text that the token ids were made from, if it is known.
     """
 
@@ -89,6 +91,7 @@ class GenerationRequest:
     variables: Mapping[str, Any] | None = None
     chat_template: str | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     text: str | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +110,7 @@ class GenerationRequest:
             "variables": bool(self.variables),
             "chat_template": self.chat_template is not None,
             "add_generation_prompt": not self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
@@ -125,6 +129,7 @@ class GenerationRequest:
             variables=None,
             chat_template=None,
             add_generation_prompt=True,
+            continue_final_message=False,
             request_id=request_id,
             timeout=self.timeout or timeout,
         )

@@ -23,6 +23,7 @@ class TemplateFields(SamplingFields, total=False):
     chat_template_kwargs: Mapping[str, Any] | None  # the same as `variables`
     chat_template: str | None
     add_generation_prompt: bool
+    continue_final_message: bool
 
 
 class ChatFields(GenerateFields, TemplateFields, total=False):
@@ -30,12 +31,17 @@ class ChatFields(GenerateFields, TemplateFields, total=False):
 
 
 SAMPLING = [one.name for one in fields(SamplingParams)]
-TEMPLATE = ["tools", "variables", "chat_template", "add_generation_prompt"]
+TEMPLATE = [
+    "tools",
+    "variables",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+]
 # Arguments that vLLM takes, and what to do instead.
 UNSUPPORTED = {
     "bad_words": "words cannot be banned; see bad_token_ids",
     "chat_template_content_format": "templates get the content of a message as text",
-    "continue_final_message": "the answer is a new message",
     "data_parallel_rank": "there is one engine",
     "detokenize": "read token_ids and ignore the text",
     "guided_decoding": "structured output is not supported",

@@ -49,7 +49,16 @@ Routes = Mapping[str, Collection[str]]  # the methods of each path
 
 WORD = re.compile(r"[a-z_]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # an id or a value may contain the name of a field
-OWN = ("timeout", "deadline", "priority", "tools", "reasoning_effort", "top_logprobs")
+OWN = (
+    "timeout",
+    "deadline",
+    "priority",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "top_logprobs",
+    "continue_final_message",
+)
 NAMED_IN_ERRORS = frozenset({*OWN, *(one.name for one in fields(SamplingParams))})
 # Words for the prompt in messages, and the field that has the prompt.
 PROMPT_WORDS = frozenset({"prompt", "chat", "message", "part", "call"})

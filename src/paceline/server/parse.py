@@ -130,12 +130,15 @@ def chat_ask(body: ChatRequest, rules: SamplingRules) -> GenerationRequest:
     check_messages(body.messages)
     check_tools(body.tools, body.tool_choice)
     newer = body.max_completion_tokens
+    continues = bool(body.continue_final_message)
+    begins = body.add_generation_prompt
     most = body.max_tokens if newer is None else newer
     return GenerationRequest(
         messages=body.messages,
         params=sampling(body, rules, most, chat_logprobs(body, rules), body.prompt_logprobs),
         variables=template_variables(body.chat_template_kwargs, body.reasoning_effort),
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=not continues if begins is None else begins,
+        continue_final_message=continues,
         **common(body),
     )
 

@@ -36,6 +36,9 @@ CACHED = 16  # templates, for requests that have their own
 # Variables that a caller relies on: a template that does not use them cannot render them.
 NEEDED = ("tools", "reasoning_effort")
 
+# A text that no template changes, behind the content of a message that is to be continued.
+END_OF_CONTENT = "CONTINUE_FINAL_MESSAGE_HERE"
+
 # How Mistral's templates check the ids of tool calls.
 NINE_CHARACTERS = re.compile(r"id\s*\|\s*length\s*!=\s*9\b")
 
@@ -124,14 +127,19 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt, to be encoded without special tokens, with further `variables`."""
+        """Return the prompt, to be encoded without special tokens, with further `variables`.
+
+        With `continue_final_message` it ends with the content of the last message.
+        """
         if tools and self._for_tools is not None:
             return self._for_tools.render(
                 messages,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
                 variables=variables,
             )
@@ -139,11 +147,19 @@ class ChatTemplate:
             raise RequestError("a chat needs at least one message")
         if self._template is None:
             raise RequestError(MISSING)
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "continue_final_message continues the last message, but add_generation_prompt "
+                "begins a new one; set one of them to false"
+            )
+        shown = [plain(message, self._form) for message in messages]
+        if continue_final_message:
+            shown[-1]["content"] = (shown[-1]["content"] or "") + END_OF_CONTENT
         seen = {
             **(variables or {}),
             "strftime_now": self._strftime_now,
             **self._tokens,
-            "messages": [plain(message, self._form) for message in messages],
+            "messages": shown,
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -154,12 +170,23 @@ class ChatTemplate:
                     f"it; remove {name}"
                 )
         try:
-            return self._template.render(seen)
+            prompt = self._template.render(seen)
         except FAULTS as error:
             raise RequestError(f"the chat template rejects this conversation: {error}") from None
+        return up_to_content(prompt) if continue_final_message else prompt
 
     def _strftime_now(self, layout: str) -> str:
         return self._now().strftime(layout)
+
+
+def up_to_content(prompt: str) -> str:
+    begin, mark, _ = prompt.rpartition(END_OF_CONTENT)
+    if not mark:
+        raise RequestError(
+            "continue_final_message has no effect, because the chat template does not show the "
+            "content of the last message; remove continue_final_message"
+        )
+    return begin
 
 
 @lru_cache(CACHED)

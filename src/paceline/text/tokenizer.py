@@ -123,6 +123,7 @@ class Tokenizer:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         tokenize: Literal[False] = False,
@@ -138,6 +139,7 @@ class Tokenizer:
         return (template if chat_template is None else template.replaced(chat_template)).render(
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             tools=tools,
             variables=variables,
         )

@@ -331,7 +331,10 @@ def test_a_refusal_reaches_its_client() -> None:
     [
         (GenerationRequest(prompt=""), "the prompt is empty"),
         (GenerationRequest(prompt_token_ids=[5, 100_000]), "token id 100000"),
-        (GenerationRequest(prompt_token_ids=[tokenizer().vocab_size]), "the vocabulary has"),
+        (
+            GenerationRequest(prompt_token_ids=[tokenizer().vocab_size]),
+            "out of vocabulary; the vocabulary has",
+        ),
         (GenerationRequest(prompt_token_ids=[-1]), "negative"),
         (GenerationRequest(prompt_token_ids=["a"]), "token ids"),  # type: ignore[list-item]
         (GenerationRequest(messages=[]), "message"),
@@ -398,6 +401,7 @@ def test_a_template_sees_what_it_is_asked_with() -> None:
         add_generation_prompt=False,
     )
     assert frontend.text_of(one) == "hello hammer merry False"
+    assert frontend.text_of(replace(one, continue_final_message=True)) == "hello"
 
 
 def test_texts_are_framed_and_conversations_are_not() -> None:

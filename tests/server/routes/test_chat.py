@@ -266,6 +266,10 @@ def test_beams_and_best_of(on: Play) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"stop": [""]}, "stop"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         ({"messages": "hello"}, "messages"),
     ],
 )

@@ -59,6 +59,10 @@ def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
             got = await site.post("/tokenize", messages=messages, add_generation_prompt=prompted)
             text = ChatTemplate.of(tokenizer()).render(messages, add_generation_prompt=prompted)
             assert got.json()["tokens"] == tokenizer().encode(text, special=False)
+        mode = {"add_generation_prompt": False, "continue_final_message": True}
+        continued = (await site.post("/tokenize", messages=messages, **mode)).json()["tokens"]
+        text = f"<|im_start|>user\n{TEXT}"
+        assert continued == tokenizer().encode(text, special=False)
 
     on(scenario)
 

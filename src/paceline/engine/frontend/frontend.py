@@ -81,7 +81,8 @@ class Frontend:
         largest, vocabulary = int(request.prompt.max()), self.tokenizer.vocab_size
         if largest >= vocabulary:
             raise RequestError(
-                f"the prompt has token id {largest}; the vocabulary has {vocabulary} tokens"
+                f"the prompt has token id {largest}, which is out of vocabulary; "
+                f"the vocabulary has {vocabulary} tokens"
             )
         params = generation.params
         one = OpenRequest(
@@ -116,6 +117,7 @@ class Frontend:
         return template.render(
             generation.messages,
             add_generation_prompt=generation.add_generation_prompt,
+            continue_final_message=generation.continue_final_message,
             tools=generation.tools,
             variables=generation.variables,
         )

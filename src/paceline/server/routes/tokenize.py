@@ -51,7 +51,10 @@ def token_routes(context: ServerContext) -> APIRouter:
 def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     largest, vocabulary = max(ids, default=0), tokenizer.vocab_size
     if largest >= vocabulary:
-        problem = f"tokens has {largest}; the vocabulary has {vocabulary} tokens"
+        problem = (
+            f"tokens has {largest}, which is out of vocabulary; "
+            f"the vocabulary has {vocabulary} tokens"
+        )
         raise ApiError(BAD_REQUEST, problem, param="tokens")
     return tokenizer.decode(ids, skip_special=False)
 
@@ -80,6 +83,7 @@ def encoded(context: ServerContext, body: TokenizeRequest) -> list[int]:
     text = context.template.render(
         body.messages or (),
         add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
         tools=body.tools,
         variables=body.chat_template_kwargs,
     )

@@ -73,7 +73,7 @@ class Constraints(RequestBody):
     A client that sends one relies on it, so most are refused and none is ignored. The fields:
     response_format, modalities, function_call, functions, add_special_tokens, chat_template,
     structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar, regex,
-    json_schema, ebnf, bad_words, truncate_prompt_tokens, continue_final_message,
+    json_schema, ebnf, bad_words, truncate_prompt_tokens,
     logits_processors, custom_logit_processor, documents, prompt_embeds, logprob_token_ids,
     stop_regex, kv_transfer_params, web_search_options, vllm_xargs, return_hidden_states,
     thinking_token_budget, include_reasoning, detokenize, verbosity; adapters: adapter,
@@ -101,7 +101,6 @@ class Constraints(RequestBody):
     ebnf: StructuredOutput = None
     bad_words: BadWords = None
     truncate_prompt_tokens: Truncation = None
-    continue_final_message: OwnTemplate = None
     logits_processors: Processors = None
     documents: Documents = None
     prompt_embeds: Embeddings = None

@@ -138,7 +138,8 @@ class ChatRequest(ScoredBody):
     """A conversation to continue.
 
     Own fields: messages, max_completion_tokens, logprobs, top_logprobs, tools, tool_choice,
-    reasoning_effort, chat_template_kwargs, add_generation_prompt, echo.
+    reasoning_effort, chat_template_kwargs, add_generation_prompt, continue_final_message,
+    echo.
     """
 
     messages: Messages = Field(description="role and content of each")
@@ -150,6 +151,7 @@ class ChatRequest(ScoredBody):
     reasoning_effort: Effort | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, description="continue the last message")
     echo: NoEcho = None
 
 
@@ -161,6 +163,7 @@ class CompletionRequest(ScoredBody):
     logprobs: int | None = None
     suffix: str | None = None
     reasoning_effort: NoEffort = None
+    continue_final_message: OwnTemplate = None
 
 
 class ResponseRequest(GenerationBody):
@@ -168,7 +171,8 @@ class ResponseRequest(GenerationBody):
 
     Own fields: input, instructions, max_output_tokens, metadata, previous_response_id,
     conversation, background, tools, tool_choice, text, reasoning, reasoning_effort, truncation,
-    prompt, echo, return_token_ids, return_tokens_as_token_ids, include, top_logprobs.
+    prompt, echo, continue_final_message, return_token_ids, return_tokens_as_token_ids, include,
+    top_logprobs.
     """
 
     input: str | Messages = Field(description="a text, or messages")
@@ -186,6 +190,7 @@ class ResponseRequest(GenerationBody):
     truncation: Literal["disabled"] | None = None
     prompt: StoredPrompt = None
     echo: NoEcho = None
+    continue_final_message: OwnTemplate = None
     return_token_ids: NoTokenIds = None
     return_tokens_as_token_ids: NoTokenIds = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -204,7 +209,7 @@ class TokenizeRequest(RequestBody):
     tools: Objects | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: OwnTemplate = None
-    continue_final_message: OwnTemplate = None
+    continue_final_message: bool = False
     documents: Documents = None
 
 
