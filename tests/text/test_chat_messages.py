@@ -1,12 +1,13 @@
 """Conversations with tools, as clients send them, in templates like those of well-known models."""
 
+import re
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.errors import RequestError
-from paceline.text.chat_messages import MessageForm, plain
+from paceline.text.chat_messages import MessageForm, plain, plain_messages
 from paceline.text.chat_template import ChatTemplate
 from tests.text import tool_templates
 from tests.text.support import byte_level
@@ -96,6 +97,52 @@ def test_ids_are_shortened_where_a_template_requires_it() -> None:
     assert f'"call_id": "{short}"' in text
     assert plain(sent[2], MessageForm())["tool_call_id"] == "call_0123456789abcdef"
     assert sent[2]["tool_call_id"] == "call_0123456789abcdef"
+
+
+def two_calls() -> list[dict[str, Any]]:
+    """Two calls at once, and their results in the other order."""
+    calls = [
+        {"id": f"id{each}", "function": {"name": "look", "arguments": f'{{"q": {each}}}'}}
+        for each in (1, 2)
+    ]
+    return [
+        {"role": "user", "content": "Look!"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls},
+        {"role": "tool", "content": "two", "tool_call_id": "id2"},
+        {"role": "tool", "content": "one", "tool_call_id": "id1"},
+        {"role": "tool", "content": "more", "tool_call_id": "other"},
+        {"role": "user", "content": "Again."},
+    ]
+
+
+def test_calls_are_shown_one_by_one_where_a_template_requires_it() -> None:
+    text = ChatTemplate(tool_templates.LLAMA).render(two_calls(), add_generation_prompt=False)
+    shown = re.findall(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)<\|eot_id\|>", text)
+    assert shown == [
+        ("system", ""),
+        ("user", "Look!"),
+        ("assistant", '{"name": "look", "parameters": {"q": 1}}'),
+        ("ipython", '"one"'),
+        ("assistant", '{"name": "look", "parameters": {"q": 2}}'),
+        ("ipython", '"two"'),
+        ("ipython", '"more"'),
+        ("user", "Again."),
+    ]
+
+
+def test_only_the_first_of_several_messages_has_the_content() -> None:
+    shown = plain_messages(two_calls(), MessageForm(single_calls=True))
+    assert [one["content"] for one in shown] == [
+        "Look!",
+        "I look.",
+        "one",
+        "",
+        "two",
+        "more",
+        "Again.",
+    ]
+    together = plain_messages(two_calls(), MessageForm())
+    assert [len(one.get("tool_calls", ())) for one in together] == [0, 2, 0, 0, 0, 0]
 
 
 def test_content_is_none_only_where_a_template_asks() -> None:

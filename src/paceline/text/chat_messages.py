@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ class MessageForm:
 
     none_content: bool = False  # a message of tool calls alone has the content none, not ""
     short_ids: bool = False  # ids of tool calls have nine letters and digits
+    single_calls: bool = False  # a message has one tool call at most
 
 
 class CallArguments(dict[str, Any]):
@@ -38,6 +40,35 @@ class CallArguments(dict[str, Any]):
 
     def __radd__(self, before: str) -> str:
         return before + self._text
+
+
+def plain_messages(messages: Iterable[Message], form: MessageForm) -> list[dict[str, Any]]:
+    changed = [plain(message, form) for message in messages]
+    return one_call_each(changed) if form.single_calls else changed
+
+
+def one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation, with each call in a message of its own, before its result."""
+    arranged: list[dict[str, Any]] = []
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        calls: list[dict[str, Any]] = message.get("tool_calls", [])
+        if len(calls) <= 1:
+            arranged.append(message)
+            continue
+        results: list[dict[str, Any]] = []
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for call in calls:
+            arranged.append({**message, "tool_calls": [call]})
+            message = {**message, "content": ""}  # the first of them has the content
+            found = (one for one in results if one.get("tool_call_id") == call.get("id"))
+            if (own := next(found, None)) is not None:
+                results.remove(own)
+                arranged.append(own)
+        arranged += results
+    return arranged
 
 
 def plain(message: Message, form: MessageForm) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.text.chat_messages import Message, MessageForm, plain
+from paceline.text.chat_messages import Message, MessageForm, plain_messages
 
 CHATML = """\
 {%- for message in messages -%}
@@ -41,6 +41,10 @@ END_OF_CONTENT = "CONTINUE_FINAL_MESSAGE_HERE"
 
 # How Mistral's templates check the ids of tool calls.
 NINE_CHARACTERS = re.compile(r"id\s*\|\s*length\s*!=\s*9\b")
+# How Llama's templates refuse a message with several tool calls.
+SINGLE_CALL = re.compile(
+    r"tool_calls\s*\|\s*length\s*(?:[!=]=|>)\s*1\s*-?%\}\s*\{\{-?\s*raise_exception"
+)
 
 # What an expression can raise if the messages are not what the template expects.
 FAULTS = (
@@ -152,7 +156,7 @@ class ChatTemplate:
                 "continue_final_message continues the last message, but add_generation_prompt "
                 "begins a new one; set one of them to false"
             )
-        shown = [plain(message, self._form) for message in messages]
+        shown = plain_messages(messages, self._form)
         if continue_final_message:
             shown[-1]["content"] = (shown[-1]["content"] or "") + END_OF_CONTENT
         seen = {
@@ -214,6 +218,7 @@ def form_of(source: str) -> MessageForm:
     return MessageForm(
         none_content=any(test.name == "none" and name_of(test.node) == "content" for test in tests),
         short_ids=NINE_CHARACTERS.search(source) is not None,
+        single_calls=SINGLE_CALL.search(source) is not None,
     )
 
 
