@@ -80,7 +80,11 @@ class Site:
         await self.until(
             lambda: (
                 bool(open_here)
-                and all(choice.token_ids for one in open_here.values() for choice in one.choices)
+                and all(
+                    choice.token_ids or one.rows.tokens.has_tokens(choice.row)
+                    for one in open_here.values()
+                    for choice in one.choices
+                )
             )
         )
 

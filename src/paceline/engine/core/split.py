@@ -11,14 +11,14 @@ from paceline.engine.core.messages import Delivery
 from paceline.engine.frontend.choice_rows import FRONT_END_SHIFT
 
 
-class Named(Protocol):
+class RequestRecord(Protocol):
     """A record of one request."""
 
     @property
     def request_id(self) -> str: ...
 
 
-R = TypeVar("R", bound=Named)
+R = TypeVar("R", bound=RequestRecord)
 
 
 def split(delivery: Delivery, owners: Mapping[str, int]) -> dict[int, Delivery]:
