@@ -8,7 +8,7 @@ Figures = dict[str, float]
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
-    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    return {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
 
 
 def table(lines: Sequence[dict[str, Any]], columns: Mapping[str, str]) -> str:
