@@ -1,0 +1,1 @@
+"""Grammars that hold the shape of outputs: constraints, backends and their compiler."""

@@ -1,0 +1,193 @@
+"""What a client asks of the shape of an output, as plain values."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from paceline.core.errors import RequestError
+
+Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+
+MAX_BYTES = 512 * 1024  # of a schema, a pattern, a grammar or all choices
+CONTROL = re.compile(r"[\x7f-\x9f]")  # control characters that JSON does not escape
+BRACKET = re.compile(r"[()\[\]{}]")
+MAX_DEPTH = 64  # of nested arrays and objects in a schema, and of groups in a pattern or a grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One kind and its text. Schemas, choices and structural tags are JSON in canonical form, so
+    that equal constraints are equal values. The order of keys is kept: it is the order of
+    properties in documents.
+
+    Use the class methods: they check what they are given and raise a RequestError.
+    """
+
+    kind: Kind
+    text: str
+    any_whitespace: bool = True  # between the tokens of JSON; else one space after , and :
+
+    @classmethod
+    def json(cls, schema: object, *, any_whitespace: bool = True) -> "Constraint":
+        """A document that is valid against a JSON schema, which is a value or its text."""
+        value = parsed("the JSON schema", schema)
+        if value is False:
+            raise RequestError("the JSON schema false allows no document")
+        if value is not True and not isinstance(value, dict):
+            raise RequestError(
+                f"the JSON schema must be an object or a boolean, not {json_type(value)}"
+            )
+        return cls("json", canonical("the JSON schema", cast(object, value)), any_whitespace)
+
+    @classmethod
+    def json_object(cls, *, any_whitespace: bool = True) -> "Constraint":
+        """Any JSON object."""
+        return cls.json({"type": "object"}, any_whitespace=any_whitespace)
+
+    @classmethod
+    def regex(cls, pattern: object) -> "Constraint":
+        """A text that the pattern matches from its start to its end."""
+        return cls("regex", checked_text("the regex", pattern))
+
+    @classmethod
+    def choice(cls, choices: object) -> "Constraint":
+        """One of several texts."""
+        if not isinstance(choices, list | tuple) or not choices:
+            raise RequestError("choice must be a list of one or more strings")
+        texts = cast(Sequence[object], choices)
+        seen: set[str] = set()
+        for at, text in enumerate(texts):
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"choice {at} must be a string that is not empty")
+            if text in seen:
+                raise RequestError(f"choice has {text!r} twice")
+            seen.add(text)
+        return cls("choice", canonical("the list of choices", list(texts)))
+
+    @classmethod
+    def grammar(cls, text: object) -> "Constraint":
+        """A text of a grammar in EBNF as llama.cpp writes it (rules with `::=`), or in Lark."""
+        return cls("grammar", checked_text("the grammar", text))
+
+    @classmethod
+    def structural_tag(cls, tag: object) -> "Constraint":
+        """Free text with tagged parts that follow schemas. xgrammar's documentation describes the
+        formats. The older form with `structures` and `triggers` is accepted too."""
+        value = parsed("the structural tag", tag)
+        if not isinstance(value, dict):
+            raise RequestError(f"the structural tag must be an object, not {json_type(value)}")
+        fields = cast(dict[str, Any], value)
+        if "format" not in fields:
+            fields = {"format": triggered_tags(fields)}
+        return cls(
+            "structural_tag",
+            canonical("the structural tag", {"type": "structural_tag", "format": fields["format"]}),
+        )
+
+    @property
+    def value(self) -> Any:
+        """The schema, the list of choices or the structural tag."""
+        return json.loads(self.text)
+
+
+def triggered_tags(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The format that stands for the older form of a structural tag."""
+    structures, triggers = fields.get("structures"), fields.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        raise RequestError("the structural tag needs `format`, or `structures` and `triggers`")
+    tags: list[dict[str, Any]] = []
+    for at, one in enumerate(cast(list[object], structures)):
+        if not isinstance(one, dict) or not {"begin", "end"} <= one.keys():
+            raise RequestError(f"structure {at} of the structural tag needs `begin` and `end`")
+        item = cast(dict[str, Any], one)
+        schema = item.get("schema", True)
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"begin": item["begin"], "content": content, "end": item["end"]})
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a grammar, in EBNF and in Lark."""
+    literal = json.dumps(text, ensure_ascii=False)
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", literal)
+
+
+# -- checks -------------------------------------------------------------------
+
+
+def parsed(what: str, value: object) -> object:
+    """A value of JSON; a text is read as JSON."""
+    if not isinstance(value, str):
+        return value
+    checked_size(what, value)
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise RequestError(f"{what} is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise RequestError(f"{what} is not JSON: {error}") from None
+
+
+def canonical(what: str, value: object) -> str:
+    """The JSON of a value, after checks of its depth and size."""
+    if depth(value) > MAX_DEPTH:
+        raise RequestError(f"{what} is nested deeper than {MAX_DEPTH} levels")
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{what} is not JSON: {error}") from None
+    return checked_size(what, text)
+
+
+def depth(value: object) -> int:
+    """Levels of nested arrays and objects, counted up to one more than the limit."""
+    levels, inner = 0, [value]
+    while inner and levels <= MAX_DEPTH:
+        inner = [
+            child
+            for one in inner
+            if isinstance(one, dict | list | tuple)
+            for child in (
+                cast(dict[Any, object], one).values()
+                if isinstance(one, dict)
+                else cast(Sequence[object], one)
+            )
+        ]
+        levels += bool(inner)
+    return levels
+
+
+def checked_text(what: str, text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise RequestError(f"{what} must be a string that is not empty")
+    checked_size(what, text)
+    open_groups = deepest = 0
+    for bracket in BRACKET.findall(text):
+        open_groups += 1 if bracket in "([{" else -1
+        deepest = max(deepest, open_groups)
+    if deepest > MAX_DEPTH:
+        raise RequestError(f"{what} is nested deeper than {MAX_DEPTH} levels")
+    return text
+
+
+def checked_size(what: str, text: str) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{what} is not valid Unicode: character {error.start} is an unpaired surrogate"
+        ) from None
+    if size > MAX_BYTES:
+        raise RequestError(f"{what} has {size:,} bytes, more than {MAX_BYTES:,}")
+    return text
+
+
+def json_type(value: object) -> str:
+    names = {"NoneType": "null", "int": "a number", "float": "a number", "str": "a string"}
+    return names.get(type(value).__name__, "an array" if isinstance(value, list) else "an object")
