@@ -26,6 +26,10 @@ class QueueFull(RequestError):
     """The queue is full or closed; the client may try again later."""
 
 
+class GrammarTooCostly(RequestError):
+    """A grammar takes more time, memory or work per token than its limits allow."""
+
+
 class RequestFailed(PacelineError):
     """A request was refused, or ended with an error or a timeout; see `LLM.generate`."""
 

@@ -1,0 +1,110 @@
+"""What the engine needs of a library for grammars, and which libraries there are."""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Protocol
+
+from paceline.core.arrays import I32
+from paceline.core.errors import ConfigError
+from paceline.structured.constraint import Constraint
+from paceline.structured.token_table import TokenTable
+
+
+class Matcher(Protocol):
+    """How far one sequence has come in its grammar. One thread at a time may use it.
+
+    A method that computes masks or accepts tokens raises a RequestError if the grammar takes too
+    much work; the sequence cannot continue then.
+    """
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token. False, and nothing changes, if the grammar does not allow it."""
+        ...
+
+    def try_tokens(self, tokens: Sequence[int]) -> int:
+        """The number of tokens from the start that the grammar allows; nothing changes."""
+        ...
+
+    def rollback(self, tokens: int) -> None:
+        """Take back the last tokens."""
+        ...
+
+    def fill(self, row: I32) -> None:
+        """Write the mask of the next token. A set bit is an allowed id."""  # [words]
+        ...
+
+    def fill_rows(self, mask: I32, drafts: Sequence[int]) -> int:
+        """Write one row for the next token and one after each draft; nothing else changes.
+
+        Returns how many drafts are allowed. Rows after the first refused draft allow every id.
+        """  # mask: [1 + drafts, words]
+        ...
+
+    def forced(self) -> list[int]:
+        """The next tokens, where the grammar leaves one text and its tokenization is certain."""
+        ...
+
+    def fork(self) -> "Matcher":
+        """Another matcher at the same place."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """May the output end here? It stays true after the end token."""
+        ...
+
+    @property
+    def terminated(self) -> bool:
+        """Was an end token accepted? No other token is allowed then, but masks keep the end
+        tokens, so that a row always allows one."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled constraint. Threads may share it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Approximate memory."""
+        ...
+
+    def matcher(self) -> Matcher: ...
+
+
+class GrammarBackend(Protocol):
+    """Compiles constraints for the tokens of one model. Threads may share it."""
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """A RequestError that says where if the constraint is malformed or not supported."""
+        ...
+
+
+BACKENDS = {
+    "xgrammar": "paceline.structured.xgrammar_backend:XGrammarBackend",
+    "llguidance": "paceline.structured.llguidance_backend:LLGuidanceBackend",
+}
+CHOICES = {
+    # xgrammar computes masks faster; llguidance knows more keywords of schemas.
+    "auto": ("xgrammar", "llguidance"),
+    "xgrammar": ("xgrammar",),
+    "llguidance": ("llguidance",),
+}
+
+
+def backend_names(choice: str) -> tuple[str, ...]:
+    """The backends that a setting stands for, in the order in which they are tried."""
+    if choice not in CHOICES:
+        raise ConfigError(f"no grammar backend {choice!r}: there are {', '.join(CHOICES)}")
+    return CHOICES[choice]
+
+
+def load_backend(name: str, table: TokenTable) -> GrammarBackend:
+    """Import the library of a backend, which is not needed before the first constraint."""
+    module, _, own = BACKENDS[name].partition(":")
+    try:
+        build: Callable[[TokenTable], GrammarBackend] = getattr(import_module(module), own)
+    except ImportError as error:
+        raise ConfigError(
+            f"the grammar backend {name} is not installed ({error}): pip install {name}"
+        ) from None
+    return build(table)

@@ -1,0 +1,194 @@
+"""Grammars by llguidance."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
+from typing import Any, cast
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from paceline.core.arrays import I32
+from paceline.core.errors import GrammarTooCostly, RequestError
+from paceline.structured.constraint import Constraint, quoted
+from paceline.structured.json_schema import Schema, check_counts, closed, knows_format, whole
+from paceline.structured.token_table import TokenTable
+from paceline.structured.tracked_matcher import TrackedMatcher
+
+# Masks hold every token that the grammar allows, not only those of the one tokenization that the
+# library would choose where it leaves one text.
+OPTIONS = '%llguidance {"no_forcing": true}'
+HEADER = re.compile(r"%llguidance\s*\{[^}]*\}")  # the same, of a client or of the library
+SPECIAL = b"\xff"  # starts the spelling of a token that is not text
+BYTES_PER_CHARACTER = 64  # of a grammar in memory; a guess, since the library does not say
+
+
+class LLGuidanceMatcher(TrackedMatcher):
+    def __init__(self, table: TokenTable, matcher: LLMatcher) -> None:
+        super().__init__(table)
+        self._matcher = matcher
+
+    def _advance(self, token: int) -> bool:
+        accepted = self._matcher.try_consume_tokens([token]) == 1
+        self._check()
+        return accepted
+
+    def _retreat(self, tokens: int) -> None:
+        self._matcher.rollback(tokens)
+
+    def _fill_text(self, mask: I32, at: int) -> None:
+        row = mask[at]
+        if self._matcher.is_stopped():
+            row[:] = 0
+            return
+        # `row.ctypes.data` is the same and takes longer than many a mask.
+        address = addressof(c_char.from_buffer(row))
+        self._matcher.unsafe_compute_mask_ptr(address, row.nbytes)
+        self._check()
+        row &= self._table.text_row  # a grammar in Lark can name special tokens
+
+    def _complete(self) -> bool:
+        return self._matcher.is_accepting()
+
+    def _forced_text(self) -> bytes:
+        return self._matcher.compute_ff_bytes()
+
+    def _copy(self) -> "LLGuidanceMatcher":
+        return LLGuidanceMatcher(self._table, self._matcher.deep_copy())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarTooCostly(f"the grammar failed: {first_line(self._matcher.get_error())}")
+
+
+class LLGuidanceGrammar:
+    """See `backend.Grammar`. Matchers are copies of one that has accepted nothing."""
+
+    def __init__(self, table: TokenTable, matcher: LLMatcher, size_bytes: int) -> None:
+        self._table, self._matcher, self.size_bytes = table, matcher, size_bytes
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._table, self._matcher.deep_copy())
+
+
+class SpelledTokens:
+    """The tokens as llguidance reads them."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.eos_token_id, self.bos_token_id = table.eos[0], None
+        self.tokens = [text or SPECIAL + b"<%d>" % id for id, text in enumerate(table.spelled)]
+        self.special_token_ids = [id for id, text in enumerate(table.spelled) if not text]
+
+    def __call__(self, text: bytes) -> Sequence[int]:
+        """Not needed, because of OPTIONS: the table tokenizes forced text."""
+        raise NotImplementedError
+
+
+class LLGuidanceBackend:
+    """See `backend.GrammarBackend`. The library itself limits its work per grammar and token."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._tokens = LLTokenizer(
+            TokenizerWrapper(SpelledTokens(table)), n_vocab=table.vocab_size, eos_token=table.eos[0]
+        )
+        self._limits = LLParserLimits(verbose_errors=False)
+
+    def compile(self, constraint: Constraint) -> LLGuidanceGrammar:
+        write: dict[str, Callable[[Constraint], str]] = {
+            "json": json_grammar,
+            "regex": regex_grammar,
+            "choice": choice_grammar,
+            "grammar": lark_grammar,
+            "structural_tag": tag_grammar,
+        }
+        kind, text = constraint.kind, write[constraint.kind](constraint)
+        text = f"{OPTIONS}\n{HEADER.sub('', text)}"
+        matcher = LLMatcher(self._tokens, text, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise RequestError(f"the {kind} does not compile: {first_line(matcher.get_error())}")
+        return LLGuidanceGrammar(self._table, matcher, len(text) * BYTES_PER_CHARACTER)
+
+
+def json_grammar(constraint: Constraint) -> str:
+    options: dict[str, object] = {
+        "whitespace_flexible": constraint.any_whitespace,
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+    if not constraint.any_whitespace:
+        options |= {"item_separator": ", ", "key_separator": ": "}
+    schema = prepared(constraint.value)
+    fields = cast(Schema, schema) if isinstance(schema, dict) else {}
+    return f"start: %json {json.dumps({**fields, 'x-guidance': options})}"
+
+
+def regex_grammar(constraint: Constraint) -> str:
+    written = json.loads(LLMatcher.grammar_from_regex(constraint.text))
+    return written["grammars"][0]["lark_grammar"]
+
+
+def prepared(schema: object) -> object:
+    """The schema with closed objects and without keywords that restrict nothing."""
+    schema = closed(schema)
+    check_counts(schema)
+    for node in whole(schema):
+        check_bounds(node)
+        if not knows_format(node):
+            node.pop("format", None)
+        if node.get("uniqueItems") is False:
+            del node["uniqueItems"]
+    return schema
+
+
+def check_bounds(node: Schema) -> None:
+    """Refuse bounds that the library gets wrong: it allows a whole number that is excluded if the
+    other bound is less than one away."""
+    for name, others in (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
+    ):
+        bound = node.get(name)
+        if not isinstance(bound, int | float) or bound != int(bound):
+            continue
+        for other in others:
+            if isinstance(value := node.get(other), int | float) and abs(value - bound) < 1:
+                raise RequestError(f"llguidance does not support {name} {bound} so near {value}")
+
+
+def choice_grammar(constraint: Constraint) -> str:
+    return "start: " + " | ".join(map(quoted, constraint.value))
+
+
+def lark_grammar(constraint: Constraint) -> str:
+    if "::=" not in constraint.text:
+        return constraint.text
+    try:
+        return gbnf_to_lark(constraint.text)
+    except Exception as error:  # noqa: BLE001 (it raises a plain Exception for unknown rules)
+        raise RequestError(f"the grammar does not compile: {error}") from None
+
+
+def tag_grammar(constraint: Constraint) -> str:
+    """Free text with tags after triggers; llguidance has no other formats."""
+    form = cast(dict[str, Any], constraint.value["format"])
+    if form.get("type") != "triggered_tags" or form.keys() - {"type", "triggers", "tags"}:
+        raise RequestError("llguidance supports structural tags of the type triggered_tags only")
+    tags: list[StructTag] = []
+    for at, tag in enumerate(cast(list[dict[str, Any]], form["tags"])):
+        content = tag["content"]
+        triggers = [one for one in form["triggers"] if one and tag["begin"].startswith(one)]
+        if content.get("type") != "json_schema" or not triggers:
+            raise RequestError(
+                f"tag {at} needs a json_schema as content and a trigger that its begin starts with"
+            )
+        schema = json.dumps(prepared(content["json_schema"]))
+        tags.append(
+            StructTag(trigger=triggers[0], begin=tag["begin"], grammar=schema, end=tag["end"])
+        )
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+def first_line(message: str) -> str:
+    return message.strip().splitlines()[0] if message.strip() else "unknown error"

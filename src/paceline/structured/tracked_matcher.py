@@ -1,0 +1,122 @@
+"""The part of a matcher that does not depend on the library."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.arrays import I32
+from paceline.core.errors import RequestError
+from paceline.structured.token_table import TokenTable
+
+
+class TrackedMatcher(ABC):
+    """See `backend.Matcher`. It knows the accepted tokens and handles the end tokens itself: the
+    library sees text only."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._tokens: list[int] = []
+        self._ended = False
+
+    # -- of the library -----------------------------------------------------
+
+    @abstractmethod
+    def _advance(self, token: int) -> bool:
+        """Accept a token with bytes; False, and nothing changes, if it is not allowed."""
+
+    @abstractmethod
+    def _retreat(self, tokens: int) -> None: ...
+
+    @abstractmethod
+    def _fill_text(self, mask: I32, at: int) -> None:
+        """Write to one row which tokens with bytes are allowed. Bits of end tokens are right, or
+        zero; all other bits are zero."""
+
+    @abstractmethod
+    def _complete(self) -> bool: ...
+
+    @abstractmethod
+    def _forced_text(self) -> bytes: ...
+
+    @abstractmethod
+    def _copy(self) -> "TrackedMatcher":
+        """Another one in the same state, but without tokens."""
+
+    # -- of the port --------------------------------------------------------
+
+    def accept(self, token: int) -> bool:
+        table = self._table
+        if self._ended or not 0 <= token < table.vocab_size:
+            return False
+        if token in table.eos:
+            accepted = self._ended = self._complete()
+        else:
+            accepted = bool(table.spelled[token]) and self._advance(token)
+        if accepted:
+            self._tokens.append(token)
+        return accepted
+
+    def try_tokens(self, tokens: Sequence[int]) -> int:
+        count = 0
+        for token in tokens:
+            if not self.accept(token):
+                break
+            count += 1
+        self.rollback(count)
+        return count
+
+    def rollback(self, tokens: int) -> None:
+        assert 0 <= tokens <= len(self._tokens), f"{tokens} of {len(self._tokens)} tokens"
+        if not tokens:
+            return
+        text = tokens - self._ended
+        self._ended = False
+        del self._tokens[-tokens:]
+        if text:
+            self._retreat(text)
+
+    def fill(self, row: I32) -> None:
+        self._fill(row[None], 0)
+
+    def fill_rows(self, mask: I32, drafts: Sequence[int]) -> int:
+        self._fill(mask, 0)
+        count = 0
+        for token in drafts:
+            if not self.accept(token):
+                break
+            count += 1
+            self._fill(mask, count)
+        self.rollback(count)
+        mask[count + 1 : len(drafts) + 1] = -1
+        return count
+
+    def _fill(self, mask: I32, at: int) -> None:
+        table, row = self._table, mask[at]
+        if self._ended:
+            row[:] = table.eos_row
+            return
+        self._fill_text(mask, at)
+        if self._complete():
+            row |= table.eos_row
+        elif not np.count_nonzero(row):
+            raise RequestError("the grammar allows no token of this model's vocabulary here")
+
+    def forced(self) -> list[int]:
+        if self.finished:
+            return []
+        found = self._table.canonical(self._tokens, self._forced_text())
+        return found[: self.try_tokens(found)]
+
+    def fork(self) -> "TrackedMatcher":
+        copy = self._copy()
+        copy._tokens, copy._ended = self._tokens.copy(), self._ended
+        return copy
+
+    @property
+    def finished(self) -> bool:
+        return self._ended or self._complete()
+
+    @property
+    def terminated(self) -> bool:
+        return self._ended

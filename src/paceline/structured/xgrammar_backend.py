@@ -1,0 +1,140 @@
+"""Grammars by xgrammar."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from paceline.core.arrays import I32
+from paceline.core.errors import RequestError
+from paceline.structured.constraint import Constraint, quoted
+from paceline.structured.exact_regex import exact_regex
+from paceline.structured.exact_schema import check_exact
+from paceline.structured.json_schema import check_counts, closed, whole
+from paceline.structured.token_table import TokenTable
+from paceline.structured.tracked_matcher import TrackedMatcher
+from paceline.structured.xgrammar_binding import GrammarCompiler, GrammarMatcher, TokenizerInfo
+
+RAW = 0  # the vocabulary is in bytes
+SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # before each message: a time and a place in C++
+
+
+class XGrammarMatcher(TrackedMatcher):
+    def __init__(self, table: TokenTable, handle: Any) -> None:
+        super().__init__(table)
+        self._handle = handle
+        self._last_word = table.text_row[-1] | table.eos_row[-1]
+
+    def _advance(self, token: int) -> bool:
+        return bool(self._handle.accept_token(token, False))
+
+    def _retreat(self, tokens: int) -> None:
+        self._handle.rollback(tokens)
+
+    def _fill_text(self, mask: I32, at: int) -> None:
+        self._handle.fill_next_token_bitmask(mask, at, False)
+        mask[at, -1] &= self._last_word  # the bits after the last id are as they were
+
+    def _complete(self) -> bool:
+        return bool(self._handle.is_completed())
+
+    def _forced_text(self) -> bytes:
+        return str(self._handle.find_jump_forward_string()).encode()
+
+    def _copy(self) -> "XGrammarMatcher":
+        return XGrammarMatcher(self._table, self._handle.fork())
+
+
+class XGrammar:
+    """See `backend.Grammar`."""
+
+    def __init__(self, table: TokenTable, handle: Any) -> None:
+        self._table, self._handle = table, handle
+        self.size_bytes = int(handle.memory_size_bytes())
+
+    def matcher(self) -> XGrammarMatcher:
+        # No other stop tokens, an end by stop token, any number of tokens to roll back, and no
+        # temperature.
+        return XGrammarMatcher(self._table, GrammarMatcher(self._handle, None, False, -1, None))
+
+
+class XGrammarBackend:
+    """See `backend.GrammarBackend`."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        tokens = TokenizerInfo(list(table.spelled), RAW, table.vocab_size, list(table.eos), False)
+        # One thread, and no cache: the compiler of this package has one.
+        self._compiler = GrammarCompiler(tokens, 1, False, -1)
+
+    def compile(self, constraint: Constraint) -> XGrammar:
+        build: dict[str, Callable[[Constraint], Any]] = {
+            "json": self._json,
+            "regex": lambda one: self._compiler.compile_regex(exact_regex(one.text)),
+            "choice": self._choice,
+            "grammar": self._grammar,
+            "structural_tag": self._structural_tag,
+        }
+        try:
+            return XGrammar(self._table, build[constraint.kind](constraint))
+        except (RuntimeError, ValueError, TypeError) as error:
+            if isinstance(error, RequestError):
+                raise
+            if "std::bad_alloc" in str(error):
+                raise MemoryError from None
+            raise RequestError(f"the {constraint.kind} does not compile: {reason(error)}") from None
+
+    def _json(self, constraint: Constraint) -> Any:
+        schema = exact(constraint.value)
+        # Not strict: the schema says itself which objects are closed.
+        return self._compiler.compile_json_schema(
+            json.dumps(schema, ensure_ascii=False),
+            constraint.any_whitespace,
+            None,
+            None,
+            False,
+            None,
+            False,
+        )
+
+    def _choice(self, constraint: Constraint) -> Any:
+        choices = " | ".join(map(quoted, constraint.value))
+        return self._compiler.compile_grammar_from_strings(f"root ::= {choices}", "root")
+
+    def _grammar(self, constraint: Constraint) -> Any:
+        if "::=" in constraint.text:
+            return self._compiler.compile_grammar_from_strings(constraint.text, "root")
+        return self._compiler.compile_lark(constraint.text, [], [])
+
+    def _structural_tag(self, constraint: Constraint) -> Any:
+        tag = with_exact_schemas(constraint.value)
+        return self._compiler.compile_structural_tag(json.dumps(tag, ensure_ascii=False))
+
+
+def exact(schema: object) -> object:
+    schema = closed(schema)
+    check_counts(schema)
+    check_exact(schema)
+    for node in whole(schema):
+        if "oneOf" in node:  # its branches are disjoint, or no reference leads to it
+            node["anyOf"] = node.pop("oneOf")
+    return schema
+
+
+def with_exact_schemas(value: Any) -> Any:
+    """A structural tag whose schemas are closed and checked."""
+    if isinstance(value, list):
+        return [with_exact_schemas(one) for one in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast(dict[str, Any], value)
+    return {
+        name: exact(one) if name == "json_schema" else with_exact_schemas(one)
+        for name, one in fields.items()
+    }
+
+
+def reason(error: Exception) -> str:
+    """The message of an error of the library, without its place in the library's source."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return SOURCE.sub("", lines[-1]).strip() if lines else type(error).__name__
