@@ -112,7 +112,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 LIGHT = """
 import sys
-import paceline.structured.request_fields
+import paceline.structured.compiler, paceline.structured.request_fields
 import paceline.structured.llguidance_backend
 heavy = {"torch", "transformers", "tvm_ffi", "xgrammar"} & sys.modules.keys()
 sys.modules["torch"] = None

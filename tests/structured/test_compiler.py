@@ -1,0 +1,161 @@
+"""Compiling off the calling thread: once, within limits, and cached."""
+
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError, GrammarTooCostly, QueueFull, RequestError
+from paceline.structured import compiler as module
+from paceline.structured.backend import BACKENDS, Grammar
+from paceline.structured.compiler import CompilerLimits, GrammarCompiler
+from paceline.structured.constraint import Constraint
+from tests.structured.support import accepts, table, torch_hidden
+
+WAIT_S = 60.0
+NUMBER = Constraint.regex("[0-9]+")
+ENDLESS = Constraint.regex("((((a{0,99}){0,99}){0,99}){0,99}){0,99}")  # minutes in xgrammar
+
+
+@contextmanager
+def compiling(backend: str = "auto", **limits: Any) -> Iterator[GrammarCompiler]:
+    with torch_hidden():
+        compiler = GrammarCompiler(table(), backend, CompilerLimits(workers=1, **limits))
+        try:
+            yield compiler
+        finally:
+            compiler.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GrammarCompiler]:
+    with compiling(limit_s=30.0, first_s=30.0) as compiler:
+        compiler.submit(NUMBER).result(WAIT_S)
+        yield compiler
+
+
+def made_by(grammar: Grammar) -> str:
+    return type(grammar).__name__
+
+
+def test_a_grammar_is_compiled_and_kept(shared: GrammarCompiler) -> None:
+    schema = Constraint.json({"type": "array", "items": {"type": "boolean"}})
+    grammar = shared.submit(schema).result(WAIT_S)
+    assert made_by(grammar) == "XGrammar"
+    assert accepts(grammar, "[true, false]")
+    again = shared.submit(Constraint.json({"type": "array", "items": {"type": "boolean"}}))
+    assert again.done()
+    assert again.result() is grammar
+
+
+def test_the_second_backend_gets_what_the_first_refuses(shared: GrammarCompiler) -> None:
+    grammar = shared.submit(Constraint.json({"type": "string", "maxLength": 3})).result(WAIT_S)
+    assert made_by(grammar) == "LLGuidanceGrammar"
+    assert accepts(grammar, '"abc"')
+
+
+def test_what_both_refuse_is_refused_and_kept(shared: GrammarCompiler) -> None:
+    bad = Constraint.json({"type": "array", "uniqueItems": True})
+    with pytest.raises(RequestError, match=r"at #: uniqueItems .*; llguidance: .*uniqueItems"):
+        shared.submit(bad).result(WAIT_S)
+    assert shared.submit(bad).done()
+
+
+def test_requests_with_one_constraint_share_its_compilation(
+    shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    gate = Event()
+    check = module.WorkerProcess.check
+
+    def slow_check(self: Any, backend: str, constraint: Constraint, limit_s: float) -> None:
+        tried.append(backend)
+        assert gate.wait(WAIT_S)
+        check(self, backend, constraint, limit_s)
+
+    monkeypatch.setattr(module.WorkerProcess, "check", slow_check)
+    same = Constraint.choice(["one", "two"])
+    futures = [shared.submit(same) for _ in range(5)]
+    assert futures[0].cancel()
+    gate.set()
+    grammars = {id(future.result(WAIT_S)) for future in futures[1:]}
+    assert (len(grammars), tried) == (1, ["xgrammar"])
+    with pytest.raises(CancelledError):
+        futures[0].result()
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_others_go_on() -> None:
+    with compiling("xgrammar", limit_s=0.5) as compiler:
+        compiler.submit(NUMBER).result(WAIT_S)
+        with pytest.raises(GrammarTooCostly, match=r"regex takes more than 0\.5 s to compile"):
+            compiler.submit(ENDLESS).result(WAIT_S)
+        assert accepts(compiler.submit(Constraint.regex("[a-f]+")).result(WAIT_S), "fade")
+        assert not compiler.submit(ENDLESS).done()  # such a refusal is not kept
+
+
+def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
+    values = Constraint.choice([f"value number {n} {n * n}" for n in range(12_000)])
+    with compiling("xgrammar", memory_bytes=32 << 20) as compiler:
+        with pytest.raises(GrammarTooCostly, match="takes more than 32 MiB to compile"):
+            compiler.submit(values).result(WAIT_S)
+        assert accepts(compiler.submit(NUMBER).result(WAIT_S), "12")
+
+
+def test_a_grammar_whose_masks_take_too_long_is_refused() -> None:
+    too_costly = pytest.raises(GrammarTooCostly, match="ms for each token, more than 1e-06 ms")
+    with compiling(fill_s=1e-9) as compiler, too_costly:
+        compiler.submit(NUMBER).result(WAIT_S)
+
+
+def test_a_compilation_that_no_request_waits_for_stops() -> None:
+    with compiling("xgrammar", limit_s=10 * WAIT_S) as compiler:
+        first, second = compiler.submit(ENDLESS), compiler.submit(ENDLESS)
+        behind = compiler.submit(Constraint.regex("[a-f]+"))
+        assert first.cancel()
+        assert not second.done()
+        assert second.cancel()
+        assert accepts(behind.result(WAIT_S), "fade")
+
+
+def test_a_worker_that_died_is_replaced() -> None:
+    with compiling("llguidance") as compiler:
+        compiler.submit(NUMBER).result(WAIT_S)
+        (worker,) = compiler._idle
+        worker._process.kill()
+        worker._process.wait()
+        assert accepts(compiler.submit(Constraint.regex("[a-f]+")).result(WAIT_S), "fade")
+
+
+def test_waiting_constraints_are_bounded() -> None:
+    with compiling("xgrammar", limit_s=WAIT_S, pending=1) as compiler:
+        slow = compiler.submit(ENDLESS)
+        with pytest.raises(QueueFull, match="too many grammars"):
+            compiler.submit(NUMBER).result(WAIT_S)
+        slow.cancel()
+
+
+def test_closing_cancels_what_waits() -> None:
+    futures: list[Future[Grammar]] = []
+    with compiling("xgrammar", limit_s=WAIT_S) as compiler:
+        futures += [compiler.submit(one) for one in (ENDLESS, NUMBER)]
+    assert all(future.cancelled() for future in futures)
+
+
+def test_an_unknown_backend_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="no grammar backend 'x'"):
+        GrammarCompiler(table(), "x")
+
+
+def test_a_library_that_is_missing_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(BACKENDS) == {"xgrammar", "llguidance"}
+    with compiling("llguidance") as compiler:
+        monkeypatch.setattr(module, "load_backend", missing)
+        with pytest.raises(ConfigError, match="not installed"):
+            compiler.submit(NUMBER).result(WAIT_S)
+
+
+def missing(name: str, *_: object) -> None:
+    raise ConfigError(f"the grammar backend {name} is not installed")
