@@ -1,0 +1,157 @@
+"""Measure what grammars cost with a real vocabulary; one JSON line per case and backend.
+
+    python benchmarks/grammars.py MODEL.gguf --json results.jsonl
+
+Times are CPU times of one thread. A text of each case is fed to its grammar token by token,
+`--rounds` times with a new matcher; the first round is reported apart, since llguidance builds its
+automata while it runs. `rows_us` is five rows, for four drafts. `forced` counts the tokens that the
+grammar forces before the model is asked for them.
+"""
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from statistics import mean, median
+from time import thread_time_ns
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import RequestError
+from paceline.structured.backend import BACKENDS, GrammarBackend, Matcher, load_backend
+from paceline.structured.constraint import Constraint
+from paceline.structured.token_table import TokenTable
+from paceline.text.tokenizer import Tokenizer
+
+DRAFTS = 4
+TEXT = {"type": "string"}
+ADDRESS = {
+    "type": "object",
+    "properties": {"street": TEXT, "zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
+    "required": ["street", "zip"],
+}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": TEXT,
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": TEXT},
+        "address": ADDRESS,
+        "kind": {"enum": ["reader", "writer"]},
+    },
+    "required": ["name", "age", "tags", "address", "kind"],
+}
+DOCUMENT = json.dumps(
+    {
+        "name": "Ada Lovelace, Countess",
+        "age": 36,
+        "tags": ["mathematics", "the first program"],
+        "address": {"street": "12 St James's Square", "zip": "12345"},
+        "kind": "writer",
+    }
+)
+CASES: dict[str, tuple[Constraint, str]] = {
+    "schema": (Constraint.json(PERSON), DOCUMENT),
+    "schema, one spacing": (Constraint.json(PERSON, any_whitespace=False), DOCUMENT),
+    "object": (Constraint.json_object(), DOCUMENT),
+    "bounded string": (Constraint.json({"type": "string", "maxLength": 60}), '"a short text"'),
+    "regex": (Constraint.regex(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}"), "2026-11-17T20:05"),
+    "choice": (Constraint.choice(["positive", "negative", "neutral"]), "negative"),
+}
+
+
+class Times:
+    """Times of one matcher's life, in nanoseconds."""
+
+    def __init__(self, matcher: Matcher, tokens: list[int], words: int) -> None:
+        self.fill: list[int] = []
+        self.rows: list[int] = []
+        self.accept: list[int] = []
+        mask = np.zeros((DRAFTS + 1, words), np.int32)
+        for at, token in enumerate(tokens):
+            begin = thread_time_ns()
+            matcher.fill(mask[0])
+            filled = thread_time_ns()
+            drafts = tokens[at : at + DRAFTS]
+            matcher.fill_rows(mask, drafts)
+            rows = thread_time_ns()
+            assert matcher.accept(token), f"token {at} is refused"
+            accepted = thread_time_ns()
+            self.fill.append(filled - begin)
+            self.accept.append(accepted - rows)
+            if len(drafts) == DRAFTS:
+                self.rows.append(rows - filled)
+        assert matcher.finished
+
+
+def forced(matcher: Matcher, tokens: list[int]) -> int:
+    """Of these tokens, how many the grammar forces. Others are accepted one by one."""
+    at = count = 0
+    while at < len(tokens):
+        found = matcher.forced()
+        if not found or tokens[at : at + len(found)] != found:
+            found = tokens[at : at + 1]
+        else:
+            count += len(found)
+        assert all(map(matcher.accept, found))
+        at += len(found)
+    return count
+
+
+def measured(
+    backend: GrammarBackend, table: TokenTable, case: tuple[Constraint, str], rounds: int
+) -> dict[str, Any]:
+    constraint, text = case
+    try:
+        grammar = backend.compile(constraint)
+    except RequestError as error:
+        return {"refused": str(error)}
+    compile_ns: list[int] = []
+    for _ in range(3):
+        begin = thread_time_ns()
+        backend.compile(constraint)
+        compile_ns.append(thread_time_ns() - begin)
+    assert table.encode is not None
+    tokens = table.encode(text)
+    first, *others = [Times(grammar.matcher(), tokens, table.words) for _ in range(rounds)]
+    fills = [one for times in others for one in times.fill]
+    return {
+        "compile_ms": round(median(compile_ns) / 1e6, 2),
+        "size_bytes": grammar.size_bytes,
+        "first_fill_us": round(mean(first.fill) / 1e3, 1),
+        "fill_us": round(median(fills) / 1e3, 1),
+        "fill_us_mean": round(mean(fills) / 1e3, 1),
+        "fill_us_p99": round(float(np.percentile(fills, 99)) / 1e3, 1),
+        "rows_us": round(median([r for times in others for r in times.rows] or [0]) / 1e3, 1),
+        "accept_us": round(median([a for times in others for a in times.accept]) / 1e3, 1),
+        "tokens": len(tokens),
+        "forced": forced(grammar.matcher(), tokens),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what grammars cost.")
+    parser.add_argument("model", type=Path, help="a GGUF file, or a folder with a tokenizer.json")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="append the lines to this file too")
+    options = parser.parse_args()
+    table = TokenTable.of(Tokenizer.load(options.model))
+    for name in BACKENDS:
+        backend = load_backend(name, table)
+        for label, case in CASES.items():
+            line = {
+                "case": label,
+                "backend": name,
+                "machine": platform.machine(),
+                "vocabulary": table.vocab_size,
+                **measured(backend, table, case, options.rounds),
+            }
+            print(json.dumps(line), flush=True)
+            if options.json:
+                with options.json.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
