@@ -6,7 +6,15 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.cli.setting_flags import HIDDEN, ServingSettings, Settings
-from paceline.cli.setting_help import NAMES, OF_ENGINES, SENTENCES, TITLES, UNITS, unit_of
+from paceline.cli.setting_help import (
+    NAMES,
+    OF_ENGINES,
+    OF_SERVERS,
+    SENTENCES,
+    TITLES,
+    UNITS,
+    unit_of,
+)
 from paceline.core.config import COMPONENTS, Config, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.wiring.settings import (
@@ -29,7 +37,7 @@ def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:
     names = [one.name for one in ServingSettings.all()]
     assert sorted(names) == sorted(SENTENCES)
     assert set(NAMES) <= set(names)
-    assert set(OF_ENGINES) <= set(names)
+    assert set(OF_ENGINES) | set(OF_SERVERS) <= set(names)
     assert {one.component for one in ServingSettings.all()} == set(TITLES)
     assert all(text.endswith((".", "?")) for text in SENTENCES.values())
 

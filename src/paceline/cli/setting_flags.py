@@ -12,6 +12,7 @@ from paceline.cli.setting_help import (
     METAVARS,
     NAMES,
     OF_ENGINES,
+    OF_SERVERS,
     SENTENCES,
     TITLES,
     unit_of,
@@ -49,7 +50,7 @@ class Setting:
         if isinstance(self.default, bool):
             return "yes" if self.default else "no"
         plain = str(self.default) if self.default not in ("", (), {}) else ""
-        return OF_ENGINES.get(self.name, plain)
+        return (OF_ENGINES | OF_SERVERS).get(self.name, plain)
 
     @property
     def flag(self) -> Parameter:

@@ -27,7 +27,6 @@ ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
 # Defaults of an engine that depend on the device, the model or the command.
 OF_ENGINES = {
-    "api_server_count": "one for every four cores, 1 to 8; with --core thread 1",
     "max_num_seqs": "64; on a GPU 256",
     "max_num_batched_tokens": "512; on a GPU 8192",
     "watermark": "0.0; on a GPU 0.01",
@@ -36,6 +35,9 @@ OF_ENGINES = {
     "ageing_s": "60.0; for batches 3600.0",
     "max_model_len": "the model's own",
 }
+
+# Defaults of a server that depend on the machine.
+OF_SERVERS = {"api_server_count": "one for every four cores, 1 to 8; with --core thread 1"}
 
 # Units of the settings whose names do not end in one.
 UNITS = {
