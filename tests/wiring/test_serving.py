@@ -14,11 +14,12 @@ from fastapi import FastAPI
 from paceline import ConfigError
 from paceline.engine.api import EngineFailed, SamplingParams
 from paceline.engine.core.messages import Capacity
+from paceline.engine.settings import CoreSettings
 from paceline.hub.progress import silent
 from paceline.server.settings import ServerSettings
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import serving
-from paceline.wiring.serving import exit_on_sigterm, loaded, log_keys
+from paceline.wiring.serving import exit_on_sigterm, front_ends, loaded, log_keys
 from paceline.wiring.tokenizer import bytes_as_tokens
 from tests.text.support import byte_level
 
@@ -153,3 +154,23 @@ def test_the_log_says_that_a_model_cannot_chat(
     caplog.clear()
     loaded("mine", silent, {"chat_template": "chatml"})
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "core", "expected"),
+    [
+        (2, 0, "process", 1),
+        (4, 0, "process", 1),
+        (16, 0, "process", 4),
+        (200, 0, "process", 8),
+        (200, 0, "thread", 1),
+        (2, 3, "thread", 3),
+        (64, 1, "process", 1),
+    ],
+)
+def test_the_number_of_front_ends_depends_on_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, given: int, core: Any, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    chosen = ServerSettings(api_server_count=given)
+    assert front_ends(chosen, CoreSettings(core=core)) == expected

@@ -1,298 +1,104 @@
-"""One server of several processes, whichever of them a client talks to."""
+"""What becomes of a server whose front ends cannot start, or end."""
 
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.conformance.architectures import SIZES
+from paceline.core.config import LoadConfig
+from paceline.core.errors import ConfigError
+from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.thread import ThreadCore
+from paceline.engine.settings import CoreSettings
+from paceline.server.listen import bound_sockets, url_of
+from paceline.server.scoreboard import shared_memory
+from paceline.server.settings import ServerSettings
+from paceline.wiring.front_end_settings import FrontEndSettings
+from paceline.wiring.supervisor import Supervisor
+from tests.engine.support import components
+from tests.server.support import slow
+from tests.wiring.support import until
 
-PATIENCE_S = 120.0
 PATH = "/v1/completions"
-LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": True}
-DESCRIBED = {"architectures": ["LlamaForCausalLM"], **SIZES, "vocab_size": 300}
-ENGINE = ("--load-format", "dummy", "--kv-cache-gib", "0.01", "--max-num-seqs", "4")
-KEY = "a-secret-key"
-
-
-def until(reached: Callable[[], Any]) -> Any:
-    give_up = monotonic() + PATIENCE_S
-    while monotonic() < give_up:
-        if found := reached():
-            return found
-        sleep(0.01)
-    raise AssertionError("it was not reached in time")
-
-
-class SeveralProcesses:
-    """A server with two front ends, and connections to one or the other."""
-
-    def __init__(self, folder: Path, cache: Path, *more: str) -> None:
-        self.lines: list[str] = []
-        ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PACELINE_API_KEY": KEY}
-        command = [sys.executable, "-m", "paceline", "serve", str(folder), *ENGINE, *more]
-        self.process = subprocess.Popen(
-            [*command, "--api-server-count", "2"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ours, "PACELINE_CACHE": str(cache)},
-        )
-        self._collecting = Thread(target=self._collect, daemon=True)
-        self._collecting.start()
-        self.url = until(self._listening)
-        self._clients = ExitStack()
-
-    def _collect(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
-            for line in lines:
-                self.lines.append(line)
-
-    def _listening(self) -> str:
-        assert self.process.poll() is None, "".join(self.lines)
-        found = re.search(r"2 front ends listen at (\S+) ", "".join(self.lines))
-        return found[1] if found else ""
-
-    def children(self, module: str) -> list[int]:
-        listing = ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
-        found = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
-        assert KEY not in found
-        return [int(line.split()[0]) for line in found.splitlines() if module in line]
-
-    @property
-    def front_ends(self) -> list[int]:
-        return self.children("front_end_main")
-
-    @property
-    def core(self) -> int:
-        (found,) = self.children("process_main")
-        return found
-
-    def client(self, *others: int) -> httpx.Client:
-        """A client with one connection, to a front end that is not one of the others."""
-        transport = None
-        if self.url.startswith("unix:"):
-            transport = httpx.HTTPTransport(uds=self.url.removeprefix("unix:"))
-        base = "http://paceline" if transport else self.url
-        client = self._clients.enter_context(
-            httpx.Client(
-                base_url=base,
-                transport=transport,
-                timeout=PATIENCE_S,
-                headers={"Authorization": f"Bearer {KEY}"},
-                limits=httpx.Limits(max_connections=1),
-            )
-        )
-        for pid in others:
-            os.kill(pid, signal.SIGSTOP)
-        client.get("/version").raise_for_status()
-        for pid in others:
-            os.kill(pid, signal.SIGCONT)
-        return client
-
-    def both(self) -> tuple[httpx.Client, httpx.Client]:
-        """A connection to each of the two front ends."""
-        one, other = self.front_ends
-        return self.client(other), self.client(one)
-
-    def end(self) -> tuple[int, str]:
-        """Its status, and what it logged."""
-        status = self.process.wait(PATIENCE_S)
-        self._collecting.join()
-        return status, "".join(self.lines)
-
-    def close(self) -> None:
-        self._clients.close()
-        self.process.kill()
-        self.end()
+ONE = ServerSettings(api_server_count=1, api_keys=("key",), drain_s=100.0)
 
 
 @contextmanager
-def stream(client: httpx.Client, **more: Any) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has begun."""
-    with client.stream("POST", PATH, json={**LONG, "stream": True, **more}) as response:
-        assert response.status_code == 200, response.read()
-        lines = (line for line in response.iter_lines() if line)
-        assert 'finish_reason":null' in next(lines).replace(" ", "")
-        yield lines
-
-
-def figure(client: httpx.Client, name: str, **labels: str) -> float:
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    lines = client.get("/metrics").text.splitlines()
-    found = [one for one in lines if one.startswith((name + "{", name + " "))]
-    return sum(float(one.split()[-1]) for one in found if all(label in one for label in wanted))
-
-
-def tokens(client: httpx.Client) -> float:
-    return figure(client, "vllm:generation_tokens_total")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("small")
-    (found / "config.json").write_text(json.dumps(DESCRIBED))
-    return found
-
-
-def ids_are_unique_and_figures_are_added_up(server: SeveralProcesses) -> None:
-    clients = server.both()
-    named = {"X-Request-Id": "mine"}
-    answers = [
-        one.post(PATH, json={**LONG, "max_tokens": 3}, headers=named).json() for one in clients
-    ]
-    assert answers[0]["id"] == "mine"
-    assert re.fullmatch("mine-[0-9a-f]{8}", answers[1]["id"])
-    assert [one["usage"]["completion_tokens"] for one in answers] == [3, 3]
-    for client in clients:
-        assert tokens(client) == 6
-        assert figure(client, "http_requests_total", handler=PATH, status="200") == 2
-        assert "submitted" in client.get("/requests/mine/explain").text
-    pair = {**LONG, "prompt": ["the", "quick"], "max_tokens": 2}
-    clients[0].post(PATH, json=pair, headers={"X-Request-Id": "pair"})
-    told = [client.get("/requests/pair/explain").text for client in clients]
-    assert told[0] == told[1]
-    assert told[0].count("submitted") == 2
-    assert clients[1].get("/requests/none/explain").status_code == 404
-    assert httpx.get(f"{server.url}/load").status_code == 401
-
-
-def one_front_end_controls_the_requests_of_all(server: SeveralProcesses) -> None:
-    (one, other), (here, there), (third, _) = server.both(), server.both(), server.both()
-    with (
-        stream(here, prompt=["the", "fox"]) as first,
-        stream(there) as second,
-        ThreadPoolExecutor() as pool,
-    ):
-        assert one.post("/pause", params={"mode": "all"}).status_code == 200
-        assert other.get("/is_paused").json() == {"is_paused": True}
-        assert [client.get("/load").json()["server_load"] for client in (one, other)] == [2, 2]
-        assert figure(other, "vllm:num_requests_running") == 3
-        waiting = {"X-Request-Id": "waiting"}
-        queued = pool.submit(third.post, PATH, json=LONG, headers=waiting)
-        until(lambda: one.get("/load").json()["server_load"] == 3)
-        asked = {"request_ids": ["waiting", "unknown"]}
-        assert other.post("/abort_requests", json=asked).json() == {"aborted": ["waiting"]}
-        assert queued.result().json()["choices"][0]["finish_reason"] == "abort"
-        assert other.post("/pause", params={"mode": "abort"}).status_code == 200
-        assert '"abort"' in "".join(first)
-        assert '"abort"' in "".join(second)
-    assert one.post("/reset_prefix_cache").json() == {"reset": True}
-    assert other.post("/resume").status_code == 200
-    assert one.get("/is_paused").json() == {"is_paused": False}
-    assert figure(one, "vllm:request_success_total", finished_reason="abort") == 4
-
-
-def a_front_end_that_is_killed_takes_only_its_own_connections_along(
-    server: SeveralProcesses,
-) -> None:
-    victim, other = server.front_ends
-    (lost_one, kept_one), (_, client) = server.both(), server.both()
-    with stream(lost_one) as lost, stream(kept_one) as kept:
-        client.post("/pause", params={"mode": "all"})  # so that they do not end by themselves
-        before = tokens(client)
-        os.kill(victim, signal.SIGKILL)
-        with pytest.raises(httpx.RemoteProtocolError):
-            list(lost)
-        until(lambda: figure(client, "vllm:num_requests_running") == 1)
-        assert client.get("/load").json() == {"server_load": 1}
-        client.post("/resume")
-        assert [*kept][-1] == "data: [DONE]"
-    until(lambda: len(server.front_ends) == 2 and victim not in server.front_ends)
-    assert tokens(client) > before
-    until(lambda: "another one is started" in "".join(server.lines))
-    (successor,) = {*server.front_ends} - {other}
-    answer = server.client(other).post(PATH, json={**LONG, "max_tokens": 3})
-    assert answer.json()["usage"]["completion_tokens"] == 3
-    assert successor in server.front_ends
-    assert tokens(client) > before + 3
-
-
-def a_front_end_that_gets_a_signal_drains_alone(server: SeveralProcesses) -> None:
-    one, other = server.front_ends
-    (leaving, client) = server.both()
-    with stream(leaving) as lines:
-        client.post("/pause", params={"mode": "all"})
-        os.kill(one, signal.SIGTERM)
-        newcomer = server.client()  # accepted by the other one
-        assert newcomer.get("/ready").status_code == 200
-        client.post("/resume")
-        assert [*lines][-1] == "data: [DONE]"
-    until(lambda: one not in server.front_ends and len(server.front_ends) == 2)
-    server.client(other)
-
-
-def every_front_end_notices_that_the_core_dies(server: SeveralProcesses) -> None:
-    (one, other), (here, there), core = server.both(), server.both(), server.core
-    with stream(here) as first, stream(there) as second:
-        os.kill(core, signal.SIGKILL)
-        assert "process has died with code -9" in [*first][-1]
-        assert "process has died with code -9" in [*second][-1]
-    for client in (one, other):
-        assert "is being restarted" in client.get("/health").text
-        assert client.post(PATH, json=LONG).status_code == 503
-    for client in (one, other):
-        until(lambda client=client: client.get("/health").status_code == 200)
-        assert figure(client, "paceline:engine_crashes_total") == 1
-        assert client.get("/health").json()["last_failure_s"] > 0
-        answer = client.post(PATH, json={**LONG, "max_tokens": 3})
-        assert answer.json()["usage"]["completion_tokens"] == 3
-
-
-def a_signal_to_the_server_lets_open_streams_finish(server: SeveralProcesses) -> None:
-    (one, other), (here, _) = server.both(), server.both()
-    with stream(here) as first, stream(other) as second:
-        one.post("/pause", params={"mode": "all"})
-        server.process.send_signal(signal.SIGTERM)
-        until(lambda: one.get("/ready").status_code == 503)
-        one.post("/resume")
-        assert [*first][-1] == [*second][-1] == "data: [DONE]"
-
-
-def test_a_server_of_several_processes_is_one_server(folder: Path, tmp_path: Path) -> None:
-    server = SeveralProcesses(folder, tmp_path, "--port", "0", "--drain-s", "100")
+def over_a_thread(model: Path) -> Iterator[tuple[ThreadCore, FrontEndSettings, socket.socket]]:
+    """A core without a model, and what a front end needs to know."""
+    core, board = ThreadCore(components(slow).engine()), shared_memory(ONE.api_server_count + 1)
+    (bound,) = bound_sockets("127.0.0.1", 0)
+    files = (bound.fileno(),)
+    load = LoadConfig(load_format="dummy")
     try:
-        (listed,) = (json.loads(one.read_text()) for one in tmp_path.glob("servers/*.json"))
-        assert (listed["pid"], listed["url"]) == (server.process.pid, server.url)
-        ids_are_unique_and_figures_are_added_up(server)
-        one_front_end_controls_the_requests_of_all(server)
-        a_front_end_that_is_killed_takes_only_its_own_connections_along(server)
-        a_front_end_that_gets_a_signal_drains_alone(server)
-        every_front_end_notices_that_the_core_dies(server)
-        a_signal_to_the_server_lets_open_streams_finish(server)
-        status, said = server.end()
-        assert status == 0
-        assert "Traceback" not in said
-        assert not list(tmp_path.glob("servers/*.json"))
+        with bound:
+            yield core, FrontEndSettings("mine", str(model), load, ONE, {}, files, board), bound
     finally:
-        server.close()
+        core.close()
+        os.close(board)
 
 
-def test_a_server_at_a_unix_socket_ends_when_its_core_is_gone_for_good(
-    folder: Path, tmp_path: Path
+def test_the_error_of_a_front_end_that_cannot_start_is_raised(model: Path) -> None:
+    with over_a_thread(model) as (core, settings, _):
+        load = replace(settings.load, chat_template="missing.jinja")
+        supervisor = Supervisor(core, replace(settings, load=load), CoreSettings())
+        with pytest.raises(ConfigError, match=r"missing\.jinja"):
+            supervisor.start()
+        supervisor.close()
+
+
+def test_front_ends_that_end_too_often_end_the_server(
+    model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "s.sock"
-    server = SeveralProcesses(folder, tmp_path, "--uds", str(path), "--on-core-crash", "exit")
-    try:
-        assert server.url == f"unix:{path}"
-        with stream(server.client()) as lines:
-            os.kill(server.core, signal.SIGKILL)
-            assert "process has died with code -9" in [*lines][-1]
-        status, said = server.end()
-        assert status == 1
-        assert said.count("the server exits: the engine's process has died with code -9") == 1
-        assert not path.exists()
-    finally:
-        server.close()
+    with over_a_thread(model) as (core, settings, bound):
+        supervisor = Supervisor(core, settings, CoreSettings(core_restarts=1))
+        try:
+            supervisor.start()
+            with httpx.Client(base_url=url_of(bound), headers={"x-api-key": "key"}) as client:
+                answer = client.post(PATH, json={"prompt": "the", "max_tokens": 2})
+                assert answer.json()["usage"]["completion_tokens"] == 2
+
+            def kill_twice() -> None:
+                for _ in range(2):
+                    link = until(lambda: supervisor._links.get(0))
+                    os.kill(link.pid, signal.SIGKILL)
+                    until(lambda link=link: supervisor._links.get(0) is not link)
+
+            killing = Thread(target=kill_twice)
+            killing.start()
+            with pytest.raises(EngineFailed, match="ended with code -9"):
+                supervisor.run()
+            killing.join()
+        finally:
+            supervisor.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert any(one.endswith("ended with code -9; another one is started") for one in said)
+    assert any(one.startswith("the server exits: ") for one in said)
+
+
+def test_a_core_that_is_gone_for_good_ends_the_server(model: Path) -> None:
+    with over_a_thread(model) as (core, settings, bound):
+        supervisor = Supervisor(core, settings, CoreSettings())
+        try:
+            supervisor.start()
+            body = {"prompt": "the", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            headers = {"x-api-key": "key"}
+            with (
+                httpx.Client(base_url=url_of(bound), headers=headers) as client,
+                client.stream("POST", PATH, json=body) as response,
+            ):
+                lines = (line for line in response.iter_lines() if line)
+                next(lines)
+                core._engine.turn = None  # type: ignore[method-assign, assignment, union-attr]
+                with pytest.raises(EngineFailed, match="the engine has died: TypeError"):
+                    supervisor.run()
+                assert "the engine has died: TypeError" in [*lines][-1]
+        finally:
+            supervisor.close()

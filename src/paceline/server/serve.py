@@ -110,6 +110,7 @@ class DrainingServer(uvicorn.Server):
     def begin_drain(self) -> None:
         """Call it on the event loop."""
         if self._draining is None:
+            self._context.draining = True
             self._draining = asyncio.create_task(self._drain())
         elif not self._time_over.is_set() and not self._draining.done():
             self._time_over.set()
@@ -118,7 +119,6 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         context, limit_s, begin = self._context, self._context.settings.drain_s, self._loop.time()
-        context.draining = True
         log.info("draining: %d requests are open", len(context.open_requests))
         hurry = self._loop.call_later(limit_s, self._time_over.set)
         leaving, up = (

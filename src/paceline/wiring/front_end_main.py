@@ -1,7 +1,6 @@
 """A front end as one of several processes: `python -m paceline.wiring.front_end_main ADDRESS`."""
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.errors import PacelineError
+from paceline.core.garbage import keep_heap
 from paceline.engine.core.front_end_wire import PeerVerb
 from paceline.engine.core.process_main import die_with_parent
 from paceline.engine.core.remote import RemoteCore
@@ -76,8 +76,7 @@ async def serve(core: RemoteCore, settings: FrontEndSettings) -> None:
     server = draining_server(app, "", 0)
     server.listening = lambda _: core.report_ready()
     core.control = LoopControl(server, context, asyncio.get_running_loop())
-    gc.collect()
-    gc.freeze()  # what is loaded stays; to look at it again would delay requests
+    keep_heap()
     reading = asyncio.create_task(server.end_with_engine())
     try:
         await server.serve([socket.socket(fileno=file) for file in settings.sockets])
@@ -94,9 +93,14 @@ class LoopControl:
     ) -> None:
         self._server, self._context, self._loop = server, context, loop
 
-    def drain(self) -> None:
+    def drain(self, hurry: bool) -> None:
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._server.begin_drain)
+            self._loop.call_soon_threadsafe(self._drain, hurry)
+
+    def _drain(self, hurry: bool) -> None:
+        """A signal may have come before: service managers send one to every process."""
+        if hurry or not self._context.draining:
+            self._server.begin_drain()
 
     def answer(self, verb: PeerVerb, names: tuple[str, ...]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(answer_peer(self._context, verb, names), self._loop)

@@ -114,10 +114,10 @@ class Supervisor:
     def _drain(self) -> None:
         self._signals += 1
         for link in self._links.values():
-            if self._signals <= GENTLE_SIGNALS:
-                link.send(DrainFrontEnd())
-            else:
+            if self._signals > GENTLE_SIGNALS:
                 link.kill()
+            else:
+                link.send(DrainFrontEnd(hurry=self._signals == GENTLE_SIGNALS))
 
     def _fail(self, reason: str) -> None:
         log.error("the server exits: %s", reason)

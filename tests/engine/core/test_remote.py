@@ -58,8 +58,8 @@ class Owner:
     def died(self, reason: str, for_good: bool) -> None:
         self.seen.put((reason, for_good))
 
-    def drain(self) -> None:
-        self.seen.put("drain")
+    def drain(self, hurry: bool) -> None:
+        self.seen.put(f"drain {hurry}")
 
     def answer(self, verb: str, names: tuple[str, ...]) -> Future[Any]:
         found: Future[Any] = Future()
@@ -114,8 +114,9 @@ def test_this_front_end_answers_others_and_drains(owner: Owner) -> None:
     assert owner.received() == PeerAnswer(8, ["parts", "a"])
     owner.send(PeerQuestion(9, "abort_all", ()))
     assert owner.received() == PeerAnswer(9, None)
-    owner.send(DrainFrontEnd())
-    assert owner.seen.get(timeout=PATIENCE_S) == "drain"
+    for hurry in (False, True):
+        owner.send(DrainFrontEnd(hurry))
+        assert owner.seen.get(timeout=PATIENCE_S) == f"drain {hurry}"
 
 
 def test_deliveries_and_the_health_of_the_core_arrive(owner: Owner) -> None:

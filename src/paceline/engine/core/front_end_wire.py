@@ -60,7 +60,9 @@ class PeerAnswer(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class DrainFrontEnd(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The server shuts down; a second message ends the wait for open requests."""
+    """The server shuts down: finish the open requests, or, in a hurry, end them."""
+
+    hurry: bool = False
 
 
 ToFrontEnd = (

@@ -34,7 +34,7 @@ FLUSH_MS = 1000  # for the last messages
 class FrontEndControl(Protocol):
     """What the owner of the core asks of a front end, on the thread that reads its messages."""
 
-    def drain(self) -> None: ...
+    def drain(self, hurry: bool) -> None: ...
 
     def answer(self, verb: PeerVerb, names: tuple[str, ...]) -> Future[Any]:
         """Answer another front end about requests of this one."""
@@ -124,7 +124,7 @@ class RemoteCore:
     def _send(self, message: FromFrontEnd) -> None:
         with self._sending:
             if not self._context.closed:
-                self._out.send(wire.encoder.encode(message), zmq.NOBLOCK)
+                self._out.send(wire.encoder.encode(message))  # waits for the owner to connect
 
     # -- the reader ---------------------------------------------------------
 
@@ -148,9 +148,9 @@ class RemoteCore:
                 assert self.control is not None
                 answer = self.control.answer(verb, names)
                 answer.add_done_callback(lambda found: self._answer_peer(number, found))
-            case DrainFrontEnd():
+            case DrainFrontEnd(hurry):
                 assert self.control is not None
-                self.control.drain()
+                self.control.drain(hurry)
             case FrontEndBuild():
                 raise AssertionError("a front end is built once")
 
