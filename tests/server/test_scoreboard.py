@@ -48,8 +48,24 @@ def test_the_latest_failure_of_all_processes_counts() -> None:
     assert boards[0].last_failure_s == pytest.approx(20.0, abs=1.0)
 
 
+def test_a_process_knows_how_far_it_is_ahead_of_others_that_accept() -> None:
+    file = shared_memory(4)
+    boards = [shared_board(file, row) for row in range(4)]
+    os.close(file)
+    assert boards[0].connections_ahead == 0
+    for board, connections in zip(boards, (5, 3, 4), strict=False):
+        board.set_connections(connections)
+        board.set_accepting(True)
+    assert [board.connections_ahead for board in boards[:3]] == [2, 0, 1]
+    boards[1].set_accepting(False)
+    assert [boards[row].connections_ahead for row in (0, 2)] == [1, 0]
+
+
 def test_one_process_alone_has_a_row_to_itself() -> None:
     board = Scoreboard()
     board.set_requests(3)
+    board.set_connections(2)
+    board.set_accepting(True)
     assert (board.requests, board.connections_elsewhere, board.is_shared) == (3, 0, False)
+    assert board.connections_ahead == 0
     assert board.processes == {"": os.getpid()}

@@ -129,6 +129,21 @@ def tokens(client: httpx.Client) -> float:
     return figure(client, "vllm:generation_tokens_total")
 
 
+def open_sockets(pid: int) -> int:
+    files = Path(f"/proc/{pid}/fd").iterdir()
+    return sum(os.readlink(file).startswith("socket:") for file in files)
+
+
+def connections_spread(server: SeveralProcesses) -> None:
+    before = [open_sockets(pid) for pid in server.front_ends]
+    for _ in range(8):
+        server.client()
+    after = [open_sockets(pid) for pid in server.front_ends]
+    opened = [new - old for old, new in zip(before, after, strict=True)]
+    assert sum(opened) == 8
+    assert min(opened) >= 2, opened
+
+
 def ids_are_unique_and_figures_are_added_up(server: SeveralProcesses) -> None:
     clients = server.both()
     named = {"X-Request-Id": "mine"}
@@ -250,6 +265,7 @@ def test_a_server_of_several_processes_is_one_server(model: Path, tmp_path: Path
         (listed,) = (json.loads(one.read_text()) for one in tmp_path.glob("servers/*.json"))
         assert (listed["pid"], listed["url"]) == (server.process.pid, server.url)
         assert server.url == f"unix:{tmp_path / 's.sock'}"
+        connections_spread(server)
         ids_are_unique_and_figures_are_added_up(server)
         one_front_end_controls_the_requests_of_all(server)
         a_front_end_that_is_killed_takes_only_its_own_connections_along(server)

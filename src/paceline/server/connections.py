@@ -23,6 +23,7 @@ log = logging.getLogger("paceline.server")
 
 RESERVED_FILES = 64  # file descriptors that are no connections
 ACCEPTED_AT_ONCE = 4  # connections, before the event loop has a turn
+YIELD_S = 0.002  # for another process, which has fewer connections, to accept one
 RETRY_S = 0.1  # until the next attempt to accept, without a free file descriptor
 SILENT_S = 60.0  # between two log lines about the same problem
 EXHAUSTED = (EMFILE, ENFILE, ENOBUFS, ENOMEM)
@@ -147,7 +148,8 @@ class Acceptor:
 
     At the limit, a new connection replaces the one that has been without a request for longest.
     If all have a request, it is refused. `board` has the connections of other processes, which
-    count as well.
+    count as well. A process with more connections than another one leaves it the first chance to
+    accept, so that clients spread.
     """
 
     def __init__(
@@ -168,13 +170,28 @@ class Acceptor:
         for mine, theirs in zip(self._sockets, listeners, strict=True):
             self._loop.remove_reader(theirs.fileno())
             self._loop.add_reader(mine, self._accept, mine)
+        board.set_accepting(True)
 
     def close(self) -> None:
+        self._board.set_accepting(False)
         for one in self._sockets:
             self._loop.remove_reader(one)
             one.close()
 
     def _accept(self, listener: socket.socket) -> None:
+        if self._board.connections_ahead:
+            self._loop.remove_reader(listener)
+            self._loop.call_later(YIELD_S, self._accept_late, listener)
+        else:
+            self._take(listener)
+
+    def _accept_late(self, listener: socket.socket) -> None:
+        """Accept what no other process has accepted."""
+        if listener.fileno() >= 0:  # it is not closed
+            self._loop.add_reader(listener, self._accept, listener)
+            self._take(listener)
+
+    def _take(self, listener: socket.socket) -> None:
         for _ in range(self._at_once):
             if self._opening and self._full():
                 return  # they can be replaced in the next turn of the event loop

@@ -14,7 +14,7 @@ from paceline.server.telemetry.http_metrics import HttpMetrics
 
 # The cells of a row, in this order.
 SECTIONS = {
-    "gauges": 4,
+    "gauges": 5,
     "core": 2,  # requests of all front ends that the core has; deaths of the core
     "ends": RequestRate.SIZE,
     "ids": RecentIds.SIZE,
@@ -22,7 +22,7 @@ SECTIONS = {
     "metrics": Metrics.SIZE,
 }
 WIDTH = sum(SECTIONS.values())
-REQUESTS, CONNECTIONS, PID, FAILED_AT = range(SECTIONS["gauges"])
+REQUESTS, CONNECTIONS, ACCEPTS, PID, FAILED_AT = range(SECTIONS["gauges"])
 
 
 class Scoreboard:
@@ -63,6 +63,10 @@ class Scoreboard:
     def set_connections(self, connections: int) -> None:
         self._gauges[self._row, CONNECTIONS] = connections
 
+    def set_accepting(self, accepts: bool) -> None:
+        """Whether this process accepts connections."""
+        self._gauges[self._row, ACCEPTS] = accepts
+
     def set_failure(self, since_s: float | None) -> None:
         """Seconds since a request of this process last ended with an error."""
         if since_s is not None:
@@ -82,6 +86,13 @@ class Scoreboard:
         """Open connections of the other processes."""
         connections = self._gauges[:, CONNECTIONS]
         return int(connections.sum() - connections[self._row])
+
+    @property
+    def connections_ahead(self) -> int:
+        """Connections that this process has beyond those of the process that has fewest."""
+        connections = self._gauges[:, CONNECTIONS]
+        accepting = connections[self._gauges[:, ACCEPTS] > 0]
+        return int(connections[self._row] - accepting.min()) if len(accepting) else 0
 
     @property
     def last_failure_s(self) -> float | None:
