@@ -14,7 +14,7 @@ import pytest
 
 from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
-from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.settings import CoreSettings
 from paceline.server.listen import bound_sockets, url_of
@@ -100,5 +100,26 @@ def test_a_core_that_is_gone_for_good_ends_the_server(model: Path) -> None:
                 with pytest.raises(EngineFailed, match="the engine has died: TypeError"):
                     supervisor.run()
                 assert "the engine has died: TypeError" in [*lines][-1]
+        finally:
+            supervisor.close()
+
+
+def test_a_second_signal_ends_the_wait_for_open_requests(model: Path) -> None:
+    with over_a_thread(model) as (core, settings, bound):
+        supervisor = Supervisor(core, settings, CoreSettings())
+        try:
+            supervisor.start()
+            body = {"prompt": "the", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            with (
+                httpx.Client(base_url=url_of(bound), headers={"x-api-key": "key"}) as client,
+                client.stream("POST", PATH, json=body) as response,
+            ):
+                lines = (line for line in response.iter_lines() if line)
+                next(lines)
+                core.ask(Question("pause", "all")).result()
+                for _ in range(2):
+                    supervisor._events.put(signal.SIGTERM)
+                supervisor.run()
+                assert '"abort"' in "".join(lines)
         finally:
             supervisor.close()

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from paceline.core.arrays import F64
-from paceline.core.errors import QueueFull
 from paceline.engine.api import Report
 from paceline.engine.core.ports import Core
 from paceline.engine.frontend.frontend import Frontend
@@ -14,7 +13,7 @@ from paceline.engine.streaming import StreamingEngine
 class SharedEngine(StreamingEngine):
     """Its figures and limits are those of all engines together.
 
-    `metrics` has the cells of each front end, a row each. `core` has two figures of the core: the
+    `metrics` has the cells of each front end, a row each. `figures` are two of the core: its
     requests of all front ends, and how often it died.
     """
 
@@ -22,14 +21,8 @@ class SharedEngine(StreamingEngine):
         super().__init__(core, frontend)
         self._metrics, self._core_figures = metrics, figures
 
-    def check_room(self, requests: int) -> None:
-        running, queued = self._frontend.max_num_seqs, self._max_queued
-        here = max(int(self._core_figures[0]), len(self._frontend.open))
-        if here + requests > running + queued:
-            raise QueueFull(
-                f"{here} requests are open; {requests} more would exceed max_num_seqs ({running}) "
-                f"and max_num_queued_reqs ({queued})"
-            )
+    def _open_in_core(self) -> int:
+        return max(int(self._core_figures[0]), super()._open_in_core())
 
     async def stats(self) -> Report:
         await super().stats()

@@ -119,12 +119,15 @@ class StreamingEngine:
     def check_room(self, requests: int) -> None:
         """Raise QueueFull if the engine would certainly refuse one of so many new requests."""
         running, queued = self._frontend.max_num_seqs, self._max_queued
-        opened = len(self._frontend.open) + self._reader.waiting
+        opened = self._open_in_core() + self._reader.waiting
         if opened + requests > running + queued:
             raise QueueFull(
                 f"{opened} requests are open; {requests} more would exceed "
                 f"max_num_seqs ({running}) and max_num_queued_reqs ({queued})"
             )
+
+    def _open_in_core(self) -> int:
+        return len(self._frontend.open)
 
     def generate(
         self,
