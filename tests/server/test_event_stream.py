@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from paceline.engine.api import Alternative, EngineFailed, PromptLogprob, TextDelta, TokenLogprob
+from paceline.server import event_stream
 from paceline.server.routes import completions
 from paceline.server.settings import ServerSettings
 from tests.engine.support import tokenizer
@@ -307,20 +308,24 @@ def test_a_part_that_is_refused_ends_the_response_with_an_event() -> None:
     on_fed_server(scenario)
 
 
+@pytest.mark.parametrize(
+    "broken", [(event_stream, "quoted"), (completions.CompletionWriter, "delta")]
+)
 def test_an_error_of_one_writer_ends_its_own_response_only(
-    caplog: pytest.LogCaptureFixture,
+    broken: tuple[Any, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(site: FedSite) -> None:
         clients = [await site.client() for _ in range(2)]
         for client, path in zip(clients, (COMPLETIONS, CHAT), strict=True):
-            client.post(path, json.dumps({**BODIES[path], "stream": True}).encode())
+            body = {**BODIES[path], "return_token_ids": broken[1] == "delta", "stream": True}
+            client.post(path, json.dumps(body).encode())
         streams = await site.streams(2)
         good, bad = sorted(streams, key=lambda one: one.generation.request_id)  # chatcmpl, cmpl
         for stream in (bad, good):
             stream.text("a")
         for client in clients:
             await client.head()
-        with patch.object(completions, "quoted", side_effect=ZeroDivisionError):
+        with patch.object(*broken, side_effect=ZeroDivisionError):
             bad.text("b")
         good.text("b")
         good.end()

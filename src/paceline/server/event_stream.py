@@ -8,8 +8,47 @@ from paceline.engine.api import RequestOutput, SamplingParams, Stream, TextDelta
 from paceline.engine.long_work import LongWork
 from paceline.server.body_writer import BodyWriter
 from paceline.server.response_writer import LONG_ANSWER, ResponseWriter, weight
+from paceline.server.schemas.ready_events import TextFrame, quoted
 
 CUT_SHORT = ("error", "timeout", "abort")
+
+
+class PartListener:
+    """Writes the events of one stream that have only a text; `EventStream` writes all others.
+
+    Every token passes here, so that it makes few calls.
+    """
+
+    __slots__ = ("_events", "_frames", "_part", "_write")
+
+    def __init__(self, events: "EventStream", part: int, write: Callable[[bytes], bool]) -> None:
+        self._events, self._part, self._write = events, part, write
+        self._frames: dict[int, TextFrame] = {}  # by choice
+
+    def put(self, delta: TextDelta) -> bool:
+        events = self._events
+        if (
+            events.is_held
+            or not delta.text
+            or delta.finish_reason is not None
+            or delta.logprobs is not None
+            or not (frame := self._frames.get(delta.index) or self._frame(delta.index))
+        ):
+            return events.put(self._part, delta)
+        events.tokens += len(delta.token_ids)
+        try:
+            event = frame.before + quoted(delta.text) + frame.after
+        except Exception as error:  # noqa: BLE001 - it ends this response, not the delivery
+            events.fail(error)
+            return True
+        if not self._write(event):
+            events.hold()
+        return True
+
+    def _frame(self, index: int) -> TextFrame | None:
+        if frame := self._events.writer.frame(self._part, index):
+            self._frames[index] = frame
+        return frame
 
 
 class EventStream:
@@ -29,10 +68,11 @@ class EventStream:
     ) -> None:
         self.tokens = 0  # of the deltas that were taken
         self._streams, self._params, self._long_work = streams, params, long_work
-        self._event = writer.delta
+        self.writer = writer
         self._early = [writer.opening(streams)]  # events before the response has started
         self._write: Callable[[bytes], bool] = self._keep
-        self._has_content = self._held = False
+        self.is_held = self._has_content = False
+        self._listeners: list[PartListener] = []
         self._waiting: dict[int, None] = {}  # streams with deltas that were not taken, in order
         self._long: tuple[int, TextDelta] | None = None  # a thread writes it
         self._error: Exception | None = None
@@ -58,49 +98,50 @@ class EventStream:
         """Write the events of a response that has started; returns the outputs at the end."""
         body.write(b"".join(self._early))
         self._write = body.write
-        self._waiting = dict.fromkeys(range(len(self._streams)))
-        self._held = True
-        while self._held or not self._ends.done():
-            if self._held:
+        parts = range(len(self._streams))
+        self._waiting = dict.fromkeys(parts)
+        self._listeners = [PartListener(self, part, body.write) for part in parts]
+        self.is_held = True
+        while self.is_held or not self._ends.done():
+            if self.is_held:
                 await body.drain()
                 await self._resume()
             else:
                 self._news.clear()
                 await self._news.wait()
-        self._held = True  # if one part has failed, the others continue until they are closed
+        self.is_held = True  # if one part has failed, the others continue until they are closed
         return await self._ends
 
     def close(self) -> None:
         """Take no further deltas."""
-        self._held = True
+        self.is_held = True
         self._ends.cancel()
 
     # -- inside a delivery --------------------------------------------------
 
     def _put_first(self, part: int, delta: TextDelta) -> bool:
-        taken = self._put(part, delta)
+        taken = self.put(part, delta)
         if taken and (delta.token_ids or delta.finish_reason not in CUT_SHORT):
             self._has_content = True
-            self._hold()
+            self.hold()
         return taken
 
-    def _put(self, part: int, delta: TextDelta) -> bool:
-        if self._held:
+    def put(self, part: int, delta: TextDelta) -> bool:
+        if self.is_held:
             self._waiting[part] = None
             return False
         self.tokens += len(delta.token_ids)
         if delta.logprobs is not None and self._is_long(delta):
             self._long = part, delta
-            self._hold()
+            self.hold()
             return True
         try:
-            event = self._event(part, delta)
+            event = self.writer.delta(part, delta)
         except Exception as error:  # noqa: BLE001 - it ends this response, not the delivery
-            self._error = error
-            self._hold()
+            self.fail(error)
             return True
         if not self._write(event):
-            self._hold()
+            self.hold()
         return True
 
     def _is_long(self, delta: TextDelta) -> bool:
@@ -111,9 +152,15 @@ class EventStream:
         self._early.append(event)
         return True
 
-    def _hold(self) -> None:
-        self._held = True
+    def hold(self) -> None:
+        """Take no deltas until the task of the response has had its turn."""
+        self.is_held = True
         self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the response with an error that is not the client's."""
+        self._error = error
+        self.hold()
 
     def _end(self, ends: "Future[list[RequestOutput]]") -> None:
         if not ends.cancelled():
@@ -127,11 +174,11 @@ class EventStream:
         if self._error is not None:
             raise self._error
         if self._long is not None:
-            event = await self._long_work.run(self._event, *self._long)
+            event = await self._long_work.run(self.writer.delta, *self._long)
             self._long = None
             self._write(event)
             return
-        self._held = False
+        self.is_held = False
         waiting, self._waiting = self._waiting, {}
         for part in waiting:
-            self._streams[part].listen(partial(self._put, part))
+            self._streams[part].listen(self._listeners[part].put)

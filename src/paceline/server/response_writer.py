@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from paceline.engine.api import RequestOutput, SamplingParams, Stream, TextDelta
 from paceline.engine.long_work import LongWork
 from paceline.server.errors import ErrorBody
+from paceline.server.schemas.ready_events import TextFrame
 
 LONG_ANSWER = 4096  # tokens and alternatives; to write more takes many milliseconds
 
@@ -16,6 +17,13 @@ class ResponseWriter(Protocol):
     def opening(self, streams: Sequence[Stream]) -> bytes: ...
 
     def delta(self, part: int, delta: TextDelta) -> bytes: ...
+
+    def frame(self, part: int, index: int) -> TextFrame | None:
+        """The frame of all further events of a choice that have only a text.
+
+        They are written without `delta` then. None: not yet, or never.
+        """
+        ...
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes: ...
 

@@ -205,3 +205,19 @@ def test_a_closed_stream_calls_no_listener() -> None:
         assert (taken, aborts) == ([], ["a"])
 
     run(use)
+
+
+def test_the_source_hears_of_the_first_listener_before_anything_is_passed() -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        taken: list[str] = []
+
+        def put(delta: TextDelta) -> bool:
+            taken.append(delta.text)
+            return True
+
+        buffer.on_read = lambda: buffer.put(TextDelta(0, "a", (1,)))
+        stream.listen(put)
+        stream.listen(put)
+        assert taken == ["a"]
+
+    run(use)

@@ -26,7 +26,7 @@ from paceline.server.schemas.completions import (
 )
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
-from paceline.server.schemas.ready_events import TextFrame, quoted
+from paceline.server.schemas.ready_events import TextFrame
 from paceline.server.schemas.requests import ChatRequest
 
 
@@ -56,8 +56,6 @@ class ChatWriter:
         self._envelope, self._body = envelope, body
         self._as_ids = body.return_tokens_as_token_ids is True
         self._with_ids = body.return_token_ids is True
-        self._is_plain = not (self._with_ids or envelope.counts)
-        self._frames: dict[int, TextFrame] = {}  # by choice, of chunks that have only a text
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
@@ -69,10 +67,6 @@ class ChatWriter:
         )
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
-        if self._is_plain and delta.text and delta.finish_reason is None and delta.logprobs is None:
-            if (frame := self._frames.get(delta.index)) is None:
-                frame = self._frames[delta.index] = self._frame(delta.index)
-            return frame.before + quoted(delta.text) + frame.after
         self._envelope.count(delta)
         shown = delta.text or delta.finish_reason or delta.logprobs
         if not (shown or (self._with_ids and delta.token_ids)):
@@ -88,7 +82,9 @@ class ChatWriter:
             ),
         )
 
-    def _frame(self, index: int) -> TextFrame:
+    def frame(self, part: int, index: int) -> TextFrame | None:
+        if self._with_ids or self._envelope.counts:
+            return None
         event = self._envelope.chat_event
         return TextFrame.of(lambda text: event(ChatChunkChoice(index, Delta(content=text))))
 

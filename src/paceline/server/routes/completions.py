@@ -24,7 +24,7 @@ from paceline.server.schemas.completions import (
 )
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
-from paceline.server.schemas.ready_events import TextFrame, quoted
+from paceline.server.schemas.ready_events import TextFrame
 from paceline.server.schemas.requests import CompletionRequest
 from paceline.server.text_offsets import TokenOffsets, echoed_offsets
 from paceline.text.tokenizer import Tokenizer
@@ -76,10 +76,7 @@ class CompletionWriter:
         self._envelope, self._body, self._echoed = envelope, body, echoed
         self._tokenizer = tokenizer
         self._speller = TokenSpeller(body.return_tokens_as_token_ids is True)
-        self._n = body.n or 1
         self._with_ids = body.return_token_ids is True
-        self._is_plain = not (self._with_ids or envelope.counts)
-        self._frames: dict[int, TextFrame] = {}  # by choice, of chunks that have only a text
         self._prompts: list[tuple[int, ...]] = []  # token ids, where they are needed
         self._begun: set[int] = set()  # choices that have been written to
         self._offsets: dict[int, TokenOffsets] = {}  # by choice, where logprobs are wanted
@@ -91,20 +88,20 @@ class CompletionWriter:
         return b""
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
-        frame = self._frames.get(part * self._n + delta.index)
-        if frame and delta.text and delta.finish_reason is None and delta.logprobs is None:
-            return frame.before + quoted(delta.text) + frame.after
         self._envelope.count(delta)
         shown = delta.text or delta.finish_reason or delta.logprobs
         if not (shown or (self._with_ids and delta.token_ids)):
             return b""
-        choice = self._choice(part, delta)  # the first one of an index may have the prompt
-        if self._is_plain and choice.index not in self._frames:
-            self._frames[choice.index] = self._frame(choice.index)
-        return self._envelope.text_event(choice)
+        return self._envelope.text_event(self._choice(part, delta))
 
-    def _frame(self, index: int) -> TextFrame:
-        return TextFrame.of(lambda text: self._envelope.text_event(TextChoice(index, text)))
+    def frame(self, part: int, index: int) -> TextFrame | None:
+        own = self._index(part, index)
+        if self._with_ids or self._envelope.counts or (self._echoed and own not in self._begun):
+            return None
+        return TextFrame.of(lambda text: self._envelope.text_event(TextChoice(own, text)))
+
+    def _index(self, part: int, index: int) -> int:
+        return part * (self._body.n or 1) + index
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         return self._envelope.closing(Completion, outputs)
@@ -125,7 +122,7 @@ class CompletionWriter:
         return encode(Completion(envelope.id, created, model, choices, usage, timings))
 
     def _choice(self, part: int, delta: TextDelta) -> TextChoice:
-        body, index = self._body, part * self._n + delta.index
+        body, index = self._body, self._index(part, delta.index)
         begins = index not in self._begun
         echoes = bool(self._echoed) and begins
         self._begun.add(index)

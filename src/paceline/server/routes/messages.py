@@ -31,7 +31,7 @@ from paceline.server.schemas.messages import (
     message_event,
 )
 from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
-from paceline.server.schemas.ready_events import TextFrame, quoted
+from paceline.server.schemas.ready_events import TextFrame
 from paceline.server.schemas.requests import ChatRequest
 
 
@@ -39,7 +39,7 @@ def text_event(text: str) -> bytes:
     return message_event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
 
 
-DELTA = TextFrame.of(text_event)
+FRAME = TextFrame.of(text_event)
 
 
 def message_routes(context: ServerContext) -> APIRouter:
@@ -131,9 +131,10 @@ class MessageWriter:
         )
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
-        if not delta.text:
-            return b""
-        return DELTA.before + quoted(delta.text) + DELTA.after
+        return text_event(delta.text) if delta.text else b""
+
+    def frame(self, part: int, index: int) -> TextFrame:
+        return FRAME
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         try:

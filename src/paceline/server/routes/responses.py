@@ -175,6 +175,9 @@ class ResponsesWriter:
         number, self._number = self._number, self._number + 1
         return self._frame.event(number, delta.text)
 
+    def frame(self, part: int, index: int) -> None:
+        """None: the number of an event precedes its text."""
+
     def _text_event(self, number: int, text: str) -> bytes:
         kind, place = "response.output_text.delta", self._place
         return response_event(kind, number, **place, delta=text, logprobs=())

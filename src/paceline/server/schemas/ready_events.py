@@ -1,5 +1,6 @@
 """Events of which only the text changes: their other bytes are made once."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,6 @@ class NumberedFrame:
 
 def cut(one: bytes, other: bytes) -> tuple[bytes, bytes]:
     """What precedes and what follows the only byte in which two events differ."""
-    at = next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    at = bisect_left(range(len(one)), True, key=lambda at: one[: at + 1] != other[: at + 1])
     assert one[at + 1 :] == other[at + 1 :], "the events differ in more than one byte"
     return one[:at], one[at + 1 :]
