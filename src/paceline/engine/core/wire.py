@@ -1,5 +1,6 @@
 """Messages as bytes, between two processes: ids and arrays, nothing executable."""
 
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from operator import attrgetter
 from types import MappingProxyType
@@ -232,20 +233,30 @@ def encode_request(request: Request, parked: str = "") -> EncodedRequest:
     return EncodedRequest(msgspec.Raw(encoder.encode(values)), parked)
 
 
+def setters_of(kind: Any, names: tuple[str, ...]) -> list[Callable[[Any, Any], None]]:
+    """The functions that set some fields; the class is frozen, and has slots."""
+    return [getattr(kind, name).__set__ for name in names]
+
+
+PROMPT, LOGIT_BIAS = REQUEST_NAMES.index("prompt"), SAMPLING_NAMES.index("logit_bias")
+SAMPLING_SETTERS = setters_of(Sampling, SAMPLING_NAMES)
+REQUEST_SETTERS = setters_of(Request, (*REQUEST_NAMES, "sampling"))
+
+
 def decode_request(message: EncodedRequest) -> Request:
     of_request, of_sampling = requests.decode(message.request)
-    sampling = dict(zip(SAMPLING_NAMES, of_sampling, strict=True))
-    sampling["logit_bias"] = MappingProxyType(sampling["logit_bias"]) or NO_BIAS
-    values = dict(zip(REQUEST_NAMES, of_request, strict=True))
-    values["prompt"] = np.frombuffer(values["prompt"], np.int32)
-    return restored(Request, values | {"sampling": restored(Sampling, sampling)})
+    values, sampling = [*of_request], [*of_sampling]
+    values[PROMPT] = np.frombuffer(values[PROMPT], np.int32)
+    sampling[LOGIT_BIAS] = MappingProxyType(sampling[LOGIT_BIAS]) or NO_BIAS
+    values.append(restored(Sampling, SAMPLING_SETTERS, sampling))
+    return restored(Request, REQUEST_SETTERS, values)
 
 
-def restored(kind: type[T], values: dict[str, Any]) -> T:
+def restored(kind: type[T], setters: list[Callable[[Any, Any], None]], values: list[Any]) -> T:
     """An object from the values of all its fields, without the checks of `__post_init__`."""
     made = object.__new__(kind)
-    for name, value in values.items():
-        object.__setattr__(made, name, value)
+    for set_value, value in zip(setters, values, strict=True):
+        set_value(made, value)
     return made
 
 
