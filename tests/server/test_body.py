@@ -141,6 +141,29 @@ def test_a_long_body_is_read_like_a_short_one(on: Play) -> None:
     on(scenario)
 
 
+def test_a_body_is_read_alike_under_every_name_of_json(on: Play) -> None:
+    kinds = ("application/json", "application/json; charset=utf-8", "application/vnd.mine+json")
+    bodies: list[tuple[dict[str, Any] | str, int]] = [
+        ({"prompt": [5, 6], "max_tokens": 2, "seed": 1}, 200),
+        ({"prompt": "a", "n": "two"}, 400),
+        ("[" * 100_000, 400),
+        ("", 400),
+    ]
+
+    async def scenario(site: Site) -> None:
+        for body, status in bodies:
+            content = body if isinstance(body, str) else json.dumps(body)
+            answers = [
+                await site.http.post(PATH, content=content, headers={"Content-Type": kind})
+                for kind in kinds
+            ]
+            assert {one.status_code for one in answers} == {status}
+            told = [one.json().get("choices") or one.json()["error"] for one in answers]
+            assert told == [told[0]] * len(kinds)
+
+    on(scenario)
+
+
 def test_every_route_with_a_body_reads_it_that_way(on: Play) -> None:
     async def scenario(site: Site) -> None:
         found = (await site.http.get("/openapi.json")).json()["paths"]
