@@ -32,6 +32,15 @@ class NewTokens:
     ids: I32
     count: I32
 
+    def where(self, some: Bool) -> "NewTokens":
+        """Those of some rows."""
+        return NewTokens(self.place[some], self.row[some], self.ids[some], self.count[some])
+
+    @property
+    def total(self) -> int:
+        """The number of tokens; every row has at least one."""
+        return len(self.row) if self.ids.shape[1] == 1 else int(self.count.sum())
+
 
 class ChoiceRows(Generic[Owner]):
     """Consecutive rows belong to the sequences of one request.
@@ -106,10 +115,8 @@ class ChoiceRows(Generic[Owner]):
         # A handle of no front end has a row that is not there: it is clipped, and does not match.
         known: Bool = self.handle.take(row, mode="clip") == delivery.handle
         known &= delivery.count > 0
-        place = np.flatnonzero(known)
-        if len(place) == len(row):
-            return NewTokens(place, row, delivery.ids, delivery.count)
-        return NewTokens(place, row[place], delivery.ids[place], delivery.count[place])
+        new = NewTokens(np.arange(len(row)), row, delivery.ids, delivery.count)
+        return new if np.count_nonzero(known) == len(row) else new.where(known)
 
     def owner(self, row: int) -> Owner:
         """The choice of a row that takes tokens."""

@@ -7,7 +7,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from paceline.core.arrays import Index
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores, Timings
 from paceline.core.request import Finish, Request
@@ -200,18 +199,18 @@ class Frontend:
         rows, new = self._rows, self._rows.new_tokens(delivery)
         self._measure(new, delivery.time)
         deferred = rows.deferred[new.row]
-        if deferred.all():
-            rows.tokens.append(new.row, new.ids, new.count)
-            return []
-        if deferred.any():
-            rows.tokens.append(new.row[deferred], new.ids[deferred], new.count[deferred])
-        return self._report(delivery, new, np.flatnonzero(~deferred))
+        waiting = np.count_nonzero(deferred)
+        if waiting:
+            later = new if waiting == len(deferred) else new.where(deferred)
+            rows.tokens.append(later.row, later.ids, later.count)
+            new = new.where(~deferred)
+        return self._report(delivery, new) if len(new.row) else []
 
-    def _report(self, delivery: Delivery, new: NewTokens, read: Index) -> list[Abort]:
+    def _report(self, delivery: Delivery, new: NewTokens) -> list[Abort]:
         """Pass on the tokens that have a reader. Returns the choices that they end."""
         ends = {(one.request_id, one.child): one for one in delivery.ended}
         scored, aborts = delivery.logprob is not None, list[Abort]()
-        columns = new.place[read], new.row[read], new.ids[read], new.count[read]
+        columns = new.place, new.row, new.ids, new.count
         for place, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
             choice = self._rows.owner(row)
             of = choice.request
@@ -315,8 +314,8 @@ class Frontend:
     def _measure(self, new: NewTokens, time: float) -> None:
         seen_at = self._rows.seen_at[new.row]
         first = np.isnan(seen_at)
-        tokens = int(new.count.sum())
-        if first.any():
+        tokens = new.total
+        if np.count_nonzero(first):
             for row, count in zip(new.row[first].tolist(), new.count[first].tolist(), strict=True):
                 open_request = self._rows.owner(row).request
                 self._first(open_request, time - open_request.arrival)

@@ -33,6 +33,9 @@ class Histogram:
 
     def observe_all(self, values: F64) -> None:
         """Count each of many values."""
+        if len(values) == 1:
+            self.observe(float(values[0]))
+            return
         places = np.searchsorted(self._edges, values)
         self._cells[:-1] += np.bincount(places, minlength=len(self.bounds) + 1)
         self._cells[-1] += values.sum()
