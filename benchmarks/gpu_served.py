@@ -6,8 +6,9 @@
 
 Parts: `served` (1, 32 and 256 clients, 100 to 1,024 tokens in and out), `crowd` (1,024 clients, 64
 to 128 in and 128 to 256 out, as many running), `shared` (through LLM: 1,024 prompts in 64 groups
-that share 1,024 tokens) and `batch` (through LLM: 512 prompts, in the shape of SmolLM2). Weights
-are random. Every run is a line of JSON as soon as it is done; a table of medians follows each part.
+that share 1,024 tokens) and `batch` (through LLM: 512 prompts, in the shape of SmolLM2). Each client
+sends several requests, one after another. Weights are random. Every run is a line of JSON as soon
+as it is done; a table of medians follows each part.
 """
 
 import argparse
@@ -35,7 +36,9 @@ from paceline.wiring.tokenizer import bytes_as_tokens
 
 MAX_MODEL_LEN = 2048
 LIMIT_S = 150  # of a part through LLM
-SINGLE = 4  # requests that one client sends, one after another
+# Requests that each client sends, one after another, by the number of clients. With one each, the
+# figures would be those of the longest answers, after most of the others have ended.
+EACH = {1: 4, 32: 8, 256: 3, 1024: 3}
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -135,14 +138,17 @@ class Bench:
     def _scripts(self, part: str, clients: int, turn: int) -> list[Script]:
         """The requests of each client. Every run has prompts of its own: none is cached."""
         make = gpu_scripts.script if part == "served" else gpu_scripts.crowd
-        prompts, outs = make(1000 * clients + turn)
+        each = EACH.get(clients, 1)
+        prompts, outs = list[list[int]](), list[int]()
+        while len(prompts) < clients * each:
+            found = make(1000 * clients + 100 * turn + len(prompts))
+            prompts, outs = prompts + found[0], outs + found[1]
         if self._options.tiny:
             prompts, outs = [prompt[:16] for prompt in prompts], [out // 16 for out in outs]
         asked = [
             RawRequest.completion(prompt, out, temperature=0.6)
             for prompt, out in zip(prompts, outs, strict=True)
         ]
-        each = {1: SINGLE, 32: 2}.get(clients, 1)
         return [asked[at * each : (at + 1) * each] for at in range(clients)]
 
     def _batches(self, part: str, engine: Engine) -> Iterator[Line]:
