@@ -31,7 +31,6 @@ PACKAGES = (
     "pyzmq",
     "fastapi",
     "uvicorn",
-    "uvloop",
     "httpx",
     "huggingface_hub",
     "rich",
