@@ -21,12 +21,13 @@ from paceline.server.listen import bound_sockets, url_of
 from paceline.server.scoreboard import shared_memory
 from paceline.server.settings import ServerSettings
 from paceline.wiring.front_end_settings import FrontEndSettings
-from paceline.wiring.supervisor import Supervisor
+from paceline.wiring.supervisor import IdleProcesses, Supervisor
 from tests.engine.support import components
 from tests.server.support import slow
 from tests.wiring.support import until
 
 PATH = "/v1/completions"
+LIMITS = CoreSettings()
 ONE = ServerSettings(api_server_count=1, api_keys=("key",), drain_s=100.0)
 
 
@@ -45,10 +46,28 @@ def over_a_thread(model: Path) -> Iterator[tuple[ThreadCore, FrontEndSettings, s
         os.close(board)
 
 
+def supervised(
+    core: ThreadCore, settings: FrontEndSettings, limits: CoreSettings = LIMITS
+) -> Supervisor:
+    idle = IdleProcesses((*settings.sockets, settings.board), 0)
+    return Supervisor(core, settings, limits, idle)
+
+
+def test_processes_that_wait_for_their_settings_can_be_ended() -> None:
+    idle = IdleProcesses((), 2)
+    taken = idle.take()
+    (other,) = idle._waiting
+    idle.close()
+    assert (other.returncode, taken.returncode) == (-signal.SIGKILL, None)
+    taken.kill()
+    taken.wait(5.0)
+    taken.close()
+
+
 def test_the_error_of_a_front_end_that_cannot_start_is_raised(model: Path) -> None:
     with over_a_thread(model) as (core, settings, _):
         load = replace(settings.load, chat_template="missing.jinja")
-        supervisor = Supervisor(core, replace(settings, load=load), CoreSettings())
+        supervisor = supervised(core, replace(settings, load=load))
         with pytest.raises(ConfigError, match=r"missing\.jinja"):
             supervisor.start()
         supervisor.close()
@@ -58,7 +77,7 @@ def test_front_ends_that_end_too_often_end_the_server(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with over_a_thread(model) as (core, settings, bound):
-        supervisor = Supervisor(core, settings, CoreSettings(core_restarts=1))
+        supervisor = supervised(core, settings, CoreSettings(core_restarts=1))
         try:
             supervisor.start()
             with httpx.Client(base_url=url_of(bound), headers={"x-api-key": "key"}) as client:
@@ -85,7 +104,7 @@ def test_front_ends_that_end_too_often_end_the_server(
 
 def test_a_core_that_is_gone_for_good_ends_the_server(model: Path) -> None:
     with over_a_thread(model) as (core, settings, bound):
-        supervisor = Supervisor(core, settings, CoreSettings())
+        supervisor = supervised(core, settings)
         try:
             supervisor.start()
             body = {"prompt": "the", "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -106,7 +125,7 @@ def test_a_core_that_is_gone_for_good_ends_the_server(model: Path) -> None:
 
 def test_a_second_signal_ends_the_wait_for_open_requests(model: Path) -> None:
     with over_a_thread(model) as (core, settings, bound):
-        supervisor = Supervisor(core, settings, CoreSettings())
+        supervisor = supervised(core, settings)
         try:
             supervisor.start()
             body = {"prompt": "the", "max_tokens": 200, "ignore_eos": True, "stream": True}

@@ -40,7 +40,7 @@ from paceline.wiring.front_end_settings import FrontEndSettings
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import check_record
 from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings
-from paceline.wiring.supervisor import Supervisor
+from paceline.wiring.supervisor import IdleProcesses, Supervisor
 from paceline.wiring.tokenizer import load_tokenizer, log_rules, log_template, sampling_rules
 
 log = logging.getLogger(__name__)
@@ -113,18 +113,19 @@ def serve_by_several(
     load, limits = part_of(LoadConfig, settings), part_of(CoreSettings, settings)
     with ExitStack() as closing:
         with exit_on_sigterm():
-            core, path = loaded_core(model, progress, settings)
-            closing.callback(core.close)
             sockets = [closing.enter_context(one) for one in bound_sockets(*address)]
             if uds := address[2]:
                 closing.callback(Path(uds).unlink, missing_ok=True)
             board = shared_memory(chosen.api_server_count + 1)
             closing.callback(os.close, board)
             files = tuple(one.fileno() for one in sockets)
-            shared = FrontEndSettings(
-                model, path, load, chosen, cache_labels(settings), files, board
-            )
-            supervisor = Supervisor(core, shared, limits)
+            idle = IdleProcesses((*files, board), chosen.api_server_count)
+            closing.callback(idle.close)
+            core, path = loaded_core(model, progress, settings)
+            closing.callback(core.close)
+            labels = cache_labels(settings)
+            shared = FrontEndSettings(model, path, load, chosen, labels, files, board)
+            supervisor = Supervisor(core, shared, limits, idle)
             closing.callback(supervisor.close)
             supervisor.start()
         url = url_of(sockets[0])

@@ -1,7 +1,7 @@
 """Runs several front ends over one core, and replaces those that end."""
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -11,6 +11,7 @@ from threading import current_thread, main_thread
 
 import msgspec
 
+from paceline.engine.core.child_process import ChildProcess
 from paceline.engine.core.front_end_link import FrontEndLink
 from paceline.engine.core.front_end_wire import DrainFrontEnd, FrontEndBuild
 from paceline.engine.core.messages import EngineFailed
@@ -27,9 +28,31 @@ log = logging.getLogger("paceline.server")
 MODULE = "paceline.wiring.front_end_main"
 SIGNALS = (SIGINT, SIGTERM)
 GENTLE_SIGNALS = 2  # the next one kills
+CLOSE_S = 10.0  # for a process that is killed
 HEALTH_S = 0.1  # between two looks at the health of the core
 
 Event = int | FrontEndLink | str  # a signal; a front end that has ended; why the core is gone
+
+
+class IdleProcesses:
+    """Processes that import what a front end needs, while the core loads the model, and wait for
+    their settings. They inherit `files`."""
+
+    def __init__(self, files: Sequence[int], processes: int) -> None:
+        self._files = files
+        self._waiting = [ChildProcess(MODULE, files) for _ in range(processes)]
+
+    def take(self) -> ChildProcess:
+        """One of them, or a new one."""
+        return self._waiting.pop() if self._waiting else ChildProcess(MODULE, self._files)
+
+    def close(self) -> None:
+        """End those that were not taken."""
+        while self._waiting:
+            one = self._waiting.pop()
+            one.kill()
+            one.wait(CLOSE_S)
+            one.close()
 
 
 class Supervisor:
@@ -38,8 +61,14 @@ class Supervisor:
     The first signal drains them, the second ends their wait, and the third kills them.
     """
 
-    def __init__(self, core: Core, settings: FrontEndSettings, limits: CoreSettings) -> None:
-        self._settings, self._capacity = settings, core.ready()
+    def __init__(
+        self,
+        core: Core,
+        settings: FrontEndSettings,
+        limits: CoreSettings,
+        idle: IdleProcesses,
+    ) -> None:
+        self._settings, self._capacity, self._idle = settings, core.ready(), idle
         self._numbers = count()
         self._links: dict[int, FrontEndLink] = {}  # by row
         self._events: SimpleQueue[Event] = SimpleQueue()  # from signals and other threads
@@ -90,8 +119,7 @@ class Supervisor:
         settings = replace(self._settings, row=row)
         number = next(self._numbers) % MOST_FRONT_ENDS
         build = FrontEndBuild(number, self._capacity, msgspec.to_builtins(settings))
-        files = (*settings.sockets, settings.board)
-        link = FrontEndLink(MODULE, build, files, self._shared.serve, self._events.put)
+        link = FrontEndLink(self._idle.take(), build, self._shared.serve, self._events.put)
         self._links[row] = link
         self._shared.join(link)
         link.start()

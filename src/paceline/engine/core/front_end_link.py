@@ -1,6 +1,6 @@
 """A front end in a process of its own, as the owner of the core sees it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
 
@@ -27,12 +27,12 @@ class FrontEndLink:
     `serve`, and calls `left` once, after the last one."""
 
     def __init__(
-        self, module: str, build: FrontEndBuild, files: Sequence[int], serve: Serve, left: Left
+        self, process: ChildProcess, build: FrontEndBuild, serve: Serve, left: Left
     ) -> None:
         self.number = build.number
         self.ready: Future[None] = Future()  # until it accepts connections
         self._serve, self._left = serve, left
-        self._process = ChildProcess(module, files)
+        self._process = process
         self._reader = Thread(target=self._read, name=f"front end {self.number}", daemon=True)
         self.send(build)
 
