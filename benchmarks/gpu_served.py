@@ -6,9 +6,9 @@
 
 Parts: `served` (1, 32 and 256 clients, 100 to 1,024 tokens in and out), `crowd` (1,024 clients, 64
 to 128 in and 128 to 256 out, as many running), `shared` (through LLM: 1,024 prompts in 64 groups
-that share 1,024 tokens) and `batch` (through LLM: 512 prompts, in the shape of SmolLM2). Each client
-sends several requests, one after another. Weights are random. Every run is a line of JSON as soon
-as it is done; a table of medians follows each part.
+that share 1,024 tokens) and `batch` (through LLM: 512 prompts, in the shape of SmolLM2). Each
+client sends several requests, one after another. Weights are random. Every run is a line of JSON
+as soon as it is done; a table of medians follows each part.
 """
 
 import argparse
