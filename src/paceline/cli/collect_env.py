@@ -17,6 +17,7 @@ from paceline import __version__
 from paceline.cli.options import JsonFlag
 from paceline.cli.setting_flags import ServingSettings
 from paceline.cli.setting_help import OF_ENGINES
+from paceline.core.cores import usable_cores
 from paceline.core.errors import ConfigError
 from paceline.wiring.settings import CPU_DEFAULTS, CUDA_DEFAULTS
 
@@ -78,7 +79,7 @@ def findings() -> Findings:
             "processor": in_cpuinfo("model name") or platform.processor() or platform.machine(),
             "cpu_flags": in_cpuinfo("flags") or in_cpuinfo("Features"),
             "compiler": compiler(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "cores": usable_cores(),
             "memory_gib": memory_gib(),
             **accelerators(),
         },

@@ -2,6 +2,7 @@
 
 import os
 from mmap import mmap
+from tempfile import TemporaryFile
 from time import monotonic
 
 import numpy as np
@@ -112,10 +113,10 @@ class Scoreboard:
 
 
 def shared_memory(processes: int) -> int:
-    """A file in memory for the rows of several processes; returns its descriptor."""
-    file = os.memfd_create("paceline-scoreboard")
-    os.ftruncate(file, processes * WIDTH * 8)
-    return file
+    """A file without a name for the rows of several processes; returns its descriptor."""
+    with TemporaryFile() as file:
+        file.truncate(processes * WIDTH * 8)
+        return os.dup(file.fileno())
 
 
 def shared_board(file: int, row: int) -> Scoreboard:

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.core.config import LoadConfig, LoadFormat
+from paceline.core.cores import usable_cores
 from paceline.core.garbage import keep_heap
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.ports import Core
@@ -99,7 +100,7 @@ def front_ends(chosen: ServerSettings, core: CoreSettings) -> int:
     """The number of front ends: as set, or by the cores."""
     if chosen.api_server_count or core.core == "thread":
         return chosen.api_server_count or 1
-    return max(1, min(MOST_FRONT_ENDS, len(os.sched_getaffinity(0)) // CORES_PER_FRONT_END))
+    return max(1, min(MOST_FRONT_ENDS, usable_cores() // CORES_PER_FRONT_END))
 
 
 def serve_by_several(
