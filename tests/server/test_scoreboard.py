@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,16 @@ def test_another_process_writes_a_row_that_this_one_reads() -> None:
     assert (owner.requests, first.connections_elsewhere) == (2, 0)
     assert owner.section("metrics").sum() == 6 * SECTIONS["metrics"]
     assert "paceline_front_end_1" not in first.processes
+    os.close(file)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files in memory are Linux's")
+def test_shared_memory_needs_no_room_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    file = shared_memory(2)
+    assert shared_board(file, 0).requests == 0
     os.close(file)
 
 

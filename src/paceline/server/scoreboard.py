@@ -1,6 +1,7 @@
 """Figures of all processes of a server, in memory that they share."""
 
 import os
+import sys
 from mmap import mmap
 from tempfile import TemporaryFile
 from time import monotonic
@@ -113,10 +114,17 @@ class Scoreboard:
 
 
 def shared_memory(processes: int) -> int:
-    """A file without a name for the rows of several processes; returns its descriptor."""
-    with TemporaryFile() as file:
-        file.truncate(processes * WIDTH * 8)
-        return os.dup(file.fileno())
+    """A file without a name for the rows of several processes; returns its descriptor.
+
+    On Linux it is in memory: a process that writes to a mapped file on a full disk is killed.
+    """
+    if sys.platform == "linux":
+        file = os.memfd_create("paceline")
+    else:
+        with TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.truncate(file, processes * WIDTH * 8)
+    return file
 
 
 def shared_board(file: int, row: int) -> Scoreboard:
