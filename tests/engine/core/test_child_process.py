@@ -1,10 +1,12 @@
 """A module in a child process: messages in order, its end, and what is left of it."""
 
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from paceline.core.errors import ConfigError
 from paceline.engine.core.child_process import ChildProcess
 
 ECHO = "tests.engine.core.echo"
@@ -31,3 +33,22 @@ def test_a_process_that_does_not_exit_is_killed(last: bytes, code: int) -> None:
     child.wait(5.0 if last == b"exit" else 0.01)
     assert child.returncode == code
     child.close()
+
+
+def test_a_temporary_folder_with_a_path_too_long_for_sockets_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 107 - len("/paceline-12345678/out")
+    name = "x" * (limit - len(str(tmp_path)) - 1)
+    for folder, fits in ((tmp_path / name, True), (tmp_path / f"{name}x", False)):
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        if fits:
+            child = ChildProcess(ECHO)
+            child.send(b"exit")
+            assert child.receive() == b"exit"
+            child.wait(5.0)
+            child.close()
+        else:
+            with pytest.raises(ConfigError, match="set TMPDIR to another folder"):
+                ChildProcess(ECHO)

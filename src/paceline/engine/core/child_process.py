@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from threading import Lock
 from typing import Any
 
 import zmq
 
+from paceline.core.errors import ConfigError
+
+LONGEST_NAME = len("/paceline-12345678/out")  # of a socket in the temporary folder
 POLL_MS = 50  # between two checks that the process is alive
 
 
@@ -18,6 +21,7 @@ class ChildProcess:
     its only argument, reads from `in` and writes to `out`, and exits when its stdin closes."""
 
     def __init__(self, module: str, files: Sequence[int] = ()) -> None:
+        check_temporary_folder()
         # Only this user can read it. It is deleted with this object.
         self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
         self._address = f"ipc://{self._folder.name}"
@@ -81,3 +85,13 @@ class ChildProcess:
         with self._sending:
             self._context.destroy()
         self._folder.cleanup()
+
+
+def check_temporary_folder() -> None:
+    """ConfigError if its path is too long for the sockets of a child."""
+    folder, longest = gettempdir(), zmq.IPC_PATH_MAX_LEN - LONGEST_NAME
+    if len(os.fsencode(folder)) > longest:
+        raise ConfigError(
+            f"the path of the temporary folder {folder!r} is longer than {longest} bytes, too long "
+            "for sockets in it; set TMPDIR to another folder"
+        )
