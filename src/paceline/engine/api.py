@@ -306,8 +306,9 @@ class Stream(Protocol):
         Deltas that have been waiting are passed first, before `listen` returns. `put` returns
         whether it took the delta. One that was not taken waits for the next call of `listen`, and
         later ones are joined to it. `whole` waits for the end of the request, but not for deltas
-        that wait. `put` runs in the delivery of all requests, so it must be quick and must not
-        raise. A stream with a listener has to be closed; to drop it is not enough.
+        that wait. `put` runs in the delivery of all requests, so it must be quick. If it
+        raises, the error is logged and `put` is called no more. A stream with a listener has to
+        be closed; to drop it is not enough.
         """
         ...
 

@@ -207,6 +207,24 @@ def test_a_closed_stream_calls_no_listener() -> None:
     run(use)
 
 
+def test_a_listener_that_raises_is_called_no_more_and_its_deltas_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
+        def fail(delta: TextDelta) -> bool:
+            raise ValueError(delta.text)
+
+        stream.listen(fail)
+        for letter in "ab":
+            buffer.put(TextDelta(0, letter, (1,)))
+        buffer.close(OUTPUT)
+        assert [delta.text async for delta in stream] == ["ab"]
+
+    run(use)
+    (record,) = caplog.records
+    assert record.getMessage() == "a listener failed, and is called no more"
+
+
 def test_the_source_hears_of_the_first_listener_before_anything_is_passed() -> None:
     async def use(buffer: DeltaBuffer, stream: DeltaStream, aborts: list[str]) -> None:
         taken: list[str] = []

@@ -1,5 +1,6 @@
 """The reader's end of one request: deltas are passed on, or wait, joined, until they are read."""
 
+import logging
 from asyncio import CancelledError, Event
 from collections.abc import AsyncIterator, Callable
 from weakref import finalize
@@ -7,6 +8,8 @@ from weakref import finalize
 from paceline.core.arrays import I32
 from paceline.core.errors import PacelineError, RequestError
 from paceline.engine.api import RequestOutput, TextDelta
+
+log = logging.getLogger(__name__)
 
 Listener = Callable[[TextDelta], bool]  # returns whether it took the delta
 
@@ -29,8 +32,13 @@ class DeltaBuffer:
         self._end = Event()
 
     def put(self, delta: TextDelta) -> None:
-        if self._listener is not None and not self._pieces and self._listener(delta):
-            return
+        if self._listener is not None and not self._pieces:
+            try:
+                if self._listener(delta):
+                    return
+            except Exception:  # the other requests of the delivery go on
+                log.exception("a listener failed, and is called no more")
+                self._listener = None
         earlier = self._pieces.get(delta.index)
         self._pieces[delta.index] = delta if earlier is None else earlier.followed_by(delta)
         self._news.set()
