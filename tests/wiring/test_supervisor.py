@@ -142,3 +142,20 @@ def test_a_second_signal_ends_the_wait_for_open_requests(model: Path) -> None:
                 assert '"abort"' in "".join(lines)
         finally:
             supervisor.close()
+
+
+def test_a_front_end_that_is_stuck_is_killed_when_the_server_ends(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("paceline.wiring.supervisor.CLOSE_S", 0.2)
+    with over_a_thread(model) as (core, settings, _):
+        server = replace(settings.server, drain_s=0.0)
+        supervisor = supervised(core, replace(settings, server=server))
+        try:
+            supervisor.start()
+            os.kill(supervisor._links[0].pid, signal.SIGSTOP)
+            supervisor._events.put(signal.SIGTERM)
+            supervisor.run()
+        finally:
+            supervisor.close()
+    assert any("does not end, and is killed" in one.getMessage() for one in caplog.records)

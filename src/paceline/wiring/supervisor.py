@@ -1,6 +1,7 @@
 """Runs several front ends over one core, and replaces those that end."""
 
 import logging
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,6 +9,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from signal import SIGINT, SIGTERM, signal
 from threading import current_thread, main_thread
+from time import monotonic
 
 import msgspec
 
@@ -28,7 +30,7 @@ log = logging.getLogger("paceline.server")
 MODULE = "paceline.wiring.front_end_main"
 SIGNALS = (SIGINT, SIGTERM)
 GENTLE_SIGNALS = 2  # the next one kills
-CLOSE_S = 10.0  # for a process that is killed
+CLOSE_S = 10.0  # for a process to end, after its requests have ended or it was killed
 HEALTH_S = 0.1  # between two looks at the health of the core
 
 Event = int | FrontEndLink | str  # a signal; a front end that has ended; why the core is gone
@@ -58,7 +60,8 @@ class IdleProcesses:
 class Supervisor:
     """Keeps `settings.server.api_server_count` front ends, one for each row of the scoreboard.
 
-    The first signal drains them, the second ends their wait, and the third kills them.
+    The first signal drains them, the second ends their wait, and the third kills them. One that
+    is stuck is killed after that wait.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Supervisor:
         self._links: dict[int, FrontEndLink] = {}  # by row
         self._events: SimpleQueue[Event] = SimpleQueue()  # from signals and other threads
         self._signals = 0
+        self._kill_at = math.inf  # when front ends that do not end are killed
         self._budget = RestartBudget(limits.core_restarts, limits.core_restart_span_s)
         self._failure = ""
         self._board = shared_board(settings.board, -1)
@@ -93,6 +97,7 @@ class Supervisor:
                     self._handle(self._events.get(timeout=HEALTH_S))
                 except Empty:
                     self._shared.check_health()
+                    self._kill_stuck()
         if self._failure:
             raise EngineFailed(self._failure)
 
@@ -141,11 +146,20 @@ class Supervisor:
 
     def _drain(self) -> None:
         self._signals += 1
+        wait_s = self._settings.server.drain_s if self._signals == 1 else 0.0
+        self._kill_at = monotonic() + wait_s + CLOSE_S
         for link in self._links.values():
             if self._signals > GENTLE_SIGNALS:
                 link.kill()
             else:
                 link.send(DrainFrontEnd(hurry=self._signals == GENTLE_SIGNALS))
+
+    def _kill_stuck(self) -> None:
+        if monotonic() >= self._kill_at:
+            self._kill_at = math.inf
+            for link in self._links.values():
+                log.warning("front end %d does not end, and is killed", link.pid)
+                link.kill()
 
     def _fail(self, reason: str) -> None:
         log.error("the server exits: %s", reason)
