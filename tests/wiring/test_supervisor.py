@@ -73,6 +73,18 @@ def test_the_error_of_a_front_end_that_cannot_start_is_raised(model: Path) -> No
         supervisor.close()
 
 
+def test_a_port_that_another_server_took_meanwhile_is_an_error(model: Path) -> None:
+    with over_a_thread(model) as (core, settings, bound):
+        supervisor = supervised(core, settings)
+        port = bound.getsockname()[1]
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(ConfigError, match=f"port {port}: Address already in use"),
+        ):
+            supervisor.start()
+        supervisor.close()
+
+
 def test_front_ends_that_end_too_often_end_the_server(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from asyncio import AbstractEventLoop
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Thread
@@ -24,6 +25,7 @@ from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.shared import SharedEngine
 from paceline.server.app import create_app
 from paceline.server.context import ServerContext
+from paceline.server.listen import unusable
 from paceline.server.routes.operations import answer_peer
 from paceline.server.scoreboard import shared_board
 from paceline.server.serve import DrainingServer, draining_server, log_to_stderr
@@ -77,12 +79,25 @@ async def serve(core: RemoteCore, settings: FrontEndSettings) -> None:
     server.listening = lambda _: core.report_ready()
     core.control = LoopControl(server, context, asyncio.get_running_loop())
     keep_heap()
+    sockets = listeners(settings.sockets)
     reading = asyncio.create_task(server.end_with_engine())
     try:
-        await server.serve([socket.socket(fileno=file) for file in settings.sockets])
+        await server.serve(sockets)
     finally:
         reading.cancel()
         await engine.shutdown()
+
+
+def listeners(files: Sequence[int]) -> list[socket.socket]:
+    """Listen at bound sockets. Another server may have begun to while the model was loaded."""
+    sockets = [socket.socket(fileno=file) for file in files]
+    for one in sockets:
+        try:
+            one.listen()
+        except OSError as error:
+            host, port, *_ = one.getsockname()
+            raise unusable(host, port, error) from None
+    return sockets
 
 
 class LoopControl:
