@@ -48,6 +48,8 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._context, self._loop = context, loop
+        self._signals = 0  # that this process got
+        self._noted = 0  # signals that had an effect, of this process or of the owner of the core
         self._draining: asyncio.Task[None] | None = None
         self._time_over = asyncio.Event()  # for the open requests
         self._acceptor: Acceptor | None = None
@@ -98,17 +100,24 @@ class DrainingServer(uvicorn.Server):
         return ClientConnection(self.config, *state, writes=self._writes)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._context.board.is_shared:
-            self._loop.call_soon_threadsafe(self.begin_drain)
-        elif sig != SIGINT:  # a terminal sends that one to all processes
-            self._loop.call_soon_threadsafe(self._drain_alone)
+        if not self._context.board.is_shared or sig != SIGINT:  # a terminal sends it to all
+            self._signals += 1
+            self._loop.call_soon_threadsafe(self._signalled, self._signals)
 
-    def _drain_alone(self) -> None:
-        self._stop_accepting()
-        self.begin_drain()
+    def _signalled(self, signals: int) -> None:
+        if self._context.board.is_shared:
+            self._stop_accepting()
+        self.begin_drain(signals)
 
-    def begin_drain(self) -> None:
-        """Call it on the event loop."""
+    def begin_drain(self, signals: int) -> None:
+        """React to a signal, given how many there were so far. Call it on the event loop.
+
+        Service managers send a signal to every process, so this process and the owner of the core
+        may both get it; it counts once.
+        """
+        if signals <= self._noted:
+            return
+        self._noted = signals
         if self._draining is None:
             self._context.draining = True
             self._draining = asyncio.create_task(self._drain())
@@ -192,18 +201,6 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, uds: st
                 Path(uds).unlink(missing_ok=True)
     if server.failure:
         raise EngineFailed(server.failure)
-
-
-async def serve_shared(
-    app: FastAPI, sockets: list[socket.socket], begun: Callable[[DrainingServer], None]
-) -> None:
-    """Serve as one of several processes that accept connections at the same sockets.
-
-    `begun` is called with the server when it accepts connections.
-    """
-    server = draining_server(app, "", 0)
-    server.listening = lambda _: begun(server)
-    await server.serve(sockets)
 
 
 def log_to_stderr(level: int = logging.INFO, as_json: bool = False) -> None:

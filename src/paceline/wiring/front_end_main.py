@@ -110,12 +110,7 @@ class LoopControl:
 
     def drain(self, hurry: bool) -> None:
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._drain, hurry)
-
-    def _drain(self, hurry: bool) -> None:
-        """A signal may have come before: service managers send one to every process."""
-        if hurry or not self._context.draining:
-            self._server.begin_drain()
+            self._loop.call_soon_threadsafe(self._server.begin_drain, 2 if hurry else 1)
 
     def answer(self, verb: PeerVerb, names: tuple[str, ...]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(answer_peer(self._context, verb, names), self._loop)
