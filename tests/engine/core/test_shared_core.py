@@ -12,6 +12,7 @@ from paceline.engine.core.messages import Abort, Delivery, Park, Question, Wake
 from paceline.engine.core.shared_core import SharedCore
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.choice_rows import FRONT_END_SHIFT
+from paceline.engine.frontend.metrics import NO_REQUESTS
 from tests.engine.core.test_peer_questions import SentMessages
 from tests.engine.support import components
 
@@ -129,3 +130,18 @@ def test_every_front_end_learns_of_a_death_and_of_the_health() -> None:
     both.core._death = ""
     both.shared.check_health()
     assert both.links[0].sent[-1] == CoreHealth("the engine is shut down")
+
+
+def test_without_a_core_every_front_end_gets_the_latest_figures() -> None:
+    both = TwoFrontEnds()
+    both.submit(0, "a")
+    both.until(lambda: both.ends(0))
+    gauges = wire.NumberedQuestion(1, Question("gauges"))
+    both.serve(0, gauges)
+    both.until(lambda: isinstance(both.links[0].sent[-1], wire.NumberedAnswer))
+    latest = both.links[0].sent[-1].value
+    assert latest["pid"]
+    both.core._die("it broke")
+    both.serve(1, gauges)
+    assert both.links[1].sent[-1].value == latest | NO_REQUESTS
+    both.core.close()

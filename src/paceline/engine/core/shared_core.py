@@ -24,6 +24,7 @@ from paceline.engine.core.messages import Abort, Delivery, Park, Question, Refus
 from paceline.engine.core.peer_questions import PeerQuestions
 from paceline.engine.core.ports import Core
 from paceline.engine.core.split import split
+from paceline.engine.frontend.metrics import NO_REQUESTS
 
 NO_ROWS = NO_OUTPUTS.handle, NO_OUTPUTS.ids, NO_OUTPUTS.count
 
@@ -41,6 +42,7 @@ class SharedCore:
         self._owners: dict[str, int] = {}  # the front end of each request
         self._lock = Lock()  # for the owners
         self._peers = PeerQuestions()
+        self._gauges: dict[str, Any] = {}  # the latest answer to "gauges"
         self._health = Lock()  # so that front ends learn it in order
         self._trouble = core.healthy() or ""
         core.start(self)
@@ -118,16 +120,30 @@ class SharedCore:
                 self._core.wake(name)
 
     def _ask(self, link: FrontEndLink, number: int, question: Question) -> None:
-        """Pass a question on. A front end that drains does so alone: the core stays open."""
+        """Pass a question on. A front end that drains does so alone: the core stays open.
+
+        Without a core, all front ends get the same figures, so that none reports older ones.
+        """
         answer: Future[Any] = Future()
         answer.add_done_callback(partial(send_answer, link, number))
         if question.verb == "drain":
             answer.set_result(None)
             return
         try:
-            self._core.ask(question).add_done_callback(partial(send_answer, link, number))
+            asked = self._core.ask(question)
         except PacelineError as error:
-            answer.set_exception(error)
+            if question.verb == "gauges" and self._gauges:
+                answer.set_result(self._gauges | NO_REQUESTS)
+            else:
+                answer.set_exception(error)
+            return
+        if question.verb == "gauges":
+            asked.add_done_callback(self._keep_gauges)
+        asked.add_done_callback(partial(send_answer, link, number))
+
+    def _keep_gauges(self, answer: Future[Any]) -> None:
+        if answer.exception() is None:
+            self._gauges = answer.result()
 
     # -- from the thread of the core ----------------------------------------
 
