@@ -9,6 +9,7 @@ POSITIVE = (
     *("body_bytes", "body_values", "max_prompts", "header_bytes", "max_connections"),
     *("send_buffer_bytes", "head_s", "body_s", "idle_s", "unread_s"),
 )
+MOST_API_SERVERS = 256  # each is a process that takes some 80 MB
 NOT_NEGATIVE = ("drain_s", "timeout_s", "api_server_count")
 
 
@@ -66,6 +67,10 @@ class ServerSettings:
         for name in NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it cannot be negative")
+        if self.api_server_count > MOST_API_SERVERS:
+            raise ConfigError(
+                f"api_server_count is {self.api_server_count}; it can be {MOST_API_SERVERS} at most"
+            )
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format is {self.log_format!r}; choose one of text, json")
         where = self.otlp_endpoint
