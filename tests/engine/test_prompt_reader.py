@@ -153,6 +153,40 @@ def test_a_text_without_tokens_fails_alone() -> None:
     with_reader(use)
 
 
+class TokenizerPanic(BaseException):
+    """What a panic of the tokenizer's own language is in Python: no Exception."""
+
+
+def test_a_text_that_makes_the_tokenizer_panic_fails_alone() -> None:
+    encode_all = tokenizer().encode_all
+
+    def fragile(_: Tokenizer, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        if any("panic" in one for one in texts):
+            raise TokenizerPanic("index out of bounds")
+        return encode_all(texts, special)
+
+    async def use(reader: PromptReader, _: Batches) -> None:
+        with patch.object(Tokenizer, "encode_all", fragile):
+            asked = [reader.read(text(LONG + name)) for name in ("one", "panic", "other")]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(one).__name__ for one in found] == [
+                "TokenizedPrompt",
+                "RuntimeError",
+                "TokenizedPrompt",
+            ]
+            assert (await reader.read(text(LONG))).text == LONG
+
+    with_reader(use)
+
+
+def test_an_interrupt_is_not_an_error_of_the_text() -> None:
+    with (
+        patch.object(Tokenizer, "encode_all", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        list(tokenized(frontend(), [text("a"), text("b")]))
+
+
 def test_a_text_whose_client_hung_up_is_not_read() -> None:
     async def use(reader: PromptReader, batches: Batches) -> None:
         batches.hold.clear()

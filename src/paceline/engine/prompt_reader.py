@@ -82,12 +82,14 @@ class PromptReader:
         return await one.ids
 
     async def _read_queue(self) -> None:
-        while batch := self._next_batch():
-            texts = [one.given for one in batch]
-            found = await self._work.run(ids_of_all, self._frontend, texts)
-            for one, ids in zip(batch, found, strict=True):
-                settle(one.ids, ids)
-        self._reader = None
+        try:
+            while batch := self._next_batch():
+                texts = [one.given for one in batch]
+                found = await self._work.run(ids_of_all, self._frontend, texts)
+                for one, ids in zip(batch, found, strict=True):
+                    settle(one.ids, ids)
+        finally:
+            self._reader = None
 
     def _next_batch(self) -> list[WaitingText]:
         """The oldest texts that are still wanted."""
@@ -155,7 +157,9 @@ def ids_of_all(frontend: Frontend, texts: Sequence[PromptText]) -> list[Ids]:
 def encoded(tokenizer: Tokenizer, texts: Sequence[str], special: bool) -> list[Ids]:
     try:
         return [*tokenizer.encode_all(texts, special)]
-    except Exception as error:  # noqa: BLE001 - the vocabulary has no token for one of the texts
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a panic of the tokenizer is no Exception
         if len(texts) == 1:
-            return [error]
+            return [error if isinstance(error, Exception) else RuntimeError(str(error))]
         return [ids for text in texts for ids in encoded(tokenizer, [text], special)]
