@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.core.request import Finish, Request
 from paceline.engine.core import wire
-from paceline.engine.core.front_end_wire import CoreDeath, CoreHealth
+from paceline.engine.core.front_end_wire import CoreDeath, CoreHealth, PeerAnswer, PeerQuestion
 from paceline.engine.core.messages import Abort, Delivery, Park, Question, Wake
 from paceline.engine.core.shared_core import SharedCore
 from paceline.engine.core.thread import ThreadCore
@@ -102,7 +102,7 @@ def test_requests_of_a_front_end_that_left_are_aborted() -> None:
 def test_questions_are_answered_and_a_front_end_drains_alone() -> None:
     both = TwoFrontEnds()
     for number, verb in enumerate(("drain", "paused", "explain")):
-        both.serve(0, wire.NumberedQuestion(number, Question(verb, "none")))  # type: ignore[arg-type]
+        both.serve(0, wire.NumberedQuestion(number, Question(verb, "none")))
     both.until(lambda: len(both.links[0].sent) == 4)
     answers = {one.number: one for one in both.links[0].sent if hasattr(one, "number")}
     assert (answers[0].value, answers[1].value) == (None, "")
@@ -144,4 +144,20 @@ def test_without_a_core_every_front_end_gets_the_latest_figures() -> None:
     both.core._die("it broke")
     both.serve(1, gauges)
     assert both.links[1].sent[-1].value == latest | NO_REQUESTS
+
+
+def test_a_front_end_that_leaves_while_it_is_asked_is_not_waited_for() -> None:
+    both = TwoFrontEnds()
+
+    class LeavingLink(SentMessages):
+        @property
+        def is_ready(self) -> bool:  # the last look at it before the question
+            both.shared.leave(self)  # type: ignore[arg-type]
+            return True
+
+    both.shared.join(LeavingLink(7))  # type: ignore[arg-type]
+    both.serve(0, PeerQuestion(3, "abort", ("a",)))
+    (question,) = (one for one in both.links[1].sent if isinstance(one, PeerQuestion))
+    both.serve(1, PeerAnswer(question.number, ["a"]))
+    assert both.links[0].sent[-1] == wire.NumberedAnswer(3, [["a"]])
     both.core.close()

@@ -88,12 +88,18 @@ class SharedCore:
             case wire.NumberedQuestion(number, question):
                 self._ask(link, number, question)
             case PeerQuestion():
-                others = [one for one in [*self._links.values()] if one is not link]
-                self._peers.relay(link, message, [one for one in others if one.is_ready])
+                self._relay(link, message)
             case PeerAnswer():
                 self._peers.answered(link, message)
             case _:
                 pass  # the link itself reads that the front end is ready
+
+    def _relay(self, link: FrontEndLink, question: PeerQuestion) -> None:
+        others = [one for one in [*self._links.values()] if one is not link and one.is_ready]
+        self._peers.relay(link, question, others)
+        for one in others:
+            if one.number not in self._links:  # it left before it was asked
+                self._peers.left(one)
 
     def _submit(self, link: FrontEndLink, message: wire.EncodedRequest) -> None:
         request = wire.decode_request(message)
