@@ -38,6 +38,31 @@ def test_errors_say_what_is_wrong(name: str, constraint: Constraint, message: st
 
 
 @every_backend
+@pytest.mark.parametrize(
+    "form",
+    [
+        5,
+        {"type": "triggered_tags"},
+        {"type": "triggered_tags", "triggers": 5, "tags": []},
+        *(
+            {"type": "triggered_tags", "triggers": ["<"], "tags": [tag]}
+            for tag in (
+                3,
+                {"begin": "<"},
+                {"begin": "<", "content": 5, "end": ">"},
+                {"begin": "<", "content": {"type": "json_schema"}, "end": ">"},
+                {"begin": 5, "content": {"type": "json_schema", "json_schema": True}, "end": ">"},
+                {"begin": "<", "content": {"type": "json_schema", "json_schema": True}, "end": 7},
+            )
+        ),
+    ],
+)
+def test_malformed_structural_tags_are_refused(name: str, form: object) -> None:
+    with pytest.raises(RequestError):
+        backend(name).compile(Constraint.structural_tag({"format": form}))
+
+
+@every_backend
 def test_grammars_in_both_notations(name: str) -> None:
     ebnf = 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'
     lark = 'start: term (("+" | "-") term)*\nterm: /[0-9]+/ | "(" start ")"'

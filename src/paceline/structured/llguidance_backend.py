@@ -172,22 +172,35 @@ def lark_grammar(constraint: Constraint) -> str:
 
 def tag_grammar(constraint: Constraint) -> str:
     """Free text with tags after triggers; llguidance has no other formats."""
-    form = cast(dict[str, Any], constraint.value["format"])
-    if form.get("type") != "triggered_tags" or form.keys() - {"type", "triggers", "tags"}:
-        raise RequestError("llguidance supports structural tags of the type triggered_tags only")
-    tags: list[StructTag] = []
-    for at, tag in enumerate(cast(list[dict[str, Any]], form["tags"])):
-        content = tag["content"]
-        triggers = [one for one in form["triggers"] if one and tag["begin"].startswith(one)]
-        if content.get("type") != "json_schema" or not triggers:
+    match constraint.value["format"]:
+        case {"type": "triggered_tags", "triggers": list(), "tags": list(), **rest} if not rest:
+            form = cast(dict[str, list[Any]], constraint.value["format"])
+        case _:
             raise RequestError(
-                f"tag {at} needs a json_schema as content and a trigger that its begin starts with"
+                "llguidance supports structural tags of the type triggered_tags only, with "
+                "triggers and tags"
             )
-        schema = json.dumps(prepared(content["json_schema"]))
-        tags.append(
-            StructTag(trigger=triggers[0], begin=tag["begin"], grammar=schema, end=tag["end"])
-        )
+    tags = [struct_tag(at, tag, form["triggers"]) for at, tag in enumerate(form["tags"])]
     return StructTag.to_grammar(tags, assume_special=False)
+
+
+def struct_tag(at: int, tag: Any, triggers: list[Any]) -> StructTag:
+    match tag:
+        case {
+            "begin": str(begin),
+            "content": {"type": "json_schema", "json_schema": schema},
+            "end": str(end),
+        }:
+            own = [one for one in triggers if isinstance(one, str) and one]
+            for trigger in filter(begin.startswith, own):
+                grammar = json.dumps(prepared(schema))
+                return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=end)
+        case _:
+            pass
+    raise RequestError(
+        f"tag {at} needs a begin, an end, a json_schema as content, and a trigger that its begin "
+        "starts with"
+    )
 
 
 def first_line(message: str) -> str:
