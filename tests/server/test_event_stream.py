@@ -1,6 +1,7 @@
 """What leaves is what it would be if each delta were encoded alone, however it leaves."""
 
 import asyncio
+import gc
 import json
 import random
 from typing import Any
@@ -420,3 +421,29 @@ def test_any_other_server_gets_the_same_bytes_through_asgi() -> None:
             assert (await asking).content == expected
 
     on_fed_server(scenario)
+
+
+def test_nothing_of_a_stream_waits_for_the_garbage_collector() -> None:
+    """A server searches for unreachable objects rarely; these hold whole prompts and outputs."""
+
+    def alive() -> int:
+        return sum(type(one) is event_stream.EventStream for one in gc.get_objects())
+
+    async def scenario(site: FedSite) -> None:
+        before, client = alive(), await site.client()
+        client.post(COMPLETIONS, TEXT)
+        (stream,) = await site.streams()
+        stream.text("a")
+        await client.head()
+        stream.text("b")
+        assert alive() == before + 1
+        stream.end()
+        assert texts(await client.chunks()) == ["a", "b"]
+        await site.until(lambda: alive() == before)
+
+    gc.collect()
+    gc.disable()
+    try:
+        on_fed_server(scenario)
+    finally:
+        gc.enable()

@@ -70,7 +70,7 @@ class EventStream:
         self._streams, self._params, self._long_work = streams, params, long_work
         self.writer = writer
         self._early = [writer.opening(streams)]  # events before the response has started
-        self._write: Callable[[bytes], bool] = self._keep
+        self._write: Callable[[bytes], bool] = partial(kept, self._early)
         self.is_held = self._has_content = False
         self._listeners: list[PartListener] = []
         self._waiting: dict[int, None] = {}  # streams with deltas that were not taken, in order
@@ -116,6 +116,7 @@ class EventStream:
         """Take no further deltas."""
         self.is_held = True
         self._ends.cancel()
+        self._listeners.clear()  # they refer back to it
 
     # -- inside a delivery --------------------------------------------------
 
@@ -148,10 +149,6 @@ class EventStream:
         prompt, output = len(delta.prompt_logprobs or ()), len(delta.token_ids)
         return weight(self._params, prompt, output) > LONG_ANSWER
 
-    def _keep(self, event: bytes) -> bool:
-        self._early.append(event)
-        return True
-
     def hold(self) -> None:
         """Take no deltas until the task of the response has had its turn."""
         self.is_held = True
@@ -182,3 +179,9 @@ class EventStream:
         waiting, self._waiting = self._waiting, {}
         for part in waiting:
             self._streams[part].listen(self._listeners[part].put)
+
+
+def kept(events: list[bytes], event: bytes) -> bool:
+    """Keep an event for later. It can always take another one."""
+    events.append(event)
+    return True
