@@ -107,10 +107,26 @@ def test_a_device_that_is_lost_is_an_error() -> None:
         warmed(Lost())
 
 
-def test_requests_get_the_same_tokens_afterwards() -> None:
+def test_a_step_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Narrow(Watched):
+        def wait(self) -> StepResult:
+            if self._flight[0].total == 64:
+                self._flight.clear()
+                raise RuntimeError("out of memory")
+            return super().wait()
+
+    runner = Narrow()
+    warmed(runner)
+    failed = "a step of up to 64 positions failed at the start: step 1 failed: RuntimeError: out of"
+    assert any(failed in one.getMessage() for one in caplog.records)
+    assert not runner.residents
+
+
+def test_requests_get_the_same_tokens_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     model = Model.load(Dummy(tiny(), seed=3))
     scheduler = Scheduler.create(**SETTINGS)
     runner = runner_for(model, scheduler)
     WarmUp(runner, scheduler.config, 1).run(lambda done, total: None)
+    assert not caplog.records, "a step has failed"
     expected, _ = outputs(model, requests())
     assert drive(scheduler, runner, requests()) == expected

@@ -1,15 +1,19 @@
 """Runs steps of every kind before there are requests, so that none of them compiles later."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paceline.core.config import CacheConfig, Config, StepConfig
-from paceline.core.request import Request
+from paceline.core.plan import Ended
+from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.ports import Runner
 from paceline.sched.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 TOKEN, OTHER = 1, 0  # every model has them
 LENGTH = 8  # tokens of a prompt whose length does not matter
@@ -110,12 +114,23 @@ class WarmUp:
         engine = Engine(Scheduler(config), self._runner, depth=self._depth)
         for one in rehearsal.requests:
             engine.submit(one)
-        engine.turn()
-        while not engine.idle:
-            engine.turn()
+        ended = all_ends(engine)
         if engine.broken:
             raise EngineFailed(f"a step before the first request failed: {engine.broken}")
         engine.turn(while_idle=True)  # the runner learns which slots were released
+        failures = dict.fromkeys(one.message for one in ended if one.finish is Finish.ERROR)
+        for message in failures:
+            budget = rehearsal.budget
+            log.warning("a step of up to %d positions failed at the start: %s", budget, message)
+
+
+def all_ends(engine: Engine) -> list[Ended]:
+    """Run the requests of an engine; returns how they ended."""
+    ended: list[Ended] = []
+    while not engine.idle:
+        if (delivery := engine.turn()) is not None:
+            ended += delivery.ended
+    return ended
 
 
 def request(name: str, sampling: Sampling, length: int, outputs: int = OUTPUTS) -> Request:
