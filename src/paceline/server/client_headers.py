@@ -1,7 +1,8 @@
 """The request id and the trace of a client, from the headers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from secrets import token_hex
 
@@ -13,15 +14,17 @@ ID_BYTES = 16
 IDS_AT_ONCE = 256  # a system call for each would give the interpreter lock to other threads
 
 
-def fresh_ids() -> Iterator[str]:
-    """Random ids without an end."""
+drawn_ids: list[str] = []
+
+
+def random_id() -> str:
+    """A random id, on any thread."""
     while True:
+        with suppress(IndexError):
+            return drawn_ids.pop()
         drawn = token_hex(ID_BYTES * IDS_AT_ONCE)
-        for start in range(0, len(drawn), 2 * ID_BYTES):
-            yield drawn[start : start + 2 * ID_BYTES]
-
-
-random_ids = fresh_ids()
+        places = range(0, len(drawn), 2 * ID_BYTES)
+        drawn_ids.extend(drawn[place : place + 2 * ID_BYTES] for place in places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class ClientHeaders:
     @classmethod
     def of(cls, headers: Mapping[str, str], prefix: str) -> "ClientHeaders":
         trace = headers.get("traceparent", "")
-        request_id = sent_id(headers) or f"{prefix}-{next(random_ids)}"
+        request_id = sent_id(headers) or f"{prefix}-{random_id()}"
         return cls(request_id, trace if TRACEPARENT.match(trace) else "")
 
     @property
