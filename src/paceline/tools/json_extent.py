@@ -11,7 +11,7 @@ BETWEEN = re.compile(r'["{}\[\]]')
 class JsonExtent:
     """Follows strings and brackets from the first character of a string, an object or an array.
 
-    Everything else is left to whoever parses the value. Brackets are counted, not paired: a
+    Everything else is left to the parser of the value. Brackets are counted, not paired: a
     malformed value has an end too.
     """
 
