@@ -144,6 +144,7 @@ def test_without_a_core_every_front_end_gets_the_latest_figures() -> None:
     both.core._die("it broke")
     both.serve(1, gauges)
     assert both.links[1].sent[-1].value == latest | NO_REQUESTS
+    both.core.close()
 
 
 def test_a_front_end_that_leaves_while_it_is_asked_is_not_waited_for() -> None:
