@@ -12,6 +12,7 @@ from paceline.core.errors import RequestError, RequestFailed
 from paceline.engine import offline as module
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.core.messages import EngineFailed
+from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.progress import Progress, PromptCounts
 from paceline.engine.offline import OfflineEngine
 from paceline.text.chat_template import ChatTemplate
@@ -256,6 +257,26 @@ def test_an_interruption_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch)
         model.generate(["a", "b"] * 20, SamplingParams(max_tokens=100), progress=False)
     assert model.unfinished == 0
     assert model.step() == []
+    left_nothing(model)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interruption_while_requests_are_added_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request that was being added is dropped with the others."""
+    model, begin = llm(), Frontend.begin
+
+    def interrupted(self: Frontend, *given: Any, **named: Any) -> Any:
+        request = begin(self, *given, **named)
+        if len(self.open) == 3:
+            raise_signal(SIGINT)
+        return request
+
+    monkeypatch.setattr(Frontend, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(["a", "b"] * 4, SamplingParams(max_tokens=5), progress=False)
+    assert model.unfinished == 0
     left_nothing(model)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.server.connections import RESERVED_FILES, connection_limit
+from paceline.server.connections import RESERVED_FILES, TurnWrites, connection_limit
 from paceline.server.settings import ServerSettings
 from tests.server.support import Site, on_its_own_server, paced
 
@@ -199,3 +199,32 @@ def test_what_the_kernel_buffers_is_bounded() -> None:
         assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 8192  # of the kernel
 
     on_its_own_server(scenario, ServerSettings(send_buffer_bytes=8192))
+
+
+def test_a_response_that_cannot_be_written_does_not_keep_others_from_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class FailingBody:
+        aborted = False
+
+        def flush(self) -> None:
+            raise RuntimeError("no")
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    class WrittenBody(FailingBody):
+        written = False
+
+        def flush(self) -> None:
+            self.written = True
+
+    async def write() -> None:
+        writes, failing, written = TurnWrites(), FailingBody(), WrittenBody()
+        writes.add(failing)  # type: ignore[arg-type]
+        writes.add(written)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert (failing.aborted, written.written, written.aborted) == (True, True, False)
+
+    asyncio.run(write())
+    assert "a response cannot be written" in caplog.text

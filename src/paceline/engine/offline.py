@@ -182,6 +182,16 @@ class OfflineEngine:
         self._require_open()
         batch = PromptBatch(len(generations), raise_on_error)
         try:
+            self._enqueue_all(batch, generations)
+            with Progress(len(generations)) if progress and generations else nullcontext() as shown:
+                self._turn_until_done(batch, shown)
+        except BaseException:
+            self._drop(batch.open)
+            raise
+        return batch.outputs()
+
+    def _enqueue_all(self, batch: PromptBatch, generations: list[GenerationRequest]) -> None:
+        with interrupts_deferred() as handle_interrupt:  # so that the batch lists every request
             for place, generation in enumerate(tokenized(self._frontend, generations)):
                 named = replace(generation, request_id=generation.request_id or self._name())
                 try:
@@ -190,12 +200,7 @@ class OfflineEngine:
                     batch.refused(place, named, error)
                 else:
                     batch.opened(place, named.request_id)
-            with Progress(len(generations)) if progress and generations else nullcontext() as shown:
-                self._turn_until_done(batch, shown)
-        except BaseException:
-            self._drop(batch.open)
-            raise
-        return batch.outputs()
+                handle_interrupt()
 
     def _turn_until_done(self, batch: PromptBatch, progress: Progress | None) -> None:
         with interrupts_deferred() as handle_interrupt:  # to the end of a step

@@ -50,7 +50,11 @@ class TurnWrites:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for body in waiting:
-            body.flush()
+            try:
+                body.flush()
+            except Exception:  # it ends this response; the others are written
+                log.exception("a response cannot be written")
+                body.abort()
 
 
 class DirectBody:
@@ -67,6 +71,10 @@ class DirectBody:
             self._writes.add(self)
         self._chunks.append(b"%x\r\n%b\r\n" % (len(body), body))
         return not self._flow.write_paused
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
 
     def flush(self) -> None:
         if self._chunks and not self._transport.is_closing():

@@ -1,5 +1,6 @@
 """A front end in a process of its own, as the owner of the core sees it."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
@@ -15,6 +16,8 @@ from paceline.engine.core.front_end_wire import (
 )
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.process import settle
+
+log = logging.getLogger(__name__)
 
 CLOSE_S = 10.0  # for the process to exit by itself; then it is killed
 
@@ -65,11 +68,18 @@ class FrontEndLink:
         self._process.close()
 
     def _read(self) -> None:
-        while (frame := self._process.receive()) is not None:
-            message: FromFrontEnd = from_front_end.decode(frame)
-            if isinstance(message, FrontEndReady):
-                settle(self.ready, None, message.fault and message.fault.error())
-            self._serve(self, message)
+        try:
+            while (frame := self._process.receive()) is not None:
+                self._receive(from_front_end.decode(frame))
+        except Exception:  # its requests would wait for ever
+            log.exception("a message of a front end cannot be served; its process is killed")
+            self._process.kill()
+            self._process.wait(CLOSE_S)
         reason = f"a front end's process has ended with code {self.returncode}"
         settle(self.ready, None, EngineFailed(reason))
         self._left(self)
+
+    def _receive(self, message: FromFrontEnd) -> None:
+        if isinstance(message, FrontEndReady):
+            settle(self.ready, None, message.fault and message.fault.error())
+        self._serve(self, message)

@@ -43,7 +43,8 @@ class NewTokens:
 
 
 class ChoiceRows(Generic[Owner]):
-    """Consecutive rows belong to the sequences of one request.
+    """Consecutive rows belong to the sequences of one request. Free rows are used again for
+    requests of the same width, so there are as many as were open at once, for each width.
 
     handle     what the engine calls the row's choice, or CLOSED
     seen_at    the time of its latest tokens; nan before the first
