@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import BACKENDS, GrammarBackend, Matcher, load_backend
-from paceline.structured.constraint import Constraint
 from paceline.structured.token_table import TokenTable
 from paceline.text.tokenizer import Tokenizer
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.capabilities import Capabilities
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.request import Item, Request
 from paceline.core.sampling import Sampling
@@ -25,6 +26,10 @@ NEEDS: dict[str, tuple[dict[str, Any], str]] = {
         {"items": (Item("cat", 0, 2),)},
         "'a' has 1 multimodal items; this engine reads text alone: remove `items`",
     ),
+    "constraints": (
+        {"constraint": Constraint.regex("a+")},
+        r"'a' has a constraint \(regex\); .* remove `structured_outputs`",
+    ),
 }
 
 
@@ -40,3 +45,9 @@ def test_what_is_needed_and_missing_is_refused(capability: str) -> None:
 
 def test_a_plain_request_needs_nothing() -> None:
     Capabilities().check(Request(id="a", prompt=PROMPT))
+
+
+def test_beams_follow_no_constraint() -> None:
+    request = Request(id="a", prompt=PROMPT, beam_width=2, constraint=Constraint.regex("a"))
+    with pytest.raises(RequestError, match=r"a constraint and beams; .* remove"):
+        Capabilities(constraints=True).check(request)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Finish, Item, Request, Sequence, child_label, token_array
@@ -328,6 +329,15 @@ def test_an_ignored_end_token_does_not_stop() -> None:
 def test_an_ignored_end_token_that_is_a_stop_token_too_stops() -> None:
     request = ask(ignore_eos=True, eos_token_ids=[EOS], stop_token_ids=[EOS])
     assert request.stops_at(EOS, outputs=1)
+
+
+def test_an_end_token_ends_a_constrained_request_at_once() -> None:
+    """A grammar allows nothing after it."""
+    fields: dict[str, Any] = {"min_tokens": 5, "ignore_eos": True, "stop_token_ids": (7,)}
+    request = ask(eos_token_ids=(EOS,), constraint=Constraint.regex("a"), **fields)
+    assert request.stops_at(EOS, outputs=1)
+    assert not request.stops_at(7, outputs=1)
+    assert request.stops_at(7, outputs=5)
 
 
 def test_every_one_of_several_end_tokens_stops() -> None:

@@ -3,10 +3,12 @@
 import copy
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.sampling import Sampling
 from paceline.engine.params import SamplingParams
@@ -173,3 +175,30 @@ def test_they_survive_the_way_to_another_process() -> None:
         assert other == params
         assert other.logit_bias == {3: 1.0}
         assert other.sampling == params.sampling
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Constraint.regex("a+"),
+        {"regex": "a+"},
+        {"regex": "a+", "json": None},
+        SimpleNamespace(regex="a+", json=None, disable_any_whitespace=False),  # as vLLM's class
+    ],
+)
+def test_structured_outputs_are_a_constraint_or_what_vllm_takes(given: Any) -> None:
+    params = SamplingParams(structured_outputs=given)
+    assert params.constraint == params.structured_outputs == Constraint.regex("a+")
+    assert pickle.loads(pickle.dumps(params)) == replace(params) == params
+    assert SamplingParams().constraint is None
+
+
+@pytest.mark.parametrize("given", ["a+", 3, {}, {"regex": 3}, {"regx": "a"}, SimpleNamespace(a=1)])
+def test_structured_outputs_that_constrain_nothing_are_refused(given: Any) -> None:
+    with pytest.raises(RequestError, match=r"structured_outputs|regex"):
+        SamplingParams(structured_outputs=given)
+
+
+def test_beams_follow_no_constraint() -> None:
+    with pytest.raises(RequestError, match="structured_outputs cannot be combined with beam"):
+        SamplingParams(structured_outputs={"regex": "a"}, use_beam_search=True, beam_width=2)

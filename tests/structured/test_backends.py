@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, RequestError
 from paceline.structured import backend as port
-from paceline.structured.constraint import Constraint
 from tests.structured.support import accepts, backend, every_backend, table
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -1,8 +1,8 @@
 """The grammars that were used last."""
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.cache import REFUSAL_BYTES, GrammarCache
-from paceline.structured.constraint import Constraint
 from tests.structured.support import backend
 
 A, B, C = (Constraint.regex(text) for text in "abc")

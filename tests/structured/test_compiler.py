@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, GrammarTooCostly, QueueFull, RequestError
 from paceline.structured import compiler as module
 from paceline.structured.backend import BACKENDS, Grammar
 from paceline.structured.compiler import CompilerLimits, GrammarCompiler
-from paceline.structured.constraint import Constraint
 from tests.structured.support import accepts, table, torch_hidden
 
 WAIT_S = 60.0

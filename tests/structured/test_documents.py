@@ -6,9 +6,9 @@ from random import Random
 
 from jsonschema import Draft202012Validator
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import BACKENDS, Grammar
-from paceline.structured.constraint import Constraint
 from tests.structured.support import (
     PLAIN,
     backend,

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.structured.constraint import Constraint
 from paceline.structured.exact_regex import exact_regex
 from tests.structured.support import accepts, backend, every_backend, text_of, walk
 

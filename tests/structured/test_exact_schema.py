@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import BACKENDS
-from paceline.structured.constraint import Constraint
 from paceline.structured.exact_schema import check_exact
 from tests.structured.support import accepts, backend
 

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import Grammar
-from paceline.structured.constraint import Constraint
 from tests.structured.support import accepts, backend, every_backend
 
 FOLDER = os.environ["JSON_SCHEMA_TEST_SUITE"]

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import Matcher
-from paceline.structured.constraint import Constraint
 from tests.structured.support import allowed, backend, every_backend, ids, made_schema, table, walk
 
 PERSON = Constraint.json(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.structured.constraint import Constraint
 from paceline.structured.request_fields import constraint_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

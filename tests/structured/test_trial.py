@@ -2,8 +2,8 @@
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, RequestError
-from paceline.structured.constraint import Constraint
 from paceline.structured.trial import mean_fill_s, try_out
 from tests.structured.support import backend, every_backend, table
 

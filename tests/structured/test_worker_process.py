@@ -6,8 +6,8 @@ from threading import Timer
 
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, GrammarTooCostly, RequestError
-from paceline.structured.constraint import Constraint
 from paceline.structured.worker_process import WorkerProcess
 from tests.structured.support import table
 

@@ -14,12 +14,14 @@ class Capabilities:
     prompt_logprobs  reports log-probabilities of prompt tokens (`StepResult.prompt`)
     adapters         applies `Request.adapter`
     items            computes the multimodal `Request.items`
+    constraints      samples only tokens that a grammar allows, for `Request.constraint`
     """
 
     logprobs: bool = False
     prompt_logprobs: bool = False
     adapters: bool = False
     items: bool = False
+    constraints: bool = False
 
     def check(self, request: Request) -> None:
         """RequestError if the request needs something that is not here."""
@@ -43,4 +45,19 @@ class Capabilities:
             raise RequestError(
                 f"request {request.id!r} has {len(request.items)} multimodal items; this engine "
                 "reads text alone: remove `items`"
+            )
+        self._check_constraint(request)
+
+    def _check_constraint(self, request: Request) -> None:
+        if request.constraint is None:
+            return
+        if not self.constraints:
+            raise RequestError(
+                f"request {request.id!r} has a constraint ({request.constraint.kind}); this engine "
+                "has no structured output: remove `structured_outputs`"
+            )
+        if request.beam_width:
+            raise RequestError(
+                f"request {request.id!r} has a constraint and beams; beam search follows no "
+                "constraint: remove `structured_outputs` or `use_beam_search`"
             )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.arrays import I32
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
 from paceline.core.sampling import GREEDY, Sampling
@@ -128,6 +129,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "length_penalty": (float, int),
     "early_stopping": (bool, str),
     "sampling": (Sampling,),
+    "constraint": (Constraint, NONE),
     "handle": (int,),
 }
 TYPED_FIELDS = attrgetter(*FIELD_TYPES)
@@ -170,6 +172,8 @@ class Request:
         early_stopping: Beam search: stop at `beam_width` finished beams (True), when a better one
             is unlikely (False), or only when none is possible ("never").
         sampling: How the runner chooses its tokens.
+        constraint: What its tokens must follow. Its end tokens end it at once, because a grammar
+            allows nothing after them: `min_tokens` and `ignore_eos` only put the end off.
         handle: What its tokens are reported under, besides its id: a number of the front end. Child
             c of several sequences is reported under `handle + c`. It decides nothing.
     """
@@ -197,6 +201,7 @@ class Request:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     sampling: Sampling = GREEDY
+    constraint: Constraint | None = None
     handle: int = -1
 
     def __post_init__(self) -> None:
@@ -300,8 +305,13 @@ class Request:
     @property
     def candidates(self) -> int:
         """Continuations that each of its rows needs, so that all beams continue after any ends."""
-        ends = len({*self.stop_token_ids, *(() if self.ignore_eos else self.eos_token_ids)})
+        ends = len({*self.stop_token_ids, *(self.eos_token_ids if self.ends_at_eos else ())})
         return self.beam_width * max(2, 1 + ends)
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """Whether an end token of the model may end it."""
+        return not self.ignore_eos or self.constraint is not None
 
     def child(self, index: int) -> "Request":
         """One of several sequences as the runner sees it, with its own id and seed."""
@@ -310,9 +320,10 @@ class Request:
 
     def stops_at(self, token: int, outputs: int) -> bool:
         """Whether `token`, the last of `outputs` generated ones, ends this request."""
+        ends = token in self.eos_token_ids and self.ends_at_eos
         if outputs < self.min_tokens:
-            return False
-        if token in self.eos_token_ids and not self.ignore_eos:
+            return ends and self.constraint is not None
+        if ends:
             return True
         return token in self.stop_token_ids
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, cast
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.request import MOST_PENALTY
 from paceline.core.sampling import (
@@ -13,6 +14,7 @@ from paceline.core.sampling import (
     token_ids,
     whole,
 )
+from paceline.structured.request_fields import KINDS, OPTIONS, from_structured_outputs
 
 MOST_SEQUENCES = 4096
 MOST_CHARACTERS = 4096  # of all stop strings together
@@ -42,6 +44,21 @@ def texts(name: str, given: Any) -> tuple[str, ...]:
     if sum(map(len, strings)) > MOST_CHARACTERS:
         raise RequestError(f"{name} has more than {MOST_CHARACTERS} characters in total")
     return cast("tuple[str, ...]", strings)
+
+
+def constraint_from(given: Any) -> Constraint | None:
+    """A constraint as it is, or from vLLM's form: a mapping, or an object with its fields."""
+    if isinstance(given, Constraint):
+        return given
+    if given is None or isinstance(given, Mapping):
+        return from_structured_outputs(cast("object", given))
+    found = {name: getattr(given, name) for name in KINDS if hasattr(given, name)}
+    if not found:
+        raise RequestError(
+            f"structured_outputs is {given!r}; it must be an object with one of {', '.join(KINDS)}"
+        )
+    found |= {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
+    return from_structured_outputs(found)
 
 
 class Validated:
@@ -96,6 +113,8 @@ class SamplingParams(Validated):
         skip_special_tokens: Leave special tokens out of the text.
         bad_token_ids: Tokens that are never generated.
         allowed_token_ids: The only tokens that may be generated. None: all.
+        structured_outputs: What the output must follow: a `Constraint`, or vLLM's form, such as
+            `{"json": schema}`, with one of json, regex, choice, grammar and structural_tag.
     """
 
     n: int = 1
@@ -124,6 +143,7 @@ class SamplingParams(Validated):
     skip_special_tokens: bool = True
     bad_token_ids: Iterable[int] = ()
     allowed_token_ids: Iterable[int] | None = None
+    structured_outputs: Constraint | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -132,6 +152,8 @@ class SamplingParams(Validated):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         fix(self, "stop", texts("stop", self.stop))
         fix(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        if self.structured_outputs is not None:
+            fix(self, "structured_outputs", constraint_from(self.structured_outputs))
         self._check_numbers()
         self._check_family()
         chosen = self._chosen()
@@ -202,6 +224,7 @@ class SamplingParams(Validated):
         changed = [name for name in EDITS if getattr(chosen, name) != getattr(PLAIN, name)]
         changed += ["temperature"] * (chosen.temperature not in (0, 1))
         changed += ["min_tokens"] * (self.min_tokens > 0)
+        changed += ["structured_outputs"] * (self.structured_outputs is not None)
         if changed:
             raise RequestError(
                 f"{changed[0]} cannot be combined with beam search; remove {changed[0]}"
@@ -229,6 +252,11 @@ class SamplingParams(Validated):
         """The part of the parameters that the runner needs."""
         return self._sampling
 
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the output must follow."""
+        return cast("Constraint | None", self.structured_outputs)
+
     def _chosen(self) -> Sampling:
         allowed = self.allowed_token_ids
         return Sampling(
@@ -253,7 +281,8 @@ class SamplingFields(TypedDict, total=False):
     n, best_of, use_beam_search, beam_width, length_penalty, early_stopping; temperature, top_p,
     top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, seed; max_tokens,
     min_tokens, stop, stop_token_ids, ignore_eos; logprobs, prompt_logprobs, logit_bias,
-    include_stop_str_in_output, skip_special_tokens, bad_token_ids, allowed_token_ids.
+    include_stop_str_in_output, skip_special_tokens, bad_token_ids, allowed_token_ids;
+    structured_outputs.
     """
 
     n: int
@@ -282,3 +311,4 @@ class SamplingFields(TypedDict, total=False):
     skip_special_tokens: bool
     bad_token_ids: Iterable[int]
     allowed_token_ids: Iterable[int] | None
+    structured_outputs: Constraint | Mapping[str, Any] | None

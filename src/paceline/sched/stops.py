@@ -37,7 +37,7 @@ class StopWatch:
 
     @staticmethod
     def _flags(request: Request) -> list[int]:
-        tokens = request.stop_token_ids + (() if request.ignore_eos else request.eos_token_ids)
+        tokens = request.stop_token_ids + (request.eos_token_ids if request.ends_at_eos else ())
         return [min(token, FLAGS - 1) for token in tokens] if tokens else []
 
     def suspects(self, ids: I32) -> Bool | None:

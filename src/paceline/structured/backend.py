@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import Protocol
 
 from paceline.core.arrays import I32
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
-from paceline.structured.constraint import Constraint
 from paceline.structured.token_table import TokenTable
 
 

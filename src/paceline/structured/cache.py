@@ -2,9 +2,9 @@
 
 from collections import OrderedDict
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import Grammar
-from paceline.structured.constraint import Constraint
 
 REFUSAL_BYTES = 1024
 

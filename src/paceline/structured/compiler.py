@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, QueueFull, RequestError
 from paceline.structured.backend import (
     Grammar,
@@ -13,7 +14,6 @@ from paceline.structured.backend import (
     load_backend,
 )
 from paceline.structured.cache import GrammarCache
-from paceline.structured.constraint import Constraint
 from paceline.structured.token_table import TokenTable
 from paceline.structured.worker_process import WorkerProcess
 

@@ -10,8 +10,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, Tokeni
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from paceline.core.arrays import I32
+from paceline.core.constraint import Constraint, quoted
 from paceline.core.errors import GrammarTooCostly, RequestError
-from paceline.structured.constraint import Constraint, quoted
 from paceline.structured.json_schema import Schema, check_counts, closed, knows_format, whole
 from paceline.structured.token_table import TokenTable
 from paceline.structured.tracked_matcher import TrackedMatcher

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.structured.constraint import Constraint
 
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 

@@ -4,9 +4,9 @@ from time import thread_time
 
 import numpy as np
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly
 from paceline.structured.backend import GrammarBackend, Matcher
-from paceline.structured.constraint import Constraint
 from paceline.structured.token_table import TokenTable
 
 STEPS = 32  # tokens of the random output whose masks are timed

@@ -7,8 +7,8 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, GrammarTooCostly, PacelineError
-from paceline.structured.constraint import Constraint
 from paceline.structured.token_table import TokenTable
 
 START_S = 60.0  # for Python and its libraries

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from paceline.core.arrays import I32
+from paceline.core.constraint import Constraint, quoted
 from paceline.core.errors import RequestError
-from paceline.structured.constraint import Constraint, quoted
 from paceline.structured.exact_regex import exact_regex
 from paceline.structured.exact_schema import check_exact
 from paceline.structured.json_schema import check_counts, closed, whole

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
 from paceline.core.plan import Candidates, Choice, Ended, PromptScores, Timings
 from paceline.core.request import Finish, Item, Request
@@ -53,6 +54,7 @@ def sent(message: Any) -> Any:
             best_of=3,
             length_penalty=0.5,
             early_stopping="never",
+            constraint=Constraint.json(True, any_whitespace=False),
             sampling=Sampling(
                 temperature=0.3,
                 logit_bias={3: 1.0, 9: -2.0},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from paceline import Item, Request, StepResult
+from paceline.core.constraint import Constraint
 from paceline.core.plan import Candidates
 from paceline.core.sampling import Sampling
 from paceline.sched.replay.calls import Commitment, ResultScores, Submission
@@ -65,6 +66,7 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         length_penalty=np.float32(0.3),  # pyright: ignore[reportArgumentType]
         early_stopping="never",
         sampling=Sampling(temperature=0.7, top_k=5, logit_bias={3: 1.5}, allowed_token_ids=(2, 3)),
+        constraint=Constraint.json(True, any_whitespace=False),
     )
     for request in (full, ask()):
         made = Submission(request, 1e-9, "grammar")

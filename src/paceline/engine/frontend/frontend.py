@@ -149,7 +149,9 @@ class Frontend:
         if params.prompt_only:
             # A step that computes a prompt samples a token, so one is sampled here too.
             # `OpenChoice` drops it, and the finish reason is "length" whatever the token is.
-            params = replace(params, max_tokens=1, ignore_eos=True, stop_token_ids=())
+            params = replace(
+                params, max_tokens=1, ignore_eos=True, stop_token_ids=(), structured_outputs=None
+            )
         sampling = params.sampling
         sampling.check_vocab(self.tokenizer.vocab_size)
         # Cached blocks have no logits. With a unique salt no cached block is found.
@@ -176,6 +178,7 @@ class Frontend:
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             sampling=sampling,
+            constraint=params.constraint,
             handle=self._rows.next_handle(params.beams or params.best_of or params.n),
         )
 

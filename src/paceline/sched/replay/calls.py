@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import F32, I32, Bool
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.plan import Candidates, Failed, StepResult
 from paceline.core.request import Item, Request
@@ -62,6 +63,8 @@ class Submission:
         kept, now, parked = values_of(payload)
         kept["items"] = tuple(Item(*item) for item in kept.get("items", ()))
         kept["sampling"] = sampling_of(kept.get("sampling", {}))
+        if "constraint" in kept:
+            kept["constraint"] = Constraint(*kept["constraint"])
         prompt = np.frombuffer(tail_of(payload), TOKEN)
         return Submission(Request(prompt=prompt, **kept), now, parked)
 

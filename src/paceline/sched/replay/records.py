@@ -11,6 +11,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError
 from paceline.core.request import Item
 from paceline.core.sampling import GREEDY, Sampling
@@ -97,6 +98,8 @@ def plain(value: Any) -> Any:
     """A value that JSON does not know, in terms of those that it knows."""
     if isinstance(value, Item):
         return [value.identity, value.offset, value.length]
+    if isinstance(value, Constraint):
+        return [value.kind, value.text, value.any_whitespace]
     if isinstance(value, Sampling):
         pairs = [(one.name, getattr(value, one.name)) for one in fields(Sampling)]
         return {name: given for name, given in pairs if given != getattr(GREEDY, name)}

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from paceline.core.constraint import MAX_BYTES, MAX_DEPTH, Constraint
 from paceline.core.errors import RequestError
-from paceline.structured.constraint import MAX_BYTES, MAX_DEPTH, Constraint
 
 
 def nested(depth: int) -> dict[str, Any]:
