@@ -44,8 +44,7 @@ class ResultBuilder:
             for index, row in enumerate(controls.scored.rows.tolist()):
                 self._given()[self._wanted[row], place] = float(one.given[index])
                 if place == 0:
-                    best = one.ids[index].numpy(), one.values[index].numpy()
-                    self._best[int(self._wanted[row])] = best
+                    self._best[int(self._wanted[row])] = possible(one, index)
 
     def add_silent_logprobs(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
         """The same for a row of a family that is reported only at its end."""
@@ -54,7 +53,7 @@ class ResultBuilder:
             found = score(raw[here], ids[here], max(request.candidates, 1))
             self._given()[self._wanted[row], place] = float(found.given[0])
             if place == 0:
-                self._best[int(self._wanted[row])] = found.ids[0].numpy(), found.values[0].numpy()
+                self._best[int(self._wanted[row])] = possible(found, 0)
 
     def _given(self) -> np.ndarray:
         if self._logprob is None:
@@ -73,3 +72,10 @@ class ResultBuilder:
             found.ids[row, : len(ids)] = ids
             found.logprob[row, : len(ids)] = values
         return StepResult(self._ids, self._count, self._logprob, found, failed=self._failed)
+
+
+def possible(scores: TokenScores, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """The alternatives of a scored row, without tokens that a mask does not allow."""
+    ids, values = scores.ids[index].numpy(), scores.values[index].numpy()
+    kept = values > -np.inf  # the first ones: they are in descending order
+    return (ids, values) if kept.all() else (ids[kept], values[kept])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.capabilities import Capabilities
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Pairs, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import Attention
@@ -23,6 +24,7 @@ from paceline.runner.proposer import Proposer, check_drafts, check_shape
 from paceline.runner.result import ResultBuilder
 from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
+from paceline.runner.token_mask import apply_masks
 
 
 class TorchRunner:
@@ -32,8 +34,6 @@ class TorchRunner:
     after that.
     """
 
-    capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
-
     def __init__(
         self,
         model: Model,
@@ -42,12 +42,16 @@ class TorchRunner:
         proposer: Proposer,
         slots: int,
         max_model_len: int,
+        masks: TokenMasks | None = None,
     ) -> None:
+        self.capabilities = Capabilities(
+            logprobs=True, prompt_logprobs=True, constraints=masks is not None
+        )
         self._model, self._kv, self._attention = model, kv, attention
         device = kv.content.device
         self._state = DeviceState(slots, max_model_len, kv.block_size, device)
         self._sampler = Sampler(model.config.vocab, max_model_len, device)
-        self._proposer = proposer
+        self._proposer, self._masks = proposer, masks
         self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
         self._requests: dict[int, Request] = {}  # by slot
         self._asking: dict[int, Request] = {}  # of these, the ones that want prompt scores
@@ -173,6 +177,9 @@ class TorchRunner:
         asked = [self._requests[place] for place in rows.slot[wanted].tolist()]
         quiet = [row for row, request in enumerate(asked) if request.silent]
         at = lines(number, 0 if drafts is None else drafts.shape[1])
+        if self._masks is not None and (masks := self._masks.fill(plan)) is not None:
+            masked = np.searchsorted(wanted, masks.row)
+            apply_masks(logits, masks, at[torch.from_numpy(masked), 0])
         raw = logits[at[quiet]] if quiet else logits
         if drafts is None:
             sampled = self._sampler.sample(logits, controls, first)

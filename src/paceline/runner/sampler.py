@@ -147,7 +147,9 @@ class Sampler:
         """Add a sequence. `tokens` are all that it has so far, including the prompt."""
         assert slot not in self._residents, f"slot {slot} is taken"
         prompt, sampling = len(request.prompt), request.sampling
-        stops = request.eos_token_ids + request.stop_token_ids
+        # The mask of a constraint knows when an end token is all that is left.
+        ends = request.eos_token_ids if request.constraint is None else ()
+        stops = ends + request.stop_token_ids
         self._residents[slot] = SequenceSampling(
             sampling=sampling,
             key=key_of(seed_of(request)),

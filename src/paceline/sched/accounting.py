@@ -16,6 +16,7 @@ from paceline.sched.explain.journal import note
 from paceline.sched.failures import Failures
 from paceline.sched.families.beam_reports import BeamReports
 from paceline.sched.families.best_samples import BestSamples
+from paceline.sched.lockstep import Lockstep
 from paceline.sched.result_rows import ResultHook, ResultRows
 from paceline.sched.steady import Steady
 
@@ -26,7 +27,12 @@ class Accounting:
     What a feature does with a result is in its hook, in the order of `hooks`.
     """
 
-    hooks: ClassVar[tuple[type[ResultHook], ...]] = (DraftResults, BestSamples, BeamReports)
+    hooks: ClassVar[tuple[type[ResultHook], ...]] = (
+        DraftResults,
+        BestSamples,
+        BeamReports,
+        Lockstep,
+    )
 
     def __init__(self, components: SchedulerComponents) -> None:
         self._state = components.state

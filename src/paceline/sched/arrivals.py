@@ -10,6 +10,8 @@ from paceline.sched.families.family import FORK_POINT, LOCKSTEP
 from paceline.sched.state import SchedulerState
 from paceline.sched.stops import StopWatch
 
+CONSTRAINED = "constraint"  # a cap, and a need for the host: see `lockstep`
+
 
 class Arrivals:
     """Moves sequences into queues and slots, and notes it in their lives."""
@@ -81,6 +83,9 @@ class Arrivals:
         state = self._state
         if state.table.silent[sequence.slot]:  # the host adds up scores, or chooses the tokens
             state.table.need_host(sequence.slot, "best sequences")
+        if sequence.request.constraint is not None:
+            state.table.need_host(sequence.slot, CONSTRAINED)
+            state.table.cap(sequence.slot, CONSTRAINED, len(sequence.tokens))
         self._stops.watch(sequence.request)
         state.policy.admitted(sequence, len(sequence.tokens) - computed)
         request, resumed = sequence.request, sequence.preemptions > 0
@@ -91,9 +96,10 @@ class Arrivals:
         return Admitted(sequence.slot, request, sequence.tokens, computed, blocks, resumed)
 
     def drafts(self, sequence: Sequence) -> int:
-        """Most drafts per step. Beams draft nothing: the host chooses their tokens."""
+        """Most drafts per step. Beams draft nothing, because the host chooses their tokens, nor do
+        constrained sequences, which get one mask per step."""
         request = sequence.request
-        if request.beam_width:
+        if request.beam_width or request.constraint is not None:
             return 0
         usual = self._state.speculation.config.num_speculative_tokens
         return min(usual if request.drafts is None else request.drafts, sequence.limit)

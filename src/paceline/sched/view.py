@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.core.arrays import I32
+from paceline.core.arrays import I32, Bool
 from paceline.core.events import Moment
+from paceline.core.plan import Rows
 from paceline.core.request import Sequence
 from paceline.sched.explain.journal import Spell
 from paceline.sched.state import SchedulerState
@@ -47,6 +48,14 @@ class SchedulerView:
         """The serial of the first sequence of a live request; None if the request is not live."""
         leader = self._state.live.get(request_id)
         return None if leader is None else leader.serial
+
+    def parked_for(self, request_id: str) -> str:
+        """What a live request is parked for; empty if it is not parked."""
+        return self._state.live[request_id].parked
+
+    def alive(self, rows: Rows) -> Bool:
+        """Which rows of a step still belong to the sequence they were planned for."""
+        return self._state.table.alive(rows)
 
     def life(self, request_id: str) -> list[Moment]:
         """What happened to a live request so far."""

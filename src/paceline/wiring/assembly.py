@@ -13,6 +13,7 @@ from paceline.engine.core.components import EngineComponents
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.text.chat_template import ChatTemplate
+from paceline.wiring.constraints import constrained_requests
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
@@ -33,13 +34,21 @@ def build(
         # One module per device, so that CUDA is imported only on a GPU.
         on = import_module(f"paceline.wiring.{device}")
     template = ChatTemplate.of(source.tokenizer)
+    constrained = constrained_requests(source.tokenizer, source.checkpoint.config.vocab)
     scheduler, runner = on.assemble(
-        rest, own, source.checkpoint, partial(scheduler_of, record=record)
+        rest, own, source.checkpoint, partial(scheduler_of, record=record), constrained
     )
     depth = own.steps_in_flight(on.DEPTH)
     rules = sampling_rules(source.tokenizer, own)
     return EngineComponents(
-        model, scheduler, runner, source.tokenizer, template, depth=depth, rules=rules
+        model,
+        scheduler,
+        runner,
+        source.tokenizer,
+        template,
+        depth=depth,
+        rules=rules,
+        constrained=constrained,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
+from paceline.core.masks import TokenMasks
 from paceline.core.openmp import limit_early
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
@@ -45,6 +46,7 @@ def assemble(
     own: LoadConfig,
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
+    masks: TokenMasks | None = None,
 ) -> tuple[Scheduler, TorchRunner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a GPU; on a CPU, set weights")
@@ -67,7 +69,9 @@ def assemble(
     config = resolve(settings, own, checkpoint.config, Hardware.found())
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
-    runner = TorchRunner(loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len)
+    runner = TorchRunner(
+        loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len, masks
+    )
     scheduler = scheduler_of(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)

@@ -9,6 +9,7 @@ import torch
 
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
+from paceline.core.masks import TokenMasks
 from paceline.engine.core.turn_times import TurnTimer
 from paceline.engine.core.warm_up import WarmUp
 from paceline.runner.attention.backend import load as load_attention
@@ -55,6 +56,7 @@ def assemble(
     own: LoadConfig,
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
+    _masks: TokenMasks | None = None,  # this runner applies none, and refuses constraints
 ) -> tuple[Scheduler, CudaRunner]:
     """Load the model, run the largest step once, give the remaining memory to KV, and compile and
     capture everything that requests may need."""

@@ -6,6 +6,7 @@ from importlib import import_module
 
 from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
+from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.ports import Runner
 from paceline.engine.frontend.frontend import Frontend
@@ -28,9 +29,16 @@ class EngineComponents:
     depth: int = 1  # steps in flight
     settings: EngineSettings = DEFAULTS
     rules: SamplingRules = NO_RULES
+    constrained: ConstrainedRequests | None = None  # the masks of the runner come from it
 
     def engine(self) -> Engine:
-        return Engine(self.scheduler, self.runner, depth=self.depth, settings=self.settings)
+        return Engine(
+            self.scheduler,
+            self.runner,
+            depth=self.depth,
+            settings=self.settings,
+            constrained=self.constrained,
+        )
 
     def frontend(self, engine: Engine) -> Frontend:
         return Frontend(self.tokenizer, self.template, engine.clock, self.rules)

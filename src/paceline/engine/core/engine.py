@@ -17,6 +17,7 @@ from paceline.core.errors import (
 )
 from paceline.core.plan import NO_OUTPUTS, Candidates, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
+from paceline.engine.core.constrained_requests import PARKED_FOR, ConstrainedRequests
 from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import (
     Abort,
@@ -24,6 +25,7 @@ from paceline.engine.core.messages import (
     Command,
     Delivery,
     EngineFailed,
+    GrammarReady,
     Park,
     PendingQuestion,
     Question,
@@ -63,6 +65,7 @@ class Engine:
         depth: int = 1,
         settings: EngineSettings = DEFAULTS,
         observer: StepObserver | None = None,
+        constrained: ConstrainedRequests | None = None,
     ) -> None:
         if depth < 1:
             raise ConfigError(f"depth is {depth}; it must be at least 1")
@@ -70,6 +73,7 @@ class Engine:
         self.broken = ""  # why the engine stopped for good
         self.resting = True  # did the latest turn find nothing to run?
         self.settings, self._runner, self._observer = settings, runner, observer
+        self._constrained = constrained  # None: no request may have a constraint
         self._pipeline = Pipeline(runner, depth)
         self._inbox = Inbox[Command](settings.inbox_requests, Submit)
         self._counts = StepCounts()
@@ -126,6 +130,8 @@ class Engine:
             return 0.0
         if self.idle:
             return None
+        if self._constrained is not None and self._constrained.any_compiling:
+            return RETRY_S  # a core process does not see that a grammar is ready
         return RETRY_S if self.scheduler.view.is_runnable else PARKED_RETRY_S
 
     @property
@@ -171,6 +177,8 @@ class Engine:
     def close(self) -> None:
         self._pipeline.abandon()
         self._runner.close()
+        if self._constrained is not None:
+            self._constrained.close()
         self.scheduler.close()
 
     # -- commands, on its own thread ----------------------------------------
@@ -192,6 +200,8 @@ class Engine:
                 self._wake(request_id)
             case PendingQuestion():
                 self._answer(command)
+            case GrammarReady(request_id):
+                self._compiled(request_id)
 
     def refuse(self, request_id: str, error: PacelineError) -> None:
         """Report in the next turn that a request never started."""
@@ -202,24 +212,59 @@ class Engine:
         """End a request outside a commit. The scheduler aborts it, whatever the reason is."""
         if self.scheduler.abort(request_id, self.clock()):
             self._ended.append(Ended(request_id, finish, message=message))
+            self._forget(request_id)
 
     def _submit(self, request: Request, parked: str) -> None:
         try:
             if self.broken:
                 raise EngineFailed(self.broken)
             self._runner.capabilities.check(request)
-            self.scheduler.submit(request, self.clock(), parked)
+            if request.constraint is None:
+                self.scheduler.submit(request, self.clock(), parked)
+            else:
+                self._submit_constrained(request, parked)
         except PluginError as error:  # others run on: only this request was ranked wrongly
             log.error("request %r is refused: %s", request.id, error)
             self.refuse(request.id, EngineFailed(str(error)))
         except (RequestError, EngineFailed) as error:
             self.refuse(request.id, error)
 
+    def _submit_constrained(self, request: Request, parked: str) -> None:
+        """Park a request until its constraint is compiled."""
+        if self._constrained is None:
+            raise RequestError("this engine has no structured output: remove `structured_outputs`")
+        self.scheduler.submit(request, self.clock(), parked or PARKED_FOR)
+        if self._constrained.begin(request, lambda name: self._inbox.put(GrammarReady(name))):
+            self._compiled(request.id)
+
+    def _compiled(self, request_id: str) -> None:
+        """Wake a request whose constraint is compiled, or refuse it if that failed."""
+        waiting = self._constrained
+        if waiting is None or not waiting.has_compiled(request_id):
+            return  # it has ended, and another request may have its id
+        if (error := waiting.refusal(request_id)) is not None:
+            waiting.forget(request_id)
+            self.scheduler.abort(request_id, self.clock())
+            self.refuse(request_id, error)
+        elif self.scheduler.view.parked_for(request_id) == PARKED_FOR:
+            self._wake(request_id)
+
+    def _forget(self, *request_ids: str) -> None:
+        """Requests have ended."""
+        if self._constrained is not None:
+            for request_id in request_ids:
+                self._constrained.forget(request_id)
+
     def _wake(self, request_id: str) -> None:
         try:
-            self.scheduler.wake(request_id, self.clock())
+            woken = self.scheduler.wake(request_id, self.clock())
         except PluginError as error:
-            self._ended += self._halt(error).finished
+            outputs = self._halt(error)
+            self._ended += outputs.finished
+            self._forget(*(end.request_id for end in outputs.finished))
+            return
+        if woken and self._constrained is not None and self._constrained.is_compiling(request_id):
+            self.scheduler.park(request_id, PARKED_FOR, self.clock())
 
     def _answer(self, pending: PendingQuestion) -> None:
         if not pending.answer.set_running_or_notify_cancel():
@@ -249,6 +294,9 @@ class Engine:
             plan, result = self._pipeline.land()
             self._counts.landed(plan, result)
             result = self._of_live_requests(result)
+            if self._constrained is not None:
+                alive = self.scheduler.view.alive(plan.rows)
+                result = self._constrained.accept(plan, result, alive)
             return self._commit(plan, result), result
         except StepError as error:
             return self._fail(error), None
@@ -312,6 +360,8 @@ class Engine:
     # -- outbox -------------------------------------------------------------
 
     def _delivery(self, outputs: Outputs, result: StepResult | None, now: float) -> Delivery | None:
+        if outputs.finished:
+            self._forget(*(end.request_id for end in outputs.finished if end.child < 0))
         ended = (*self._ended, *outputs.finished)
         refused = tuple(self._refused)
         self._ended, self._refused = [], []

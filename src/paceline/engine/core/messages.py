@@ -88,7 +88,16 @@ class PendingQuestion:
     answer: Future[Any]
 
 
-Command = Submit | Abort | Park | Wake | PendingQuestion  # from any thread to an engine
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """Compiling the constraint of a request has ended, well or badly."""
+
+    request_id: str
+
+
+Command = (
+    Submit | Abort | Park | Wake | PendingQuestion | GrammarReady
+)  # from any thread to an engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,13 @@ import msgspec
 import numpy as np
 
 from paceline.core.arrays import F32, I32
-from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
+from paceline.core.errors import (
+    ConfigError,
+    GrammarTooCostly,
+    PacelineError,
+    QueueFull,
+    RequestError,
+)
 from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.request import Request
 from paceline.core.sampling import NO_BIAS, Sampling
@@ -27,7 +33,8 @@ from paceline.engine.core.messages import (
 from paceline.engine.settings import EngineSettings
 
 ERRORS: dict[str, type[PacelineError]] = {
-    kind.__name__: kind for kind in (ConfigError, EngineFailed, QueueFull, RequestError)
+    kind.__name__: kind
+    for kind in (ConfigError, EngineFailed, GrammarTooCostly, QueueFull, RequestError)
 }
 T = TypeVar("T")
 

@@ -1,0 +1,34 @@
+"""Masks that say which tokens a step may sample, in packed bits."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.arrays import I32, Bool, Index
+from paceline.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRows:
+    """The masks of some rows of a step. Bit b of word w allows the token 32 w + b."""
+
+    row: Index  # of the plan, ascending
+    bits: I32  # [masked rows, words]
+
+    def allowed(self, vocab: int) -> Bool:
+        """One value per token."""  # [masked rows, vocab]
+        unpacked = np.unpackbits(self.bits.view(np.uint8), axis=1, bitorder="little")
+        return unpacked[:, :vocab].astype(np.bool_)
+
+
+class TokenMasks(Protocol):
+    """Where a runner gets the masks of a step."""
+
+    def fill(self, plan: Plan) -> MaskRows | None:
+        """The masks of the rows that sample under a constraint; None if there are none.
+
+        The results of earlier steps of these rows are committed. Call it once for each step, after
+        the launch of the model where that is asynchronous.
+        """
+        ...

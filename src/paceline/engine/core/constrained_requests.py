@@ -1,0 +1,181 @@
+"""The requests whose output follows a grammar: compiling, masks, and the tokens they accept."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.arrays import I32, Bool
+from paceline.core.constraint import Constraint
+from paceline.core.errors import PacelineError, RequestError
+from paceline.core.masks import MaskRows
+from paceline.core.plan import Failed, Plan, StepResult
+from paceline.core.request import Request
+from paceline.engine.core.messages import EngineFailed
+from paceline.structured.backend import Grammar, Matcher
+
+PARKED_FOR = "grammar"  # the reason for which a request is parked while its grammar is compiled
+
+
+class ConstraintCompiler(Protocol):
+    """Compiles constraints off the engine's thread."""
+
+    def submit(self, constraint: Constraint) -> Future[Grammar]:
+        """The grammar, or a RequestError that says what is wrong. It may be cancelled."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class GrammarProgress:
+    """How far one sequence has come in its grammar."""
+
+    matcher: Matcher
+    outputs: int = 0  # tokens that the grammar has accepted
+    error: str = ""  # why no mask could be computed
+
+
+@dataclass(slots=True, eq=False)
+class ConstrainedRequest:
+    """A request with a constraint, from its submission to its end."""
+
+    request: Request
+    compiled: Future[Grammar]
+    sequences: dict[int, GrammarProgress] = field(default_factory=dict[int, GrammarProgress])
+
+    def progress(self, serial: int) -> GrammarProgress:
+        """Every sequence of a request begins at the start of the grammar, and keeps its place when
+        it is preempted: the tokens that it has stay known."""
+        if serial not in self.sequences:
+            self.sequences[serial] = GrammarProgress(self.compiled.result().matcher())
+        return self.sequences[serial]
+
+
+class ConstrainedRequests:
+    """Keeps the grammars of open requests. The scheduler gives such a request a position only when
+    every token before it is committed, so masks and tokens are of the same state.
+
+    All methods are for the engine's thread. The runner calls `fill` within `launch`.
+    """
+
+    def __init__(self, compiler: ConstraintCompiler, words: int, eos: tuple[int, ...]) -> None:
+        """`words` is the length of a mask in 32-bit words, `eos` the end tokens of the model."""
+        self._compiler, self._words = compiler, words
+        self._open: dict[str, ConstrainedRequest] = {}
+        self._ends = np.zeros(words, np.uint32)
+        for token in eos:
+            self._ends[token >> 5] |= np.uint32(1 << (token & 31))
+        self._others = (~self._ends).view(np.int32)
+
+    # -- requests come and go -------------------------------------------------
+
+    def begin(self, request: Request, ready: Callable[[str], None]) -> bool:
+        """Compile the constraint of a request. Returns whether that has ended already; if not,
+        `ready` is called with its id when it has, on any thread."""
+        assert request.constraint is not None
+        compiled = self._compiler.submit(request.constraint)
+        self._open[request.id] = ConstrainedRequest(request, compiled)
+        if compiled.done():
+            return True
+        compiled.add_done_callback(lambda _: ready(request.id))
+        return False
+
+    def is_compiling(self, request_id: str) -> bool:
+        one = self._open.get(request_id)
+        return one is not None and not one.compiled.done()
+
+    @property
+    def any_compiling(self) -> bool:
+        return any(not one.compiled.done() for one in self._open.values())
+
+    def has_compiled(self, request_id: str) -> bool:
+        """Whether compiling a request's constraint has ended, well or badly."""
+        one = self._open.get(request_id)
+        return one is not None and one.compiled.done()
+
+    def refusal(self, request_id: str) -> PacelineError | None:
+        """Why the constraint of a request was not compiled; None if it was."""
+        compiled = self._open[request_id].compiled
+        if compiled.cancelled():
+            return EngineFailed("the engine is shut down")
+        error = compiled.exception()
+        if error is None or isinstance(error, RequestError):
+            return error
+        return EngineFailed(f"the constraint cannot be compiled: {error}")
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended, in any state; ignored if it has no constraint."""
+        one = self._open.pop(request_id, None)
+        if one is not None:
+            one.compiled.cancel()
+
+    def close(self) -> None:
+        for request_id in tuple(self._open):
+            self.forget(request_id)
+        self._compiler.close()
+
+    # -- steps ----------------------------------------------------------------
+
+    def fill(self, plan: Plan) -> MaskRows | None:
+        wanted = self._rows(plan, plan.rows.samples)
+        if not wanted:
+            return None
+        bits = np.empty((len(wanted), self._words), np.int32)
+        for line, row in zip(bits, wanted, strict=True):
+            one = self._open[plan.rows.request_id[row]]
+            self._fill_row(line, one.request, one.progress(int(plan.rows.serial[row])))
+        return MaskRows(np.array(wanted, np.intp), bits)
+
+    def _fill_row(self, line: I32, request: Request, progress: GrammarProgress) -> None:
+        try:
+            progress.matcher.fill(line)
+        except RequestError as error:  # its row fails when the step has ended
+            progress.error = str(error)
+            line[:] = -1
+            return
+        if request.ignore_eos or progress.outputs < request.min_tokens:
+            others = line & self._others
+            if others.any():  # else the grammar is complete and allows its end alone
+                line[:] = others
+
+    def accept(self, plan: Plan, result: StepResult, alive: Bool) -> StepResult:
+        """Advance the grammars by the tokens of a step, before it is committed. `alive` are the
+        rows whose sequence still has its slot.
+
+        A row whose token the grammar does not allow, or that had no mask, fails.
+        """
+        failed: list[Failed] = []
+        for row in self._rows(plan, alive & (result.count > 0)):
+            one = self._open[plan.rows.request_id[row]]
+            progress = one.progress(int(plan.rows.serial[row]))
+            tokens = result.ids[row, : int(result.count[row])].tolist()
+            if reason := progress.error or advanced(progress, tokens):
+                failed.append(Failed(row, reason))
+        if not failed:
+            return result
+        ids, count = result.ids.copy(), result.count.copy()
+        for one in failed:
+            ids[one.row], count[one.row] = -1, 0
+        return replace(result, ids=ids, count=count, failed=(*result.failed, *failed))
+
+    def _rows(self, plan: Plan, where: Bool) -> list[int]:
+        """Rows of requests with a constraint, `where` it is so."""
+        if not self._open:
+            return []
+        names = plan.rows.request_id.tolist()
+        return [row for row in np.flatnonzero(where).tolist() if names[row] in self._open]
+
+
+def advanced(progress: GrammarProgress, tokens: list[int]) -> str:
+    """Accept tokens in order. Returns what is wrong with the first that is not accepted."""
+    for token in tokens:
+        try:
+            if not progress.matcher.accept(token):
+                return f"the constraint does not allow token {token} as output {progress.outputs}"
+        except RequestError as error:
+            return str(error)
+        progress.outputs += 1
+    return ""

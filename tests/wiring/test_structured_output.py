@@ -1,0 +1,124 @@
+"""Structured output of a real, tiny model: every text follows its constraint."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from paceline.core.errors import RequestFailed
+from paceline.engine.api import RequestOutput, SamplingParams
+from paceline.wiring.llm import LLM
+from tests.wiring.support import dummy_model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "on": {"type": "boolean"},
+        "kind": {"enum": ["cat", "dog"]},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["on", "kind", "size"],
+    "additionalProperties": False,
+}
+END = "</s>"
+DOCUMENT = {"json": SCHEMA, "disable_any_whitespace": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokens are bytes, and an end token."""
+    found = dummy_model(tmp_path_factory.mktemp("model"))
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), END]
+    backend = Backend(models.BPE({word: id for id, word in enumerate(words)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([END])
+    backend.save(str(found / "tokenizer.json"))
+    (found / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    return found
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["depth 1", "depth 2"])
+def llm(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
+    settings: dict[str, Any] = {"load_format": "dummy", "device": "cpu", "kv_cache_gib": 0.01}
+    with LLM(str(folder), async_scheduling=request.param > 1, max_num_seqs=4, **settings) as one:
+        yield one
+
+
+def params(constraint: Any, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 100, "structured_outputs": constraint, **fields})
+
+
+def outputs(llm: LLM, *asked: SamplingParams) -> list[RequestOutput]:
+    return llm.generate(
+        [f"prompt {number}" for number in range(len(asked))], list(asked), progress=False
+    )
+
+
+def test_documents_are_valid_beside_other_requests(llm: LLM) -> None:
+    asked = [params(DOCUMENT, seed=seed, temperature=2.0) for seed in range(6)]
+    free = SamplingParams(max_tokens=40, ignore_eos=True, seed=1)
+    alone = outputs(llm, free)[0].outputs[0].token_ids
+    found = outputs(llm, free, *asked)
+    assert found[0].outputs[0].token_ids == alone
+    for one in found[1:]:
+        jsonschema.validate(json.loads(one.outputs[0].text), SCHEMA)
+        assert one.outputs[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"regex": "[0-9]{3}-[a-f]+"}, "[0-9]{3}-[a-f]+"),
+        ({"choice": ["yes", "no", "perhaps"]}, "yes|no|perhaps"),
+        ({"grammar": 'root ::= "a" root "b" | "c"'}, "a*cb*"),
+    ],
+)
+def test_a_text_follows_its_constraint(llm: LLM, constraint: Any, pattern: str) -> None:
+    asked = [params(constraint, seed=seed) for seed in range(4)] + [params(constraint, n=3)]
+    for one in outputs(llm, *asked):
+        for choice in one.outputs:
+            whole = choice.finish_reason == "stop"
+            assert not whole or re.fullmatch(pattern, choice.text)
+
+
+def test_every_sample_of_a_request_follows_it(llm: LLM) -> None:
+    asked = params({"choice": ["yes", "no"]}, n=4, seed=3), params({"regex": "(ab)+"}, best_of=3)
+    several, best = outputs(llm, *asked)
+    assert {choice.text for choice in several.outputs} <= {"yes", "no"}
+    assert re.fullmatch("(ab)*a?", best.outputs[0].text)
+
+
+def test_other_settings_apply_within_the_constraint(llm: LLM) -> None:
+    long = params({"regex": "[0-9]*"}, min_tokens=5, max_tokens=8)
+    endless = params({"regex": "[0-9]{4}"}, ignore_eos=True)
+    early = params({"choice": ["yes"]}, min_tokens=50)
+    stopped = params({"regex": "aaaabaaaa"}, stop="b")
+    scored = params({"regex": "[0-9]"}, logprobs=20)
+    found = [one.outputs[0] for one in outputs(llm, long, endless, early, stopped, scored)]
+    assert 5 <= len(found[0].text) <= 8
+    assert (len(found[1].text), found[1].finish_reason) == (4, "stop")
+    assert (found[2].text, found[2].finish_reason) == ("yes", "stop")
+    assert (found[3].text, found[3].finish_reason) == ("aaaa", "stop")
+    assert found[4].logprobs is not None
+    assert {one.text for one in found[4].logprobs[0].top} <= {*"0123456789"}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "problem"),
+    [
+        ({"regex": "("}, "regex"),
+        ({"json": {"type": "unknown"}}, "unknown"),
+        ({"grammar": "r"}, "grammar"),
+    ],
+)
+def test_what_does_not_compile_is_refused_alone(llm: LLM, constraint: Any, problem: str) -> None:
+    with pytest.raises(RequestFailed, match=problem):
+        llm.generate("a", params(constraint), raise_on_error=True)
+    assert outputs(llm, params({"choice": ["yes"]}))[0].outputs[0].text == "yes"
