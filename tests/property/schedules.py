@@ -9,17 +9,20 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, child_label
 from paceline.core.step_times import StepTimes
+from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.kv import cache as kv_cache
 from paceline.kv.pool import BlockPool
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.reference import beam_search, best_of, reference
+from tests.property.grammars import END, PATTERNS, constrained_requests, mask_of
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 MOST_TURNS = 5_000
@@ -53,11 +56,14 @@ class Drive:
     seed: int
     plain: bool = False  # without the older disciplines, swapping and families
     loading: bool = False  # with a small device and a host tier, so that hits have host parts
+    constrained: bool = False  # with outputs that follow grammars
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
     host: Random = field(init=False)  # for `loading`, likewise
     drafting: Random = field(init=False)  # for step times and drafts that are not computed
+    shaping: Random = field(init=False)  # for constraints
+    grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
     runner: OracleRunner = field(init=False)
@@ -85,6 +91,7 @@ class Drive:
         self.latest = Random(f"rows and children {self.seed}")
         self.host = Random(f"host {self.seed}")
         self.drafting = Random(f"drafts {self.seed}")
+        self.shaping = Random(f"constraints {self.seed}")
         self.settings = self._settings()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
@@ -108,6 +115,7 @@ class Drive:
             host_blocks=self.settings.get("swap_space", 0),
             lag=lag,
         )
+        self.runner.masks = self.grammars = constrained_requests(self.vocab)
         self._invent_requests()
 
     # -- invention ----------------------------------------------------------
@@ -217,6 +225,13 @@ class Drive:
                 )
             )
 
+    def _shaped(self, request: Request) -> Request:
+        """Maybe with a constraint, where there are any."""
+        if not self.constrained or request.beam_width or self.shaping.random() < 0.4:
+            return request
+        constraint = Constraint.regex(self.shaping.choice(PATTERNS))
+        return replace(request, constraint=constraint, eos_token_ids=(END,))
+
     def _family(self) -> dict[str, Any]:
         """Parallel samples, the best of several, or beams."""
         r = self.more
@@ -266,7 +281,7 @@ class Drive:
         r = self.random
         self.now += r.choice([0.0, 0.1, 1.0])
         while self.to_come and (r.random() < 0.4 or not self.chaos):
-            self.submit(self.to_come.popleft())
+            self.submit(self._shaped(self.to_come.popleft()))
         if len(self.flight) < self.depth:
             self.plan()
         if self.flight and (len(self.flight) >= self.depth or r.random() < 0.4):
@@ -281,6 +296,9 @@ class Drive:
             self.seen["refused"] += 1
             return
         self.requests[request.id] = request
+        if request.constraint is not None:
+            assert self.grammars.begin(request, lambda _: None)
+            self.seen["constrained"] += 1
         for label in self._labels(request):
             self.got[label] = []
 
@@ -376,6 +394,9 @@ class Drive:
             self.condemned.setdefault(residence, 0 if alive[one.row] else plan.step)
 
     def _commit(self, plan: Plan, result: StepResult) -> None:
+        alive = self.scheduler.view.alive(plan.rows)
+        accepted = self.grammars.accept(plan, result, alive)
+        assert accepted is result, "a grammar rejected a token"
         self._condemn(plan, result)
         outputs = self.scheduler.commit(plan, result, self.now)
         failed = {plan.rows.request_id[one.row] for one in result.failed}
@@ -443,6 +464,7 @@ class Drive:
             self.got[request_id] += told["tokens"]
             if told["finish"]:
                 self.ends[request_id] = told["finish"]
+                self.grammars.forget(request_id)
             if "choices" in told:
                 self.choices[request_id] = told["choices"]
 
@@ -484,6 +506,7 @@ class Drive:
         if before:
             assert request_id not in self.ends
             self.ends[request_id] = "abort"
+            self.grammars.forget(request_id)
 
     def abort_child(self, request_id: str, child: int) -> None:
         request, label = self.requests[request_id], child_label(request_id, child)
@@ -531,7 +554,8 @@ class Drive:
         self.seen["host hits"] = stats.host_hits
 
     def _judge_one(self, request: Request, label: str, length: int) -> None:
-        tokens, finish = reference(request, self.vocab, length)
+        mask = mask_of(request, self.vocab)
+        tokens, finish = reference(request, self.vocab, length, mask)
         got, end = self.got[label], self.ends[label]
         if end in ("abort", "error", "timeout"):
             assert got == tokens[: len(got)], f"{label}: {got} is not {tokens}"
@@ -557,13 +581,16 @@ class Drive:
             expected = [list(one.tokens) for one in found]
             assert end == found[0].finish.value
         else:
-            expected = best_of(request, self.vocab, length)
+            mask = mask_of(request, self.vocab)
+            expected = best_of(request, self.vocab, length, mask)
         assert self.choices[request.id] == expected, f"{request.id}: {self.choices[request.id]}"
 
 
-def drive(seed: int, plain: bool = False, loading: bool = False) -> Counter[str]:
+def drive(
+    seed: int, plain: bool = False, loading: bool = False, constrained: bool = False
+) -> Counter[str]:
     try:
-        return Drive(seed, plain, loading).run().seen
+        return Drive(seed, plain, loading, constrained).run().seen
     except AssertionError as error:
         error.add_note(f"schedule with seed {seed}")
         raise

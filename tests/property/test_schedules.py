@@ -18,6 +18,7 @@ from tests.property.schedules import MOST_TURNS, Drive, drive
 
 SEEDS, CHUNKS = 240, 4
 SEEDS_LOADING, CHUNKS_LOADING = 60, 3
+SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 60, 2
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -50,6 +51,16 @@ def test_random_schedules_with_host_hits_keep_the_promises(chunk: int) -> None:
     for seed in range(chunk, SEEDS_LOADING, CHUNKS_LOADING):
         seen += drive(seed, loading=True)
     for trouble in ("host hits", "preempted", "stale", "retried", "failed", "failed rows"):
+        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS_CONSTRAINED))
+def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None:
+    """Among all others, each constrained output follows its grammar."""
+    seen: Counter[str] = Counter()
+    for seed in range(chunk, SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED):
+        seen += drive(seed, constrained=True)
+    for trouble in ("constrained", "preempted", "swap_in", "drafts", "stale", "retried", "best_of"):
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
 
 

@@ -15,6 +15,7 @@ from random import Random
 import numpy as np
 
 from paceline.core.arrays import I32
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Admitted, Candidates, Failed, Pairs, Plan, StepResult
 from paceline.core.request import Request
 from paceline.sim.reference import extended, likeliest, logprobs, next_token, start_digest
@@ -44,6 +45,7 @@ class Track:
     sampled: bool = False  # since it took the slot; a drafter has nothing to go by before
     drafted: bool = False  # then the host knows its position only from above
     digests: list[int] = field(default_factory=list[int])  # expected, by position
+    allowed: list[int] | None = None  # tokens that it may sample in this step; None: all
 
 
 class OracleRunner:
@@ -56,6 +58,8 @@ class OracleRunner:
 
     The next row of a label in `spoiled` writes no numbers, and so does every row that reads some
     of them; of these rows, those that sample fail.
+
+    `masks` says which tokens rows may sample.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class OracleRunner:
         self.tracks: dict[int, Track] = {}
         self.computed = 0  # positions, over all steps
         self.spoiled: set[str] = set()
+        self.masks: TokenMasks | None = None
         self.spoils: list[Spoil] = []
         self._random = Random(seed)
 
@@ -163,6 +168,7 @@ class OracleRunner:
         ids = np.full((len(rows), width), -1, np.int32)
         count = np.zeros(len(rows), np.int32)
         begins = [self.tracks[slot].position for slot in rows.slot.tolist()]
+        self._mask(plan)
         for row, slot in enumerate(rows.slot.tolist()):
             track = self.tracks[slot]
             assert track.request.id == labels[row], f"slot {slot} has another request"
@@ -182,6 +188,14 @@ class OracleRunner:
         count[failed] = 0
         lost = tuple(Failed(row, f"the row of {labels[row]!r} has no numbers") for row in failed)
         return replace(self._scored(plan, ids, count), failed=lost)
+
+    def _mask(self, plan: Plan) -> None:
+        masks = None if self.masks is None else self.masks.fill(plan)
+        if masks is None:
+            return
+        rows = plan.rows.slot[masks.row].tolist()
+        for slot, allowed in zip(rows, masks.allowed(self.vocab), strict=True):
+            self.tracks[slot].allowed = np.flatnonzero(allowed).tolist()
 
     def _spoil(self, plan: Plan, begins: list[int]) -> list[int]:
         """Rows that compute no numbers, with those that read what such rows wrote."""
@@ -260,7 +274,7 @@ class OracleRunner:
         return new
 
     def _sample(self, track: Track, new: list[int]) -> None:
-        token = next_token(track.request, track.digests[-1], self.vocab)
+        token = next_token(track.request, track.digests[-1], self.vocab, track.allowed)
         if not track.request.beam_width:  # the host chooses the tokens of beams
             track.tokens.append(token)
         track.sampled = True

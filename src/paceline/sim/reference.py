@@ -4,6 +4,7 @@ The next token is a function of everything before it, so an output can be comput
 the plainest way and compared with what came out of a schedule, token for token.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from paceline.core.plan import Choice
 from paceline.core.request import Finish, Request
 
 MASK = (1 << 61) - 1
+Mask = Callable[[list[int]], list[int]]  # from outputs to the tokens that may follow them
 
 
 def mix(digest: int, token: int) -> int:
@@ -36,9 +38,12 @@ def extended(request: Request, digest: int, position: int, token: int) -> int:
     return mix(digest, token)
 
 
-def next_token(request: Request, digest: int, vocab: int) -> int:
-    """The greedy choice, or a sample: a function of content, seed and position alone."""
-    return (mix(mix(digest, request.seed or 0), 0) >> 7) % vocab
+def next_token(
+    request: Request, digest: int, vocab: int, allowed: Sequence[int] | None = None
+) -> int:
+    """The greedy choice, or a sample: a function of content, seed, position and mask alone."""
+    number = mix(mix(digest, request.seed or 0), 0) >> 7
+    return number % vocab if allowed is None else allowed[number % len(allowed)]
 
 
 def logprobs(digest: int, vocab: int) -> list[float]:
@@ -63,15 +68,20 @@ def digest_of(request: Request, outputs: list[int]) -> int:
     return digest
 
 
-def reference(request: Request, vocab: int, max_model_len: int) -> tuple[list[int], str]:
-    """The tokens and the finish reason that any correct schedule must produce."""
+def reference(
+    request: Request, vocab: int, max_model_len: int, mask: Mask | None = None
+) -> tuple[list[int], str]:
+    """The tokens and the finish reason that any correct schedule must produce. A request with a
+    constraint needs the `mask` of each token."""
     digest = digest_of(request, [])
     room = max_model_len - len(request.prompt)
     most = room if request.max_tokens is None else min(room, request.max_tokens)
     outputs: list[int] = []
     while len(outputs) < most:
-        token = next_token(request, digest, vocab)
+        token = next_token(request, digest, vocab, mask(outputs) if mask else None)
         outputs.append(token)
+        if mask and token in request.eos_token_ids:
+            return outputs, "stop"
         ends = set(request.stop_token_ids) | set(
             () if request.ignore_eos else request.eos_token_ids
         )
@@ -81,12 +91,14 @@ def reference(request: Request, vocab: int, max_model_len: int) -> tuple[list[in
     return outputs, "length"
 
 
-def best_of(request: Request, vocab: int, max_model_len: int) -> list[list[int]]:
+def best_of(
+    request: Request, vocab: int, max_model_len: int, mask: Mask | None = None
+) -> list[list[int]]:
     """The outputs that a request returns which samples several and wants the likeliest."""
     scored: list[tuple[float, list[int]]] = []
     for index in range(request.width):
         seed = None if request.seed is None else request.seed + index
-        tokens, _ = reference(replace(request, seed=seed), vocab, max_model_len)
+        tokens, _ = reference(replace(request, seed=seed), vocab, max_model_len, mask)
         digests = [digest_of(request, tokens[:count]) for count in range(len(tokens))]
         gained = zip(digests, tokens, strict=True)
         total = sum(logprobs(digest, vocab)[token] for digest, token in gained)
