@@ -15,6 +15,7 @@ from paceline.tools.named_call import NamedCallParser
 from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
 from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
 from paceline.tools.reasoning_parser import ReasoningThenCalls
+from paceline.tools.text_reader import Waiting
 from paceline.tools.tool_parser import ToolParser
 from tests.tools.support import ARGUMENTS, TEXTS, Maker, assert_splits_agree, call, parsed
 
@@ -179,3 +180,24 @@ def test_a_text_of_markers_alone_is_content() -> None:
     for text in ('<tool_call>{"a":[' * 2_000, "<tool_call>{" * 2_000, "{[" * 2_000):
         for make in (HermesParser, Llama3JsonParser, JsonCallParser):
             assert make().whole(text).content == text
+
+
+class FailingParser(ToolParser):
+    """Its rules fail at the second marker, and end at the third."""
+
+    def rules(self) -> Waiting[None]:
+        yield from self.content_until("|")
+        yield from self.reader.skip("|")
+        self.reader.take()
+        marker = yield from self.content_until("!", ".")
+        if marker == "!":
+            raise KeyError(marker)
+
+
+@pytest.mark.parametrize("end", "!.")
+def test_text_that_the_rules_leave_behind_is_content(
+    end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = assert_splits_agree(FailingParser, f"ab|cd {end} <tool_call> e ")
+    assert reply == Reply(f"abcd {end} <tool_call> e ")
+    assert ("FailingParser failed" in caplog.text) == (end == "!")

@@ -15,9 +15,10 @@ class NamedCallParser(TextParser):
 
     def rules(self) -> Waiting[None]:
         reader, space = self.reader, ""
-        if not (yield from reader.space()):
-            return
+        first = yield from reader.space()
         reader.take()
+        if not first:
+            return
         self.emit(CallDelta(0, "", call_id(), self._name))
         while (yield from reader.peek()):
             reader.read_all()

@@ -1,10 +1,13 @@
 """What all parsers of a model's text have in common."""
 
+import logging
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from paceline.tools.calls import Reply, ReplyDelta, joined, merged
+from paceline.tools.calls import ContentDelta, Reply, ReplyDelta, joined, merged
 from paceline.tools.text_reader import TextReader, Waiting
+
+log = logging.getLogger(__name__)
 
 
 class OutputParser(Protocol):
@@ -28,7 +31,10 @@ class OutputParser(Protocol):
 
 
 class TextParser(ABC):
-    """A parser whose grammar is a generator: `rules` reads text and emits deltas."""
+    """A parser whose grammar is a generator: `rules` reads text and emits deltas.
+
+    Text that the rules leave behind is content, also if they fail.
+    """
 
     def __init__(self) -> None:
         self.reader = TextReader()
@@ -54,6 +60,18 @@ class TextParser(ABC):
         return joined([*self.push(text), *self.finish()])
 
     def _run(self) -> list[ReplyDelta]:
-        next(self._running, None)
+        try:
+            next(self._running)
+        except StopIteration:
+            self.leave()
+        except Exception:
+            log.exception("%s failed; the text is passed on as content", type(self).__name__)
+            self.leave()
         new, self._new = self._new, []
         return merged(new)
+
+    def leave(self, space: str = "") -> None:
+        """Pass on what the rules did not take, after `space` that they withheld."""
+        self.reader.read_all()
+        if rest := space + self.reader.take():
+            self.emit(ContentDelta(rest))

@@ -112,3 +112,8 @@ class ToolParser(TextParser):
     def _end(self) -> None:
         if self._space and not self._count:
             self.emit(ContentDelta(self._space))
+        self._space = ""
+
+    def leave(self, space: str = "") -> None:
+        super().leave(space + self._space)
+        self._space = ""
