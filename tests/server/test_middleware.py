@@ -220,8 +220,11 @@ def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
         ("api_keys", ("",)),
         ("log_format", "xml"),
         ("otlp_endpoint", "localhost:4318"),
+        ("tool_call_parser", "other"),
+        ("reasoning_parser", "other"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match="API key" if name == "api_keys" else name):
+    said = {"api_keys": "API key", "tool_call_parser": "tool parser 'other'"}
+    with pytest.raises(ConfigError, match=said.get(name, name.replace("_parser", " parser"))):
         ServerSettings(**{name: value})

@@ -37,7 +37,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"bad_token_ids": [8]},
     {"allowed_token_ids": [7]},
 ]
-ELSEWHERE = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias"}
+ELSEWHERE = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs"}
 
 
 def asked(**given: Any) -> list[GenerationRequest]:

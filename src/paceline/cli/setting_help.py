@@ -22,7 +22,13 @@ NAMES = {
     "aliases": "served_model_name",
     "tenant_weights": "tenant_weight",
 }
-METAVARS = {"tenant_weights": "NAME=WEIGHT", "record": "FILE", "record_max_bytes": "BYTES"}
+METAVARS = {
+    "tenant_weights": "NAME=WEIGHT",
+    "record": "FILE",
+    "record_max_bytes": "BYTES",
+    "tool_call_parser": "NAME",
+    "reasoning_parser": "NAME",
+}
 ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
 # Defaults of an engine that depend on the device, the model or the command.
@@ -110,6 +116,12 @@ SENTENCES = {
     "http://localhost:4318/v1/traces.",
     "api_server_count": "Processes that handle HTTP, tokens and text, in front of one engine "
     "process.",
+    "tool_call_parser": "Format of the model's tool calls: hermes, json, llama3_json, mistral, or "
+    "a dotted path to a class; auto: by the chat template; none: refuse tools.",
+    "reasoning_parser": "Format of the model's reasoning: deepseek_r1, mistral, qwen3, or a dotted "
+    "path to a class; auto: by the chat template; none: leave it in the text.",
+    "enable_auto_tool_choice": "Let the model choose whether it calls a tool. Otherwise only "
+    "requests that require a call may have tools.",
     # engine loop
     "inbox_requests": "Maximum number of requests that wait for the next turn of the loop.",
     "on_failure": "What happens after a failed step: continue with other requests, or stop.",

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.peers import NO_PEERS, Peers
 from paceline.server.recent_ids import REMEMBERED_IDS
+from paceline.server.reply_parsing import ReplyFormats
 from paceline.server.retry_after import RequestRate
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
@@ -65,6 +67,11 @@ class ServerContext:
             problem = f"the model {name!r} does not exist; use {known}"
             raise ApiError(NOT_FOUND, problem, param="model", code="model_not_found")
         return name
+
+    @cached_property
+    def formats(self) -> ReplyFormats:
+        """How the model writes tool calls and reasoning."""
+        return ReplyFormats.of(self.settings, self.tokenizer)
 
     @property
     def body_route(self) -> type[APIRoute]:

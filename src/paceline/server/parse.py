@@ -8,6 +8,7 @@ from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.reply_parsing import PLAIN_REPLY, ReplyParsing
 from paceline.server.schemas.requests import (
     ChatRequest,
     CompletionRequest,
@@ -123,19 +124,22 @@ def common(body: GenerationBody) -> dict[str, Any]:
     }
 
 
-def chat_ask(body: ChatRequest, rules: SamplingRules) -> GenerationRequest:
-    """Without `max_tokens`, only `max_model_len` limits the answer."""
+def chat_ask(
+    body: ChatRequest, rules: SamplingRules, reply: ReplyParsing = PLAIN_REPLY
+) -> GenerationRequest:
+    """Without `max_tokens`, only `max_model_len` limits the answer. `reply` has the tools."""
     check_common(body)
     check_prompt(body)
     check_messages(body.messages)
-    check_tools(body.tools, body.tool_choice)
     newer = body.max_completion_tokens
     continues = bool(body.continue_final_message)
     begins = body.add_generation_prompt
     most = body.max_tokens if newer is None else newer
+    params = sampling(body, rules, most, chat_logprobs(body, rules), body.prompt_logprobs)
     return GenerationRequest(
         messages=body.messages,
-        params=sampling(body, rules, most, chat_logprobs(body, rules), body.prompt_logprobs),
+        params=reply.decoded(params),
+        tools=reply.shown(),
         variables=template_variables(body.chat_template_kwargs, body.reasoning_effort),
         add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues,

@@ -16,6 +16,7 @@ from paceline.server.client_headers import ID, ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, ApiError, api_error_of
 from paceline.server.event_stream import EventStream
+from paceline.server.reply_parsing import PLAIN_REPLY, ReplyParsing
 from paceline.server.response_writer import ResponseWriter, weight, written
 from paceline.server.telemetry.request_log import UNREAD, RequestLogEntry
 
@@ -25,13 +26,17 @@ EVENTS = b"text/event-stream; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    """One HTTP request: its headers, its id, what to generate, and how to write the response."""
+    """One HTTP request: its headers, its id, what to generate, and how to write the response.
+
+    `reply` has what the model is held to.
+    """
 
     client: ClientHeaders
     name: str
     generations: Sequence[GenerationRequest]
     writer: ResponseWriter
     stream: bool
+    reply: ReplyParsing = PLAIN_REPLY
 
 
 class GenerationResponse(Response):
@@ -60,6 +65,9 @@ class GenerationResponse(Response):
         try:
             with self._context.opened(job.name, len(job.generations)):
                 generations = await self._context.ready(job.name, job.generations)
+                if job.reply.has_tools:
+                    held = job.reply.held
+                    generations = [await self._context.long_work.run(held, generations[0])]
                 entry.prompt_tokens = sum(
                     len(generation.prompt_token_ids or ()) for generation in generations
                 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import ConfigError
+from paceline.tools.registry import reasoning_parser, tool_parser
 
 POSITIVE = (
     *("body_bytes", "body_values", "max_prompts", "header_bytes", "max_connections"),
@@ -37,6 +38,11 @@ class ServerSettings:
     docs             serve a page that describes the API at /docs, to clients without a key too
     otlp_endpoint    where the span of each request is sent; empty: nowhere
     api_server_count  processes that handle HTTP and text; 0: by the cores
+    tool_call_parser  the format of the model's tool calls; auto: by its chat template; none: tools
+                      are refused
+    reasoning_parser  the format of the model's reasoning; auto: by its chat template; none:
+                      reasoning stays in the text
+    enable_auto_tool_choice  let the model choose whether it calls a tool
     """
 
     api_keys: tuple[str, ...] = ()
@@ -59,6 +65,9 @@ class ServerSettings:
     docs: bool = False
     otlp_endpoint: str = ""
     api_server_count: int = 0
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    enable_auto_tool_choice: bool = True
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
@@ -78,3 +87,12 @@ class ServerSettings:
             raise ConfigError(f"otlp_endpoint is {where!r}; it must begin with http:// or https://")
         if not all(self.api_keys):
             raise ConfigError("an API key is empty; give at least one character, or no key")
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
+
+
+def check_parsers(calls: str, reasoning: str) -> None:
+    """ConfigError if there are none of these names."""
+    if calls != "none":
+        tool_parser(calls)
+    if reasoning != "none":
+        reasoning_parser(reasoning)

@@ -75,4 +75,6 @@ def named(what: str, name: str, known: Mapping[str, type[P]], base: type[P]) -> 
         return known[name]
     if "." in name:
         return cast(type[P], load(what, name, "", base))
-    raise ConfigError(f"no {what} {name!r}: there are {', '.join(known)}, auto, and dotted paths")
+    raise ConfigError(
+        f"no {what} {name!r}: there are {', '.join(known)}, auto, none, and dotted paths"
+    )

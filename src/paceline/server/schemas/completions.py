@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -15,6 +16,9 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
+from paceline.server.schemas.tool_calls import AssistantMessage, Delta
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 IMPOSSIBLE = -9999.0  # JSON has no infinity
 DONE = b"data: [DONE]\n\n"
@@ -96,28 +100,13 @@ PromptColumn = list[
 ]  # by token id; the token of the prompt is first
 
 
-class Delta(Struct, frozen=True, omit_defaults=True):
-    """What a chunk adds to a message."""
-
-    role: str | None = None
-    content: str | None = None
-
-
-class AssistantMessage(Struct, frozen=True):
-    """A whole message."""
-
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
 class ChatChunkChoice(Struct, frozen=True):
     """New content of one choice of a chat."""
 
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
 
@@ -128,7 +117,7 @@ class ChatChoice(Struct, frozen=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
     token_ids: Sequence[int] | UnsetType = UNSET
 

@@ -50,7 +50,7 @@ StoredPrompt = Annotated[None, refused("prompts are not stored; see input"), REF
 NoEcho = Annotated[None, refused("a conversation is not echoed"), REFUSED]
 NoEffort = Annotated[None, refused("there is no chat template on this route"), REFUSED]
 ThinkingBudget = Annotated[None, refused("reasoning has no limit; see max_tokens"), REFUSED]
-Reasoning = Annotated[None, fixed("reasoning stays in the text", True), REFUSED]
+Reasoning = Annotated[None, fixed("a text has no reasoning apart", True), REFUSED]
 Detokenized = Annotated[None, fixed("the text is always returned", True), REFUSED]
 Verbosity = Annotated[None, fixed("the verbosity cannot be set", "medium"), REFUSED]
 
@@ -76,7 +76,7 @@ class Constraints(RequestBody):
     json_schema, ebnf, bad_words, truncate_prompt_tokens,
     logits_processors, custom_logit_processor, documents, prompt_embeds, logprob_token_ids,
     stop_regex, kv_transfer_params, web_search_options, vllm_xargs, return_hidden_states,
-    thinking_token_budget, include_reasoning, detokenize, verbosity; adapters: adapter,
+    thinking_token_budget, detokenize, verbosity; adapters: adapter,
     lora, lora_path, lora_request; inputs that are no text: images, image_data, video_data,
     audio, audio_data, multi_modal_data.
     """
@@ -112,7 +112,6 @@ class Constraints(RequestBody):
     vllm_xargs: OwnArguments = None
     return_hidden_states: HiddenStates = None
     thinking_token_budget: ThinkingBudget = None
-    include_reasoning: Reasoning = None
     detokenize: Detokenized = None
     verbosity: Verbosity = None
     adapter: Adapter = None

@@ -13,6 +13,7 @@ from paceline.server.schemas.constraints import (
     NoEffort,
     NoTokenIds,
     OwnTemplate,
+    Reasoning,
     RequestBody,
     StoredPrompt,
 )
@@ -138,16 +139,20 @@ class ChatRequest(ScoredBody):
     """A conversation to continue.
 
     Own fields: messages, max_completion_tokens, logprobs, top_logprobs, tools, tool_choice,
-    reasoning_effort, chat_template_kwargs, add_generation_prompt, continue_final_message,
-    echo.
+    parallel_tool_calls, include_reasoning, reasoning_effort, chat_template_kwargs,
+    add_generation_prompt, continue_final_message, echo.
     """
 
     messages: Messages = Field(description="role and content of each")
     max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: Objects | None = Field(None, description="refused, unless tool_choice is none")
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Objects | None = Field(None, description="functions that the model may call")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none, auto, required, or one function"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="allow several calls; the default")
+    include_reasoning: bool | None = Field(None, description="return it; the default")
     reasoning_effort: Effort | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -162,6 +167,7 @@ class CompletionRequest(ScoredBody):
     echo: bool | None = Field(None, description="begin the text with the prompt")
     logprobs: int | None = None
     suffix: str | None = None
+    include_reasoning: Reasoning = None
     reasoning_effort: NoEffort = None
     continue_final_message: OwnTemplate = None
 
@@ -170,9 +176,9 @@ class ResponseRequest(GenerationBody):
     """A conversation to continue, in the form of OpenAI's responses.
 
     Own fields: input, instructions, max_output_tokens, metadata, previous_response_id,
-    conversation, background, tools, tool_choice, text, reasoning, reasoning_effort, truncation,
-    prompt, echo, continue_final_message, return_token_ids, return_tokens_as_token_ids, include,
-    top_logprobs.
+    conversation, background, tools, tool_choice, parallel_tool_calls, include_reasoning, text,
+    reasoning, reasoning_effort, truncation, prompt, echo, continue_final_message,
+    return_token_ids, return_tokens_as_token_ids, include, top_logprobs.
     """
 
     input: str | Messages = Field(description="a text, or messages")
@@ -182,8 +188,12 @@ class ResponseRequest(GenerationBody):
     previous_response_id: str | None = Field(None, description="refused: responses are not stored")
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
-    tools: Objects | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Objects | None = Field(None, description="functions that the model may call")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none, auto, required, or one function"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="allow several calls; the default")
+    include_reasoning: bool | None = Field(None, description="return it; the default")
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = Field(None, description="effort only")
     reasoning_effort: Effort | None = Field(None, description="the same")

@@ -1,0 +1,165 @@
+"""How the text of a request is split into content, reasoning and tool calls."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.core.errors import RequestError
+from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
+from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.settings import ServerSettings
+from paceline.structured.request_fields import from_response_format
+from paceline.text.tokenizer import Tokenizer
+from paceline.tools.calls import CallDelta, ReasoningDelta, ReplyDelta, merged
+from paceline.tools.parser import OutputParser
+from paceline.tools.reasoning_parser import ReasoningParser, ReasoningThenCalls
+from paceline.tools.registry import reasoning_parser, tool_parser
+from paceline.tools.tool_parser import ToolParser
+from paceline.tools.tool_use import ToolUse
+
+PROMPT_END = 16  # tokens of a prompt that are read for a marker of reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyParsing:
+    """The tools of one request, and the parsers of its text; None: there is nothing to parse."""
+
+    use: ToolUse | None = None
+    reasoning: type[ReasoningParser] | None = None
+    decode: Callable[[Sequence[int]], str] = str  # the text of tokens, special ones included
+    with_reasoning: bool = True  # whether reasoning is returned
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all text is content."""
+        return self.reasoning is None and not self.has_tools
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return self.use is not None and self.use.choice != "none"
+
+    def shown(self) -> list[dict[str, Any]] | None:
+        """The tools for the chat template."""
+        return self.use and self.use.shown()
+
+    def decoded(self, params: SamplingParams) -> SamplingParams:
+        """Special tokens are kept in the text if they are the markers of a format."""
+        parsers = (self.use, self.reasoning)
+        if any(one is not None and one.needs_special_tokens for one in parsers):
+            return replace(params, skip_special_tokens=False)
+        return params
+
+    def held(self, generation: GenerationRequest) -> GenerationRequest:
+        """A tokenized request, with the grammar that holds the model to calls of its tools."""
+        params, prompt = generation.params, generation.prompt_token_ids or ()
+        form = self.use and self.use.constraint(self._reasoning(prompt))
+        if not form:
+            return generation
+        if params.structured_outputs is not None:
+            raise RequestError(
+                "tools that must be called, or are strict, cannot be combined with another "
+                "constraint on the text; remove one of them"
+            )
+        held = replace(params, structured_outputs=from_response_format(form))
+        return replace(generation, params=held)
+
+    def parser(self, prompt: Sequence[int]) -> OutputParser:
+        """A parser for one choice."""
+        calls = self.use and self.use.parser()
+        reasoning = self._reasoning(prompt)
+        if calls is None or reasoning is None:
+            found = calls or reasoning
+            assert found is not None, "plain text is not parsed"
+            return found
+        return ReasoningThenCalls(reasoning, calls)
+
+    def _reasoning(self, prompt: Sequence[int]) -> ReasoningParser | None:
+        return self.reasoning and self.reasoning(self.decode(prompt[-PROMPT_END:]))
+
+
+PLAIN_REPLY = ReplyParsing()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormats:
+    """How the model of a server writes calls and reasoning; None: it is not parsed."""
+
+    calls: type[ToolParser] | None
+    reasoning: type[ReasoningParser] | None
+    template: str  # the source of the chat template
+    decode: Callable[[Sequence[int]], str]
+    auto_choice: bool = True
+
+    @classmethod
+    def of(cls, settings: ServerSettings, tokenizer: Tokenizer) -> "ReplyFormats":
+        plain = tokenizer.chat_template or ""
+        template = tokenizer.tool_template or plain
+        calls, reasoning = settings.tool_call_parser, settings.reasoning_parser
+        return cls(
+            None if calls == "none" else tool_parser(calls, template),
+            None if reasoning == "none" else reasoning_parser(reasoning, plain),
+            template,
+            lambda ids: tokenizer.decode(ids, skip_special=False),
+            settings.enable_auto_tool_choice,
+        )
+
+    def asked(
+        self,
+        tools: Sequence[object] | None,
+        choice: object,
+        parallel: bool | None,
+        with_reasoning: bool = True,
+    ) -> ReplyParsing:
+        """What the fields of a request ask for. An error if one is malformed, or not supported."""
+        use = None
+        if tools or choice not in (None, "none", "auto"):
+            use = self._use(tools, choice, parallel)
+        if use is None and self.reasoning is None:
+            return PLAIN_REPLY
+        return ReplyParsing(use, self.reasoning, self.decode, with_reasoning)
+
+    def _use(
+        self, tools: Sequence[object] | None, choice: object, parallel: bool | None
+    ) -> ToolUse | None:
+        format = self.calls or ToolParser
+        use = ToolUse.read(tools, choice, parallel, format, self.template)
+        if use.choice == "none":
+            return None
+        if self.calls is None:
+            raise refused("tools", "this server has no parser of tool calls (--tool-call-parser)")
+        if use.choice == "auto" and not self.auto_choice:
+            raise refused("tool_choice", "auto is switched off (--enable-auto-tool-choice)")
+        return use
+
+
+def refused(param: str, problem: str) -> ApiError:
+    return ApiError(
+        BAD_REQUEST, f"{param}: {problem}; remove tools, or set tool_choice to none", param=param
+    )
+
+
+class ReplyReader:
+    """Reads the choices of a request as they arrive, each with a parser of its own.
+
+    `calling` has the choices with a call so far.
+    """
+
+    def __init__(self, reply: ReplyParsing, prompt: Sequence[int]) -> None:
+        self.calling: set[int] = set()
+        self._reply, self._prompt = reply, prompt
+        self._parsers: dict[int, OutputParser] = {}
+
+    def read(self, delta: TextDelta) -> Sequence[ReplyDelta]:
+        """What a delta adds; its last delta, or a whole choice, adds what was withheld."""
+        parser = self._parsers.get(delta.index)
+        if parser is None:
+            parser = self._parsers[delta.index] = self._reply.parser(self._prompt)
+        found = parser.push(delta.text) if delta.text else []
+        if delta.finish_reason is not None:
+            found = merged([*found, *parser.finish()])
+        if not self._reply.with_reasoning:
+            found = [one for one in found if not isinstance(one, ReasoningDelta)]
+        if any(isinstance(one, CallDelta) for one in found):
+            self.calling.add(delta.index)
+        return found

@@ -1,0 +1,117 @@
+"""Which parsers a server has, and what they make of a request."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.core.errors import RequestError
+from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
+from paceline.server.reply_parsing import PLAIN_REPLY, ReplyFormats, ReplyParsing, ReplyReader
+from paceline.server.settings import ServerSettings
+from paceline.text.tokenizer import Tokenizer
+from paceline.tools.calls import ContentDelta, ReasoningDelta
+from paceline.tools.formats.hermes import HermesParser
+from paceline.tools.formats.json_calls import JsonCallParser
+from paceline.tools.formats.mistral import MistralParser
+from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
+from paceline.tools.reasoning.mistral import MistralReasoning
+from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
+from tests.engine.support import tokenizer
+from tests.server.replies import TOOLS
+
+AUTO = ServerSettings()
+STRICT = [{"type": "function", "function": {"name": "look", "strict": True}}]
+
+
+def with_template(template: str, tool_template: str | None = None) -> Tokenizer:
+    made = object.__new__(Tokenizer)
+    vars(made).update(vars(tokenizer()))
+    made.chat_template, made.tool_template = template, tool_template
+    return made
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "reasoning"),
+    [
+        ("{{ '<tool_call>' }} {{ '<think>' }}", HermesParser, Qwen3Reasoning),
+        ("{{ '[TOOL_CALLS]' }}", MistralParser, None),
+        ("{{ messages }}", JsonCallParser, None),
+    ],
+)
+def test_parsers_fit_the_template(template: str, calls: object, reasoning: object) -> None:
+    formats = ReplyFormats.of(AUTO, with_template(template))
+    assert (formats.calls, formats.reasoning) == (calls, reasoning)
+    own = ReplyFormats.of(AUTO, with_template("{{ '[THINK]' }}", template))
+    assert (own.calls, own.reasoning) == (calls, MistralReasoning)
+
+
+def test_parsers_are_chosen_by_name_or_not_at_all() -> None:
+    named = ServerSettings(tool_call_parser="hermes", reasoning_parser="deepseek_r1")
+    formats = ReplyFormats.of(named, tokenizer())
+    assert (formats.calls, formats.reasoning) == (HermesParser, DeepseekR1Reasoning)
+    none = ServerSettings(tool_call_parser="none", reasoning_parser="none")
+    formats = ReplyFormats.of(none, with_template("<think> <tool_call>"))
+    assert (formats.calls, formats.reasoning) == (None, None)
+
+
+def test_a_request_without_tools_is_plain_where_the_model_does_not_reason() -> None:
+    formats = ReplyFormats.of(AUTO, tokenizer())
+    for choice in (None, "none", "auto"):
+        assert formats.asked(None, choice, None) is PLAIN_REPLY
+        assert formats.asked([], choice, None).is_plain
+    assert formats.asked(TOOLS, "none", None).is_plain
+    assert not formats.asked(TOOLS, None, None).is_plain
+    thinking = ReplyFormats.of(ServerSettings(reasoning_parser="qwen3"), tokenizer())
+    assert not thinking.asked(None, None, None).is_plain
+    assert not thinking.asked(None, None, None).has_tools
+
+
+def test_special_tokens_are_decoded_where_they_are_markers() -> None:
+    params = SamplingParams()
+    mistral = ReplyFormats.of(ServerSettings(tool_call_parser="mistral"), tokenizer())
+    assert not mistral.asked(TOOLS, None, None).decoded(params).skip_special_tokens
+    assert mistral.asked(TOOLS, "none", None).decoded(params) is params
+    hermes = ReplyFormats.of(ServerSettings(tool_call_parser="hermes"), tokenizer())
+    assert hermes.asked(TOOLS, None, None).decoded(params) is params
+    thinking = ReplyFormats.of(ServerSettings(reasoning_parser="mistral"), tokenizer())
+    assert not thinking.asked(None, None, None).decoded(params).skip_special_tokens
+
+
+def test_strict_tools_are_held_by_a_grammar() -> None:
+    formats = ReplyFormats.of(ServerSettings(tool_call_parser="hermes"), tokenizer())
+    asked = GenerationRequest(prompt_token_ids=(5, 6))
+    assert formats.asked(TOOLS, "auto", None).held(asked) is asked
+    held = formats.asked(STRICT, "auto", None).held(asked).params.constraint
+    assert held is not None
+    assert "triggered_tags" in held.text
+    both = GenerationRequest(
+        prompt_token_ids=(5, 6), params=SamplingParams(structured_outputs={"regex": "a"})
+    )
+    with pytest.raises(RequestError, match="cannot be combined"):
+        formats.asked(STRICT, "auto", None).held(both)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        ("<think>\n", [ReasoningDelta("a"), ContentDelta("b")]),
+        ("<think>\n\n</think>\n\n", [ContentDelta("a</think>b")]),
+        ("", [ContentDelta("a</think>b")]),
+    ],
+)
+def test_the_end_of_the_prompt_says_where_reasoning_begins(
+    prompt: str, found: Sequence[object]
+) -> None:
+    """With `enable_thinking`, a template opens the block or closes it."""
+    formats = ReplyFormats.of(ServerSettings(reasoning_parser="qwen3"), tokenizer())
+    ids = tokenizer().encode("The quick brown fox " * 9 + prompt, special=False)
+    reader = ReplyReader(formats.asked(None, None, None), ids)
+    assert reader.read(TextDelta(0, "a</think>b", (5,), finish_reason="stop")) == found
+
+
+def test_each_choice_has_a_parser() -> None:
+    reader = ReplyReader(ReplyParsing(reasoning=Qwen3Reasoning, decode=lambda _: ""), ())
+    assert reader.read(TextDelta(0, "<think>a", (5,))) == [ReasoningDelta("a")]
+    assert reader.read(TextDelta(1, "b", (5,))) == [ContentDelta("b")]
+    assert reader.read(TextDelta(0, "c", (), finish_reason="length")) == [ReasoningDelta("c")]
+    assert reader.calling == set()
