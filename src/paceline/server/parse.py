@@ -147,16 +147,6 @@ def chat_ask(
     )
 
 
-def check_tools(tools: Sequence[Any] | None, choice: str | Mapping[str, Any] | None) -> None:
-    """Calls would stay in the text, where clients do not look for them."""
-    if choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "tool calls cannot be enforced; use none or auto")
-    if tools and choice != "none":
-        raise unsupported(
-            "tools", "tool calls are not built yet; remove tools, or set tool_choice to none"
-        )
-
-
 def template_variables(
     given: Mapping[str, Any] | None, effort: str | None
 ) -> Mapping[str, Any] | None:

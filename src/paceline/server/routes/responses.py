@@ -1,10 +1,11 @@
-"""POST /v1/responses: conversations in OpenAI's newer form, text in and text out."""
+"""POST /v1/responses: conversations in OpenAI's newer form."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import time
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from msgspec import Struct
 from msgspec.structs import replace
 
 from paceline.engine.api import GenerationRequest, RequestOutput, Stream, TextDelta
@@ -15,29 +16,36 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import (
     check_common,
-    check_tools,
     common,
     effort_of,
     sampling,
     template_variables,
     unsupported,
 )
+from paceline.server.reply_parsing import (
+    PLAIN_REPLY,
+    ReplyFormats,
+    ReplyParsing,
+    ReplyReader,
+)
 from paceline.server.respond import GenerationJob, GenerationResponse
+from paceline.server.response_input import messages
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.ready_events import NumberedFrame
 from paceline.server.schemas.requests import ResponseRequest
+from paceline.server.schemas.response_items import ResponseItems
 from paceline.server.schemas.responses import (
     OutputMessage,
     OutputText,
     ResponseBody,
+    item_status,
     response_event,
     status_of,
     usage_of,
 )
 
-TEXTS = ("input_text", "output_text", "text")
 NOT_KEPT = "responses are not stored; send the whole conversation as input"
 
 
@@ -49,18 +57,29 @@ def response_routes(context: ServerContext) -> APIRouter:
         """Continue a conversation, given as a text or as a list of messages."""
         client = ClientHeaders.of(request.headers, "resp")
         model, rules = context.model(body.model), context.engine.rules
-        generation = await parsed(request, response_ask, body, rules)
+        reply = await parsed(request, response_reply, body, context.formats)
+        generation = await parsed(request, response_ask, body, rules, reply)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings.timings)
-        writer = ResponsesWriter(envelope, begun(body, generation, name, model))
+        empty = begun(body, generation, name, model)
+        writer = ResponsesWriter(envelope, empty)
+        if not reply.is_plain:
+            writer = ItemsWriter(envelope, empty, reply)
         return GenerationResponse(
-            context, GenerationJob(client, name, [generation], writer, body.stream is True)
+            context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
         )
 
     return router
 
 
-def response_ask(body: ResponseRequest, rules: SamplingRules) -> GenerationRequest:
+def response_reply(body: ResponseRequest, formats: ReplyFormats) -> ReplyParsing:
+    with_reasoning = body.include_reasoning is not False
+    return formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
+
+
+def response_ask(
+    body: ResponseRequest, rules: SamplingRules, reply: ReplyParsing = PLAIN_REPLY
+) -> GenerationRequest:
     check_common(body)
     check_supported(body)
     most = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
@@ -68,7 +87,8 @@ def response_ask(body: ResponseRequest, rules: SamplingRules) -> GenerationReque
     effort = effort_of("reasoning", body.reasoning) or body.reasoning_effort
     return GenerationRequest(
         messages=[*system, *messages(body.input)],
-        params=sampling(body, rules, most),
+        params=reply.decoded(sampling(body, rules, most)),
+        tools=reply.shown(),
         variables=template_variables(None, effort),
         **common(body),
     )
@@ -81,7 +101,6 @@ def check_supported(body: ResponseRequest) -> None:
         raise unsupported("conversation", NOT_KEPT)
     if body.background:
         raise unsupported("background", "background responses are not supported; remove background")
-    check_tools(body.tools, body.tool_choice)
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         raise unsupported("top_logprobs", "not supported on this route; use /v1/chat/completions")
     kind = (body.text or {}).get("format") or {"type": "text"}
@@ -95,42 +114,6 @@ def check_supported(body: ResponseRequest) -> None:
         raise unsupported("text", "the verbosity cannot be set; remove verbosity")
     if (body.n or 1) > 1:
         raise unsupported("n", "a response has one choice; remove n")
-
-
-def messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The input as the messages of a chat."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not given:
-        raise unsupported("input", "it is empty; give a text or at least one message")
-    return [message(item) for item in given]
-
-
-def message(item: Mapping[str, Any]) -> dict[str, Any]:
-    kind, role = item.get("type", "message"), item.get("role")
-    if kind != "message" or not isinstance(role, str):
-        raise unsupported(
-            "input", f"an item has the type {kind!r}; it must be a message with a role"
-        )
-    return {"role": role, "content": text_of(item.get("content"))}
-
-
-def text_of(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise unsupported("input", "the content of a message must be a text or a list of parts")
-    return "".join(part_text(part) for part in cast("list[Any]", content))
-
-
-def part_text(part: Any) -> str:
-    found = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-    text = found.get("text")
-    if found.get("type") not in TEXTS or not isinstance(text, str):
-        raise unsupported(
-            "input", f"a part of a message has the type {found.get('type')!r}; it must be text"
-        )
-    return text
 
 
 def begun(
@@ -147,6 +130,9 @@ def begun(
         generation.params.top_p,
         body.user,
         body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or (),
     )
 
 
@@ -183,33 +169,41 @@ class ResponsesWriter:
         return response_event(kind, number, **place, delta=text, logprobs=())
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
-        whole = self._whole(outputs)
-        (item,) = whole.output
+        (output,) = outputs
+        item = self._message(output)
         (part,) = item.content
-        last = "response.completed" if whole.status == "completed" else "response.incomplete"
         return (
             self._in_text("response.output_text.done", text=part.text, logprobs=())
             + self._in_text("response.content_part.done", part=part)
             + self._event("response.output_item.done", output_index=0, item=item)
-            + self._event(last, response=whole)
+            + self._last(self._response(outputs, (item,)))
         )
+
+    def _last(self, whole: ResponseBody) -> bytes:
+        is_complete = whole.status == "completed"
+        kind = "response.completed" if is_complete else "response.incomplete"
+        return self._event(kind, response=whole)
 
     def failing(self, error: ErrorBody) -> bytes:
         detail = error.error
         return self._event("error", code=detail.code, message=detail.message, param=detail.param)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        return encode(self._whole(outputs))
+        (output,) = outputs
+        return encode(self._response(outputs, (self._message(output),)))
 
-    def _whole(self, outputs: Sequence[RequestOutput]) -> ResponseBody:
+    def _message(self, output: RequestOutput) -> OutputMessage:
+        (answer,) = output.outputs
+        return OutputMessage(self._item, item_status(answer), (OutputText(answer.text),))
+
+    def _response(self, outputs: Sequence[RequestOutput], items: Sequence[Struct]) -> ResponseBody:
         (output,) = outputs
         (answer,) = output.outputs
         status, incomplete = status_of(answer)
-        ended = "completed" if status == "completed" else "incomplete"
         return replace(
             self._begun,
             status=status,
-            output=(OutputMessage(self._item, ended, (OutputText(answer.text),)),),
+            output=items,
             usage=usage_of(output),
             incomplete_details=incomplete,
             timings=self._envelope.spent(outputs),
@@ -221,3 +215,34 @@ class ResponsesWriter:
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return response_event(kind, number, **fields)
+
+
+class ItemsWriter(ResponsesWriter):
+    """The same for replies with reasoning or calls: one item after another, as they begin."""
+
+    def __init__(self, envelope: Envelope, begun: ResponseBody, reply: ReplyParsing) -> None:
+        super().__init__(envelope, begun)
+        self._reply = reply
+        self._items = ResponseItems(begun.id, self._event)
+
+    def opening(self, streams: Sequence[Stream]) -> bytes:
+        self._reader = ReplyReader(self._reply, streams[0].prompt_token_ids)
+        return self._event("response.created", response=self._begun) + self._event(
+            "response.in_progress", response=self._begun
+        )
+
+    def delta(self, part: int, delta: TextDelta) -> bytes:
+        return b"".join(map(self._items.put, self._reader.read(delta)))
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        (answer,) = outputs[0].outputs
+        events = self._items.finish(item_status(answer))
+        return events + self._last(self._response(outputs, self._items.done))
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        (output,) = outputs
+        (answer,) = output.outputs
+        self._reader = ReplyReader(self._reply, output.prompt_token_ids)
+        self.delta(0, answer)
+        self._items.finish(item_status(answer))
+        return encode(self._response(outputs, self._items.done))

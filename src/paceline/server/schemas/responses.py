@@ -12,7 +12,7 @@ Status = Literal["in_progress", "completed", "incomplete", "cancelled"]
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """Reasoning is not separated from the text, so its count is 0."""
+    """Tokens of reasoning are not counted apart."""
 
     reasoning_tokens: int = 0
 
@@ -37,13 +37,24 @@ class OutputText(Struct, frozen=True):
 
 
 class OutputMessage(Struct, frozen=True):
-    """The only item of an output."""
+    """The answer; the only item of an output without reasoning and calls."""
 
     id: str
     status: Status
     content: Sequence[OutputText]
     type: str = "message"
     role: str = "assistant"
+
+
+class FunctionCallItem(Struct, frozen=True):
+    """A call that the model asks for."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+    type: str = "function_call"
 
 
 class IncompleteDetails(Struct, frozen=True):
@@ -82,17 +93,17 @@ class ResponseBody(Struct, frozen=True):
     user: str | None
     metadata: dict[str, Any]
     status: Status = "in_progress"
-    output: Sequence[OutputMessage] = ()
+    output: Sequence[Struct] = ()
     usage: ResponseUsage | None = None
     incomplete_details: IncompleteDetails | None = None
     timings: StageTimings | UnsetType = UNSET
     object: str = "response"
     error: None = None
-    parallel_tool_calls: bool = False
+    parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
     text: TextSettings = TextSettings()
-    tool_choice: str = "none"
+    tool_choice: str | dict[str, Any] = "auto"
     tools: Sequence[Any] = ()
     truncation: str = "disabled"
 
@@ -123,3 +134,8 @@ def status_of(answer: ChoiceOutput) -> tuple[Status, IncompleteDetails | None]:
             return "cancelled", IncompleteDetails("abort")
         case other:
             return "incomplete", IncompleteDetails(str(other))
+
+
+def item_status(answer: ChoiceOutput) -> Status:
+    """The status of the last item."""
+    return "completed" if answer.finish_reason == "stop" else "incomplete"

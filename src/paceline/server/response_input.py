@@ -1,0 +1,100 @@
+"""The input of /v1/responses as the messages of a chat."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from paceline.server.parse import unsupported
+
+TEXTS = ("input_text", "output_text", "text")
+Item = Mapping[str, Any]
+
+
+def messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reasoning, a message and calls of the assistant that follow each other are one message."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not given:
+        raise unsupported("input", "it is empty; give a text or at least one message")
+    found: list[dict[str, Any]] = []
+    for item in given:
+        added = message(item)
+        if not found or not joins(found[-1], added):
+            found.append(added)
+        elif "tool_calls" in added:
+            found[-1].setdefault("tool_calls", []).extend(added["tool_calls"])
+        else:
+            found[-1] = {**found[-1], **added}
+    return found
+
+
+def joins(last: Item, added: Item) -> bool:
+    """Whether two items are of one message: each kind once, in order, and any number of calls."""
+    order = [key for key in ("reasoning_content", "content", "tool_calls") if key in added]
+    if last["role"] != "assistant" or added["role"] != "assistant" or len(order) != 1:
+        return False
+    match order[0]:
+        case "tool_calls":
+            return True
+        case "content":
+            return "content" not in last and "tool_calls" not in last
+        case _:
+            return False
+
+
+def message(item: Item) -> dict[str, Any]:
+    kind = item.get("type", "message")
+    match kind:
+        case "message" if isinstance(role := item.get("role"), str):
+            return {"role": role, "content": text_of(item.get("content"))}
+        case "function_call":
+            return {"role": "assistant", "tool_calls": [call_of(item)]}
+        case "function_call_output":
+            id, output = text_field(item, "call_id"), text_of(item.get("output"))
+            return {"role": "tool", "tool_call_id": id, "content": output}
+        case "reasoning":
+            return {"role": "assistant", "reasoning_content": reasoning_of(item)}
+        case _:
+            raise unsupported(
+                "input",
+                f"an item has the type {kind!r:.200}; it must be a message with a role, "
+                "function_call, function_call_output or reasoning",
+            )
+
+
+def call_of(item: Item) -> dict[str, Any]:
+    function = {name: text_field(item, name) for name in ("name", "arguments")}
+    return {"id": text_field(item, "call_id"), "type": "function", "function": function}
+
+
+def reasoning_of(item: Item) -> str:
+    """Its text, or else its summary."""
+    parts: object = item.get("content") or item.get("summary") or ()
+    if not isinstance(parts, list | tuple):
+        raise unsupported("input", "the content of reasoning must be a list of parts")
+    return "".join(text_field(one, "text") for one in cast("Sequence[Any]", parts))
+
+
+def text_field(item: Any, name: str) -> str:
+    found = cast(Item, item).get(name) if isinstance(item, Mapping) else None
+    if not isinstance(found, str):
+        kind = cast(Item, item).get("type") if isinstance(item, Mapping) else None
+        raise unsupported("input", f"an item of the type {kind!r:.200} needs {name}, a text")
+    return found
+
+
+def text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise unsupported("input", "the content of a message must be a text or a list of parts")
+    return "".join(part_text(part) for part in cast("list[Any]", content))
+
+
+def part_text(part: Any) -> str:
+    found = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+    text = found.get("text")
+    if found.get("type") not in TEXTS or not isinstance(text, str):
+        raise unsupported(
+            "input", f"a part of a message has the type {found.get('type')!r}; it must be text"
+        )
+    return text

@@ -1,0 +1,183 @@
+"""The items of a response: messages, reasoning and function calls, whole and as events."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from paceline.server.schemas.responses import FunctionCallItem, OutputMessage, OutputText, Status
+from paceline.tools.calls import CallDelta, ContentDelta, ReasoningDelta, ReplyDelta, kind_of
+
+Event = Callable[..., bytes]  # of a type and fields
+
+
+class ReasoningText(Struct, frozen=True):
+    """A part of reasoning."""
+
+    text: str
+    type: str = "reasoning_text"
+
+
+class ReasoningItem(Struct, frozen=True):
+    """What the model thought before its answer. There is no summary of it."""
+
+    id: str
+    status: Status
+    content: Sequence[ReasoningText]
+    summary: Sequence[Any] = ()
+    type: str = "reasoning"
+
+
+class ItemKind(Protocol):
+    """How the items of one kind are written."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def events(self) -> str:
+        """The events of its text begin with this."""
+        ...
+
+    def item(self, status: Status, text: str | None) -> Struct:
+        """The item with its text; None: it has not begun."""
+        ...
+
+    def part(self, text: str) -> Struct | None:
+        """The part that has the text; None: the item itself has it."""
+        ...
+
+    def done(self, text: str) -> dict[str, Any]:
+        """The fields of the event that ends the text."""
+        ...
+
+    @property
+    def added(self) -> dict[str, Any]:
+        """Further fields of the events of its text."""
+        ...
+
+
+class MessageKind:
+    """The answer."""
+
+    events = "response.output_text"
+    added: dict[str, Any] = {"logprobs": ()}  # noqa: RUF012 - it is never changed
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+    def item(self, status: Status, text: str | None) -> OutputMessage:
+        return OutputMessage(self.id, status, () if text is None else (OutputText(text),))
+
+    def part(self, text: str) -> OutputText:
+        return OutputText(text)
+
+    def done(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class ReasoningKind:
+    """Reasoning."""
+
+    events = "response.reasoning_text"
+    added: dict[str, Any] = {}  # noqa: RUF012 - it is never changed
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+    def item(self, status: Status, text: str | None) -> ReasoningItem:
+        return ReasoningItem(self.id, status, () if text is None else (ReasoningText(text),))
+
+    def part(self, text: str) -> ReasoningText:
+        return ReasoningText(text)
+
+    def done(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class CallKind:
+    """A function call."""
+
+    events = "response.function_call_arguments"
+    added: dict[str, Any] = {}  # noqa: RUF012 - it is never changed
+
+    def __init__(self, id: str, begun: CallDelta) -> None:
+        self.id = id
+        self._call_id, self._name = begun.id or "", begun.name or ""
+
+    def item(self, status: Status, text: str | None) -> FunctionCallItem:
+        return FunctionCallItem(self.id, status, self._call_id, self._name, text or "")
+
+    def part(self, text: str) -> None:
+        """None: arguments are a field of the item."""
+
+    def done(self, text: str) -> dict[str, Any]:
+        return {"arguments": text, "name": self._name}
+
+
+class ResponseItems:
+    """Turns the deltas of a reply into items, one after another, and into their events.
+
+    `done` has the items that are complete.
+    """
+
+    def __init__(self, response: str, event: Event) -> None:
+        self.done: list[Struct] = []
+        self._response, self._event = response, event
+        self._open: ItemKind | None = None
+        self._kind: object = None
+        self._texts: list[str] = []
+
+    def put(self, delta: ReplyDelta) -> bytes:
+        events = b""
+        if self._open is None or kind_of(delta) != self._kind:
+            events = self.close("completed") + self._begin(delta)
+        text = delta.arguments if isinstance(delta, CallDelta) else delta.text
+        return events + self._add(text) if text else events
+
+    def finish(self, status: Status) -> bytes:
+        """End the last item; a reply without any is an empty message."""
+        events = b"" if self.done or self._open else self.put(ContentDelta(""))
+        return events + self.close(status)
+
+    def close(self, status: Status) -> bytes:
+        if (kind := self._open) is None:
+            return b""
+        self._open = None
+        text, place = "".join(self._texts), self._place(kind)
+        events = self._event(f"{kind.events}.done", **place, **kind.done(text), **kind.added)
+        if part := kind.part(text):
+            events += self._event("response.content_part.done", **place, part=part)
+        item, at = kind.item(status, text), len(self.done)
+        self.done.append(item)
+        return events + self._event("response.output_item.done", output_index=at, item=item)
+
+    def _begin(self, delta: ReplyDelta) -> bytes:
+        self._kind, self._texts = kind_of(delta), []
+        kind = self._open = self._kind_for(delta)
+        empty, at = kind.item("in_progress", None), len(self.done)
+        events = self._event("response.output_item.added", output_index=at, item=empty)
+        if part := kind.part(""):
+            events += self._event("response.content_part.added", **self._place(kind), part=part)
+        return events
+
+    def _kind_for(self, delta: ReplyDelta) -> ItemKind:
+        # The first message keeps the plain id.
+        name = f"{self._response}-{len(self.done)}" if self.done else self._response
+        match delta:
+            case ContentDelta():
+                return MessageKind(f"msg-{name}")
+            case ReasoningDelta():
+                return ReasoningKind(f"rs-{name}")
+            case CallDelta():
+                return CallKind(f"fc-{name}", delta)
+
+    def _add(self, text: str) -> bytes:
+        kind = self._open
+        assert kind is not None, "no item has begun"
+        self._texts.append(text)
+        return self._event(f"{kind.events}.delta", **self._place(kind), delta=text, **kind.added)
+
+    def _place(self, kind: ItemKind) -> dict[str, Any]:
+        place = {"item_id": kind.id, "output_index": len(self.done)}
+        return {**place, "content_index": 0} if kind.part("") else place
