@@ -137,7 +137,7 @@ def test_tokens_are_counted(on: Play) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             *(400, "invalid_request_error", "'image' is not supported"),
         ),
-        ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tool calls are not built"),
+        ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0] must be"),
         ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking"),
         ({"output_format": {"type": "json"}}, 400, "invalid_request_error", "output_format"),
         (
@@ -170,7 +170,7 @@ def test_errors_have_the_shape_of_the_api(
 def test_what_asks_for_nothing_is_taken(on: Play) -> None:
     async def scenario(site: Site) -> None:
         extra: dict[str, Any] = {
-            "tools": [{"name": "f"}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
             "tool_choice": {"type": "none"},
             "thinking": {"type": "disabled"},
             "metadata": {"user_id": "ann"},

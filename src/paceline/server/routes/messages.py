@@ -1,9 +1,10 @@
-"""POST /v1/messages: conversations in Anthropic's form, text in and text out."""
+"""POST /v1/messages: conversations in Anthropic's form."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from msgspec import Struct
 from msgspec.structs import replace
 
 from paceline.engine.api import (
@@ -18,9 +19,17 @@ from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
+from paceline.server.message_input import chat_messages
 from paceline.server.parse import chat_ask, effort_of, unsupported
+from paceline.server.reply_parsing import (
+    PLAIN_REPLY,
+    ReplyFormats,
+    ReplyParsing,
+    ReplyReader,
+)
 from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
+from paceline.server.schemas.message_blocks import MessageBlocks
 from paceline.server.schemas.messages import (
     MessageBody,
     MessagesPrompt,
@@ -50,25 +59,47 @@ def message_routes(context: ServerContext) -> APIRouter:
         """Continue a conversation, in the form of Anthropic's API."""
         client = ClientHeaders.of(request.headers, "msg")
         model, rules = context.model(body.model), context.engine.rules
-        generation = await parsed(request, message_ask, body, rules)
+        reply = await parsed(request, message_reply, body, context.formats)
+        generation = await parsed(request, message_ask, body, rules, reply)
         name = context.name(client.request_id)
         writer = MessageWriter(name, model, generation)
+        if not reply.is_plain:
+            writer = BlocksWriter(name, model, generation, reply)
         return GenerationResponse(
-            context, GenerationJob(client, name, [generation], writer, body.stream is True)
+            context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
         )
 
     @router.post("/v1/messages/count_tokens", responses=MESSAGE_ERRORS)
     async def count_tokens(body: MessagesPrompt, request: Request) -> dict[str, int]:
         """The number of tokens of a conversation after the chat template."""
         context.model(body.model)
+        reply = await parsed(request, message_reply, body, context.formats)
         chat = await parsed(request, chat_of, body)
-        prompt = await context.engine.tokenized(chat_ask(chat, context.engine.rules))
+        prompt = await context.engine.tokenized(chat_ask(chat, context.engine.rules, reply))
         return {"input_tokens": len(prompt.token_ids)}
 
     return router
 
 
-def message_ask(body: MessagesRequest, rules: SamplingRules) -> GenerationRequest:
+def message_reply(body: MessagesPrompt, formats: ReplyFormats) -> ReplyParsing:
+    check_thinking(body.thinking or {}, formats)
+    is_single = (body.tool_choice or {}).get("disable_parallel_tool_use") is True
+    return formats.asked(body.tools, body.tool_choice, not is_single)
+
+
+def check_thinking(thinking: Mapping[str, Any], formats: ReplyFormats) -> None:
+    kind = thinking.get("type", "disabled")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise unsupported("thinking", f"its type is {kind!r}; use enabled, adaptive or disabled")
+    if kind != "disabled" and formats.reasoning is None:
+        raise unsupported(
+            "thinking", "this model does not reason in blocks (--reasoning-parser); remove thinking"
+        )
+
+
+def message_ask(
+    body: MessagesRequest, rules: SamplingRules, reply: ReplyParsing = PLAIN_REPLY
+) -> GenerationRequest:
     user = (body.metadata or {}).get("user_id")
     given: dict[str, Any] = {
         "max_tokens": body.max_tokens,
@@ -78,7 +109,7 @@ def message_ask(body: MessagesRequest, rules: SamplingRules) -> GenerationReques
         "top_k": body.top_k,
         "user": user if isinstance(user, str) else None,
     }
-    return chat_ask(chat_of(body).model_copy(update=given), rules)
+    return chat_ask(chat_of(body).model_copy(update=given), rules, reply)
 
 
 def chat_of(body: MessagesPrompt) -> ChatRequest:
@@ -86,18 +117,17 @@ def chat_of(body: MessagesPrompt) -> ChatRequest:
     check_supported(body)
     system = [{"role": "system", "content": body.system}] if body.system else []
     effort = effort_of("output_config", body.output_config)
+    thinking = (body.thinking or {}).get("type")
     return ChatRequest.model_validate(
-        {"messages": [*system, *body.messages], "reasoning_effort": effort}
+        {
+            "messages": [*system, *chat_messages(body.messages)],
+            "reasoning_effort": effort,
+            "chat_template_kwargs": thinking and {"enable_thinking": thinking != "disabled"},
+        }
     )
 
 
 def check_supported(body: MessagesPrompt) -> None:
-    if body.tools and (body.tool_choice or {}).get("type") != "none":
-        raise unsupported(
-            "tools", "tool calls are not built yet; remove tools, or set tool_choice to none"
-        )
-    if (body.thinking or {}).get("type", "disabled") != "disabled":
-        raise unsupported("thinking", "reasoning stays in the text; remove thinking")
     if not body.messages:
         raise unsupported("messages", "it is empty; give at least one message")
     for place, message in enumerate(body.messages):
@@ -133,7 +163,7 @@ class MessageWriter:
     def delta(self, part: int, delta: TextDelta) -> bytes:
         return text_event(delta.text) if delta.text else b""
 
-    def frame(self, part: int, index: int) -> TextFrame:
+    def frame(self, part: int, index: int) -> TextFrame | None:
         return FRAME
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -141,11 +171,12 @@ class MessageWriter:
             whole = self._whole(outputs)
         except ApiError as error:
             return self.failing(error.body)
+        return message_event("content_block_stop", index=0) + self._last(whole)
+
+    def _last(self, whole: MessageBody) -> bytes:
         ended = {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
-        return (
-            message_event("content_block_stop", index=0)
-            + message_event("message_delta", delta=ended, usage=whole.usage)
-            + message_event("message_stop")
+        return message_event("message_delta", delta=ended, usage=whole.usage) + message_event(
+            "message_stop"
         )
 
     def failing(self, error: ErrorBody) -> bytes:
@@ -159,14 +190,20 @@ class MessageWriter:
         (answer,) = output.outputs
         used, cached = output.usage, output.usage.cached_tokens
         usage = MessagesUsage(used.prompt_tokens - cached, used.completion_tokens, cached)
-        whole = MessageBody(self._name, self._model, usage, (TextBlock(answer.text),))
+        whole = MessageBody(self._name, self._model, usage, self._content(output))
         stopped = answer.stop_reason if isinstance(answer.stop_reason, str) else None
         return replace(whole, stop_reason=self._stop_reason(output, answer), stop_sequence=stopped)
+
+    def _content(self, output: RequestOutput) -> Sequence[Struct]:
+        (answer,) = output.outputs
+        return (TextBlock(answer.text),)
 
     def _stop_reason(self, output: RequestOutput, answer: ChoiceOutput) -> StopReason:
         """Why it ended. An answer that was cut short is an error: the API has no word for it."""
         match answer.finish_reason:
             case "stop":
+                if self._is_calling():
+                    return "tool_use"
                 return "stop_sequence" if isinstance(answer.stop_reason, str) else "end_turn"
             case "length":
                 is_full = len(answer.token_ids) == self._most
@@ -175,3 +212,49 @@ class MessageWriter:
                 raise ApiError(GATEWAY_TIMEOUT, output.error, code="timeout")
             case _:
                 raise ApiError(UNAVAILABLE, "the request was aborted", code="aborted")
+
+    def _is_calling(self) -> bool:
+        return False
+
+
+class BlocksWriter(MessageWriter):
+    """The same for replies with reasoning or tool calls: one block after another, as they begin."""
+
+    def __init__(
+        self, name: str, model: str, generation: GenerationRequest, reply: ReplyParsing
+    ) -> None:
+        super().__init__(name, model, generation)
+        self._reply = reply
+        self._blocks = MessageBlocks()
+
+    def opening(self, streams: Sequence[Stream]) -> bytes:
+        (stream,) = streams
+        self._reader = ReplyReader(self._reply, stream.prompt_token_ids)
+        begun = MessageBody(self._name, self._model, MessagesUsage(stream.prompt_tokens, 0))
+        return message_event("message_start", message=begun) + message_event("ping")
+
+    def delta(self, part: int, delta: TextDelta) -> bytes:
+        return b"".join(map(self._blocks.put, self._reader.read(delta)))
+
+    def frame(self, part: int, index: int) -> None:
+        """None: a parser reads every text."""
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        events = self._blocks.finish()
+        try:
+            return events + self._last(self._whole(outputs))
+        except ApiError as error:
+            return events + self.failing(error.body)
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        (output,) = outputs
+        self._reader = ReplyReader(self._reply, output.prompt_token_ids)
+        self.delta(0, output.outputs[0])
+        self._blocks.finish()
+        return super().whole(outputs)
+
+    def _content(self, output: RequestOutput) -> Sequence[Struct]:
+        return self._blocks.done
+
+    def _is_calling(self) -> bool:
+        return bool(self._reader.calling)

@@ -12,7 +12,9 @@ from paceline.server.schemas.requests import MOST_STOPS, Messages, Most, Objects
 
 NoServers = Annotated[None, refused("MCP servers are not called"), REFUSED]
 Unedited = Annotated[None, refused("a conversation is not edited"), REFUSED]
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class MessagesPrompt(RequestBody):
@@ -21,9 +23,11 @@ class MessagesPrompt(RequestBody):
     model: str | None = Field(None, description="a name from /v1/models")
     messages: Messages = Field(description="role, user or assistant, and content of each")
     system: str | Objects | None = Field(None, description="a text, or blocks of text")
-    tools: Objects | None = Field(None, description="refused, unless tool_choice is none")
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = Field(None, description="disabled only")
+    tools: Objects | None = Field(None, description="tools that the model may call")
+    tool_choice: dict[str, Any] | None = Field(None, description="auto, any, tool or none")
+    thinking: dict[str, Any] | None = Field(
+        None, description="enabled, adaptive or disabled; budget_tokens is not enforced"
+    )
     mcp_servers: NoServers = None
     output_config: dict[str, Any] | None = Field(None, description="effort only")
     context_management: Unedited = None
@@ -52,7 +56,7 @@ class MessagesUsage(Struct, frozen=True):
 
 
 class TextBlock(Struct, frozen=True):
-    """The only kind of content."""
+    """The answer."""
 
     text: str
     type: str = "text"
@@ -64,7 +68,7 @@ class MessageBody(Struct, frozen=True):
     id: str
     model: str
     usage: MessagesUsage
-    content: Sequence[TextBlock] = ()
+    content: Sequence[Struct] = ()
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     type: str = "message"
