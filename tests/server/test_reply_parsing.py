@@ -84,6 +84,10 @@ def test_strict_tools_are_held_by_a_grammar() -> None:
     held = formats.asked(STRICT, "auto", None).held(asked).params.constraint
     assert held is not None
     assert "triggered_tags" in held.text
+    plain = ReplyFormats.of(ServerSettings(tool_call_parser="json"), tokenizer())
+    array = plain.asked(TOOLS, "required", None).held(asked).params.constraint
+    assert array is not None
+    assert (array.kind, array.any_whitespace) == ("json", False)
     both = GenerationRequest(
         prompt_token_ids=(5, 6), params=SamplingParams(structured_outputs={"regex": "a"})
     )

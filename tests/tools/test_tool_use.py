@@ -18,7 +18,7 @@ SCHEMA = {"type": "object", "properties": {"q": {"type": "integer"}}, "required"
 LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 NOW = {"type": "function", "function": {"name": "now"}}
 NAMED = {"type": "function", "function": {"name": "look"}}
-ARGUMENTS = {"type": "json_schema", "json_schema": SCHEMA}
+ARGUMENTS = {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 8}
 
 
 def use(

@@ -61,7 +61,10 @@ class ReplyParsing:
                 "tools that must be called, or are strict, cannot be combined with another "
                 "constraint on the text; remove one of them"
             )
-        held = replace(params, structured_outputs=from_response_format(form))
+        found = from_response_format(form)
+        assert found is not None, "a choice that holds the model has a constraint"
+        # A model that is held to JSON may write whitespace without an end.
+        held = replace(params, structured_outputs=replace(found, any_whitespace=False))
         return replace(generation, params=held)
 
     def parser(self, prompt: Sequence[int]) -> OutputParser:

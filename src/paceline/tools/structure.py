@@ -5,13 +5,20 @@ from typing import Any, cast
 
 from paceline.tools.definitions import Tool
 
+# Whitespace characters in a row. A model that is held to JSON may write them without an end.
+MOST_SPACE = 8
+
 Format = dict[str, Any]
 
 
 def tag(begin: str, tool: Tool, end: str) -> Format:
     """One call: its arguments, between two texts."""
-    content = {"type": "json_schema", "json_schema": dict(tool.schema)}
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
+    return {"type": "tag", "begin": begin, "content": document(dict(tool.schema)), "end": end}
+
+
+def document(schema: Format) -> Format:
+    """JSON that matches a schema."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_SPACE}
 
 
 def triggered(trigger: str, tags: Sequence[Format], *, parallel: bool) -> Format:

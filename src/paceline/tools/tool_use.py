@@ -8,7 +8,7 @@ from paceline.tools.definitions import NamedTool, Tool, ToolChoice, read_choice,
 from paceline.tools.named_call import NamedCallParser
 from paceline.tools.parser import OutputParser
 from paceline.tools.reasoning_parser import ReasoningParser
-from paceline.tools.structure import calls_schema, schema_format, structural_tag
+from paceline.tools.structure import calls_schema, document, schema_format, structural_tag
 from paceline.tools.tool_parser import ToolParser
 
 ANY_OBJECT = {"type": "object"}
@@ -68,8 +68,7 @@ class ToolUse:
         held = self._schema()
         if held is None or reasoning is None:
             return held and schema_format("tool_calls", held)
-        following = {"type": "json_schema", "json_schema": held}
-        return structural_tag(reasoning.followed_by(following))
+        return structural_tag(reasoning.followed_by(document(held)))
 
     def _structure(self) -> dict[str, Any] | None:
         """A structural tag: for a choice that asks for a call, and for strict tools."""
