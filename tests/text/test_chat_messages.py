@@ -186,3 +186,11 @@ def test_arguments_are_an_object_and_a_text(source: str, shown: str) -> None:
 def test_malformed_calls_are_refused(calls: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         plain({"role": "assistant", "tool_calls": calls}, MessageForm())
+
+
+def test_reasoning_has_the_name_that_templates_know() -> None:
+    said = {"role": "assistant", "content": "Yes."}
+    assert plain({**said, "reasoning": "Hm."}, MessageForm())["reasoning_content"] == "Hm."
+    both = {**said, "reasoning": "Hm.", "reasoning_content": "Older."}
+    assert plain(both, MessageForm())["reasoning_content"] == "Older."
+    assert "reasoning_content" not in plain({**said, "reasoning": None}, MessageForm())

@@ -65,12 +65,14 @@ def called(answer: httpx.Response, name: str | None = None) -> list[Any]:
 
 
 def test_calls_that_are_required_are_made(tmp_path: Path) -> None:
-    async def play(http: httpx.AsyncClient) -> None:
+    async def chat(http: httpx.AsyncClient) -> None:
         path = "/v1/chat/completions"
         assert len(called(await http.post(path, json={**CHAT, "tool_choice": "required"}))) == 1
         named = {"type": "function", "function": {"name": "b"}}
         several = {**CHAT, "tool_choice": named, "n": 3}
         assert len(called(await http.post(path, json=several), "b")) == 3
+
+    async def others(http: httpx.AsyncClient) -> None:
         flat = [{"type": "function", **TOOLS[0]["function"]}]
         body = {"input": "go", "tools": flat, "tool_choice": "required", "max_output_tokens": 200}
         (item,) = (await http.post("/v1/responses", json=body)).json()["output"][:1]
@@ -85,10 +87,12 @@ def test_calls_that_are_required_are_made(tmp_path: Path) -> None:
         folder = model_of_bytes(tmp_path)
         settings: dict[str, Any] = {"load_format": "dummy", "device": "cpu", "kv_cache_gib": 0.01}
         async with AsyncLLM(str(folder), max_num_seqs=4, **settings) as engine:
-            parsers = ServerSettings(tool_call_parser="hermes")
-            app = create_app(engine, "tiny", Tokenizer.load(folder), parsers)
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
-                await play(http)
+            for parser, plays in (("hermes", (chat, others)), ("json", (chat,))):
+                parsers = ServerSettings(tool_call_parser=parser)
+                app = create_app(engine, "tiny", Tokenizer.load(folder), parsers)
+                transport = httpx.ASGITransport(app)
+                async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
+                    for play in plays:
+                        await play(http)
 
     asyncio.run(main())

@@ -84,6 +84,8 @@ def plain(message: Message, form: MessageForm) -> dict[str, Any]:
         raise RequestError(f"a message of the role {role!r} has no content")
     changed = {name: value for name, value in message.items() if value is not None}
     changed |= {"role": ROLES.get(role, role), "content": text_of(content)}
+    if "reasoning" in changed:  # its newer name
+        changed.setdefault("reasoning_content", changed["reasoning"])
     if "tool_calls" in changed:
         calls = changed.pop("tool_calls")
         if not isinstance(calls, list):
