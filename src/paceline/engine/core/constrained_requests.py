@@ -88,6 +88,10 @@ class ConstrainedRequests:
         return one is not None and not one.compiled.done()
 
     @property
+    def any_open(self) -> bool:
+        return bool(self._open)
+
+    @property
     def any_compiling(self) -> bool:
         return any(not one.compiled.done() for one in self._open.values())
 

@@ -294,7 +294,7 @@ class Engine:
             plan, result = self._pipeline.land()
             self._counts.landed(plan, result)
             result = self._of_live_requests(result)
-            if self._constrained is not None:
+            if self._constrained is not None and self._constrained.any_open:
                 alive = self.scheduler.view.alive(plan.rows)
                 result = self._constrained.accept(plan, result, alive)
             return self._commit(plan, result), result
