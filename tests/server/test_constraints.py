@@ -51,14 +51,7 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
         ("response_format", "json"),
-        ("structured_outputs", {"json": {}}),
-        ("guided_json", {}),
-        ("guided_json", "{}"),
-        ("guided_regex", "a+"),
-        ("guided_choice", ["a", "b"]),
-        ("guided_grammar", "root ::= 'a'"),
         ("bad_words", ["-"]),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -1),
@@ -158,11 +151,11 @@ def test_special_tokens_are_added_to_a_text_and_never_to_a_conversation(
 
 def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
     async def scenario(site: Site) -> None:
-        response = await site.post("/v1/completions", prompt="the", guided_json={"type": "object"})
+        response = await site.post("/v1/completions", prompt="the", regex="a+")
         assert response.json()["error"] == {
-            "message": "guided_json: structured output is not built yet; remove guided_json",
+            "message": "regex: constraints are in structured_outputs; remove regex",
             "type": "invalid_request_error",
-            "param": "guided_json",
+            "param": "regex",
             "code": "invalid_request",
         }
 
@@ -207,3 +200,44 @@ def test_tools_that_are_not_to_be_called_are_taken(on: Play) -> None:
         assert (await site.post(path, **body)).json()["usage"] == plain["usage"]
 
     on(scenario)
+
+
+TRUTH = {"type": "boolean"}  # the vocabulary of the model has letters alone
+STRICT = {"name": "truth", "schema": TRUTH, "strict": True}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"structured_outputs": {"json": TRUTH}}, "true|false"),
+        ({"guided_choice": ["a", "bc"]}, "a|bc"),
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, "true|false"),
+    ],
+)
+def test_an_output_follows_its_constraint(
+    real: httpx.Client, path: str, constraint: dict[str, Any], pattern: str
+) -> None:
+    response = real.post(path, json={**BODIES[path], "max_tokens": 40, **constraint})
+    assert response.status_code == 200, response.text
+    assert re.fullmatch(pattern, text_of(response.json()).strip())
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("constraint", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_json"),
+        ({"guided_regex": "("}, None),  # this is found when it is compiled
+    ],
+)
+def test_a_constraint_that_cannot_be_followed_is_refused(
+    real: httpx.Client, path: str, constraint: dict[str, Any], param: str | None
+) -> None:
+    response = real.post(path, json={**BODIES[path], "max_tokens": 4, **constraint})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param

@@ -36,6 +36,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"skip_special_tokens": False},
     {"bad_token_ids": [8]},
     {"allowed_token_ids": [7]},
+    {"structured_outputs": {"choice": ["a", "b"]}},
 ]
 ELSEWHERE = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs"}
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
+from paceline.core.constraint import Constraint
+from paceline.core.errors import RequestError
 from paceline.core.sampling import LARGEST_ID
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
@@ -16,6 +18,7 @@ from paceline.server.schemas.requests import (
     GenerationBody,
     ScoredBody,
 )
+from paceline.structured.request_fields import GUIDED, constraint_of
 
 SAME_NAMES = (
     "n",
@@ -42,6 +45,8 @@ SAME_NAMES = (
     "skip_special_tokens",
 )
 
+CONSTRAINTS = ("response_format", "structured_outputs", *GUIDED)
+
 
 def unsupported(param: str, problem: str) -> ApiError:
     return ApiError(BAD_REQUEST, f"{param}: {problem}", param=param)
@@ -59,10 +64,21 @@ def sampling(
     given = {name: getattr(body, name) for name in SAME_NAMES}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
+    given["structured_outputs"] = constraint(body)
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return rules.params(
         max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **chosen
     )
+
+
+def constraint(body: GenerationBody) -> Constraint | None:
+    """What the output must follow."""
+    fields = {name: getattr(body, name) for name in CONSTRAINTS}
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return constraint_of(given)
+    except RequestError as error:
+        raise unsupported(next(iter(given)), str(error)) from None
 
 
 def check_most(body: GenerationBody, max_tokens: int | None) -> None:
@@ -84,12 +100,6 @@ def biases(given: dict[str, float]) -> dict[int, float]:
 
 def check_common(body: GenerationBody) -> None:
     """Refuse what no route supports."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported(
-            "response_format",
-            f"{body.response_format.type!r} is not supported: structured output is not built yet; "
-            "remove response_format, or set its type to text",
-        )
     if body.modalities not in (None, [], ["text"]):
         raise unsupported("modalities", "only text is supported; remove modalities")
     if body.function_call not in (None, "none", "auto"):

@@ -263,7 +263,6 @@ def test_beams_and_best_of(on: Play) -> None:
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 1000}}, "logit_bias"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"stop": [""]}, "stop"),
         (

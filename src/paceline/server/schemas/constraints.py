@@ -23,7 +23,7 @@ def refuse(given: Any, info: ValidationInfo, reason: str, accepted: tuple[Any, .
 
 
 REFUSED: Any = Field(description="refused")
-StructuredOutput = Annotated[None, refused("structured output is not built yet"), REFUSED]
+OtherConstraint = Annotated[None, refused("constraints are in structured_outputs"), REFUSED]
 Adapter = Annotated[None, refused("adapters are not supported"), REFUSED]
 OtherInput = Annotated[None, refused("only text is supported as input"), REFUSED]
 OwnTemplate = Annotated[
@@ -61,12 +61,6 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class ResponseFormat(RequestBody):
-    """Only text is supported."""
-
-    type: str
-
-
 class Constraints(RequestBody):
     """Fields of other servers that constrain the text or change the prompt.
 
@@ -81,7 +75,9 @@ class Constraints(RequestBody):
     audio, audio_data, multi_modal_data.
     """
 
-    response_format: ResponseFormat | None = Field(None, description="text only")
+    response_format: dict[str, Any] | None = Field(
+        None, description="text, json_object, json_schema or structural_tag"
+    )
     modalities: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, description="text only"
     )
@@ -91,14 +87,16 @@ class Constraints(RequestBody):
         None, description="true for a text and false for a conversation, which are the defaults"
     )
     chat_template: OwnTemplate = None
-    structured_outputs: StructuredOutput = None
-    guided_json: StructuredOutput = None
-    guided_regex: StructuredOutput = None
-    guided_choice: StructuredOutput = None
-    guided_grammar: StructuredOutput = None
-    regex: StructuredOutput = None
-    json_schema: StructuredOutput = None
-    ebnf: StructuredOutput = None
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="one of json, json_object, regex, choice, grammar and structural_tag"
+    )
+    guided_json: dict[str, Any] | bool | str | None = Field(None, description="a JSON schema")
+    guided_regex: str | None = Field(None, description="a regular expression")
+    guided_choice: list[str] | None = Field(None, description="texts, of which the output is one")
+    guided_grammar: str | None = Field(None, description="a grammar in EBNF or Lark")
+    regex: OtherConstraint = None
+    json_schema: OtherConstraint = None
+    ebnf: OtherConstraint = None
     bad_words: BadWords = None
     truncate_prompt_tokens: Truncation = None
     logits_processors: Processors = None

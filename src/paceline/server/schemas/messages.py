@@ -7,7 +7,7 @@ from msgspec import Struct
 from pydantic import Field
 
 from paceline.server.schemas.completions import encode
-from paceline.server.schemas.constraints import REFUSED, RequestBody, StructuredOutput, refused
+from paceline.server.schemas.constraints import REFUSED, RequestBody, refused
 from paceline.server.schemas.requests import MOST_STOPS, Messages, Most, Objects
 
 NoServers = Annotated[None, refused("MCP servers are not called"), REFUSED]
@@ -15,6 +15,7 @@ Unedited = Annotated[None, refused("a conversation is not edited"), REFUSED]
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
+OutputFormat = Annotated[None, refused("this route has no structured output"), REFUSED]
 
 
 class MessagesPrompt(RequestBody):
@@ -31,7 +32,7 @@ class MessagesPrompt(RequestBody):
     mcp_servers: NoServers = None
     output_config: dict[str, Any] | None = Field(None, description="effort only")
     context_management: Unedited = None
-    output_format: StructuredOutput = None
+    output_format: OutputFormat = None
 
 
 class MessagesRequest(MessagesPrompt):
