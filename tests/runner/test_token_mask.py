@@ -1,0 +1,31 @@
+"""Packed masks on logits."""
+
+import numpy as np
+import torch
+
+from paceline.core.masks import MaskRows
+from paceline.runner.token_mask import apply_masks
+
+
+def test_only_allowed_tokens_keep_their_logits() -> None:
+    vocab = 45
+    allowed = np.random.default_rng(0).random((2, vocab)) < 0.5
+    padded = np.zeros((2, 64), np.bool_)
+    padded[:, :vocab] = allowed
+    bits = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+    masks = MaskRows(np.array([1, 4]), bits)
+    assert (masks.allowed(vocab) == allowed).all()
+    logits = torch.randn(3, vocab)
+    before = logits.clone()
+    apply_masks(logits, masks, torch.tensor([2, 0]))
+    kept = torch.from_numpy(allowed)
+    for line, own in ((2, kept[0]), (0, kept[1])):
+        assert torch.equal(logits[line][own], before[line][own])
+        assert (logits[line][~own] == -torch.inf).all()
+    assert torch.equal(logits[1], before[1])
+
+
+def test_a_logit_that_is_no_number_stays_one() -> None:
+    logits = torch.full((1, 32), torch.nan)
+    apply_masks(logits, MaskRows(np.array([0]), np.array([[5]], np.int32)), torch.tensor([0]))
+    assert logits.isnan().all()
