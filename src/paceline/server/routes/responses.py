@@ -107,7 +107,7 @@ def check_supported(body: ResponseRequest) -> None:
     if kind != {"type": "text"}:
         raise unsupported(
             "text",
-            f"the format {kind!r} is not supported: structured output is not built yet; "
+            f"the format {kind!r} is not supported: use response_format of /v1/chat/completions; "
             "remove text",
         )
     if (body.text or {}).get("verbosity") not in (None, "medium"):
