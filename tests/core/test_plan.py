@@ -312,6 +312,7 @@ def outputs(
         serial=np.arange(len(ids)),
         request_id=np.array(ids, object),
         child=np.array(children or [-1] * len(ids), np.int32),
+        handle=np.arange(len(ids)),
         ids=np.array(tokens, np.int32),
         count=np.array(count, np.int32),
         finished=finished,
