@@ -36,6 +36,8 @@ from paceline.sim.loop import SimulatedTurn
 DEFAULT_WORKLOAD = "basics"
 DEEPEST = 16
 LETTERS = "".join(mark.symbol for mark in MARKS.values()) + "▓█░▒┤…"
+# A signal that arrives just before a sleep begins is handled at its end.
+NAP_S = 0.05
 NO_TERMINAL = (100, 40)  # columns and lines, if the output is no terminal
 
 
@@ -374,5 +376,7 @@ def pause(options: Options) -> None:
     """Wait for Enter, or for the delay."""
     if options.display.step and sys.stdin.isatty():
         sys.stdin.readline()
-    else:
-        time.sleep(options.display.delay)
+        return
+    end = time.monotonic() + options.display.delay
+    while (left_s := end - time.monotonic()) > 0:
+        time.sleep(min(left_s, NAP_S))
