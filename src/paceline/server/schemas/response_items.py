@@ -1,6 +1,7 @@
 """The items of a response: messages, reasoning and function calls, whole and as events."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -9,6 +10,7 @@ from paceline.server.schemas.responses import FunctionCallItem, OutputMessage, O
 from paceline.tools.calls import CallDelta, ContentDelta, ReasoningDelta, ReplyDelta, kind_of
 
 Event = Callable[..., bytes]  # of a type and fields
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ReasoningText(Struct, frozen=True):
@@ -52,7 +54,7 @@ class ItemKind(Protocol):
         ...
 
     @property
-    def added(self) -> dict[str, Any]:
+    def added(self) -> Mapping[str, Any]:
         """Further fields of the events of its text."""
         ...
 
@@ -61,7 +63,7 @@ class MessageKind:
     """The answer."""
 
     events = "response.output_text"
-    added: dict[str, Any] = {"logprobs": ()}  # noqa: RUF012 - it is never changed
+    added: Mapping[str, Any] = MappingProxyType({"logprobs": ()})
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -80,7 +82,7 @@ class ReasoningKind:
     """Reasoning."""
 
     events = "response.reasoning_text"
-    added: dict[str, Any] = {}  # noqa: RUF012 - it is never changed
+    added = NO_FIELDS
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -99,7 +101,7 @@ class CallKind:
     """A function call."""
 
     events = "response.function_call_arguments"
-    added: dict[str, Any] = {}  # noqa: RUF012 - it is never changed
+    added = NO_FIELDS
 
     def __init__(self, id: str, begun: CallDelta) -> None:
         self.id = id
