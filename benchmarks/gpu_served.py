@@ -6,9 +6,9 @@
 
 Parts: `served` (1, 32 and 256 clients, 100 to 1,024 tokens in and out), `crowd` (1,024 clients, 64
 to 128 in and 128 to 256 out, as many running), `shared` (through LLM: 1,024 prompts in 64 groups
-that share 1,024 tokens) and `batch` (through LLM: 512 prompts, in the shape of SmolLM2). Each
-client sends several requests, one after another. Weights are random. Every run is a line of JSON
-as soon as it is done; a table of medians follows each part.
+that share 1,024 tokens) and `batch` (through LLM: 512 prompts, in the shape of SmolLM2). A client
+that is done sends the next request, until all have been sent. Weights are random. Every run is a
+line of JSON as soon as it is done; a table of medians follows each part.
 """
 
 import argparse
@@ -36,9 +36,9 @@ from paceline.wiring.tokenizer import bytes_as_tokens
 
 MAX_MODEL_LEN = 2048
 LIMIT_S = 150  # of a part through LLM
-# Requests that each client sends, one after another, by the number of clients. With one each, the
-# figures would be those of the longest answers, after most of the others have ended.
-EACH = {1: 4, 32: 8, 256: 3, 1024: 3}
+# Requests per client, by the number of clients. With one each, the figures would be those of the
+# longest answers, after most of the others have ended.
+EACH = {1: 4, 32: 10, 256: 6, 1024: 6}
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from time import monotonic, process_time, sleep
 from typing import Any
 
@@ -54,7 +54,7 @@ class RawRequest:
         return RawRequest(head.encode() + content, tokens)
 
 
-Script = Sequence[RawRequest]  # the requests of one client, one after another
+Script = Sequence[RawRequest]  # the requests that one client begins with; see `run`
 
 
 @dataclass(slots=True)
@@ -119,11 +119,13 @@ def ms(seconds: float) -> float:
 
 
 class Connection:
-    """Sends the requests of one client, each on a new connection, and reads the answers."""
+    """A client: sends one request after another, each on a new connection, and reads answers."""
 
-    def __init__(self, address: tuple[str, int], script: Script, poll: select.epoll) -> None:
+    def __init__(
+        self, address: tuple[str, int], requests: Iterator[RawRequest], poll: select.epoll
+    ) -> None:
         self._address, self._poll = address, poll
-        self._requests = iter(script)
+        self._requests = requests
         self.streams: list[RawStream] = []
 
     def start(self) -> int:
@@ -175,10 +177,16 @@ class Connection:
 
 
 def run(address: tuple[str, int], scripts: Sequence[Script]) -> list[RawStream]:
-    """All clients of this process, until the last answer has ended."""
+    """All clients of this process, until the last answer has ended.
+
+    A client that is done takes the next request that no client has sent, so that all are busy
+    until the requests run out.
+    """
     poll = select.epoll()
-    connections = [Connection(address, script, poll) for script in scripts]
-    by_file = {one.start(): one for one in connections}
+    turns = zip_longest(*scripts)
+    requests = (one for turn in turns for one in turn if one is not None)
+    connections = [Connection(address, requests, poll) for _ in scripts]
+    by_file = {file: one for one in connections if (file := one.start()) >= 0}
     nap_s = NAP_S if len(scripts) > FEW else 0.0
     while by_file:
         if nap_s:
