@@ -18,8 +18,9 @@ if TYPE_CHECKING:
         RequestFailed,
         StepError,
     )
+    from paceline.core.item import Item
     from paceline.core.plan import Outputs, Plan, StepResult
-    from paceline.core.request import Finish, Item, Request
+    from paceline.core.request import Finish, Request
     from paceline.core.sampling import Sampling
     from paceline.engine.api import (
         Ask,
@@ -68,7 +69,8 @@ MODULES = {
         *("RequestError", "RequestFailed", "StepError"),
     ),
     "paceline.core.plan": ("Outputs", "Plan", "StepResult"),
-    "paceline.core.request": ("Finish", "Item", "Request"),
+    "paceline.core.item": ("Item",),
+    "paceline.core.request": ("Finish", "Request"),
     "paceline.core.sampling": ("Sampling",),
     "paceline.engine.api": (
         *("Ask", "EngineFailed", "GenerationRequest", "RequestOutput", "TextDelta"),

@@ -11,7 +11,8 @@ import pytest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
-from paceline.core.request import Finish, Item, Request, Sequence, child_label, token_array
+from paceline.core.item import Item
+from paceline.core.request import Finish, Request, Sequence, child_label, token_array
 
 LARGEST = 2**31 - 1
 
@@ -476,12 +477,3 @@ def test_a_field_of_the_wrong_type_in_disguise_is_refused() -> None:
         ("priority", float("nan")),
     ]
     assert accepted(wrong) == []
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [(None, 0, 1), ("x", 0.0, 1), ("x", 0, "1"), ("x", -1, 1), ("x", 1, 0), ("x", 2, -1)],
-)
-def test_an_item_without_a_name_a_place_or_a_length_is_refused(fields: tuple[Any, ...]) -> None:
-    with pytest.raises(RequestError, match="is no item"):
-        Item(*fields)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from paceline.core.events import AllBlocksCleared
+from paceline.core.item import Item
 from paceline.core.plan import Pairs
-from paceline.core.request import Item, Sequence
+from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import MISS, Hit
 from tests.kv.support import (

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.request import Item, Request
+from paceline.core.item import Item
+from paceline.core.request import Request
 from paceline.kv import keys as module
 from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, Stem, item_bytes, root_key
 from tests.kept import kept

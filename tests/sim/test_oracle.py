@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.item import Item
 from paceline.core.plan import NO_ROWS, NOTHING_GROWN, Admitted, Grown, Plan, Rows, StepResult
-from paceline.core.request import Item, Request
+from paceline.core.request import Request
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.oracle import GARBAGE, OracleRunner
 from paceline.sim.reference import digest_of, likeliest, logprobs, reference

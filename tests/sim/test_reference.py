@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.request import Finish, Item, Request
+from paceline.core.item import Item
+from paceline.core.request import Finish, Request
 from paceline.sim.reference import (
     beam_search,
     best_of,

@@ -16,6 +16,7 @@ from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
+from paceline.core.item import Item, wrong_items
 from paceline.core.sampling import GREEDY, Sampling
 
 
@@ -39,20 +40,6 @@ FINISHED_STATE = {
 MOST_PRIORITY = 2.0**53  # either way, exact in every form that carries it
 MOST_PENALTY = 10.0  # either way: what a length is raised to
 PARKED_STATE = {"grammar": "WAITING_FOR_GRAMMAR", "remote_kv": "WAITING_FOR_REMOTE_KV"}
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A multimodal item inside a prompt. Its identity names its content, its size included."""
-
-    identity: str
-    offset: int  # first position it covers
-    length: int
-
-    def __post_init__(self) -> None:
-        kinds = type(self.identity), type(self.offset), type(self.length)
-        if kinds != (str, int, int) or self.offset < 0 or self.length < 1:
-            raise RequestError(f"{self!r} is no item with a name, a place and a length")
 
 
 def plain(value: Any) -> Any:
@@ -254,17 +241,10 @@ class Request:
     def _wrong_text(self) -> str:
         if not (self.tenant or self.cache_salt or self.adapter or self.items):
             return ""
-        for item in self.items:
-            if not isinstance(item, Item):  # pyright: ignore[reportUnnecessaryIsInstance]
-                return f"{item!r} is no item"
-            if item.offset + item.length > len(self.prompt):
-                return f"{item!r} ends after the prompt of {len(self.prompt)} tokens"
-        names = (
-            self.tenant,
-            self.cache_salt,
-            self.adapter,
-            *(item.identity for item in self.items),
-        )
+        if problem := wrong_items(self.items, len(self.prompt)):
+            return problem
+        identities = (item.identity for item in self.items)
+        names = (self.tenant, self.cache_salt, self.adapter, *identities)
         try:
             "".join(names).encode()
         except (TypeError, UnicodeEncodeError) as error:

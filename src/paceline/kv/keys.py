@@ -5,7 +5,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from paceline.core.arrays import I32
-from paceline.core.request import Item, Request
+from paceline.core.item import Item
+from paceline.core.request import Request
 
 KEY_BYTES = 16
 BYTES_PER_TOKEN = 4

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.item import Item
 from paceline.core.plan import NO_TIMINGS, Candidates, Outputs, Plan, StepResult
-from paceline.core.request import Finish, Item, Request
+from paceline.core.request import Finish, Request
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.engine import ARRIVALS, Engine
 from paceline.engine.core.messages import Delivery, EngineFailed, PendingQuestion, Question

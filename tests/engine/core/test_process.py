@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.item import Item
 from paceline.core.openmp import CHOSEN
-from paceline.core.request import Item
 from paceline.engine.api import AsyncEngine, GenerationRequest, SamplingParams
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.messages import EngineFailed

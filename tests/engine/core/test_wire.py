@@ -9,8 +9,9 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
+from paceline.core.item import Item
 from paceline.core.plan import Candidates, Choice, Ended, PromptScores, Timings
-from paceline.core.request import Finish, Item, Request
+from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
 from paceline.engine.core import wire
 from paceline.engine.core.messages import (
