@@ -16,9 +16,9 @@ import triton
 from torch import Tensor
 
 from paceline import Request, Scheduler, StepResult
-from paceline.core.config import SpeculationConfig
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
+from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes

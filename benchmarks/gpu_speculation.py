@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks.gpu import DEPTH, MAX_MODEL_LEN, ROWS, Bench, drawn, submit
 from paceline import Scheduler, StepResult
-from paceline.core.config import SpeculationConfig
 from paceline.core.plan import Plan
+from paceline.core.speculation_config import SpeculationConfig
 from paceline.core.step_times import StepTimes
 from paceline.engine.core.turn_times import TurnTimer
 from paceline.runner.proposer import Proposer

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline import ConfigError
-from paceline.core.config import SpeculationConfig
 from paceline.core.errors import PluginError
+from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.proposer import Proposer, check_drafts, check_shape, load
 from paceline.runner.proposers.ngram import Ngram
 

@@ -10,7 +10,7 @@ import pytest
 
 from paceline import ConfigError
 from paceline.core.arrays import I32
-from paceline.core.config import SpeculationConfig
+from paceline.core.speculation_config import SpeculationConfig
 from paceline.core.step_times import Points, StepTimes
 from paceline.sched.composition import FOREVER
 from paceline.sched.speculation import (

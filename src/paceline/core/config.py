@@ -1,14 +1,16 @@
 """The settings of scheduler, model and recording: frozen, checked, one dataclass per component."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from sys import float_info
 from types import MappingProxyType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import MOST_LOGPROBS
+from paceline.core.setting_checks import check_types, not_negative, one_of, positive, require
+from paceline.core.speculation_config import SpeculationConfig
 
 FreeOrder = Literal["unsealed_first", "lru"]
 Victim = Literal["newest", "cheapest"]
@@ -18,9 +20,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDType = Literal["auto", "bf16", "fp8"]
 LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
-LARGEST = 2**31 - 1  # of a count: plans have 32 bits for numbers of tokens and blocks
 MOST_THREADS = 1024  # torch crashes with many more
-MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
 GenerationConfig = Literal["auto", "none"]
 CHOICES: dict[str, Any] = {
     "generation_config": GenerationConfig,
@@ -29,40 +29,6 @@ CHOICES: dict[str, Any] = {
     "dtype": DType,
     "kv_cache_dtype": CacheDType,
 }
-
-
-def require(truth: bool, complaint: str) -> None:
-    if not truth:
-        raise ConfigError(complaint)
-
-
-def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
-
-
-def check_types(config: Any) -> None:
-    """Every setting is of the type of its default; a whole number will do for a fraction."""
-    for setting in fields(config):
-        if setting.default is MISSING:
-            continue
-        value, kind = getattr(config, setting.name), cast("type[Any]", type(setting.default))
-        allowed: tuple[type[Any], ...] = (int, float) if kind is float else (kind,)
-        right = isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
-        require(right, f"{setting.name} is {value!r}; it must be of type {kind.__name__}")
-        if kind is int and not setting.name.endswith("_bytes"):
-            require(value <= LARGEST, f"{setting.name} is {value}; at most {LARGEST}")
-
-
-def positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value > 0, f"{name} is {value}; it must be positive")
-
-
-def not_negative(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value >= 0, f"{name} is {value}; it cannot be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,35 +168,6 @@ class PreemptionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationConfig:
-    """Draft tokens: who proposes them, and how many a step verifies.
-
-    `num_speculative_tokens`, `prompt_lookup_min` and `prompt_lookup_max` are the names that vLLM
-    has in its `speculative_config`; `proposer` is its `method`.
-    """
-
-    num_speculative_tokens: int = 0  # drafts per sequence and step, where a request names none
-    proposer: str = "ngram"  # a module in runner/proposers, or a dotted path to a class
-    prompt_lookup_min: int = 2  # ngram: fewest latest tokens that must have occurred before
-    prompt_lookup_max: int = 4  # ngram: most latest tokens that are looked for
-    speculation: str = "adaptive"  # a class in sched/speculation, or a dotted path
-    speculation_max_batch_tokens: int = 0  # most rows and drafts of a step; 0: as step times say
-    lookahead_slots: int = 0  # further KV positions a drafter writes beyond the row
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        not_negative(self, "num_speculative_tokens", "lookahead_slots")
-        not_negative(self, "speculation_max_batch_tokens")
-        positive(self, "prompt_lookup_min")
-        least, most = self.prompt_lookup_min, self.prompt_lookup_max
-        require(
-            least <= most <= MOST_LOOKUP,
-            f"prompt_lookup_max is {most}; it must lie between prompt_lookup_min ({least}) and "
-            f"{MOST_LOOKUP}",
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class QueueConfig:
     """What may be queued, and for how long."""
 
@@ -341,7 +278,7 @@ class Config:
     queue: QueueConfig = QueueConfig()
     policy: PolicyConfig = PolicyConfig()
     preemption: PreemptionConfig = PreemptionConfig()
-    speculation: SpeculationConfig = SpeculationConfig()
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     journal: JournalConfig = JournalConfig()
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.core.config import check_types, one_of, require
+from paceline.core.setting_checks import check_types, one_of, require
 
 OnFailure = Literal["continue", "stop"]
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline.core import plugins
-from paceline.core.config import SpeculationConfig
 from paceline.core.errors import PluginError
+from paceline.core.speculation_config import SpeculationConfig
 
 
 class Proposer(ABC):

@@ -7,8 +7,8 @@ from importlib import import_module
 import numpy as np
 
 from paceline.core.arrays import F32, F64, I32, I64, Bool, Index
-from paceline.core.config import SpeculationConfig
 from paceline.core.errors import ConfigError
+from paceline.core.speculation_config import SpeculationConfig
 from paceline.core.step_times import StepTimes
 from paceline.sched.composition import FOREVER, Composition
 from paceline.sched.slots import SlotTable

@@ -1,0 +1,42 @@
+"""Checks that settings share: their types, signs and choices."""
+
+from dataclasses import MISSING, fields
+from typing import Any, cast
+
+from paceline.core.errors import ConfigError
+
+LARGEST = 2**31 - 1  # of a count: plans have 32 bits for numbers of tokens and blocks
+
+
+def require(truth: bool, complaint: str) -> None:
+    if not truth:
+        raise ConfigError(complaint)
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def check_types(config: Any) -> None:
+    """Every setting is of the type of its default; a whole number will do for a fraction."""
+    for setting in fields(config):
+        if setting.default is MISSING:
+            continue
+        value, kind = getattr(config, setting.name), cast("type[Any]", type(setting.default))
+        allowed: tuple[type[Any], ...] = (int, float) if kind is float else (kind,)
+        right = isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
+        require(right, f"{setting.name} is {value!r}; it must be of type {kind.__name__}")
+        if kind is int and not setting.name.endswith("_bytes"):
+            require(value <= LARGEST, f"{setting.name} is {value}; at most {LARGEST}")
+
+
+def positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value > 0, f"{name} is {value}; it must be positive")
+
+
+def not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value >= 0, f"{name} is {value}; it cannot be negative")
