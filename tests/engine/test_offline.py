@@ -230,9 +230,9 @@ def test_an_abort_ends_a_request_wherever_it_is() -> None:
     model = llm(inbox_requests=1)
     names = [model.enqueue("hello", SamplingParams(max_tokens=50)) for _ in range(3)]
     model.step()
-    assert model.abort(names[0])  # it runs
-    assert model.abort(names[2])  # the engine has not heard of it
+    assert model.abort(["nobody", names[0], names[2]])  # it runs; the engine does not have it
     assert not model.abort("nobody")
+    assert not model.abort([])
     ended = {output.request_id: output for output in model.step() + model.step()}
     assert set(ended) == {names[0], names[2]}
     assert {one.outputs[0].finish_reason for one in ended.values()} == {"abort"}

@@ -292,6 +292,20 @@ def test_whoever_leaves_takes_the_request_along(
     with_engine(use, depth=2, num_blocks=200, breaks=paced)
 
 
+def test_several_requests_are_aborted_at_once() -> None:
+    async def use(engine: StreamingEngine) -> None:
+        await engine.pause("all")
+        asked = ask("hello", max_tokens=50, ignore_eos=True)
+        streams = [engine.generate(asked) for _ in range(3)]
+        assert await engine.abort(["nobody", *(one.request_id for one in streams[:2])])
+        assert not await engine.abort(["nobody"])
+        await engine.resume()
+        reasons = [(await one.whole()).outputs[0].finish_reason for one in streams]
+        assert (reasons[:2], reasons[2]) == (["abort"] * 2, "length")
+
+    with_engine(use)
+
+
 def test_a_stream_that_is_dropped_is_aborted() -> None:
     async def use(engine: StreamingEngine) -> None:
         await engine.pause("all")
@@ -411,7 +425,8 @@ def test_drain_waits_for_those_who_are_here() -> None:
 def test_a_shutdown_ends_what_is_open() -> None:
     async def use(engine: StreamingEngine) -> None:
         await engine.pause("all")
-        streams = [engine.generate(ask("hello", max_tokens=200)) for _ in range(3)]
+        asked = ask("hello", max_tokens=50, ignore_eos=True)
+        streams = [engine.generate(asked) for _ in range(3)]
         await engine.snapshot()
         await engine.shutdown()
         for stream in streams:

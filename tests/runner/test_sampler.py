@@ -222,6 +222,7 @@ def frequencies(sampling: Sampling, logits: Sequence[float] = LOGITS, many: int 
         (Sampling(), 6),
         (Sampling(temperature=0.5), 6),
         (Sampling(temperature=2.0), 6),
+        (Sampling(temperature=20.0), 6),
         (Sampling(top_k=2), 2),
         (Sampling(top_p=0.7), 2),
         (Sampling(top_p=0.9), 4),

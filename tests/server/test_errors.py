@@ -68,7 +68,7 @@ def test_the_code_of_an_error_is_always_a_name(on: Play) -> None:
     async def scenario(site: Site) -> None:
         for body, code in [
             ({}, "invalid_request"),
-            ({"prompt": "the", "temperature": 9}, "invalid_request"),
+            ({"prompt": "the", "temperature": -1}, "invalid_request"),
             ({"prompt": "the", "model": "other"}, "model_not_found"),
         ]:
             error = (await site.post(PATH, **body)).json()["error"]

@@ -18,7 +18,7 @@ NO_BIAS: Mapping[int, float] = MappingProxyType({})
 ABOVE_ZERO = nextafter(0.0, 1.0)
 LARGEST = nextafter(inf, 0.0)
 RANGES: dict[str, tuple[float, float, str]] = {
-    "temperature": (0.0, 2.0, "[0, 2]"),
+    "temperature": (0.0, 1e38, "[0, 1e38]"),  # finite as a float of 32 bits
     "top_p": (ABOVE_ZERO, 1.0, "(0, 1]"),
     "min_p": (0.0, 1.0, "[0, 1]"),
     "repetition_penalty": (0.001, 1000.0, "[0.001, 1000]"),

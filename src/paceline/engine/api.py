@@ -1,6 +1,6 @@
 """Messages between an engine and its callers, and the protocol of an engine."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -343,8 +343,8 @@ class AsyncEngine(Protocol):
         """Start a request. Raises RequestError, QueueFull or EngineFailed if it is refused."""
         ...
 
-    async def abort(self, request_id: str) -> bool:
-        """End a request with the finish reason "abort". False if it is not open."""
+    async def abort(self, request_id: str | Iterable[str]) -> bool:
+        """End a request, or several, with the finish reason "abort". False if none is open."""
         ...
 
     async def explain(self, request_id: str) -> str:

@@ -269,15 +269,16 @@ class OfflineEngine:
         """Number of requests that have not finished."""
         return len(self._frontend.open)
 
-    def abort(self, request_id: str) -> bool:
-        """End a request; its output has the tokens so far. False if it is not open."""
-        if request_id not in self._frontend.open:
-            return False
-        if self._backlog.pop(request_id, None) is not None:
-            self._frontend.end(request_id, Finish.ABORT)
-        else:
-            self._engine.abort(request_id)
-        return True
+    def abort(self, request_id: str | Iterable[str]) -> bool:
+        """End a request, or several; the output has the tokens so far. False if none is open."""
+        names = [request_id] if isinstance(request_id, str) else request_id
+        found = [name for name in names if name in self._frontend.open]
+        for name in found:
+            if self._backlog.pop(name, None) is not None:
+                self._frontend.end(name, Finish.ABORT)
+            else:
+                self._engine.abort(name)
+        return bool(found)
 
     # -- state --------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from asyncio import (
     wrap_future,
 )
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -203,12 +203,13 @@ class StreamingEngine:
         buffer.on_read = partial(self._frontend.listen, request.id)
         return DeltaStream(request.id, request.prompt, buffer, self._core.abort)
 
-    async def abort(self, request_id: str) -> bool:
-        """End a request with the finish reason "abort". False if it is not open."""
-        if request_id not in self._frontend.open:
-            return False
-        self._core.abort(request_id)
-        return True
+    async def abort(self, request_id: str | Iterable[str]) -> bool:
+        """End a request, or several, with the finish reason "abort". False if none is open."""
+        names = [request_id] if isinstance(request_id, str) else request_id
+        found = [name for name in names if name in self._frontend.open]
+        for name in found:
+            self._core.abort(name)
+        return bool(found)
 
     def park(self, request_id: str, reason: str) -> None:
         """Set a waiting request aside until `wake`, from any thread.

@@ -249,7 +249,7 @@ def test_beams_and_best_of(on: Play) -> None:
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        ({"temperature": 3.5}, "temperature"),
+        ({"temperature": -0.5}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": 0}, "n"),
         ({"max_tokens": 0}, "max_tokens"),

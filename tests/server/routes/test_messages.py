@@ -148,7 +148,7 @@ def test_tokens_are_counted(on: Play) -> None:
         ({"output_config": {"effort": "huge"}}, 400, "invalid_request_error", "huge"),
         ({"context_management": {}}, 400, "invalid_request_error", "context_management"),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers"),
-        ({"temperature": 9}, 400, "invalid_request_error", "temperature"),
+        ({"temperature": -9}, 400, "invalid_request_error", "temperature"),
         ({"model": "other"}, 404, "not_found_error", "other"),
     ],
 )
