@@ -224,6 +224,22 @@ def test_an_output_follows_its_constraint(
     assert re.fullmatch(pattern, text_of(response.json()).strip())
 
 
+def test_a_response_and_a_message_have_formats_of_their_own(real: httpx.Client) -> None:
+    form = {"type": "json_schema", "name": "truth", "schema": TRUTH}
+    body = {"input": "the", "max_tokens": 40, "text": {"format": form}}
+    answer = real.post("/v1/responses", json=body).json()
+    assert text_of(answer).strip() in ("true", "false")
+    assert answer["text"] == {"format": form}
+    streamed = real.post("/v1/responses", json={**body, "stream": True}).text
+    deltas = re.findall(r'output_text.delta.*"delta":"(.*?)"', streamed)
+    assert "".join(deltas).strip() in ("true", "false")
+    for field in ({"output_config": {"format": form}}, {"output_format": form}):
+        talk = [{"role": "user", "content": "the"}]
+        body = {"messages": talk, "max_tokens": 40, **field}
+        message = real.post("/v1/messages", json=body).json()
+        assert message["content"][0]["text"].strip() in ("true", "false")
+
+
 @EVERYWHERE
 @pytest.mark.parametrize(
     ("constraint", "param"),

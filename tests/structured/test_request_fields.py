@@ -42,6 +42,19 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
                 }
             ),
         ),
+        ({"text": {"verbosity": "medium"}}, None),
+        ({"text": {"format": {"type": "text"}}}, None),
+        ({"text": {"format": {"type": "json_object"}}}, Constraint.json_object()),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+            Constraint.json(SCHEMA),
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            Constraint.json(SCHEMA),
+        ),
+        ({"output_config": {"effort": "low"}, "output_format": None}, None),
+        ({"output_format": {"type": "json_schema", "schema": SCHEMA}}, Constraint.json(SCHEMA)),
         ({"structured_outputs": {"json": SCHEMA}}, Constraint.json(SCHEMA)),
         ({"structured_outputs": {"json": '{"type":"null"}'}}, Constraint.json({"type": "null"})),
         (
@@ -77,6 +90,10 @@ def test_the_constraint_of_a_request(fields: dict[str, Any], expected: Constrain
             {"response_format": {"type": "json_schema", "json_schema": {"name": 1}}},
             "name must be a string",
         ),
+        ({"text": "json"}, "text must be an object"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format has the type 'yaml'; there are text"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format has no schema"),
+        ({"output_format": {"type": "json_schema", "strict": 1}}, "output_format.strict must be"),
         ({"structured_outputs": {}}, "needs one of json, json_object, .* not none"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "not json and regex"),
         ({"structured_outputs": {"jsn": SCHEMA}}, "has no field jsn"),

@@ -16,6 +16,7 @@ from paceline.server.schemas.requests import (
     CompletionRequest,
     Effort,
     GenerationBody,
+    ResponseRequest,
     ScoredBody,
 )
 from paceline.structured.request_fields import GUIDED, constraint_of
@@ -64,16 +65,21 @@ def sampling(
     given = {name: getattr(body, name) for name in SAME_NAMES}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
-    given["structured_outputs"] = constraint(body)
+    given["structured_outputs"] = constraint(constraining(body))
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return rules.params(
         max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **chosen
     )
 
 
-def constraint(body: GenerationBody) -> Constraint | None:
-    """What the output must follow."""
+def constraining(body: GenerationBody) -> dict[str, Any]:
+    """The fields that say what the output must follow."""
     fields = {name: getattr(body, name) for name in CONSTRAINTS}
+    return {**fields, "text": body.text} if isinstance(body, ResponseRequest) else fields
+
+
+def constraint(fields: Mapping[str, Any]) -> Constraint | None:
+    """What the output must follow."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return constraint_of(given)

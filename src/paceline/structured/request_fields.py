@@ -1,4 +1,4 @@
-"""The constraint that the fields of a request ask for, in OpenAI's and in vLLM's form."""
+"""The constraint that the fields of a request ask for, in the forms of OpenAI, Anthropic, vLLM."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -10,12 +10,16 @@ GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 def constraint_of(fields: Mapping[str, Any]) -> Constraint | None:
-    """The constraint of a request body: `response_format`, `structured_outputs` or `guided_*`.
+    """The constraint of a request body: `response_format`, `text`, `output_config`,
+    `output_format`, `structured_outputs` or `guided_*`.
 
     Other fields are ignored. Two constraints in one request are an error.
     """
     found = {
         "response_format": from_response_format(fields.get("response_format")),
+        "text": from_nested_format("text", fields.get("text")),
+        "output_config": from_nested_format("output_config", fields.get("output_config")),
+        "output_format": from_flat_format("output_format", fields.get("output_format")),
         "structured_outputs": from_structured_outputs(fields.get("structured_outputs")),
     }
     for name in GUIDED:
@@ -39,7 +43,8 @@ def from_response_format(value: object) -> Constraint | None:
         case "json_object":
             return Constraint.json_object()
         case "json_schema":
-            return Constraint.json(schema_of(form.get("json_schema")))
+            schema = schema_of("response_format.json_schema", form.get("json_schema"))
+            return Constraint.json(schema)
         case "structural_tag":
             return Constraint.structural_tag(form)
         case other:
@@ -49,19 +54,44 @@ def from_response_format(value: object) -> Constraint | None:
             )
 
 
-def schema_of(value: object) -> object:
-    """The schema in `response_format.json_schema`.
+def from_nested_format(what: str, value: object) -> Constraint | None:
+    """A form with a `format` in it: `text` of OpenAI's responses, Anthropic's `output_config`."""
+    if value is None:
+        return None
+    return from_flat_format(f"{what}.format", fields_of(what, value).get("format"))
+
+
+def from_flat_format(what: str, value: object) -> Constraint | None:
+    """A format whose schema stands beside its type; None for text and where it is absent."""
+    if value is None:
+        return None
+    form = fields_of(what, value)
+    match form.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return Constraint.json_object()
+        case "json_schema":
+            return Constraint.json(schema_of(what, form))
+        case other:
+            raise RequestError(
+                f"{what} has the type {other!r}; there are text, json_object and json_schema"
+            )
+
+
+def schema_of(what: str, value: object) -> object:
+    """The schema of a format.
 
     `strict` changes nothing: a document is valid against its schema in either case.
     """
-    form = fields_of("response_format.json_schema", value)
+    form = fields_of(what, value)
     strict = form.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise RequestError("response_format.json_schema.strict must be a boolean")
+        raise RequestError(f"{what}.strict must be a boolean")
     if not isinstance(form.get("name", ""), str):
-        raise RequestError("response_format.json_schema.name must be a string")
+        raise RequestError(f"{what}.name must be a string")
     if form.get("schema") is None:
-        raise RequestError("response_format.json_schema has no schema")
+        raise RequestError(f"{what} has no schema")
     return form["schema"]
 
 

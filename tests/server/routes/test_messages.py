@@ -142,7 +142,7 @@ def test_tokens_are_counted(on: Play) -> None:
         ({"output_format": {"type": "json"}}, 400, "invalid_request_error", "output_format"),
         (
             {"output_config": {"format": {"type": "json_schema"}}},
-            *(400, "invalid_request_error", "format is not supported"),
+            *(400, "invalid_request_error", "output_config.format has no schema"),
         ),
         ({"output_config": {"effort": "low"}}, 400, "invalid_request_error", "reasoning_effort"),
         ({"output_config": {"effort": "huge"}}, 400, "invalid_request_error", "huge"),

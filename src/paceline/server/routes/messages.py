@@ -1,5 +1,6 @@
 """POST /v1/messages: conversations in Anthropic's form."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
 from paceline.server.message_input import chat_messages
-from paceline.server.parse import chat_ask, effort_of, unsupported
+from paceline.server.parse import chat_ask, constraint, effort_of, unsupported
 from paceline.server.reply_parsing import (
     PLAIN_REPLY,
     ReplyFormats,
@@ -109,14 +110,18 @@ def message_ask(
         "top_k": body.top_k,
         "user": user if isinstance(user, str) else None,
     }
-    return chat_ask(chat_of(body).model_copy(update=given), rules, reply)
+    asked = chat_ask(chat_of(body).model_copy(update=given), rules, reply)
+    formats = {"output_config": body.output_config, "output_format": body.output_format}
+    params = dataclasses.replace(asked.params, structured_outputs=constraint(formats))
+    return dataclasses.replace(asked, params=params)
 
 
 def chat_of(body: MessagesPrompt) -> ChatRequest:
     """The same conversation as a chat."""
     check_supported(body)
     system = [{"role": "system", "content": body.system}] if body.system else []
-    effort = effort_of("output_config", body.output_config)
+    config = {name: one for name, one in (body.output_config or {}).items() if name != "format"}
+    effort = effort_of("output_config", config)
     thinking = (body.thinking or {}).get("type")
     return ChatRequest.model_validate(
         {

@@ -46,6 +46,7 @@ from paceline.server.schemas.responses import (
     usage_of,
 )
 
+TEXT_FORMAT = {"type": "text"}
 NOT_KEPT = "responses are not stored; send the whole conversation as input"
 
 
@@ -103,13 +104,6 @@ def check_supported(body: ResponseRequest) -> None:
         raise unsupported("background", "background responses are not supported; remove background")
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         raise unsupported("top_logprobs", "not supported on this route; use /v1/chat/completions")
-    kind = (body.text or {}).get("format") or {"type": "text"}
-    if kind != {"type": "text"}:
-        raise unsupported(
-            "text",
-            f"the format {kind!r} is not supported: use response_format of /v1/chat/completions; "
-            "remove text",
-        )
     if (body.text or {}).get("verbosity") not in (None, "medium"):
         raise unsupported("text", "the verbosity cannot be set; remove verbosity")
     if (body.n or 1) > 1:
@@ -133,6 +127,7 @@ def begun(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or (),
+        text={"format": (body.text or {}).get("format") or TEXT_FORMAT},
     )
 
 

@@ -15,7 +15,6 @@ Unedited = Annotated[None, refused("a conversation is not edited"), REFUSED]
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
-OutputFormat = Annotated[None, refused("this route has no structured output"), REFUSED]
 
 
 class MessagesPrompt(RequestBody):
@@ -30,9 +29,11 @@ class MessagesPrompt(RequestBody):
         None, description="enabled, adaptive or disabled; budget_tokens is not enforced"
     )
     mcp_servers: NoServers = None
-    output_config: dict[str, Any] | None = Field(None, description="effort only")
+    output_config: dict[str, Any] | None = Field(
+        None, description="format, with type json_schema and a schema; effort"
+    )
     context_management: Unedited = None
-    output_format: OutputFormat = None
+    output_format: dict[str, Any] | None = Field(None, description="the older place of format")
 
 
 class MessagesRequest(MessagesPrompt):

@@ -1,6 +1,6 @@
 """Bodies of /v1/responses, with the fields of OpenAI's API."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -63,18 +63,6 @@ class IncompleteDetails(Struct, frozen=True):
     reason: str
 
 
-class TextFormat(Struct, frozen=True):
-    """The only supported format."""
-
-    type: str = "text"
-
-
-class TextSettings(Struct, frozen=True):
-    """The format of the text."""
-
-    format: TextFormat = TextFormat()
-
-
 class ResponseBody(Struct, frozen=True):
     """A response, complete or so far. It is not stored.
 
@@ -102,7 +90,7 @@ class ResponseBody(Struct, frozen=True):
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
-    text: TextSettings = TextSettings()
+    text: Mapping[str, Any] = {}
     tool_choice: str | dict[str, Any] = "auto"
     tools: Sequence[Any] = ()
     truncation: str = "disabled"
