@@ -1,16 +1,27 @@
 """Packed masks on logits."""
 
 import numpy as np
+import pytest
 import torch
 
 from paceline.core.masks import MaskRows
+from paceline.runner import token_mask
 from paceline.runner.token_mask import apply_masks
 
+MIXED, ALL, NONE = 0.5, 1.0, 0.0
 
-def test_only_allowed_tokens_keep_their_logits() -> None:
-    vocab = 45
-    allowed = np.random.default_rng(0).random((2, vocab)) < 0.5
-    padded = np.zeros((2, 64), np.bool_)
+
+@pytest.fixture(params=[True, False], ids=["kernels", "no kernels"], autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(token_mask, "has_kernels", lambda: False)
+
+
+@pytest.mark.parametrize("share", [MIXED, ALL, NONE])
+def test_only_allowed_tokens_keep_their_logits(share: float) -> None:
+    vocab = 77
+    allowed = np.random.default_rng(0).random((2, vocab)) < share
+    padded = np.zeros((2, 96), np.bool_)
     padded[:, :vocab] = allowed
     bits = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
     masks = MaskRows(np.array([1, 4]), bits)
@@ -25,7 +36,7 @@ def test_only_allowed_tokens_keep_their_logits() -> None:
     assert torch.equal(logits[1], before[1])
 
 
-def test_a_logit_that_is_no_number_stays_one() -> None:
+def test_an_allowed_logit_that_is_no_number_stays_one() -> None:
     logits = torch.full((1, 32), torch.nan)
     apply_masks(logits, MaskRows(np.array([0]), np.array([[5]], np.int32)), torch.tensor([0]))
-    assert logits.isnan().all()
+    assert logits.isnan().nonzero().tolist() == [[0, 0], [0, 2]]

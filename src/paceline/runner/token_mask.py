@@ -1,20 +1,37 @@
 """Applies packed masks to logits on the CPU."""
 
+from functools import cache
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.masks import MaskRows
-
-# What to add to the logits of eight tokens, by the byte of their mask. Adding keeps NaN, so that a
-# row without numbers is still noticed.
-OCTETS = np.arange(256, dtype=np.uint8)[:, None]
-BITS = np.unpackbits(OCTETS, axis=1, bitorder="little")
-AMOUNTS = torch.from_numpy(np.where(BITS, 0.0, -np.inf)).float()  # [256, 8]
+from paceline.runner.native.library import is_available, library
 
 
 def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
-    """Give every token that a mask does not allow a logit of -inf. Line `lines[i]` has mask i."""
-    octets = torch.from_numpy(masks.bits.view(np.uint8))  # [masked, bytes]
-    for line, own in zip(lines.tolist(), octets, strict=True):
-        logits[line] += AMOUNTS[own.long()].flatten()[: logits.shape[1]]
+    """Give every token that a mask does not allow a logit of -inf. Line `lines[i]` has mask i.
+
+    Allowed tokens keep their logit, so a row without numbers is still noticed.
+    """
+    bits, lines = np.ascontiguousarray(masks.bits), lines.contiguous()
+    if logits.dtype != torch.float32 or not logits.is_contiguous() or not has_kernels():
+        for line, own in zip(lines.tolist(), ~masks.allowed(logits.shape[1]), strict=True):
+            logits[line].masked_fill_(torch.from_numpy(own), -torch.inf)
+        return
+    library().mask_logits(
+        logits.data_ptr(),
+        logits.shape[1],
+        lines.data_ptr(),
+        bits.ctypes.data,
+        bits.shape[1],
+        len(bits),
+        torch.get_num_threads(),
+    )
+
+
+@cache
+def has_kernels() -> bool:
+    """Checked once: if compiling fails, every step would try again."""
+    return is_available()

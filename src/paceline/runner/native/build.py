@@ -14,7 +14,15 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 PREBUILT = "prebuilt"  # the folder of a wheel's kernels, beside this file
-NAMES = ("threads.c", "linear.c", "bytes.c", "nibbles.c", "attention.c", "decoder.c")
+NAMES = (
+    "threads.c",
+    "linear.c",
+    "bytes.c",
+    "nibbles.c",
+    "attention.c",
+    "decoder.c",
+    "masks.c",
+)
 SOURCES = [FOLDER / name for name in NAMES]
 HEADERS = sorted(FOLDER.glob("*.h"))
 FLAGS = ["-O3", "-pthread", "-fno-math-errno", "-fno-trapping-math"]

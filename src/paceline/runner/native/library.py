@@ -118,6 +118,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_int,
         ],
     ),
+    "mask_logits": (None, [c_void_p, c_int64, *[c_void_p] * 2, *[c_int64] * 2, c_int]),
 }
 
 
