@@ -6,6 +6,7 @@ from torch import Tensor
 
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
@@ -104,3 +105,20 @@ def test_threads_change_nothing(family: str) -> None:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("layers", [(2, 3, 5), (0, 6), (6, 1)])
+def test_what_layers_read_can_be_kept(layers: tuple[int, ...]) -> None:
+    """The result is the same, and torch keeps the same."""
+    model = model_of("Gemma3", Dummy)
+    width, batch = model.config.width, batch_of([Piece(PROMPTS[2], 0, blocks(0))], 4)
+    found: dict[str, LayerInputs] = {}
+    for attention in ("native", "paged"):
+        kept = LayerInputs(layers, torch.empty(batch.positions, len(layers) * width))
+        stores = KVStore(model.config, 6, 4), KVStore(model.config, 6, 4)
+        plain = model.forward(batch, stores[0], load(attention), batch.sample_at)
+        hidden = model.forward(batch, stores[1], load(attention), batch.sample_at, kept)
+        assert torch.equal(hidden, plain)
+        assert torch.equal(stores[0].content, stores[1].content)
+        found[attention] = kept
+    torch.testing.assert_close(found["native"].rows, found["paged"].rows, rtol=2e-2, atol=2e-2)

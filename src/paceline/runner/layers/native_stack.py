@@ -11,6 +11,7 @@ from paceline.runner.attention.native import NativeStep
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import DecoderLayer
+from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mixture import Mixture
 from paceline.runner.layers.native import NativeLinear
@@ -71,6 +72,7 @@ class NativeStack:
         attention, mlp = layers[0].attention, layers[0].mlp
         self._decoder = DecoderStruct(
             self._layers,
+            0,
             len(layers),
             attention.norm.width,
             attention.heads,
@@ -89,21 +91,41 @@ class NativeStack:
         kv: KVStore,
         attention: Prepared,
         wanted: Tensor | None = None,
+        inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
         if not isinstance(attention, NativeStep):
-            return self._stack(hidden, batch, kv, attention, wanted)
-        decoder, rest = byref(self._decoder), hidden
+            return self._stack(hidden, batch, kv, attention, wanted, inputs)
+        decoder, rest = self._decoder, hidden
         picked: tuple[int | None, int, int | None] = None, -1, None  # all of them
         if wanted is not None:
             at, rest = wanted.long().contiguous(), hidden.new_empty(len(wanted), hidden.shape[1])
             picked = at.data_ptr(), len(at), rest.data_ptr()
-        needed = self._kernels.decoder_scratch_bytes(decoder, max(len(hidden), len(rest)))
+        needed = self._kernels.decoder_scratch_bytes(byref(decoder), max(len(hidden), len(rest)))
         if needed > len(self._scratch):
             self._scratch = torch.empty(needed, dtype=torch.uint8)
-        scratch, threads = self._scratch.data_ptr(), torch.get_num_threads()
-        self._kernels.decode(decoder, attention.step, hidden.data_ptr(), *picked, scratch, threads)
+        how = self._scratch.data_ptr(), torch.get_num_threads()
+        if inputs is not None:
+            decoder = self._keep(inputs, attention, hidden, how)
+        self._kernels.decode(byref(decoder), attention.step, hidden.data_ptr(), *picked, *how)
         return rest
+
+    def _keep(
+        self, inputs: LayerInputs, step: NativeStep, hidden: Tensor, how: tuple[int, int]
+    ) -> DecoderStruct:
+        """Keep what some layers read, one call for the layers before each of them. Return the
+        decoder of the layers that remain."""
+        decoder, first = DecoderStruct.from_buffer_copy(self._decoder), 0
+        for layer in sorted(inputs.layers):
+            decoder.first, decoder.count = first, layer
+            everything = None, -1, None
+            if layer > first:
+                run = byref(decoder), step.step, hidden.data_ptr()
+                self._kernels.decode(*run, *everything, *how)
+            inputs.keep(layer, hidden)
+            first = layer
+        decoder.first, decoder.count = first, self._decoder.count
+        return decoder
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp

@@ -8,6 +8,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import DecoderLayer
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.rotary import Rotation
 from paceline.runner.layers.self_attention import LayerContext
 from paceline.runner.models.architecture import LayerSpec
@@ -62,6 +63,7 @@ class TorchStack:
         kv: KVStore,
         attention: Prepared,
         wanted: Tensor | None = None,
+        inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
         rotations = {
@@ -69,6 +71,9 @@ class TorchStack:
             for rope, tensor in self.ropes.items()
         }
         context = LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
-        for layer in self.layers[:-1]:
-            layer(hidden, context)
-        return self.layers[-1](hidden, context, wanted)
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            if inputs is not None:
+                inputs.keep(number, hidden)
+            hidden = layer(hidden, context, wanted if number == last else None)
+        return hidden

@@ -8,6 +8,7 @@ from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.linear import DenseLinear, LinearKind
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
@@ -60,13 +61,19 @@ class Model:
 
     @torch.inference_mode()
     def forward(
-        self, batch: Batch, kv: KVStore, attention: Attention, wanted: Tensor | None = None
+        self,
+        batch: Batch,
+        kv: KVStore,
+        attention: Attention,
+        wanted: Tensor | None = None,
+        inputs: LayerInputs | None = None,
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
-        values of every position are in the store afterwards."""
+        values of every position are in the store afterwards, and what some layers read in
+        `inputs`."""
         hidden = F.embedding(batch.tokens, self._embedding)
         hidden.mul_(self._embedding_scale)
-        return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted)
+        return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

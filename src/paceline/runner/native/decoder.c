@@ -30,6 +30,7 @@ struct layer {
 
 struct decoder {
     const struct layer *layers;
+    int64_t first; /* layer to compute; those before it were computed by an earlier call */
     int64_t count, width, heads, kv_heads, head_dim;
     int64_t is_gelu; /* by tanh; else SiLU */
     float norm_eps, query_scale, score_cap; /* a cap of 0: none */
@@ -374,7 +375,7 @@ static void add_mixture(const struct pass *p) {
     share(add_total, p, p->rows, p->threads);
 }
 
-/* Take hidden rows [positions, width] through all layers, in place; or, unless `wanted` is negative,
+/* Take hidden rows [positions, width] through the layers, in place; or, unless `wanted` is negative,
  * those of the positions `at` to `out` [wanted, width]: after the last attention, the others are not
  * needed. The scratch is of `decoder_scratch_bytes` for the larger number. */
 void decode(
@@ -382,9 +383,10 @@ void decode(
     float *out, void *scratch, int threads) {
     struct room room;
     lay_out(d, most(s->positions, wanted), scratch, &room);
-    struct pass p = {d, d->layers, s, &room, hidden, hidden, 0, s->positions, threads};
-    for (const struct layer *l = d->layers; l < d->layers + d->count; p.l = ++l) {
-        if (l == d->layers || l->rope != l[-1].rope) share(find_turns, &p, s->positions, threads);
+    const struct layer *first = d->layers + d->first;
+    struct pass p = {d, first, s, &room, hidden, hidden, 0, s->positions, threads};
+    for (const struct layer *l = first; l < d->layers + d->count; p.l = ++l) {
+        if (l == first || l->rope != l[-1].rope) share(find_turns, &p, s->positions, threads);
         attention(&p);
         if (wanted >= 0 && l == d->layers + d->count - 1) {
             p.rest = out, p.at = at, p.rows = wanted;

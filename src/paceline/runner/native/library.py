@@ -66,8 +66,8 @@ class DecoderStruct(Structure):
 
     _fields_ = [
         ("layers", POINTER(LayerStruct)),
-        *((name, c_int64) for name in ("count", "width", "heads", "kv_heads")),
-        *((name, c_int64) for name in ("head_dim", "is_gelu")),
+        *((name, c_int64) for name in ("first", "count", "width", "heads")),
+        *((name, c_int64) for name in ("kv_heads", "head_dim", "is_gelu")),
         *((name, c_float) for name in ("norm_eps", "query_scale", "score_cap")),
     ]
 
