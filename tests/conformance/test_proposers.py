@@ -19,7 +19,7 @@ from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
-from paceline.runner.proposer import Proposer, load
+from paceline.runner.proposer import Drafter, Proposer, load
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
@@ -43,8 +43,20 @@ def test_the_proposers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found()[-2:] == ["some.module.One", "other.Two"]
 
 
-def made(name: str) -> Proposer:
+def loaded(name: str) -> Drafter:
     return load(SpeculationConfig(proposer=name, num_speculative_tokens=4))
+
+
+def made(name: str) -> Proposer:
+    proposer = loaded(name)
+    assert isinstance(proposer, Proposer)
+    return proposer
+
+
+# Those that go by the tokens of a row alone.
+every_function = pytest.mark.parametrize(
+    "name", [name for name in found() if isinstance(loaded(name), Proposer)]
+)
 
 
 def sequences(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,7 +74,7 @@ def sequences(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
 # -- one call ---------------------------------------------------------------
 
 
-@every_proposer
+@every_function
 def test_drafts_stand_at_the_beginning_of_their_row_and_are_no_more_than_wanted(name: str) -> None:
     tokens, known, number = sequences()
     for most in (4, 6):
@@ -76,7 +88,7 @@ def test_drafts_stand_at_the_beginning_of_their_row_and_are_no_more_than_wanted(
         assert (drafts >= -1).all()
 
 
-@every_proposer
+@every_function
 def test_no_draft_comes_from_behind_what_is_known(name: str) -> None:
     tokens, known, number = sequences()
     drafts = made(name).propose(tokens, known, number, 4)
@@ -85,7 +97,7 @@ def test_no_draft_comes_from_behind_what_is_known(name: str) -> None:
         assert torch.equal(made(name).propose(beyond, known, number, 4), drafts)
 
 
-@every_proposer
+@every_function
 def test_the_same_rows_give_the_same_drafts_in_any_company(name: str) -> None:
     tokens, known, number = sequences()
     proposer = made(name)
@@ -99,14 +111,14 @@ def test_the_same_rows_give_the_same_drafts_in_any_company(name: str) -> None:
         assert torch.equal(proposer.propose(tokens[one], known[one], number[one], 4), drafts[one])
 
 
-@every_proposer
+@every_function
 def test_nothing_that_it_is_given_changes(name: str) -> None:
     given = sequences()
     made(name).propose(*given, 4)
     assert all(torch.equal(*pair) for pair in zip(given, sequences(), strict=True))
 
 
-@every_proposer
+@every_function
 def test_numbers_may_have_32_bits(name: str) -> None:
     given = sequences()
     drafts = made(name).propose(*given, 4)

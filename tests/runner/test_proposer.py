@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline import ConfigError
 from paceline.core.errors import PluginError
 from paceline.core.speculation_config import SpeculationConfig
-from paceline.runner.proposer import Proposer, check_drafts, check_shape, load
+from paceline.runner.proposer import Drafts, Proposer, check_drafts, check_shape, load
 from paceline.runner.proposers.ngram import Ngram
 
 
@@ -41,7 +41,7 @@ def test_a_proposer_is_found_by_its_path_and_reads_the_settings() -> None:
     [
         ("eagle", "no proposer 'eagle': there are ngram, and dotted paths"),
         (f"{__name__}.Nope", "no proposer"),
-        (f"{__name__}.Tensor", "is not a subclass of Proposer"),
+        (f"{__name__}.Tensor", "is not a subclass of Drafter"),
         (f"{__name__}.Silent", "propose"),
     ],
 )
@@ -60,7 +60,15 @@ def test_a_proposer_that_cannot_be_used_is_refused_by_name(name: str, complaint:
 )
 def test_drafts_are_whole_numbers_for_each_row(drafts: Any, problem: str) -> None:
     with pytest.raises(PluginError, match=problem):
-        check_shape(load(SpeculationConfig()), drafts, rows=1, most=2)
+        check_shape(load(SpeculationConfig()), Drafts(drafts), rows=1, most=2)
+
+
+def test_probabilities_are_those_of_the_drafts() -> None:
+    ids = torch.zeros((1, 2), dtype=torch.int64)
+    with pytest.raises(PluginError, match=r"probabilities with the shape \(1, 3, 9\)"):
+        check_shape(load(SpeculationConfig()), Drafts(ids, torch.zeros(1, 3, 9)), rows=1, most=2)
+    with pytest.raises(PluginError, match=r"returns tensor\(.* must be of type Drafts"):
+        check_shape(load(SpeculationConfig()), ids, rows=1, most=2)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from paceline.core.plan import Plan
 from paceline.runner.batch import Batch
+from paceline.runner.sampler import seed_of
+from paceline.runner.token_choice import key_of
 
 
 class DeviceState:
@@ -26,6 +28,8 @@ class DeviceState:
         self.tokens = torch.zeros((slots, max_model_len + 1), dtype=torch.int64, device=device)
         self.table = torch.zeros((slots, blocks), dtype=torch.int64, device=device)
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.temperature = torch.zeros(slots, device=device)
+        self.key = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def apply(self, plan: Plan) -> None:
         """Apply the changes of a plan."""
@@ -33,6 +37,9 @@ class DeviceState:
             self.tokens[new.slot, : len(new.tokens)] = torch.from_numpy(new.tokens.astype("int64"))
             self.table[new.slot, : len(new.blocks)] = self._index(new.blocks)
             self.position[new.slot] = new.computed
+            sampling = new.request.sampling
+            self.temperature[new.slot] = 0.0 if sampling.greedy else sampling.temperature
+            self.key[new.slot] = key_of(seed_of(new.request))
         grown = plan.grown
         if len(grown.block):
             slot, index = self._index(grown.slot.tolist()), self._index(grown.index.tolist())

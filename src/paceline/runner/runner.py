@@ -20,7 +20,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.lazy_memory import lazy_zeros
 from paceline.runner.models.model import Model
 from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
-from paceline.runner.proposer import Proposer, check_drafts, check_shape
+from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, check_drafts, check_shape
 from paceline.runner.result import ResultBuilder
 from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
@@ -39,7 +39,7 @@ class TorchRunner:
         model: Model,
         kv: KVStore,
         attention: Attention,
-        proposer: Proposer,
+        drafter: Drafter,
         slots: int,
         max_model_len: int,
         masks: TokenMasks | None = None,
@@ -51,7 +51,8 @@ class TorchRunner:
         device = kv.content.device
         self._state = DeviceState(slots, max_model_len, kv.block_size, device)
         self._sampler = Sampler(model.config.vocab, max_model_len, device)
-        self._proposer, self._masks = proposer, masks
+        self._drafter, self._masks = drafter, masks
+        drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
         self._requests: dict[int, Request] = {}  # by slot
         self._asking: dict[int, Request] = {}  # of these, the ones that want prompt scores
@@ -63,9 +64,11 @@ class TorchRunner:
     def reserve_host(self, blocks: int) -> None:
         """Make room on the host for swapping."""
         self._host = lazy_zeros((blocks, *self._kv.content.shape[1:]), self._kv.dtype)
+        self._drafter.reserve_host(blocks)
 
     def launch(self, plan: Plan) -> None:
         """Run a step. A CPU has nothing to overlap with, so the step has ended on return."""
+        self._drafter.follow(plan)
         self._take_over(plan)
         if not plan.empty:
             self._results.append(self._run(plan))
@@ -155,9 +158,9 @@ class TorchRunner:
         known = self._state.position[own] + torch.from_numpy(width.astype(np.int64))[wanted]
         tokens = self._state.tokens[own, : int(known.max())]
         most = int(number.max())
-        drafts = self._proposer.propose(tokens, known, number, most)
-        check_shape(self._proposer, drafts, len(number), most)
-        check_drafts(self._proposer, drafts, number, self._model.config.vocab)
+        found = self._drafter.draft(DraftInput(own, tokens, known, number, most))
+        drafts = check_shape(self._drafter, found, len(number), most).ids
+        check_drafts(self._drafter, drafts, number, self._model.config.vocab)
         self._state.append(own, known, drafts)
         found = np.zeros_like(rows.drafts)
         found[rows.samples] = (drafts >= 0).sum(1).numpy()

@@ -19,7 +19,7 @@ from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
-from paceline.runner.proposer import Proposer
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
@@ -145,7 +145,7 @@ def free_bytes(utilization: float) -> int:
 
 
 def run_largest_step(
-    model: CudaModel, proposer: Proposer, sizes: RunnerSizes, kv_dtype: torch.dtype
+    model: CudaModel, proposer: Drafter, sizes: RunnerSizes, kv_dtype: torch.dtype
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
     step take, and the positions that it computes per second."""

@@ -19,7 +19,7 @@ from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
-from paceline.runner.proposer import Proposer, check_shape
+from paceline.runner.proposer import Drafter, DraftInput, check_shape
 from paceline.runner.sampler import Sampler
 from paceline.runner.sampling_controls import Controls
 
@@ -35,13 +35,13 @@ class DraftedSteps:
         graphs: tuple[MixedGraphs, DraftGraphs] | None,
         eager: EagerSteps,
         prompts: PromptScorer,
-        proposer: Proposer,
+        drafter: Drafter,
         choice: "Verification",
     ) -> None:
         """Steps that fit into no graph are launched kernel by kernel."""
         self._model, self._state, self._eager = model, state, eager
         self._graphs, self._ends = graphs or (None, None)
-        self._prompts, self._proposer, self._choice = prompts, proposer, choice
+        self._prompts, self.drafter, self._choice = prompts, drafter, choice
 
     def captures(self) -> list[Capture]:
         """The graphs of every size."""
@@ -96,8 +96,8 @@ class DraftedSteps:
         longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
         tokens = state.tokens[:, :longest].index_select(0, own)
         most = int(rows.drafts.max())
-        drafts = self._proposer.propose(tokens, known, number, most)
-        check_shape(self._proposer, drafts, len(wanted), most)
+        found = self.drafter.draft(DraftInput(own, tokens, known, number, most))
+        drafts = check_shape(self.drafter, found, len(wanted), most).ids
         put_drafts(state.tokens, own, known, drafts, number)
         return own, known, drafts
 

@@ -29,7 +29,7 @@ from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
-from paceline.runner.proposer import Proposer
+from paceline.runner.proposer import Drafter, DraftingFor
 from paceline.runner.runner import quickest
 from paceline.runner.sampler import Sampler
 from paceline.runner.sampling_controls import Controls
@@ -75,7 +75,7 @@ class CudaRunner:
         model: CudaModel,
         kv: KVStore,
         attention: Capturable,
-        proposer: Proposer,
+        drafter: Drafter,
         sizes: RunnerSizes,
     ) -> None:
         """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
@@ -83,6 +83,8 @@ class CudaRunner:
         self._kv, self._attention = kv, attention
         slots, max_model_len = sizes.slots, sizes.max_model_len
         state = self.state = CudaState(slots, max_model_len, kv)
+        # The last block of the store is for padding, and so is the last slot.
+        drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         memory = None if sizes.enforce_eager else GraphMemory()
         self.graphs = DecodeGraphs(model, kv, attention, state, memory)
         self.mixed = drafted = None
@@ -91,7 +93,7 @@ class CudaRunner:
             self.mixed = MixedGraphs(model, kv, attention, state, extent, memory)
             extent = Extent.of_drafts(sizes.positions)
             lines = MixedGraphs(model, kv, attention, state, extent, memory)
-            drafted = lines, DraftGraphs(model, state, lines.hidden, proposer, memory)
+            drafted = lines, DraftGraphs(model, state, lines.hidden, drafter, memory)
         self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
         self._residents = Residents(slots, self._sampler)
         self._same: RowLayout | None = None
@@ -100,7 +102,7 @@ class CudaRunner:
         self._returns = Readback(slots)
         self._eager_steps = EagerSteps(model, kv, attention, state, self._prompts)
         choice = Verification(state, self._sampler, self._residents, self._returns)
-        steps = self._eager_steps, self._prompts, proposer, choice
+        steps = self._eager_steps, self._prompts, drafter, choice
         self._drafted = DraftedSteps(model, state, drafted, *steps)
         self._moves = BlockCopies(kv, 0)
         self._flight: deque[LaunchedStep] = deque()
@@ -109,6 +111,7 @@ class CudaRunner:
         """Allocate host memory for swapping."""
         torch.cuda.synchronize()  # copies in flight use the old memory
         self._moves = BlockCopies(self._kv, blocks)
+        self._drafted.drafter.reserve_host(blocks)
 
     @torch.inference_mode()
     def warm(self, drafts: bool = False, report: Callable[[int, int], None] = unreported) -> None:
@@ -152,6 +155,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> None:
+        self._drafted.drafter.follow(plan)
         self._take_over(plan)
         if plan.empty:
             return

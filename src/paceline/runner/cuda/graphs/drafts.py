@@ -15,7 +15,7 @@ from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
-from paceline.runner.proposer import Proposer
+from paceline.runner.proposer import Drafter, DraftInput
 
 ROWS = (1, 4, 16, 64, 128, 256)
 LEAST_SPAN, SPAN_FACTOR = 512, 4  # tokens that a proposer reads of each row
@@ -57,12 +57,12 @@ class DraftGraphs:
         model: CudaModel,
         state: CudaState,
         hidden: Tensor,
-        proposer: Proposer,
+        drafter: Drafter,
         memory: GraphMemory | None,
     ) -> None:
         """`hidden` [lines, width of the model] has the hidden states."""
-        self._model, self._state, self._hidden, self._proposer = model, state, hidden, proposer
-        self.width = 1 + proposer.config.num_speculative_tokens  # lines of each row
+        self._model, self._state, self._hidden, self._drafter = model, state, hidden, drafter
+        self.width = 1 + drafter.config.num_speculative_tokens  # lines of each row
         most = min(len(hidden) // self.width, state.padding_slot)
         self._rows = [*(rows for rows in ROWS if rows < most), most] if most else []
         self._spans = spans(state.tokens.shape[1])
@@ -81,7 +81,7 @@ class DraftGraphs:
         found: list[Capture] = []
         for rows in reversed(self._rows):
             found.append(partial(self._verify.prepare, rows))
-            for span in reversed(self._spans if self._proposer.on_device else []):
+            for span in reversed(self._spans if self._drafter.on_device else []):
                 found.append(partial(self._propose.prepare, (rows, span)))
         return found
 
@@ -99,7 +99,7 @@ class DraftGraphs:
         self._state.send_into(self._columns, columns)
         longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
         span = self._spans[bisect_left(self._spans, longest)]
-        if self._proposer.on_device:
+        if self._drafter.on_device:
             self._propose.replay((size, span))
         else:
             self._before((size, span))
@@ -121,7 +121,8 @@ class DraftGraphs:
         known, drafts = self._known[:rows], self._drafts[:rows]
         torch.add(state.position.index_select(0, own), new, out=known)
         tokens = state.tokens[:, :span].index_select(0, own)
-        drafts.copy_(self._proposer.propose(tokens, known, number, self.width - 1))
+        found = self._drafter.draft(DraftInput(own, tokens, known, number, self.width - 1))
+        drafts.copy_(found.ids)
         put_drafts(state.tokens, own, known, drafts, number)
 
     def _after(self, rows: int) -> None:
