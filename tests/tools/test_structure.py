@@ -29,3 +29,12 @@ def test_references_of_a_schema_follow_it() -> None:
     assert moved["$defs"]["place"]["anyOf"][1] == {"$ref": f"{place}/$defs/place"}
     assert relocated({"$ref": "#"}, "#/x") == {"$ref": "#/x"}
     assert relocated({"$ref": "https://a.b/c"}, "#/x") == {"$ref": "https://a.b/c"}
+
+
+def test_data_in_a_schema_stays_as_it_is() -> None:
+    data = {"$ref": "#/$defs/place", "deep": [{"$ref": "#"}]}
+    schema = {"const": data, "enum": [data], "default": data, "examples": [data]}
+    assert relocated(schema, "#/x") == schema
+    named = {"properties": {"const": {"$ref": "#"}, "$ref": {"enum": [data]}}}
+    moved = {"properties": {"const": {"$ref": "#/x"}, "$ref": {"enum": [data]}}}
+    assert relocated(named, "#/x") == moved

@@ -8,6 +8,9 @@ from paceline.tools.definitions import Tool
 # Whitespace characters in a row. A model that is held to JSON may write them without an end.
 MOST_SPACE = 8
 
+NAMED_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+VALUES = ("const", "enum", "default", "example", "examples")  # keywords whose values are data
+
 Format = dict[str, Any]
 
 
@@ -78,13 +81,18 @@ def relocated(schema: Any, at: str) -> Any:
     """A schema for another place in a document: references to itself point to that place."""
     match schema:
         case dict():
-            return {
-                key: at + value.removeprefix("#")
-                if key == "$ref" and isinstance(value, str) and value.startswith("#")
-                else relocated(value, at)
-                for key, value in cast(Format, schema).items()
-            }
+            fields = cast(Format, schema)
+            return {key: relocated_field(key, value, at) for key, value in fields.items()}
         case list():
             return [relocated(each, at) for each in cast(list[Any], schema)]
         case _:
             return schema
+
+
+def relocated_field(key: str, value: Any, at: str) -> Any:
+    """The value of one keyword of a schema."""
+    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        return at + value.removeprefix("#")
+    if key in NAMED_PARTS and isinstance(value, dict):
+        return {name: relocated(part, at) for name, part in cast(Format, value).items()}
+    return value if key in VALUES else relocated(value, at)
