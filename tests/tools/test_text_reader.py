@@ -1,6 +1,7 @@
 from typing import TypeVar
 
-from paceline.tools.text_reader import TextReader, Waiting
+from paceline.tools.json_extent import json_value
+from paceline.tools.text_reader import LONGEST_READ, TextReader, Waiting
 
 T = TypeVar("T")
 
@@ -65,3 +66,41 @@ def test_what_was_read_is_counted_from_the_text_that_is_left() -> None:
     assert not reader.is_over
     reader.ended = True
     assert reader.is_over
+
+
+def long_value(reader: TextReader) -> tuple[str, str]:
+    """Read a value in many pieces, after two characters; the copied text stays short."""
+    reader.add('ab["')
+    assert run(reader, reader.until("[")) == "ab"
+    value = json_value(reader)
+    next(value)
+    pieces = [f"{number:04}" for number in range(5 * LONGEST_READ // 4)]
+    for piece in pieces:
+        reader.add(piece)
+        next(value)
+        assert len(reader.text) <= LONGEST_READ + 8
+    written = f'["{"".join(pieces)}"]'
+    assert run(reader, value, '"', "] c") == written
+    assert reader.read() == len(written) + 2
+    assert reader.read_since(len(written)) == '"]'
+    assert reader.read_since(4) == written[2:]
+    return "ab", written
+
+
+def test_a_long_text_that_is_not_taken_is_not_copied_for_each_piece() -> None:
+    reader = TextReader()
+    before, written = long_value(reader)
+    assert reader.take() == before + written
+    assert run(reader, reader.peek()) == " "
+    assert reader.take() == ""
+
+
+def test_a_long_text_can_be_unread() -> None:
+    reader = TextReader()
+    before, written = long_value(reader)
+    reader.unread()
+    assert reader.read() == 0
+    reader.add("d")
+    assert reader.text == before + written + " cd"
+    reader.read_all()
+    assert reader.take() == before + written + " cd"

@@ -9,12 +9,17 @@ T = TypeVar("T")
 
 Waiting = Generator[None, None, T]  # a rule of a parser: it yields while it needs more text
 
+LONGEST_READ = 4096  # characters that were read and not taken and that each new piece is added to
+
 
 class TextReader:
     """The text that no rule has taken yet: from `begin` on; `at` is how far the rule has read.
 
     A rule takes what it has read, or unreads it. It waits for text before it decides on it, so that
     the result never depends on where a piece ends. Numbers of characters are counted from `begin`.
+
+    A long text that was read and not taken is set aside, so that adding a piece does not copy it.
+    It stands before `begin` then.
     """
 
     def __init__(self) -> None:
@@ -22,28 +27,47 @@ class TextReader:
         self.begin = 0
         self.at = 0
         self.ended = False
+        self._aside: list[str] = []
+        self._aside_length = 0
 
     def add(self, piece: str) -> None:
+        if self.at - self.begin > LONGEST_READ:
+            self._set_aside()
         self.text = self.text[self.begin :] + piece
         self.at -= self.begin
         self.begin = 0
 
     def take(self) -> str:
         """Remove and return what was read."""
+        if self._aside:
+            self._set_aside()
+            taken, self._aside, self._aside_length = "".join(self._aside), [], 0
+            return taken
         taken = self.text[self.begin : self.at]
         self.begin = self.at
         return taken
 
     def unread(self) -> None:
+        if self._aside:
+            self.text = "".join([*self._aside, self.text[self.begin :]])
+            self.begin, self._aside, self._aside_length = 0, [], 0
         self.at = self.begin
 
     def read(self) -> int:
         """How many characters were read."""
-        return self.at - self.begin
+        return self._aside_length + self.at - self.begin
 
     def read_since(self, number: int) -> str:
         """What was read after the first `number` characters."""
-        return self.text[self.begin + number : self.at]
+        here = number - self._aside_length
+        if here >= 0:
+            return self.text[self.begin + here : self.at]
+        return "".join([*self._aside, self.text[self.begin : self.at]])[number:]
+
+    def _set_aside(self) -> None:
+        self._aside.append(self.text[self.begin : self.at])
+        self._aside_length += self.at - self.begin
+        self.begin = self.at
 
     def read_all(self) -> None:
         self.at = len(self.text)
