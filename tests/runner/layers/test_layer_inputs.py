@@ -18,7 +18,7 @@ def test_the_input_of_a_layer_is_the_result_of_those_before_it() -> None:
     batch = batch_of([Piece([3, 4, 5, 6, 7], 0, [1, 0])], 4)
     kept = LayerInputs((0, 1, 3), torch.empty(9, 3 * 24))
     model.forward(batch, KVStore(model.config, 2, 4), load("paged"), batch.sample_at, kept)
-    stack: Any = model._layers  # pyright: ignore[reportPrivateUsage]
+    stack: Any = model._layers
     layers = stack.layers
     for place, before in enumerate((0, 1, 3)):
         stack.layers = layers[:before]

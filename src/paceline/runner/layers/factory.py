@@ -72,7 +72,8 @@ class LayerFactory:
     def linear(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
         """A product, and the factor of the norm before it, if the norm leaves its factor to it."""
         bias = self.joined(product.biases) if product.biases else None  # [outputs]
-        return self._linear(product, partial(self.joined, product.weights), bias, before)
+        factor = None if before is None else self.factor(before)  # [inputs]
+        return self._linear(product, partial(self.joined, product.weights), bias, factor)
 
     def router(self, product: ProductSpec, before: NormSpec) -> Tensor:
         """The weights of a router, [experts, width], with the factor of the norm before it.
@@ -94,17 +95,19 @@ class LayerFactory:
         def read() -> Tensor:
             return self.joined(product.weights)[order]
 
-        return self._linear(product, read, bias, attention.norm)
+        factor = self.factor(attention.norm)
+        if attention.second_norm is not None:
+            factor = torch.cat((factor, self.factor(attention.second_norm)))
+        return self._linear(product, read, bias, factor)
 
     def _linear(
         self,
         product: ProductSpec,
         read: Callable[[], Tensor],
         bias: Tensor | None,
-        before: NormSpec | None,
+        factor: Tensor | None,
     ) -> Linear:
         """`read` gives the weight, [outputs, inputs]. It is not called if the cache has it."""
-        factor = None if before is None else self.factor(before)  # [inputs]
         if self.packed is None:
             return self.linear_kind(read(), bias, self.dtype, factor)
         packed = self.packed.packed(product.weights[0].name, read)

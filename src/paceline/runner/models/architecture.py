@@ -125,6 +125,7 @@ class AttentionSpec:
     window             positions that one position sees, itself included; None: all
     score_cap          a score s becomes cap * tanh(s / cap); None: it stays as it is
     output_norm        of what is added to the residual stream
+    second_norm        of a second input, which qkv reads beside the first: heads that draft
     """
 
     norm: NormSpec
@@ -140,6 +141,7 @@ class AttentionSpec:
     window: int | None = None
     score_cap: float | None = None
     output_norm: NormSpec | None = None
+    second_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

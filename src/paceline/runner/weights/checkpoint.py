@@ -42,7 +42,11 @@ class Checkpoint(Protocol):
 
 def verify(checkpoint: Checkpoint) -> None:
     """Raise a ConfigError if tensors are missing, unknown or of the wrong shape."""
-    expected, found = manifest(checkpoint.config), checkpoint.shapes
+    compare(manifest(checkpoint.config), checkpoint.shapes)
+
+
+def compare(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
+    """Raise a ConfigError unless exactly the expected tensors were found, by name."""
     problems = {
         "missing": [name for name in expected if name not in found],
         "unknown": [name for name in found if name not in expected],

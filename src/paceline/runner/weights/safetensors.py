@@ -32,7 +32,7 @@ class SafetensorsFolder:
         self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
         self._file: dict[str, Any] = {}  # by tensor
-        self.files = _files(folder)
+        self.files = files_in(folder)
         for path in self.files:
             self._add(path)
 
@@ -61,7 +61,7 @@ class SafetensorsFolder:
         return self._file[name].get_tensor(name)
 
 
-def _files(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     """The files of the model. A folder may have other files too."""
     index = folder / INDEX
     if not index.exists():
