@@ -18,6 +18,7 @@ from paceline.core.step_times import StepTimes
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.kv import cache as kv_cache
 from paceline.kv.pool import BlockPool
+from paceline.sched.gates.adapter_slots import REASON as ADAPTER_SLOTS
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner
@@ -57,12 +58,14 @@ class Drive:
     plain: bool = False  # without the older disciplines, swapping and families
     loading: bool = False  # with a small device and a host tier, so that hits have host parts
     constrained: bool = False  # with outputs that follow grammars
+    adapted: bool = False  # with several adapters, and few slots for them
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
     host: Random = field(init=False)  # for `loading`, likewise
     drafting: Random = field(init=False)  # for step times and drafts that are not computed
     shaping: Random = field(init=False)  # for constraints
+    adapting: Random = field(init=False)  # for adapters
     grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -92,6 +95,7 @@ class Drive:
         self.host = Random(f"host {self.seed}")
         self.drafting = Random(f"drafts {self.seed}")
         self.shaping = Random(f"constraints {self.seed}")
+        self.adapting = Random(f"adapters {self.seed}")
         self.settings = self._settings()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
@@ -155,6 +159,7 @@ class Drive:
             "lookahead_slots": lookahead,
             "journal_requests": 4,
             "journal_spells": 16,
+            "max_loras": self.adapting.choice([1, 2]) if self.adapted else 0,
             **({} if self.plain else self._older_disciplines(least)),
             **(self._much_on_the_host(slots, length) if self.loading else {}),
         }
@@ -226,7 +231,9 @@ class Drive:
             )
 
     def _shaped(self, request: Request) -> Request:
-        """Maybe with a constraint, where there are any."""
+        """Maybe with one of several adapters, and with a constraint where there are any."""
+        if self.adapted and self.adapting.random() < 0.7:
+            request = replace(request, adapter=self.adapting.choice("xyz"))
         if not self.constrained or request.beam_width or self.shaping.random() < 0.4:
             return request
         constraint = Constraint.regex(self.shaping.choice(PATTERNS))
@@ -321,6 +328,7 @@ class Drive:
             self.seen[name] += len(told[name])
         self.seen[plan.kind] += 1
         self._count_hits(plan)
+        self._count_adapters(plan)
         assert not (plan.swap_out and plan.swap_in), "swapped in and out in one step"
         self._assert_kind(plan)
         if self.poisoned or self._breaks(plan):
@@ -360,6 +368,13 @@ class Drive:
         assert amounts[Happened.LOADED] == loads * self.settings["block_size"], "loads not noted"
         self.found += amounts[Happened.ADMITTED] + amounts[Happened.RESUMED]
         self.loaded += amounts[Happened.LOADED]
+
+    def _count_adapters(self, plan: Plan) -> None:
+        used = {self.requests[name].adapter for name in plan.rows.request_id.tolist()} - {""}
+        most = self.settings["max_loras"]
+        assert not most or len(used) <= most, f"{used} in one step"
+        self.seen["several adapters"] += len(used) > 1
+        self.seen["passed over"] += ADAPTER_SLOTS in "".join(self.scheduler.why().values())
 
     def _with_fewer_drafts(self, plan: Plan, result: StepResult) -> StepResult:
         """As if the proposer had nothing for some of the drafts that were wrong."""
@@ -587,10 +602,14 @@ class Drive:
 
 
 def drive(
-    seed: int, plain: bool = False, loading: bool = False, constrained: bool = False
+    seed: int,
+    plain: bool = False,
+    loading: bool = False,
+    constrained: bool = False,
+    adapted: bool = False,
 ) -> Counter[str]:
     try:
-        return Drive(seed, plain, loading, constrained).run().seen
+        return Drive(seed, plain, loading, constrained, adapted).run().seen
     except AssertionError as error:
         error.add_note(f"schedule with seed {seed}")
         raise

@@ -19,6 +19,7 @@ from tests.property.schedules import MOST_TURNS, Drive, drive
 SEEDS, CHUNKS = 240, 4
 SEEDS_LOADING, CHUNKS_LOADING = 60, 3
 SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 60, 2
+SEEDS_ADAPTED = 48
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -62,6 +63,16 @@ def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None
         seen += drive(seed, constrained=True)
     for trouble in ("constrained", "preempted", "swap_in", "drafts", "stale", "retried", "best_of"):
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
+
+
+def test_random_schedules_with_adapters_keep_the_promises() -> None:
+    """Among all others; no step has more adapters than there are slots for."""
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS_ADAPTED):
+        seen += drive(seed, loading=seed % 4 == 0, constrained=seed % 3 == 0, adapted=True)
+    asked = ("several adapters", "passed over", "preempted", "swap_in", "drafts", "best_of")
+    for trouble in (*asked, "cached", "host hits", "constrained", "stale", "retried", "beams"):
+        assert seen[trouble], f"no schedule had {trouble}"
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE_PLAIN)

@@ -68,6 +68,7 @@ UNITS = {
     "long_prefill_token_threshold": "tokens",
     "watermark": "fraction",
     "max_wait": "seconds",
+    "max_loras": "adapters",
     "max_num_queued_reqs": "requests",
     "fill_positions": "tokens",
     "prefill_tokens_per_s": "tokens/s",
@@ -179,6 +180,7 @@ SENTENCES = {
     "watermark": "Fraction of blocks that admission leaves free for running sequences.",
     "discipline": "How a step is filled: unified, prefill_first, or a dotted path to a class.",
     "max_wait": "prefill_first: maximum time that new prompts may delay decodes.",
+    "max_loras": "Maximum number of different adapters among running sequences; 0: no limit.",
     "max_num_queued_reqs": "Maximum length of the waiting queue; more requests are refused with "
     "status 429.",
     # policy

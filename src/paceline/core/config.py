@@ -60,6 +60,7 @@ class StepConfig:
     watermark: float = 0.0  # fraction of blocks that admission leaves free
     discipline: str = "unified"  # a module in sched/disciplines, or a dotted path to a class
     max_wait: float = 1.0  # prefill_first: seconds that arrivals may hold up those who decode
+    max_loras: int = 0  # different adapters of residents; 0: no limit
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -75,7 +76,7 @@ class StepConfig:
             f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) "
             f"must reach max_model_len ({self.max_model_len})",
         )
-        not_negative(self, "long_prefill_token_threshold", "max_wait")
+        not_negative(self, "long_prefill_token_threshold", "max_wait", "max_loras")
         require(
             self.enable_chunked_prefill or not self.long_prefill_token_threshold,
             "long_prefill_token_threshold cuts prompts, which needs enable_chunked_prefill",

@@ -15,6 +15,7 @@ from paceline.sched.admission import Admission
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import NOTHING, Composition
 from paceline.sched.families.forks import Forks
+from paceline.sched.gates.adapter_slots import AdapterSlots
 from paceline.sched.gates.first_row import FirstRow
 from paceline.sched.gates.free_blocks import FreeBlocks
 from paceline.sched.gates.gate import AdmissionGate, Gates
@@ -52,6 +53,7 @@ class Discipline(ABC):
     gates: ClassVar[tuple[type[AdmissionGate], ...]] = (
         HostCopy,
         VacantSlots,
+        AdapterSlots,
         PolicyRoom,
         FirstRow,
         FreeBlocks,

@@ -1,5 +1,6 @@
 """The columns that change every step, one row per resident sequence."""
 
+from collections import Counter
 from enum import IntEnum
 
 import numpy as np
@@ -42,8 +43,8 @@ class SlotTable:
     `epoch[s]` rises when the slot changes hands, `serial[s]`, `name[s]` and `child[s]` identify
     its sequence in `sequences[s]`, `handle[s]` is what the front end knows it by, `resident[s]`
     says whether there is one, `silent[s]` whether its tokens are reported only at the end,
-    `order` lists resident slots, oldest first, `drafting` counts those that may draft and
-    `silenced` those that are silent.
+    `order` lists resident slots, oldest first, `drafting` counts those that may draft,
+    `silenced` those that are silent, and `adapters` those of each adapter.
     `needs_host` names the features for which the host must act on a slot between two steps.
     `first_acceptance` is the acceptance of a sequence that has not drafted yet. Of
     `capacity` slots those in `_vacant` are free and `_reserved` are kept for later. `_listed` is
@@ -88,6 +89,7 @@ class SlotTable:
         self._list(self._order[:0])
         self.drafting = 0
         self.silenced = 0
+        self.adapters: dict[str, int] = {}  # none without a resident
         self._reserved = 0
         self._vacant = list(range(slots - 1, -1, -1))
         self._caps: dict[int, dict[str, int]] = {}
@@ -158,6 +160,8 @@ class SlotTable:
         if sequence.child >= 0 and request.silent:
             self.silent[slot] = True
             self.silenced += 1
+        if request.adapter:
+            self.adapters[request.adapter] = self.adapters.get(request.adapter, 0) + 1
         return slot
 
     def stand_behind(self, slot: int, other: int) -> None:
@@ -223,9 +227,16 @@ class SlotTable:
         if self.silent[slot]:
             self.silent[slot] = False
             self.silenced -= 1
+        if sequence.request.adapter:
+            self._leave_adapter(sequence.request.adapter)
         self._vacant.append(slot)
         self._left = True
         return sequence
+
+    def _leave_adapter(self, adapter: str) -> None:
+        self.adapters[adapter] -= 1
+        if not self.adapters[adapter]:
+            del self.adapters[adapter]
 
     def rows(self, slot: Index, start: I32, count: I32, drafts: I32) -> Rows:
         """The rows of a step that computes `count[i]` positions of `slot[i]` from `start[i]`."""
@@ -317,6 +328,8 @@ class SlotTable:
         assert self._caps.keys() <= set(order.tolist()), "a vacant slot has a cap"
         assert self.needs_host.keys() <= set(order.tolist()), "a vacant slot needs the host"
         assert all(self.needs_host.values()), "a slot needs the host for no feature"
+        used = Counter(self.sequence(slot).request.adapter for slot in order.tolist())
+        assert self.adapters == {name: count for name, count in used.items() if name}
         for slot in order.tolist():
             assert self.sequence(slot).slot == slot
             assert self.ceiling[slot] == self._lowest_cap(slot)
