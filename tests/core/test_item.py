@@ -2,15 +2,47 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.item import Item, wrong_items
+from paceline.core.item import Item, ItemContent, wrong_items
+
+
+def test_content_keeps_its_arrays() -> None:
+    pixels = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    content = ItemContent.of("image", {"pixels": pixels, "grid": np.array([1, 2])})
+    assert np.array_equal(content["pixels"], pixels)
+    assert content["pixels"].dtype == np.uint8
+    assert content["grid"].tolist() == [1, 2]
+    with pytest.raises(KeyError, match="this image has no array 'mask'"):
+        content["mask"]
+    with pytest.raises(ValueError, match="read-only"):
+        content["pixels"][0, 0] = 1
+
+
+def test_content_does_not_count_for_equality_and_can_be_left_out() -> None:
+    item = Item("x", 2, 3, ItemContent.of("image", {}))
+    assert item == Item("x", 2, 3)
+    assert "image" not in repr(item)
+    assert item.end == 5
+    assert item.without_content().content is None
+    assert item.without_content() == item
+
+
+def test_items_stand_in_order_and_do_not_overlap() -> None:
+    assert "begins before position 2" in wrong_items((Item("x", 0, 2), Item("y", 1, 1)), 3)
+    assert "begins before position 3" in wrong_items((Item("x", 2, 1), Item("y", 0, 1)), 3)
+    assert wrong_items((Item("x", 0, 2), Item("y", 2, 1)), 3) == ""
+
+
+def test_items_of_one_identity_have_one_length() -> None:
+    assert "another length" in wrong_items((Item("x", 0, 2), Item("x", 2, 1)), 3)
 
 
 def test_items_end_within_the_prompt() -> None:
-    assert wrong_items((), 3) == wrong_items((Item("x", 0, 3), Item("x", 2, 1)), 3) == ""
-    assert "ends after the prompt of 3 tokens" in wrong_items((Item("x", 0, 1), Item("x", 2, 2)), 3)
+    assert wrong_items((), 3) == wrong_items((Item("x", 2, 1),), 3) == ""
+    assert "ends after the prompt of 3 tokens" in wrong_items((Item("x", 0, 1), Item("y", 2, 2)), 3)
 
 
 @pytest.mark.parametrize(

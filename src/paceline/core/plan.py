@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.core.arrays import F32, I32, I64, NO_I32, NO_INDEX, Bool, Index, Names, frozen
+from paceline.core.encoding import NOTHING_EMBEDDED, Embedded, Encoding
 from paceline.core.errors import RequestError, StepError
 from paceline.core.request import Finish, Request, child_label, token_array
 
@@ -78,7 +79,9 @@ class Plan:
     """The work of one step.
 
     Before it writes anything else, the device does `copies` between its own blocks, then
-    `swap_out` to the host, then `swap_in` from it, each in the order listed.
+    `swap_out` to the host, then `swap_in` from it, each in the order listed. Then it does
+    `encode`, and computes the rows, in which the positions of `embedded` have what was encoded in
+    this step or before.
     """
 
     step: int
@@ -94,6 +97,8 @@ class Plan:
     swap_in: Pairs = ()  # host block to device block
     chosen: Pairs = ()  # slot and its latest token, where the host chose and not the sampler
     kind: Kind = "mixed"
+    encode: tuple[Encoding, ...] = ()
+    embedded: Embedded = NOTHING_EMBEDDED
 
     @property
     def empty(self) -> bool:
@@ -116,6 +121,9 @@ class Plan:
         for slot, block in zip(self.grown.slot.tolist(), self.grown.block.tolist(), strict=True):
             blocks.setdefault(name[slot], [[]])[0].append(block)
         drafts = zip(ids, rows.drafts.tolist(), strict=True)
+        encoder: dict[str, list[int]] = {}
+        for one in self.encode:
+            encoder.setdefault(name[one.slot], []).append(one.item)
         return {
             "step": self.step,
             "tokens": dict(zip(ids, rows.count.tolist(), strict=True)),
@@ -125,7 +133,7 @@ class Plan:
             "finished": list(self.finished),
             "total": self.total,
             "drafts": {request_id: count for request_id, count in drafts if count},
-            "encoder": {},
+            "encoder": encoder,
             "blocks": blocks,
             "copies": [list(pair) for pair in self.copies],
             "swap_out": [list(pair) for pair in self.swap_out],

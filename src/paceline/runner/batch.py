@@ -7,6 +7,14 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ItemEmbeddings:
+    """Embeddings of multimodal items, which some positions have instead of their tokens'."""
+
+    at: Tensor  # [n]; indices of positions in the batch
+    values: Tensor  # [n, width]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """The positions that a step computes, row by row.
 
@@ -25,6 +33,7 @@ class Batch:
     block_table: Tensor  # [rows, blocks]
     write_cell: Tensor  # [positions]; block * block_size + offset
     sample_at: Tensor  # [samples]; indices of positions whose logits are needed
+    items: ItemEmbeddings | None = None  # None: every position has the embedding of its token
 
     @property
     def positions(self) -> int:
@@ -36,7 +45,7 @@ class Batch:
 
     def check(self, block_size: int, blocks: int) -> None:
         """Verify every invariant. Slow: for tests."""
-        kinds = {getattr(self, name).dtype for name in self.__slots__}
+        kinds = {getattr(self, name).dtype for name in self.__slots__ if name != "items"}
         assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
         starts, contexts = self.row_start.tolist(), self.context.tolist()
         assert starts[0] == 0, f"the first row starts at {starts[0]}"

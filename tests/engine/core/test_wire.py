@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
-from paceline.core.item import Item
+from paceline.core.item import Item, ItemContent
 from paceline.core.plan import Candidates, Choice, Ended, PromptScores, Timings
 from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
@@ -74,6 +74,17 @@ def test_a_request(request_: Request) -> None:
         if one.name != "prompt":
             assert getattr(back, one.name) == getattr(request_, one.name)
     replace(back)  # what was restored without checks passes them
+
+
+def test_the_content_of_items() -> None:
+    pixels = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    item = Item("cat", 0, 1, ItemContent.of("image", {"pixels": pixels}))
+    request = Request(id="b", prompt=[7], items=(item,))  # pyright: ignore[reportArgumentType]
+    back = wire.decode_request(sent(wire.encode_request(request)))
+    content = back.items[0].content
+    assert content is not None
+    assert content == item.content
+    assert content["pixels"].tolist() == pixels.tolist()
 
 
 def test_what_was_restored_cannot_be_changed() -> None:

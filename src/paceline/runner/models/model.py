@@ -73,6 +73,8 @@ class Model:
         `inputs`."""
         hidden = F.embedding(batch.tokens, self._embedding)
         hidden.mul_(self._embedding_scale)
+        if batch.items is not None:
+            hidden[batch.items.at] = batch.items.values
         return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 
     @torch.inference_mode()

@@ -1,0 +1,70 @@
+"""Embeddings of multimodal items on the device: encoded once, read by the rows of any step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.core.encoding import Embedded, Encoding
+from paceline.core.errors import StepError
+from paceline.core.item import ItemContent
+from paceline.core.request import Request
+from paceline.runner.batch import ItemEmbeddings
+
+
+class ItemEncoder(Protocol):
+    """The part of a model that turns items into embeddings."""
+
+    @property
+    def width(self) -> int:
+        """Numbers in an embedding, as many as in that of a token."""
+        ...
+
+    def encode(self, items: Sequence[ItemContent]) -> Sequence[Tensor]:
+        """The embeddings of each item, [positions, width], in the dtype and on the device of the
+        model."""
+        ...
+
+
+class EncoderStore:
+    """A table of embeddings. The scheduler says which of its rows an item is written to, and from
+    which rows the positions of a step read."""
+
+    def __init__(
+        self,
+        encoder: ItemEncoder,
+        rows: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._encoder = encoder
+        self.content = torch.zeros((rows, encoder.width), dtype=dtype, device=device)
+
+    @torch.inference_mode()
+    def encode(self, encodings: Sequence[Encoding], requests: Mapping[int, Request]) -> None:
+        """Encode the items of a step; `requests` are those in the slots."""
+        items = [requests[one.slot].items[one.item] for one in encodings]
+        given: list[ItemContent] = []
+        for item in items:
+            if item.content is None:
+                raise StepError(f"item {item.identity!r} came without the content to encode")
+            given.append(item.content)
+        for one, found in zip(encodings, self._encoder.encode(given), strict=True):
+            if found.shape != (len(one.rows), self._encoder.width):
+                raise StepError(
+                    f"the encoder returned {tuple(found.shape)} numbers for item {one.identity!r}; "
+                    f"({len(one.rows)}, {self._encoder.width}) are expected"
+                )
+            self.content[self._index(one.rows)] = found.to(self.content)
+
+    def read(self, embedded: Embedded, row_start: Tensor) -> ItemEmbeddings | None:
+        """The embeddings that positions of a step have; None if there are none. The rows of the
+        step begin at `row_start`."""
+        if not len(embedded):
+            return None
+        at = row_start[self._index(embedded.row)] + self._index(embedded.place)
+        return ItemEmbeddings(at, self.content[self._index(embedded.source)])
+
+    def _index(self, numbers: object) -> Tensor:
+        return torch.as_tensor(numbers, dtype=torch.int64, device=self.content.device)
