@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from paceline.tools.calls import CallDelta, Reply, ToolCall
+from paceline.tools.definitions import Tool
+from paceline.tools.formats.deepseek_v3 import DeepseekV3Parser
+from paceline.tools.formats.glm45 import Glm45Parser
 from paceline.tools.formats.hermes import HermesParser
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
+from paceline.tools.formats.pythonic import PythonicParser
+from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
 from paceline.tools.named_call import NamedCallParser
 from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
 from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
@@ -20,11 +25,16 @@ from paceline.tools.tool_parser import ToolParser
 from tests.tools.support import ARGUMENTS, TEXTS, Maker, assert_splits_agree, call, parsed
 
 NAMES = ("look", "get_weather", "a.b-c")
+KNOWN = [Tool(name) for name in NAMES]
 MAKERS: dict[str, Maker] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
-    "json": lambda: JsonCallParser(NAMES),
+    "json": lambda: JsonCallParser(KNOWN),
+    "deepseek_v3": DeepseekV3Parser,
+    "qwen3_coder": Qwen3CoderParser,
+    "glm45": Glm45Parser,
+    "pythonic": lambda: PythonicParser(KNOWN),
     "named": lambda: NamedCallParser("look"),
     "deepseek_r1": DeepseekR1Reasoning,
     "qwen3": Qwen3Reasoning,
@@ -56,13 +66,38 @@ def array(calls: Sequence[ToolCall]) -> str:
     return f"[{', '.join(listed)}]"
 
 
+def deepseek(calls: Sequence[ToolCall]) -> str:
+    listed = (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{each.name}\n```json\n{each.arguments}\n```"
+        "<｜tool▁call▁end｜>"
+        for each in calls
+    )
+    return "<｜tool▁calls▁begin｜>" + "\n".join(listed) + "<｜tool▁calls▁end｜>"
+
+
+def newer_deepseek(calls: Sequence[ToolCall]) -> str:
+    listed = (
+        f"<｜tool▁call▁begin｜>{each.name}<｜tool▁sep｜>{each.arguments}<｜tool▁call▁end｜>"
+        for each in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{''.join(listed)}<｜tool▁calls▁end｜>"
+
+
 Writer = Callable[[Sequence[ToolCall]], str]
+OTHER_FORMS = (
+    "<tool_call>\n<function=look>\n<parameter=q>\n1\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>look\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "[look(q='a, b', z=[1, {'k': \"]\"}]), get_weather()]",
+)
+NOT_TOOLS = ("named", "deepseek_r1", "qwen3", "reasoning and calls")
 WRITERS: dict[str, tuple[type[ToolParser], Writer]] = {
     "hermes": (HermesParser, hermes),
     "llama": (Llama3JsonParser, llama),
     "mistral": (MistralParser, mistral),
     "newer mistral": (MistralParser, newer_mistral),
     "json": (JsonCallParser, array),
+    "deepseek": (DeepseekV3Parser, deepseek),
+    "newer deepseek": (DeepseekV3Parser, newer_deepseek),
 }
 
 
@@ -90,7 +125,11 @@ def test_any_split_gives_the_same_reply(name: str) -> None:
     for seed in range(25):
         calls = [call(chance.choice(NAMES), chance.choice(ARGUMENTS)) for _ in range(2)]
         text = chance.choice(TEXTS).join(
-            ["<think>", "hm </thi", "</think>", *(write(calls) for _, write in WRITERS.values())]
+            [
+                *("<think>", "hm </thi", "</think>"),
+                *(write(calls) for _, write in WRITERS.values()),
+                *OTHER_FORMS,
+            ]
         )
         begin = chance.randrange(len(text) // 2)
         text = text[begin : chance.randrange(begin, len(text))]
@@ -100,12 +139,12 @@ def test_any_split_gives_the_same_reply(name: str) -> None:
         assert_splits_agree(MAKERS[name], text, seed=seed, tries=2)
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "json"])
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in NOT_TOOLS])
 @pytest.mark.parametrize(
     "text",
     [
         *TEXTS,
-        "<tool_call>oops</tool_call>",
+        "<tool_call>oops no</tool_call>",
         "<tool_call>{'name': 'look'}</tool_call>",
         '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "look", "arguments": [1]}</tool_call>',
@@ -125,6 +164,16 @@ def test_any_split_gives_the_same_reply(name: str) -> None:
         "[[{}, {[",
         "{",
         "\n\n{}",
+        "<function=>",
+        "<tool_call><function=look>5",
+        "<tool_call>look<arg_ke",
+        "<tool_call>\n<function=look",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look",
+        "<｜tool▁calls▁begin｜>look",
+        "[look]",
+        "[look(1)]",
+        "[lock(a=1)]",
+        "[look (a=1)]",
     ],
 )
 def test_what_is_no_call_is_content_and_loses_nothing(name: str, text: str) -> None:
@@ -163,7 +212,7 @@ def test_malformed_arguments_are_passed_on(form: str) -> None:
 @pytest.mark.parametrize("form", WRITERS)
 def test_only_the_first_call_is_reported_if_calls_must_not_be_parallel(form: str) -> None:
     parser, write = WRITERS[form]
-    reply = parser(NAMES, parallel=False).whole(
+    reply = parser(KNOWN, parallel=False).whole(
         write([call("look", '{"a": 1}'), call("look", '{"a": 2}')]) + " Done."
     )
     assert [each.arguments for each in reply.calls] == ['{"a": 1}']

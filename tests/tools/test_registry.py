@@ -1,10 +1,14 @@
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.tools.formats.deepseek_v3 import DeepseekV3Parser
+from paceline.tools.formats.glm45 import Glm45Parser
 from paceline.tools.formats.hermes import HermesParser
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
+from paceline.tools.formats.pythonic import PythonicParser
+from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
 from paceline.tools.reasoning.mistral import MistralReasoning
 from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
 from paceline.tools.reasoning_parser import ReasoningParser
@@ -32,8 +36,8 @@ def test_parsers_are_found_by_a_dotted_path() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no tool parser 'pythonic': there are hermes, json, "):
-        tool_parser("pythonic")
+    with pytest.raises(ConfigError, match="no tool parser 'yaml': there are deepseek_v3, "):
+        tool_parser("yaml")
     with pytest.raises(ConfigError, match="no reasoning parser 'x': there are deepseek_r1, "):
         reasoning_parser("x")
 
@@ -45,8 +49,10 @@ def test_unknown_names_are_refused() -> None:
         (LLAMA, Llama3JsonParser),
         (MISTRAL, MistralParser),
         (NEWER_MISTRAL, MistralParser),
-        ("<tool_call>\n<function=look>", JsonCallParser),  # Qwen3-Coder
-        ("<tool_call>look\n<arg_key>q</arg_key>", JsonCallParser),  # GLM
+        ("<tool_call>\n<function=look>", Qwen3CoderParser),
+        ("<tool_call>look\n<arg_key>q</arg_key>", Glm45Parser),
+        ("{{ '<｜tool▁calls▁begin｜>' }}", DeepseekV3Parser),
+        ("{{ '<|python_start|>' }}", PythonicParser),
         ("<|python_tag|>", Llama3JsonParser),
         ("{{ messages }}", JsonCallParser),
         ("", JsonCallParser),

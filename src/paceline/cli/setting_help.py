@@ -117,8 +117,9 @@ SENTENCES = {
     "http://localhost:4318/v1/traces.",
     "api_server_count": "Processes that handle HTTP, tokens and text, in front of one engine "
     "process.",
-    "tool_call_parser": "Format of the model's tool calls: hermes, json, llama3_json, mistral, or "
-    "a dotted path to a class; auto: by the chat template; none: refuse tools.",
+    "tool_call_parser": "Format of the model's tool calls: deepseek_v3, glm45, hermes, json, "
+    "llama3_json, mistral, pythonic, qwen3_coder, or a dotted path to a class; auto: by the chat "
+    "template; none: refuse tools.",
     "reasoning_parser": "Format of the model's reasoning: deepseek_r1, mistral, qwen3, or a dotted "
     "path to a class; auto: by the chat template; none: leave it in the text.",
     "enable_auto_tool_choice": "Let the model choose whether it calls a tool. Otherwise only "

@@ -5,10 +5,14 @@ from typing import TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.plugins import load
+from paceline.tools.formats.deepseek_v3 import CALLS, DeepseekV3Parser
+from paceline.tools.formats.glm45 import Glm45Parser
 from paceline.tools.formats.hermes import HermesParser
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
+from paceline.tools.formats.pythonic import PythonicParser
+from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
 from paceline.tools.parser import TextParser
 from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
 from paceline.tools.reasoning.mistral import MistralReasoning
@@ -17,11 +21,19 @@ from paceline.tools.reasoning_parser import ReasoningParser
 from paceline.tools.tool_parser import ToolParser
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "deepseek_v3": DeepseekV3Parser,
+    "deepseek_v31": DeepseekV3Parser,
+    "glm45": Glm45Parser,
+    "glm47": Glm45Parser,
     "hermes": HermesParser,
     "json": JsonCallParser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
+    "llama4_pythonic": PythonicParser,
     "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "qwen3_coder": Qwen3CoderParser,
+    "qwen3_xml": Qwen3CoderParser,
 }
 REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
     "deepseek_r1": DeepseekR1Reasoning,
@@ -29,9 +41,17 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
     "qwen3": Qwen3Reasoning,
 }
 
-# Formats that also have `<tool_call>`, but no JSON in it: those of Qwen3-Coder and GLM.
-NOT_HERMES = ("<function=", "<arg_key>")
-LLAMA_HINT = '"parameters": dictionary of argument name'
+# What a chat template has that shows the format, the first that it has. Several have `<tool_call>`.
+HINTS = {
+    "[TOOL_CALLS]": "mistral",
+    "<function=": "qwen3_coder",
+    "<arg_key>": "glm45",
+    "<tool_call>": "hermes",
+    CALLS: "deepseek_v3",
+    "<|python_start|>": "pythonic",
+    "<|python_tag|>": "llama3_json",
+    '"parameters": dictionary of argument name': "llama3_json",
+}
 
 P = TypeVar("P", bound=TextParser)
 
@@ -54,13 +74,7 @@ def reasoning_parser(name: str, template: str | None = None) -> type[ReasoningPa
 
 
 def detected_format(template: str) -> str:
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<tool_call>" in template and not any(each in template for each in NOT_HERMES):
-        return "hermes"
-    if "<|python_tag|>" in template or LLAMA_HINT in template:
-        return "llama3_json"
-    return "json"
+    return next((name for hint, name in HINTS.items() if hint in template), "json")
 
 
 def detected_reasoning(template: str) -> str | None:

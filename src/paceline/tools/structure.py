@@ -14,9 +14,13 @@ VALUES = ("const", "enum", "default", "example", "examples")  # keywords whose v
 Format = dict[str, Any]
 
 
-def tag(begin: str, tool: Tool, end: str) -> Format:
-    """One call: its arguments, between two texts."""
-    return {"type": "tag", "begin": begin, "content": document(dict(tool.schema)), "end": end}
+def tag(begin: str, tool: Tool, end: str, *, style: str = "json") -> Format:
+    """One call: its arguments, between two texts. They are JSON, or in another style of
+    xgrammar."""
+    content = document(dict(tool.schema))
+    if style != "json":
+        content["style"] = style
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def document(schema: Format) -> Format:

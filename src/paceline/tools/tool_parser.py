@@ -1,6 +1,6 @@
 """What the formats of tool calls have in common."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from paceline.tools.calls import CallDelta, ContentDelta, call_id
@@ -8,6 +8,7 @@ from paceline.tools.definitions import Tool
 from paceline.tools.json_call import JsonCall
 from paceline.tools.parser import TextParser
 from paceline.tools.text_reader import Waiting
+from paceline.tools.written_arguments import WrittenArguments
 
 
 class ToolParser(TextParser):
@@ -19,13 +20,13 @@ class ToolParser(TextParser):
     # Whether markers are special tokens, so that the text must be decoded with them.
     needs_special_tokens: ClassVar[bool] = False
 
-    def __init__(self, names: Collection[str] = (), *, parallel: bool = True) -> None:
-        """`names`: JSON without a marker is a call only if it names one of these; none: any name.
+    def __init__(self, tools: Iterable[Tool] = (), *, parallel: bool = True) -> None:
+        """`tools`: text without a marker is a call only if it names one of these; none: any name.
 
         Without `parallel`, calls after the first are left out.
         """
         super().__init__()
-        self._names = names
+        self._schemas = {tool.name: tool.schema for tool in tools}
         self._parallel = parallel
         self._count = 0  # calls so far
         self._space = ""  # whitespace that is content if a word follows
@@ -54,6 +55,10 @@ class ToolParser(TextParser):
     def arguments(self, text: str) -> None:
         if self._is_reported():
             self.emit(CallDelta(self._count - 1, text))
+
+    def written_arguments(self, name: str) -> WrittenArguments:
+        """The arguments of a call that begins, where the model does not write them as JSON."""
+        return WrittenArguments(self.arguments, self._schemas.get(name, {}))
 
     def content(self, text: str) -> None:
         if self._after_call:
@@ -104,7 +109,7 @@ class ToolParser(TextParser):
         return JsonCall(self.reader, self, self._is_known if bare else bool, bare).read()
 
     def _is_known(self, name: str) -> bool:
-        return not self._names or name in self._names
+        return not self._schemas or name in self._schemas
 
     def _is_reported(self) -> bool:
         return self._parallel or self._count == 1

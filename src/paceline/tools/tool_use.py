@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.tools.definitions import NamedTool, Tool, ToolChoice, read_choice, read_tools
+from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.named_call import NamedCallParser
 from paceline.tools.parser import OutputParser
 from paceline.tools.reasoning_parser import ReasoningParser
@@ -54,7 +55,9 @@ class ToolUse:
             return None
         if isinstance(self.choice, NamedTool) and self._structure() is None:
             return NamedCallParser(self.choice.name)
-        return self.format([tool.name for tool in self.tools], parallel=self.parallel)
+        held_to_json = self.choice == "required" and self._structure() is None
+        parser = JsonCallParser if held_to_json else self.format
+        return parser(self.tools, parallel=self.parallel)
 
     def constraint(self, reasoning: ReasoningParser | None = None) -> dict[str, Any] | None:
         """What a grammar must hold the text to, as a `response_format`; None: nothing.

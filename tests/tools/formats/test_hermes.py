@@ -1,6 +1,7 @@
 import pytest
 
 from paceline.tools.calls import Reply, ToolCall
+from paceline.tools.definitions import Tool
 from paceline.tools.formats.hermes import HermesParser
 from tests.tools.support import assert_splits_agree, call
 
@@ -52,4 +53,4 @@ def test_forms_of_one_call(written: str, arguments: str) -> None:
 
 
 def test_an_unknown_name_is_a_call_all_the_same() -> None:
-    assert HermesParser(["other"]).whole(f"<tool_call>{LOOK}</tool_call>").calls
+    assert HermesParser([Tool("other")]).whole(f"<tool_call>{LOOK}</tool_call>").calls

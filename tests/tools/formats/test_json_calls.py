@@ -1,6 +1,7 @@
 import pytest
 
 from paceline.tools.calls import Reply, ToolCall
+from paceline.tools.definitions import Tool
 from paceline.tools.formats.json_calls import JsonCallParser
 from tests.tools.support import assert_splits_agree, call
 
@@ -22,5 +23,5 @@ FOUND = (call("look", '{"q": 1}'),)
     ],
 )
 def test_objects_and_arrays(text: str, content: str | None, calls: tuple[ToolCall, ...]) -> None:
-    reply = assert_splits_agree(lambda: JsonCallParser(["look"]), text)
+    reply = assert_splits_agree(lambda: JsonCallParser([Tool("look")]), text)
     assert reply == Reply(content, None, calls)

@@ -1,6 +1,7 @@
 import pytest
 
 from paceline.tools.calls import Reply, ToolCall
+from paceline.tools.definitions import Tool
 from paceline.tools.formats.llama3_json import Llama3JsonParser
 from tests.tools.support import assert_splits_agree, call
 
@@ -28,5 +29,5 @@ FOUND = (call("look", '{"q": 1}'),)
 def test_calls_without_markers_name_a_known_tool(
     text: str, content: str | None, calls: tuple[ToolCall, ...]
 ) -> None:
-    reply = assert_splits_agree(lambda: Llama3JsonParser(["look"]), text)
+    reply = assert_splits_agree(lambda: Llama3JsonParser([Tool("look")]), text)
     assert reply == Reply(content, None, calls)

@@ -1,0 +1,74 @@
+"""Grammars that hold a model to calls, and parsers that read what they allow."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from paceline.core.constraint import Constraint
+from paceline.structured.request_fields import from_response_format
+from paceline.tools.registry import TOOL_PARSERS
+from paceline.tools.tool_parser import ToolParser
+from paceline.tools.tool_use import ToolUse
+from tests.structured.support import backend, text_of, walk
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["C", "F"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+        "now": {"type": "boolean"},
+        "more": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["unit", "days"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now"}},
+]
+SCHEMAS = {"look": SCHEMA, "now": {"type": "object", "maxProperties": 0}}
+PARSERS = sorted(set(TOOL_PARSERS.values()), key=lambda parser: parser.__name__)
+
+
+def constraint_of(use: ToolUse) -> Constraint:
+    form = use.constraint()
+    assert form is not None
+    found = from_response_format(form)
+    assert found is not None
+    return found
+
+
+def check(use: ToolUse, text: str, most: int) -> None:
+    parser = use.parser()
+    assert parser is not None
+    reply = parser.whole(text)
+    assert 1 <= len(reply.calls) <= most, text
+    assert reply.content is None, text
+    for each in reply.calls:
+        Draft202012Validator(SCHEMAS[each.name]).validate(json.loads(each.arguments))
+
+
+@pytest.mark.parametrize("format", PARSERS)
+@pytest.mark.parametrize("template", ["", "```json [ARGS]"])
+@pytest.mark.parametrize(
+    ("choice", "parallel", "most"),
+    [
+        ("required", True, 99),
+        ("required", False, 1),
+        ({"type": "function", "function": {"name": "look"}}, True, 1),
+    ],
+)
+def test_calls_that_the_grammar_allows_are_read(
+    format: type[ToolParser], template: str, choice: Any, parallel: bool, most: int
+) -> None:
+    use = ToolUse.read(TOOLS, choice, parallel, format, template)
+    grammar = backend("xgrammar").compile(constraint_of(use))
+    ended = 0
+    for seed in range(4):
+        tokens = walk(grammar.matcher(), Random(seed), free=30 * (seed % 2), limit=200)
+        if tokens is not None:
+            ended += 1
+            check(use, text_of(tokens), most)
+    assert ended
