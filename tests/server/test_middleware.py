@@ -24,7 +24,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_a_key_is_asked_for_except_on_probes() -> None:
     async def scenario(site: Site) -> None:
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready", "/ping", "/metrics"):
             assert (await site.http.get(path)).status_code == 200
         for headers in ({}, bearer("wrong"), {"Authorization": "Basic first"}):
             response = await site.http.post(PATH, json=BODY, headers=headers)
@@ -206,6 +206,45 @@ def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
     on(scenario)
 
 
+def test_a_proxy_may_show_the_server_under_a_path() -> None:
+    async def scenario(site: Site) -> None:
+        for root in ("", "/of/llm"):  # a proxy takes it off the path, or does not
+            assert (await site.http.get(f"{root}/health")).status_code == 200
+            assert (await site.http.get(f"{root}/v1/models")).status_code == 401
+            asked = await site.http.post(root + PATH, json=BODY, headers=bearer("first"))
+            assert asked.json()["object"] == "text_completion"
+        for other in ("/of/llm2/health", "/of/health", "/of/llm"):
+            assert (await site.http.get(other, headers=bearer("first"))).status_code == 404
+        described = await site.http.get("/of/llm/openapi.json", headers=bearer("first"))
+        assert described.json()["servers"] == [{"url": "/of/llm"}]
+        await every_response_has_an_id(site)
+
+    settings = ServerSettings(
+        api_keys=("first",), root_path="/of/llm", enable_request_id_headers=True
+    )
+    on_its_own_server(scenario, settings)
+
+
+async def every_response_has_an_id(site: Site) -> None:
+    """The client's own, or a new one, with each response once."""
+    mine = {"X-Request-Id": "mine"}
+    for path in ("/health", "/v1/models", "/of/llm/nowhere"):
+        own = await site.http.get(path, headers=mine)
+        assert own.headers.get_list("x-request-id") == ["mine"]
+        new = [(await site.http.get(path)).headers["x-request-id"] for _ in range(2)]
+        assert len(set(new)) == 2
+    answer = await site.http.post(PATH, json=BODY, headers={**mine, **bearer("first")})
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+
+
+def test_by_default_only_answers_have_an_id(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        assert "x-request-id" not in (await site.http.get("/health")).headers
+        assert "x-request-id" in (await site.http.post(PATH, json=BODY)).headers
+
+    on(scenario)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -220,6 +259,8 @@ def test_what_is_not_json_is_refused_with_the_reason(on: Play) -> None:
         ("api_keys", ("",)),
         ("log_format", "xml"),
         ("otlp_endpoint", "localhost:4318"),
+        ("root_path", "llm"),
+        ("root_path", "/llm/"),
         ("tool_call_parser", "other"),
         ("reasoning_parser", "other"),
     ],

@@ -40,7 +40,7 @@ def over_a_thread(model: Path) -> Iterator[tuple[ThreadCore, FrontEndSettings, s
     load = LoadConfig(load_format="dummy")
     try:
         with bound:
-            yield core, FrontEndSettings("mine", str(model), load, ONE, {}, files, board), bound
+            yield core, FrontEndSettings("mine", str(model), load, ONE, {}, {}, files, board), bound
     finally:
         core.close()
         os.close(board)

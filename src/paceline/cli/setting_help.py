@@ -124,6 +124,11 @@ SENTENCES = {
     "path to a class; auto: by the chat template; none: leave it in the text.",
     "enable_auto_tool_choice": "Let the model choose whether it calls a tool. Otherwise only "
     "requests that require a call may have tools.",
+    "enable_request_id_headers": "Send X-Request-Id with every response, also with those of "
+    "probes and lists.",
+    "enable_force_include_usage": "Have the usage in every chunk of every stream, whatever its "
+    "stream_options say.",
+    "root_path": "Path under which a proxy shows the server, such as /llm.",
     # engine loop
     "inbox_requests": "Maximum number of requests that wait for the next turn of the loop.",
     "on_failure": "What happens after a failed step: continue with other requests, or stop.",

@@ -11,9 +11,16 @@ from paceline import __version__
 from paceline.engine.api import AsyncEngine
 from paceline.server.context import ServerContext
 from paceline.server.errors import answer_errors
-from paceline.server.middleware import DOCS_PATH, HeadAsGet, RequestGuard
+from paceline.server.middleware import (
+    DOCS_PATH,
+    HeadAsGet,
+    NumberedResponses,
+    PathBelow,
+    RequestGuard,
+)
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
+from paceline.server.routes.hosting import hosting_routes
 from paceline.server.routes.messages import message_routes
 from paceline.server.routes.operations import control_routes, probe_routes
 from paceline.server.routes.responses import response_routes
@@ -32,6 +39,7 @@ ROUTES = (
     model_routes,
     token_routes,
     probe_routes,
+    hosting_routes,
     control_routes,
 )
 DEFAULTS = ServerSettings()
@@ -81,5 +89,9 @@ def create_app(
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(PacedRequests, turnstile=context.turnstile)
+    if settings.enable_request_id_headers:
+        app.add_middleware(NumberedResponses)
     app.add_middleware(MeasuredRequests, metrics=context.http_metrics)  # around all others
+    if settings.root_path:
+        app.add_middleware(PathBelow, root=settings.root_path)
     return app

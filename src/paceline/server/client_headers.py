@@ -33,12 +33,14 @@ class ClientHeaders:
 
     request_id: str
     traceparent: str = ""  # W3C trace context as it was sent; empty if missing or malformed
+    load_format: str = ""  # of the load report in the response; empty: none
 
     @classmethod
     def of(cls, headers: Mapping[str, str], prefix: str) -> "ClientHeaders":
         trace = headers.get("traceparent", "")
         request_id = sent_id(headers) or f"{prefix}-{random_id()}"
-        return cls(request_id, trace if TRACEPARENT.match(trace) else "")
+        load_format = headers.get("endpoint-load-metrics-format", "")
+        return cls(request_id, trace if TRACEPARENT.match(trace) else "", load_format.upper())
 
     @property
     def trace_id(self) -> str:

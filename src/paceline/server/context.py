@@ -13,6 +13,7 @@ from paceline.engine.api import AsyncEngine, GenerationRequest, Stream, Tokenize
 from paceline.engine.long_work import LongWork
 from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
+from paceline.server.load_report import LoadReport
 from paceline.server.peers import NO_PEERS, Peers
 from paceline.server.recent_ids import REMEMBERED_IDS
 from paceline.server.reply_parsing import ReplyFormats
@@ -47,10 +48,10 @@ class ServerContext:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.models = (model_name, *settings.aliases)
         self.cache_labels: Mapping[str, Any] = {}  # further labels of the metric cache_config_info
+        self.given_settings: Mapping[str, Any] = {}  # of the engine
         self.board = Scoreboard() if board is None else board
         self.peers: Peers = NO_PEERS
         self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
-        self.template = ChatTemplate.of(tokenizer)
         self.long_work = LongWork()
         self.turnstile = Turnstile()
         self.open_requests: dict[str, Sequence[str]] = {}
@@ -72,6 +73,14 @@ class ServerContext:
     def formats(self) -> ReplyFormats:
         """How the model writes tool calls and reasoning."""
         return ReplyFormats.of(self.settings, self.tokenizer)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate.of(self.tokenizer)
+
+    @cached_property
+    def load_report(self) -> LoadReport:
+        return LoadReport(self.engine.stats)
 
     @property
     def body_route(self) -> type[APIRoute]:

@@ -1,11 +1,13 @@
-"""Middleware that answers HEAD, and checks the API key and the size of each request."""
+"""Middleware around all routes: keys, sizes, HEAD, request ids and the path of a proxy."""
 
 import asyncio
 from hashlib import sha256
 from hmac import compare_digest
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.server.client_headers import random_id, sent_id
 from paceline.server.errors import (
     HEAD_TOO_LARGE,
     TOO_LARGE,
@@ -16,7 +18,7 @@ from paceline.server.errors import (
 )
 from paceline.server.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
 DOCS_PATH = "/docs"
 DOCS_PATHS = frozenset({DOCS_PATH, "/openapi.json"})  # a browser that opens them sends no key
 
@@ -66,6 +68,36 @@ class RequestGuard:
         digest = sha256(key.strip()).digest()
         found = [compare_digest(digest, known) for known in self._keys]
         return scheme.lower() == b"bearer" and any(found)
+
+
+class NumberedResponses:
+    """Sends `X-Request-Id` with responses that have none: the client's own, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("X-Request-Id", sent_id(Headers(scope=scope)) or random_id())
+            await send(message)
+
+        await self._app(scope, receive, send_id if scope["type"] == "http" else send)
+
+
+class PathBelow:
+    """Takes `root` off the path of requests, if a proxy has not done so."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app, self._root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path, root = scope["path"], self._root
+            path = path.removeprefix(root) if path.startswith(root + "/") else path
+            scope = {**scope, "path": path, "root_path": root}
+        await self._app(scope, receive, send)
 
 
 class HeadAsGet:

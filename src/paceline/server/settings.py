@@ -1,5 +1,6 @@
 """Settings of the HTTP server."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ POSITIVE = (
     *("send_buffer_bytes", "head_s", "body_s", "idle_s", "unread_s"),
 )
 MOST_API_SERVERS = 256  # each is a process that takes some 80 MB
+ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
 NOT_NEGATIVE = ("drain_s", "timeout_s", "api_server_count")
 
 
@@ -43,6 +45,9 @@ class ServerSettings:
     reasoning_parser  the format of the model's reasoning; auto: by its chat template; none:
                       reasoning stays in the text
     enable_auto_tool_choice  let the model choose whether it calls a tool
+    enable_request_id_headers  send X-Request-Id with every response, not only with answers
+    enable_force_include_usage  have the usage in every chunk of every stream
+    root_path        path under which a proxy shows the server; empty: none
     """
 
     api_keys: tuple[str, ...] = ()
@@ -68,6 +73,9 @@ class ServerSettings:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     enable_auto_tool_choice: bool = True
+    enable_request_id_headers: bool = False
+    enable_force_include_usage: bool = False
+    root_path: str = ""
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
@@ -85,6 +93,10 @@ class ServerSettings:
         where = self.otlp_endpoint
         if where and not where.startswith(("http://", "https://")):
             raise ConfigError(f"otlp_endpoint is {where!r}; it must begin with http:// or https://")
+        if self.root_path and not ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                f"root_path is {self.root_path!r}; it must begin with / and not end with /"
+            )
         if not all(self.api_keys):
             raise ConfigError("an API key is empty; give at least one character, or no key")
         check_parsers(self.tool_call_parser, self.reasoning_parser)

@@ -74,7 +74,8 @@ async def serve(core: RemoteCore, settings: FrontEndSettings) -> None:
     engine = SharedEngine(core, frontend, board.section("metrics"), board.section("core")[-1])
     app = create_app(engine, settings.model, tokenizer, settings.server, board)
     context: ServerContext = app.state.context
-    context.cache_labels, context.peers = settings.cache_labels, RemotePeers(core)
+    context.cache_labels, context.given_settings = settings.cache_labels, settings.given
+    context.peers = RemotePeers(core)
     server = draining_server(app, "", 0)
     server.listening = lambda _: core.report_ready()
     core.control = LoopControl(server, context, asyncio.get_running_loop())

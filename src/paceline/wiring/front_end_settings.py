@@ -16,6 +16,7 @@ class FrontEndSettings:
     load          settings of loading
     server        settings of the server
     cache_labels  further labels of the metric cache_config_info
+    given         settings of the engine, as they were given
     sockets       file descriptors of the sockets to accept connections at
     board         file descriptor of the figures of all processes
     row           of this process in them
@@ -26,6 +27,7 @@ class FrontEndSettings:
     load: LoadConfig
     server: ServerSettings
     cache_labels: dict[str, Any]
+    given: dict[str, Any]
     sockets: tuple[int, ...]
     board: int
     row: int = 0

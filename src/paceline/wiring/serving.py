@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import SIGTERM, signal
 from threading import current_thread, main_thread
 from time import monotonic
+from types import NoneType
 from typing import Any
 
 from paceline.core.config import LoadConfig, LoadFormat
@@ -30,6 +31,7 @@ from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.server import serve as http
 from paceline.server.app import create_app
+from paceline.server.context import ServerContext
 from paceline.server.listen import bound_sockets, check_port, check_socket, url_of
 from paceline.server.running import RunningServer, announced
 from paceline.server.scoreboard import shared_memory
@@ -43,6 +45,8 @@ from paceline.wiring.recording import check_record
 from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings
 from paceline.wiring.supervisor import IdleProcesses, Supervisor
 from paceline.wiring.tokenizer import load_tokenizer, log_rules, log_template, sampling_rules
+
+PLAIN = (str, int, float, bool, NoneType)
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +80,7 @@ def serve(
     if chosen.api_server_count > 1:
         serve_by_several(model, (host, port, uds), chosen, progress, settings)
         return
+    labels, given = cache_labels(settings), plain(settings)
     with exit_on_sigterm():  # until the server handles signals
         load = part_of(LoadConfig, settings)
         core, tokenizer = loaded(model, progress, settings)
@@ -87,7 +92,8 @@ def serve(
         engine = StreamingEngine(core, frontend)
         try:
             app = create_app(engine, model, tokenizer, chosen)
-            app.state.context.cache_labels = cache_labels(settings)
+            context: ServerContext = app.state.context
+            context.cache_labels, context.given_settings = labels, given
             keep_heap()
             await http.serve(app, host, port, uds)
         finally:
@@ -122,10 +128,10 @@ def serve_by_several(
             files = tuple(one.fileno() for one in sockets)
             idle = IdleProcesses((*files, board), chosen.api_server_count)
             closing.callback(idle.close)
+            labels, given = cache_labels(settings), plain(settings)
             core, path = loaded_core(model, progress, settings)
             closing.callback(core.close)
-            labels = cache_labels(settings)
-            shared = FrontEndSettings(model, path, load, chosen, labels, files, board)
+            shared = FrontEndSettings(model, path, load, chosen, labels, given, files, board)
             supervisor = Supervisor(core, shared, limits, idle)
             closing.callback(supervisor.close)
             supervisor.start()
@@ -146,6 +152,11 @@ def cache_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
         "num_gpu_blocks_override": load.num_gpu_blocks_override or None,
         "swap_space": load.swap_space,
     }
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as values that can be sent and shown."""
+    return {name: one if type(one) in PLAIN else str(one) for name, one in settings.items()}
 
 
 def log_keys(settings: ServerSettings, host: str) -> None:

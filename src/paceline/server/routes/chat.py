@@ -43,7 +43,7 @@ def chat_routes(context: ServerContext) -> APIRouter:
         reply = await parsed(request, chat_reply, body, context.formats)
         generation = await parsed(request, chat_ask, body, rules, reply)
         name = context.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings.timings)
+        envelope = Envelope.of(body, name, model, context.settings)
         writer = ChatWriter(envelope, body)
         if not reply.is_plain:
             writer = ChatReplyWriter(envelope, body, reply)

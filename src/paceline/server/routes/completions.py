@@ -41,7 +41,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
         model = context.model(body.model)
         generations = await parsed(request, completion_asks, body, context.engine.rules)
         name = context.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings.timings)
+        envelope = Envelope.of(body, name, model, context.settings)
         echoed = await parsed(request, prompt_texts, context, generations) if body.echo else []
         writer = CompletionWriter(envelope, body, echoed, context.tokenizer)
         return GenerationResponse(

@@ -61,7 +61,7 @@ def response_routes(context: ServerContext) -> APIRouter:
         reply = await parsed(request, response_reply, body, context.formats)
         generation = await parsed(request, response_ask, body, rules, reply)
         name = context.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings.timings)
+        envelope = Envelope.of(body, name, model, context.settings)
         empty = begun(body, generation, name, model)
         writer = ResponsesWriter(envelope, empty)
         if not reply.is_plain:

@@ -20,10 +20,12 @@ from paceline.server.schemas.completions import (
     usage_of,
 )
 from paceline.server.schemas.requests import GenerationBody, StreamOptions
+from paceline.server.settings import ServerSettings
 
 Chunk = type[ChatChunk] | type[Completion]
 
 NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
+ALL = StreamOptions(include_usage=True, continuous_usage_stats=True)
 
 
 class Envelope:
@@ -40,10 +42,13 @@ class Envelope:
         self._prompt = self._completion = 0
 
     @classmethod
-    def of(cls, body: GenerationBody, name: str, model: str, timings: bool) -> "Envelope":
-        """`timings` is the default for bodies without that field."""
-        wanted = timings if body.timings is None else body.timings
-        return cls(name, model, body.stream_options or NO_OPTIONS, wanted)
+    def of(
+        cls, body: GenerationBody, name: str, model: str, settings: ServerSettings
+    ) -> "Envelope":
+        """The settings have the default of `timings`, and may force the usage."""
+        wanted = settings.timings if body.timings is None else body.timings
+        options = body.stream_options or NO_OPTIONS
+        return cls(name, model, ALL if settings.enable_force_include_usage else options, wanted)
 
     def count_prompts(self, streams: Sequence[Stream]) -> None:
         self._prompt = sum(stream.prompt_tokens for stream in streams)

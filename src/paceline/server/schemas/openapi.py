@@ -50,4 +50,10 @@ GENERATED: Documented = {
 }
 MESSAGE_ERRORS: Documented = {"4XX": MESSAGE_FAULT, "5XX": MESSAGE_FAULT}
 MESSAGE_GENERATED: Documented = {200: GENERATED[200], **MESSAGE_ERRORS}
+INVOKED: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+}
 PROBED: Documented = {503: {"description": "Not ready, and why"}}

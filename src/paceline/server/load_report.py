@@ -1,0 +1,36 @@
+"""The load of the engine as a header of responses, in the formats of ORCA."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
+
+import msgspec
+
+from paceline.engine.api import Report
+
+FRESH_S = 0.1  # a report this old is sent again, so that many requests do not ask the core
+NAMES = ("kv_cache_usage_perc", "num_requests_waiting")  # of gauges; routers know them from vLLM
+
+
+class LoadReport:
+    """Requests that want a report at the same time share one question to the engine."""
+
+    def __init__(self, stats: Callable[[], Awaitable[Report]]) -> None:
+        self._stats = stats
+        self._lock = asyncio.Lock()
+        self._named: Mapping[str, float] = {}
+        self._until = 0.0  # when the figures are too old
+
+    async def header(self, kind: str) -> bytes:
+        """The value of `endpoint-load-metrics`, as TEXT or JSON; empty for any other format."""
+        if kind not in ("TEXT", "JSON"):
+            return b""
+        async with self._lock:
+            if monotonic() >= self._until:
+                gauges = (await self._stats()).gauges
+                self._named = {name: float(gauges[name]) for name in NAMES}
+                self._until = monotonic() + FRESH_S
+        if kind == "JSON":
+            return b"JSON " + msgspec.json.encode({"named_metrics": self._named})
+        named = (f"named_metrics.{name}={value}" for name, value in self._named.items())
+        return f"TEXT {', '.join(named)}".encode()
