@@ -69,6 +69,12 @@ class Drafts:
     ids: Tensor  # [rows, most]; -1 is none
     probabilities: Tensor | None = None  # [rows, most, vocab] in float32; each draft was drawn by
 
+    def up_to(self, most: int) -> "Drafts":
+        """The first places of each row."""
+        if self.probabilities is None:
+            return Drafts(self.ids[:, :most])
+        return Drafts(self.ids[:, :most], self.probabilities[:, :most])
+
 
 class Drafter(ABC):
     """Guesses the tokens that come next in many sequences at once.

@@ -20,7 +20,14 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.lazy_memory import lazy_zeros
 from paceline.runner.models.model import Model
 from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
-from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, check_drafts, check_shape
+from paceline.runner.proposer import (
+    Drafter,
+    DraftingFor,
+    DraftInput,
+    Drafts,
+    check_drafts,
+    check_shape,
+)
 from paceline.runner.result import ResultBuilder
 from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
@@ -122,7 +129,7 @@ class TorchRunner:
             return replace(self._compute(plan, slot, drafts), computed_drafts=plan.rows.drafts)
         return self._compute(plan, slot, None)
 
-    def _compute(self, plan: Plan, slot: Tensor, drafts: Tensor | None) -> StepResult:
+    def _compute(self, plan: Plan, slot: Tensor, drafts: Drafts | None) -> StepResult:
         rows = plan.rows
         count = torch.from_numpy(rows.count.astype(np.int64))
         batch = self._state.batch(plan, slot, count)
@@ -144,9 +151,9 @@ class TorchRunner:
             return []
         return spans(plan, batch.position[batch.row_start[:-1]].tolist(), self._asking)
 
-    def _draft(self, plan: Plan, slot: Tensor) -> tuple[Plan, Tensor | None]:
+    def _draft(self, plan: Plan, slot: Tensor) -> tuple[Plan, Drafts | None]:
         """Return the plan with the drafts that were proposed, which may be fewer than planned, and
-        the drafts of the rows that sample, [samples, most drafts]; None if there are none.
+        the drafts of the rows that sample; None if there are none.
 
         A place for which nothing was proposed is not computed.
         """
@@ -158,18 +165,18 @@ class TorchRunner:
         known = self._state.position[own] + torch.from_numpy(width.astype(np.int64))[wanted]
         tokens = self._state.tokens[own, : int(known.max())]
         most = int(number.max())
-        found = self._drafter.draft(DraftInput(own, tokens, known, number, most))
-        drafts = check_shape(self._drafter, found, len(number), most).ids
-        check_drafts(self._drafter, drafts, number, self._model.config.vocab)
-        self._state.append(own, known, drafts)
+        drafts = self._drafter.draft(DraftInput(own, tokens, known, number, most))
+        check_shape(self._drafter, drafts, len(number), most)
+        check_drafts(self._drafter, drafts.ids, number, self._model.config.vocab)
+        self._state.append(own, known, drafts.ids)
         found = np.zeros_like(rows.drafts)
-        found[rows.samples] = (drafts >= 0).sum(1).numpy()
+        found[rows.samples] = (drafts.ids >= 0).sum(1).numpy()
         rows = replace(rows, count=width + found, drafts=found)
         most = int(found.max())
-        return replace(plan, rows=rows), drafts[:, :most] if most else None
+        return replace(plan, rows=rows), drafts.up_to(most) if most else None
 
     def _sample(
-        self, plan: Plan, batch: Batch, logits: Tensor, drafts: Tensor | None
+        self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
     ) -> StepResult:
         rows = plan.rows
         wanted = np.flatnonzero(rows.samples)
@@ -179,7 +186,7 @@ class TorchRunner:
         controls = self._controls_for(rows, wanted)
         asked = [self._requests[place] for place in rows.slot[wanted].tolist()]
         quiet = [row for row, request in enumerate(asked) if request.silent]
-        at = lines(number, 0 if drafts is None else drafts.shape[1])
+        at = lines(number, 0 if drafts is None else drafts.ids.shape[1])
         if self._masks is not None and (masks := self._masks.fill(plan)) is not None:
             masked = np.searchsorted(wanted, masks.row)
             apply_masks(logits, masks, at[torch.from_numpy(masked), 0])
@@ -189,7 +196,8 @@ class TorchRunner:
             ids, taken, bad = sampled.ids[:, None], torch.ones_like(sampled.ids), sampled.bad
             scores: tuple[TokenScores | None, ...] = (sampled.scores,)
         else:
-            found = self._sampler.verify(logits, drafts, controls, first, at)
+            given = drafts.ids, controls, first, at, drafts.probabilities
+            found = self._sampler.verify(logits, *given)
             ids, taken, bad, scores = found.ids, found.count, found.bad, found.scores
         controls.observe(ids, first)
         self._advance(plan, slot, first, ids, taken)

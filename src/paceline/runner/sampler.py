@@ -11,6 +11,7 @@ from paceline.core.arrays import I32
 from paceline.core.errors import StepError
 from paceline.core.request import Request
 from paceline.runner.penalties import TokenCounts
+from paceline.runner.rejection import DrawnDrafts
 from paceline.runner.sampling_controls import Controls, SamplingGroup, SequenceSampling
 from paceline.runner.token_choice import HALF, by_cells, key_of, relative_weights
 
@@ -103,32 +104,50 @@ def foremost(values: Tensor, ids: Tensor, count: int) -> Tensor:
 
 
 def by_groups(
-    logits: Tensor, groups: Sequence[SamplingGroup], positions: Tensor
+    logits: Tensor,
+    groups: Sequence[SamplingGroup],
+    positions: Tensor,
+    drafts: DrawnDrafts | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The token id of each row, and its largest logit."""
     if len(groups) == 1:
-        return groups[0].choose(logits, positions)
+        return groups[0].choose(logits, positions, drafts)
     ids = positions.new_empty(len(logits), dtype=torch.long)
     peak = logits.new_empty(len(logits))
     for group in groups:
         rows = group.rows
         own = logits[rows] if isinstance(rows, slice) else logits.index_select(0, rows)
-        ids[rows], peak[rows] = group.choose(own, positions[rows])
+        drawn = None if drafts is None else drafts.of(rows)
+        ids[rows], peak[rows] = group.choose(own, positions[rows], drawn)
     return ids, peak
 
 
-def chosen(logits: Tensor, controls: Controls, positions: Tensor, ahead: Tensor) -> Sampled:
-    """Sample a token for each row, after tokens `ahead` [rows, ahead] that are not counted."""
+def chosen(
+    logits: Tensor,
+    controls: Controls,
+    positions: Tensor,
+    ahead: Tensor,
+    drafts: DrawnDrafts | None = None,
+) -> Sampled:
+    """Sample a token for each row, after tokens `ahead` [rows, ahead] that are not counted, and
+    with regard to drafts of this position that were drawn at random."""
     scored = controls.scored
     raw = None if scored is None else logits.index_select(0, scored.rows)
     for edit in controls.edits:
         edit.apply(logits, positions, ahead)
-    ids, peak = by_groups(logits, controls.groups, positions)
+    ids, peak = by_groups(logits, controls.groups, positions, drafts)
     bad = (peak - peak) != 0.0  # not zero for infinities and NaN
     ids = ids.masked_fill(bad, 0)
     if scored is None or raw is None:
         return Sampled(ids, bad, None)
     return Sampled(ids, bad, score(raw, ids.index_select(0, scored.rows), scored.most))
+
+
+def drawn_at(place: int, drafts: Tensor, probabilities: Tensor | None) -> DrawnDrafts | None:
+    """The drafts of one place, if they were drawn at random. The last place has none."""
+    if probabilities is None or place == drafts.shape[1]:
+        return None
+    return DrawnDrafts(drafts[:, place], probabilities[:, place])
 
 
 class Sampler:
@@ -179,13 +198,15 @@ class Sampler:
         controls: Controls,
         positions: Tensor,
         at: Tensor | None = None,
+        probabilities: Tensor | None = None,
     ) -> Verified:
         """Sample tokens from each row's position on, as long as its drafts agree with them.
 
         Overwrites logits [rows, 1 + drafts, vocab], computed with the drafts [rows, drafts]; or
         logits [lines, vocab], where place i of a row has line `at[row, i]`. A draft of -1 is no
         draft. Each place is sampled as if the drafts before it were right, and drafts are compared
-        afterwards.
+        afterwards. Drafts that were drawn at random come with their probabilities [rows, drafts,
+        vocab].
         """
         width = drafts.shape[1] + 1
         if at is None:
@@ -198,6 +219,7 @@ class Sampler:
                 controls,
                 positions + place,
                 drafts[:, :place],
+                drawn_at(place, drafts, probabilities),
             )
             for place in range(width)
         ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.sampling import Sampling
 from paceline.runner.penalties import Penalties, TokenCounts
-from paceline.runner.token_choice import Filter, Greedy, MinP, RandomDraw, TopK, TopP
+from paceline.runner.token_choice import DraftedDraw, Filter, Greedy, MinP, RandomDraw, TopK, TopP
 
 FOREVER = 1 << 62
 
@@ -67,7 +67,9 @@ class SamplingGroup(Protocol):
     @property
     def rows(self) -> Tensor | slice: ...
 
-    def choose(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, logits: Tensor, positions: Tensor, drafts: DraftedDraw | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Sample a token id for each of its rows. Return ids and the largest logits."""
         ...
 

@@ -92,13 +92,23 @@ def draw(weights: Tensor, words: Tensor) -> Tensor:
     return first * cells.shape[-1] + within  # [rows]
 
 
+class DraftedDraw(Protocol):
+    """Drafts that were drawn at random, one for each row."""
+
+    def draw(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """Draw a token id for each row by its weights [rows, vocab], and accept its draft by it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Greedy:
     """The most likely token; among equals, the smallest id."""
 
     rows: Tensor | slice  # of the batch
 
-    def choose(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, logits: Tensor, positions: Tensor, drafts: DraftedDraw | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Find the cell first: torch's max is ten times faster than its argmax."""
         cells = by_cells(logits)  # [rows, cells, cell]
         peaks = cells.amax(-1)
@@ -125,12 +135,16 @@ class RandomDraw:
     temperature: Tensor  # [rows, 1]
     filters: tuple[Filter, ...]
 
-    def choose(self, logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, logits: Tensor, positions: Tensor, drafts: DraftedDraw | None = None
+    ) -> tuple[Tensor, Tensor]:
         peak = logits.amax(-1, keepdim=True)
         weights = relative_weights((logits - peak).div_(self.temperature))  # [rows, vocab]
         for each in self.filters:
             # On a CPU, multiplying by 0 or 1 is several times faster than a mask.
             weights *= torch.ge(weights, each.smallest(weights), out=torch.empty_like(weights))
+        if drafts is not None:
+            return drafts.draw(weights, self.keys, positions), peak[:, 0]
         return draw(weights, random_words(self.keys, positions)), peak[:, 0]
 
 
