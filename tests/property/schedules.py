@@ -16,6 +16,7 @@ from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, child_label
 from paceline.core.step_times import StepTimes
 from paceline.engine.core.constrained_requests import ConstrainedRequests
+from paceline.engine.core.pipeline import MASKED_DEPTH
 from paceline.kv import cache as kv_cache
 from paceline.kv.pool import BlockPool
 from paceline.sched.gates.adapter_slots import REASON as ADAPTER_SLOTS
@@ -81,6 +82,7 @@ class Drive:
     flight: deque[tuple[Plan, StepResult | None]] = field(
         default_factory=deque[tuple[Plan, StepResult | None]]
     )
+    held: Plan | None = None  # the latest in flight, if it runs when those before it are delivered
     poisoned: bool = False  # a step in flight failed; those after it fail too
     spoiling: bool = field(init=False)  # may rows come to nothing?
     condemned: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -289,10 +291,14 @@ class Drive:
         self.now += r.choice([0.0, 0.1, 1.0])
         while self.to_come and (r.random() < 0.4 or not self.chaos):
             self.submit(self._shaped(self.to_come.popleft()))
-        if len(self.flight) < self.depth:
+        if len(self.flight) < self.most_in_flight:
             self.plan()
-        if self.flight and (len(self.flight) >= self.depth or r.random() < 0.4):
+        if self.flight and (len(self.flight) >= self.most_in_flight or r.random() < 0.4):
             self.deliver()
+
+    @property
+    def most_in_flight(self) -> int:
+        return min(self.depth, MASKED_DEPTH) if self.grammars.any_open else self.depth
 
     def submit(self, request: Request) -> None:
         parked = "grammar" if self.chaos and self.random.random() < 0.1 else ""
@@ -316,6 +322,7 @@ class Drive:
         return [request.id, *(child_label(request.id, child) for child in children)]
 
     def plan(self) -> None:
+        self._run_held()
         scheduler = self.scheduler
         before = scheduler.snapshot()
         plan = scheduler.plan(self.now)
@@ -335,10 +342,12 @@ class Drive:
             self.poisoned = True
             self.runner.lose(plan)
             result = None
+        elif self.flight and self.grammars.wants(plan):
+            self._assert_nothing_doubtful_is_found(plan)
+            self.held, result = plan, None
+            self.seen["held"] += 1
         else:
-            if self.chaos and self.spoiling and len(plan.rows) and self.latest.random() < 0.1:
-                self.spoil(self.latest.choice(plan.rows.labels))
-            result = self._with_fewer_drafts(plan, self.runner.run(plan))
+            result = self._result(plan)
             self._assert_nothing_doubtful_is_found(plan)
         if not plan.empty:
             self.flight.append((plan, result))
@@ -346,6 +355,17 @@ class Drive:
         self._take(scheduler.commit(plan, StepResult.of(plan, {}), self.now))
         if not self.flight:
             self._assert_not_stuck(before, told)
+
+    def _run_held(self) -> None:
+        plan, self.held = self.held, None
+        if plan is not None:
+            assert len(self.flight) == 1, "its masks are of tokens that are not committed"
+            self.flight[0] = plan, self._result(plan)
+
+    def _result(self, plan: Plan) -> StepResult:
+        if self.chaos and self.spoiling and len(plan.rows) and self.latest.random() < 0.1:
+            self.spoil(self.latest.choice(plan.rows.labels))
+        return self._with_fewer_drafts(plan, self.runner.run(plan))
 
     def _breaks(self, plan: Plan) -> bool:
         """Does the device fail in this step?"""
@@ -445,6 +465,8 @@ class Drive:
         assert excused or ended or not here, "stuck"
 
     def deliver(self) -> None:
+        if len(self.flight) == 1:
+            self._run_held()
         plan, result = self.flight.popleft()
         self.runner.settle(plan.step)
         if result is not None:

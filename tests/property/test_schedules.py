@@ -61,7 +61,16 @@ def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None
     seen: Counter[str] = Counter()
     for seed in range(chunk, SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED):
         seen += drive(seed, constrained=True)
-    for trouble in ("constrained", "preempted", "swap_in", "drafts", "stale", "retried", "best_of"):
+    for trouble in (
+        "constrained",
+        "held",
+        "preempted",
+        "swap_in",
+        "drafts",
+        "stale",
+        "retried",
+        "best_of",
+    ):
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
 
 

@@ -23,12 +23,20 @@ class MaskRows:
 
 
 class TokenMasks(Protocol):
-    """Where a runner gets the masks of a step."""
+    """Where a runner gets the masks of a step.
+
+    A mask depends on the tokens before it, so a step with masks samples when the steps before it
+    are committed: when the next step is launched, or when it is waited for itself. The engine has
+    at most two steps in flight then.
+    """
+
+    def wants(self, plan: Plan) -> bool:
+        """Does a row of this plan sample under a constraint?"""
+        ...
 
     def fill(self, plan: Plan) -> MaskRows | None:
         """The masks of the rows that sample under a constraint; None if there are none.
 
-        The results of earlier steps of these rows are committed. Call it once for each step, after
-        the launch of the model where that is asynchronous.
+        The steps before it are committed. The next call overwrites the masks.
         """
         ...

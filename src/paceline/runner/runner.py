@@ -66,7 +66,7 @@ class TorchRunner:
         self._rows: Rows | None = None  # those that the controls are for
         self._slots: list[int] = []  # of these rows, where they sample
         self._controls: Controls | None = None
-        self._results: deque[StepResult] = deque()
+        self._flight: deque[StepResult | Plan] = deque()  # the latest may be a plan that is not run
 
     def reserve_host(self, blocks: int) -> None:
         """Make room on the host for swapping."""
@@ -74,22 +74,39 @@ class TorchRunner:
         self._drafter.reserve_host(blocks)
 
     def launch(self, plan: Plan) -> None:
-        """Run a step. A CPU has nothing to overlap with, so the step has ended on return."""
-        self._drafter.follow(plan)
-        self._take_over(plan)
-        if not plan.empty:
-            self._results.append(self._run(plan))
+        """Run a step. A CPU has nothing to overlap with, so the step has ended on return, unless
+        its masks depend on a step that was not waited for."""
+        try:
+            self._run_latest()
+        finally:
+            self._drafter.follow(plan)
+            self._take_over(plan)
+        if self._flight and self._masks is not None and self._masks.wants(plan):
+            self._flight.append(plan)
+        elif not plan.empty:
+            self._flight.append(self._run(plan))
 
     def wait(self) -> StepResult:
         """Return the result of the oldest step that was not waited for."""
-        return self._results.popleft()
+        if len(self._flight) == 1:
+            self._run_latest()
+        oldest = self._flight.popleft()
+        assert isinstance(oldest, StepResult), "its masks depend on steps that were not waited for"
+        return oldest
+
+    def _run_latest(self) -> None:
+        """Run the latest step, if that was put off. The steps before it are committed."""
+        latest = self._flight[-1] if self._flight else None
+        if isinstance(latest, Plan):
+            self._flight.pop()
+            self._flight.append(self._run(latest))
 
     def is_lost(self) -> bool:
         """A CPU is never lost."""
         return False
 
     def close(self) -> None:
-        self._results.clear()
+        self._flight.clear()
 
     # -- changes that come with a plan --------------------------------------
 

@@ -16,7 +16,6 @@ from paceline.sched.explain.journal import note
 from paceline.sched.failures import Failures
 from paceline.sched.families.beam_reports import BeamReports
 from paceline.sched.families.best_samples import BestSamples
-from paceline.sched.lockstep import Lockstep
 from paceline.sched.result_rows import ResultHook, ResultRows
 from paceline.sched.steady import Steady
 
@@ -31,7 +30,6 @@ class Accounting:
         DraftResults,
         BestSamples,
         BeamReports,
-        Lockstep,
     )
 
     def __init__(self, components: SchedulerComponents) -> None:

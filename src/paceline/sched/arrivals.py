@@ -10,8 +10,6 @@ from paceline.sched.families.family import FORK_POINT, LOCKSTEP
 from paceline.sched.state import SchedulerState
 from paceline.sched.stops import StopWatch
 
-CONSTRAINED = "constraint"  # a cap, and a need for the host: see `lockstep`
-
 
 class Arrivals:
     """Moves sequences into queues and slots, and notes it in their lives."""
@@ -83,9 +81,6 @@ class Arrivals:
         state = self._state
         if state.table.silent[sequence.slot]:  # the host adds up scores, or chooses the tokens
             state.table.need_host(sequence.slot, "best sequences")
-        if sequence.request.constraint is not None:
-            state.table.need_host(sequence.slot, CONSTRAINED)
-            state.table.cap(sequence.slot, CONSTRAINED, len(sequence.tokens))
         self._stops.watch(sequence.request)
         state.policy.admitted(sequence, len(sequence.tokens) - computed)
         request, resumed = sequence.request, sequence.preemptions > 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.capabilities import Capabilities
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
 from paceline.sim.clock import VirtualClock
 
@@ -36,6 +37,7 @@ class SimulatedRunner:
     """The engine's `Runner` port around a function from plans to results.
 
     The device runs one step after another. `wait` moves the clock to the end of the oldest one.
+    With `masks`, a step that wants some runs when the steps before it are committed.
     `failure` keeps what the device raised, since an engine turns any error of a runner into
     failed requests.
     """
@@ -45,11 +47,25 @@ class SimulatedRunner:
 
     def __init__(self, device: SimulatedDevice, clock: VirtualClock) -> None:
         self.failure: Exception | None = None
+        self.masks: TokenMasks | None = None
         self._device, self._clock = device, clock
+        self._held: Plan | None = None  # launched, but not run
         self._running: deque[SimulatedStep] = deque()
         self._free_at = 0.0  # when the device has run all of them
 
     def launch(self, plan: Plan) -> None:
+        self._run_held()
+        if self._running and self.masks is not None and self.masks.wants(plan):
+            self._held = plan
+        else:
+            self._run(plan)
+
+    def _run_held(self) -> None:
+        plan, self._held = self._held, None
+        if plan is not None:
+            self._run(plan)
+
+    def _run(self, plan: Plan) -> None:
         try:
             result = self._device.execute(plan)  # an empty plan still lists released slots
         except Exception as error:
@@ -62,6 +78,8 @@ class SimulatedRunner:
             self._clock.advance_to(self._clock() + self._device.empty_step_s)
 
     def wait(self) -> StepResult:
+        if not self._running:
+            self._run_held()
         oldest = self._running.popleft()
         self._clock.advance_to(oldest.done_at)
         return oldest.result

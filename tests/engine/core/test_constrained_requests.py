@@ -47,7 +47,9 @@ class MaskedRunner(SimulatedRunner):
 class Setting:
     """An engine with an oracle that follows masks, unless a test changes its results."""
 
-    def __init__(self, changed: Callable[[Plan, StepResult], StepResult] | None = None) -> None:
+    def __init__(
+        self, changed: Callable[[Plan, StepResult], StepResult] | None = None, depth: int = 2
+    ) -> None:
         self.compiler, self.clock = LateCompiler(), VirtualClock()
         self.constrained = ConstrainedRequests(self.compiler, 1, (END,))
         self.oracle = OracleRunner(16, 4, VOCAB)
@@ -58,8 +60,9 @@ class Setting:
             return result if changed is None else changed(plan, result)
 
         runner = MaskedRunner(SimulatedDevice(execute), self.clock)
+        runner.masks = self.constrained
         scheduler = Scheduler.create(max_num_batched_tokens=32, **SIZES)
-        self.engine = Engine(scheduler, runner, self.clock, 2, constrained=self.constrained)
+        self.engine = Engine(scheduler, runner, self.clock, depth, constrained=self.constrained)
 
     def submit(self, name: str = "a", parked: str = "", **fields: Any) -> None:
         fields = {"constraint": Constraint.regex("0{3,9}"), "eos_token_ids": (END,), **fields}

@@ -6,9 +6,12 @@ import pytest
 
 from paceline.core.arrays import NO_I32
 from paceline.core.capabilities import Capabilities
+from paceline.core.constraint import Constraint
 from paceline.core.errors import StepError
 from paceline.core.plan import NO_ROWS, Plan, StepResult
+from paceline.core.request import Request
 from paceline.engine.core.pipeline import Pipeline
+from tests.property.grammars import constrained_requests
 
 
 def plan(step: int, empty: bool = False) -> Plan:
@@ -118,3 +121,16 @@ def test_what_is_abandoned_is_waited_for_all_the_same() -> None:
     assert len(pipeline) == 0
     pipeline.launch(plan(4))
     assert pipeline.land()[0].step == 4
+
+
+def test_two_steps_are_in_flight_at_most_while_a_request_has_a_constraint() -> None:
+    constrained = constrained_requests(vocab=7)
+    pipeline = Pipeline(Device(), 3, constrained)
+    for step in (1, 2):
+        pipeline.launch(plan(step))
+    assert not pipeline.full
+    asked = Request("a", [1], constraint=Constraint.regex("0*"))
+    constrained.begin(asked, lambda _: None)
+    assert pipeline.full
+    constrained.forget("a")
+    assert not pipeline.full

@@ -11,7 +11,7 @@ from paceline.core.arrays import I32, Bool
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.masks import MaskRows
-from paceline.core.plan import Failed, Plan, StepResult
+from paceline.core.plan import Failed, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.engine.core.messages import EngineFailed
 from paceline.structured.backend import Grammar, Matcher
@@ -55,10 +55,10 @@ class ConstrainedRequest:
 
 
 class ConstrainedRequests:
-    """Keeps the grammars of open requests. The scheduler gives such a request a position only when
-    every token before it is committed, so masks and tokens are of the same state.
+    """Keeps the grammars of open requests, and gives the runner its masks: see `TokenMasks`.
 
-    All methods are for the engine's thread. The runner calls `fill` within `launch`.
+    All methods are for the engine's thread. The runner calls `wants` and `fill` within `launch` and
+    `wait`.
     """
 
     def __init__(self, compiler: ConstraintCompiler, words: int, eos: tuple[int, ...]) -> None:
@@ -69,6 +69,9 @@ class ConstrainedRequests:
         for token in eos:
             self._ends[token >> 5] |= np.uint32(1 << (token & 31))
         self._others = (~self._ends).view(np.int32)
+        self._bits = np.empty((0, words), np.int32)  # room for the masks of a step
+        self._latest: Rows | None = None  # the rows that were looked at last
+        self._wanted: list[int] = []  # of these, those that sample under a constraint
 
     # -- requests come and go -------------------------------------------------
 
@@ -78,6 +81,7 @@ class ConstrainedRequests:
         assert request.constraint is not None
         compiled = self._compiler.submit(request.constraint)
         self._open[request.id] = ConstrainedRequest(request, compiled)
+        self._latest = None
         if compiled.done():
             return True
         compiled.add_done_callback(lambda _: ready(request.id))
@@ -115,6 +119,7 @@ class ConstrainedRequests:
         one = self._open.pop(request_id, None)
         if one is not None:
             one.compiled.cancel()
+            self._latest = None
 
     def close(self) -> None:
         for request_id in tuple(self._open):
@@ -123,15 +128,23 @@ class ConstrainedRequests:
 
     # -- steps ----------------------------------------------------------------
 
+    def wants(self, plan: Plan) -> bool:
+        return bool(self._rows(plan.rows))
+
     def fill(self, plan: Plan) -> MaskRows | None:
-        wanted = self._rows(plan, plan.rows.samples)
+        wanted = self._rows(plan.rows)
         if not wanted:
             return None
-        bits = np.empty((len(wanted), self._words), np.int32)
+        bits = self._room(len(wanted))
         for line, row in zip(bits, wanted, strict=True):
             one = self._open[plan.rows.request_id[row]]
             self._fill_row(line, one.request, one.progress(int(plan.rows.serial[row])))
         return MaskRows(np.array(wanted, np.intp), bits)
+
+    def _room(self, masks: int) -> I32:
+        if len(self._bits) < masks:
+            self._bits = np.empty((2 * masks, self._words), np.int32)
+        return self._bits[:masks]
 
     def _fill_row(self, line: I32, request: Request, progress: GrammarProgress) -> None:
         try:
@@ -152,7 +165,10 @@ class ConstrainedRequests:
         A row whose token the grammar does not allow, or that had no mask, fails.
         """
         failed: list[Failed] = []
-        for row in self._rows(plan, alive & (result.count > 0)):
+        sampled = alive & (result.count > 0)
+        for row in self._rows(plan.rows):
+            if not sampled[row]:
+                continue
             one = self._open[plan.rows.request_id[row]]
             progress = one.progress(int(plan.rows.serial[row]))
             tokens = result.ids[row, : int(result.count[row])].tolist()
@@ -165,12 +181,15 @@ class ConstrainedRequests:
             ids[one.row], count[one.row] = -1, 0
         return replace(result, ids=ids, count=count, failed=(*result.failed, *failed))
 
-    def _rows(self, plan: Plan, where: Bool) -> list[int]:
-        """Rows of requests with a constraint, `where` it is so."""
+    def _rows(self, rows: Rows) -> list[int]:
+        """Rows that sample under a constraint. Steady steps share their rows."""
         if not self._open:
             return []
-        names = plan.rows.request_id.tolist()
-        return [row for row in np.flatnonzero(where).tolist() if names[row] in self._open]
+        if self._latest is not rows:
+            names, samples = rows.request_id.tolist(), np.flatnonzero(rows.samples).tolist()
+            self._latest = rows
+            self._wanted = [row for row in samples if names[row] in self._open]
+        return self._wanted
 
 
 def advanced(progress: GrammarProgress, tokens: list[int]) -> str:

@@ -74,7 +74,7 @@ class Engine:
         self.resting = True  # did the latest turn find nothing to run?
         self.settings, self._runner, self._observer = settings, runner, observer
         self._constrained = constrained  # None: no request may have a constraint
-        self._pipeline = Pipeline(runner, depth)
+        self._pipeline = Pipeline(runner, depth, constrained)
         self._inbox = Inbox[Command](settings.inbox_requests, Submit)
         self._counts = StepCounts()
         self._refused: list[Refused] = []
@@ -285,12 +285,13 @@ class Engine:
     def _step(self) -> tuple[Outputs, StepResult | None]:
         """The outputs of a step, and its result if one was waited for."""
         try:
-            latest = self._launch()
-            self.resting = not self._pipeline
-            if self.resting:  # nothing runs and nothing can run, but requests may have ended
-                return self._commit(latest, StepResult.of(latest, {})), None
-            if not (latest.empty or self._pipeline.full):
-                return NO_OUTPUTS, None  # the next turn plans another step before any result
+            if not self._pipeline.full:
+                latest = self._launch()
+                self.resting = not self._pipeline
+                if self.resting:  # nothing runs and nothing can run, but requests may have ended
+                    return self._commit(latest, StepResult.of(latest, {})), None
+                if not (latest.empty or self._pipeline.full):
+                    return NO_OUTPUTS, None  # the next turn plans another step before any result
             plan, result = self._pipeline.land()
             self._counts.landed(plan, result)
             result = self._of_live_requests(result)

@@ -5,15 +5,20 @@ from contextlib import suppress
 
 from paceline.core.errors import DeviceLost, StepError
 from paceline.core.plan import Plan, StepResult
+from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.ports import Runner
+
+MASKED_DEPTH = 2  # a step with masks samples when the steps before it are committed
 
 
 class Pipeline:
-    """Holds at most `depth` steps. An error of the runner is raised as StepError; `suspect` is the
-    plan that failed."""
+    """Holds at most `depth` steps, and two while a request has a constraint. An error of the runner
+    is raised as StepError; `suspect` is the plan that failed."""
 
-    def __init__(self, runner: Runner, depth: int) -> None:
-        self._runner, self._depth = runner, depth
+    def __init__(
+        self, runner: Runner, depth: int, constrained: ConstrainedRequests | None = None
+    ) -> None:
+        self._runner, self._depth, self._constrained = runner, depth, constrained
         self._flight: deque[Plan] = deque()  # launched, and not waited for yet
         self.suspect: Plan | None = None
 
@@ -22,7 +27,9 @@ class Pipeline:
 
     @property
     def full(self) -> bool:
-        return len(self._flight) >= self._depth
+        is_masked = self._constrained is not None and self._constrained.any_open
+        depth = min(self._depth, MASKED_DEPTH) if is_masked else self._depth
+        return len(self._flight) >= depth
 
     def launch(self, plan: Plan) -> None:
         self.suspect = self._flight[0] if plan.empty and self._flight else plan
