@@ -1,6 +1,7 @@
 """The tensors of one step, over rows of any length."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -67,3 +68,31 @@ class Batch:
         )
         assert len(self.write_cell.unique()) == len(self.write_cell), "a cell is written twice"
         assert ((self.sample_at >= 0) & (self.sample_at < len(self.tokens))).all()
+
+
+class Tables(Protocol):
+    """Tokens and block tables by slot."""
+
+    tokens: Tensor  # [slots, tokens]
+    table: Tensor  # [slots, blocks]
+
+
+def batch_of_slots(
+    columns: Tables, block_size: int, slot: Tensor, start: Tensor, count: Tensor
+) -> Batch:
+    """The batch of rows that compute `count` positions of slots from `start` on, all [rows]. The
+    logits of each row's last position are wanted."""
+    row_start = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    row = torch.repeat_interleave(torch.arange(len(slot), device=slot.device), count)
+    position = start[row] + torch.arange(len(row), device=slot.device) - row_start[row]
+    owner, context = slot[row], start + count
+    block = columns.table[owner, position // block_size]
+    return Batch(
+        tokens=columns.tokens[owner, position],
+        position=position,
+        row_start=row_start,
+        context=context,
+        block_table=columns.table[slot, : -(-int(context.max()) // block_size)],
+        write_cell=block * block_size + position % block_size,
+        sample_at=row_start[1:] - 1,
+    )

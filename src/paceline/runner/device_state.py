@@ -1,12 +1,13 @@
 """The slot columns on the device: tokens, positions, block tables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from paceline.core.plan import Plan
-from paceline.runner.batch import Batch
+from paceline.runner.batch import Batch, batch_of_slots
 from paceline.runner.sampler import seed_of
 from paceline.runner.token_choice import key_of
 
@@ -52,21 +53,8 @@ class DeviceState:
         start = self.position[slot]  # not plan.start, which is an upper bound after drafts
         if plan.total == len(plan.rows):
             return self._singles(plan, slot, start)
-        row_start = torch.cat([count.new_zeros(1), count.cumsum(0)])
-        row = torch.repeat_interleave(torch.arange(len(slot), device=self.device), count)
-        position = start[row] + torch.arange(len(row), device=self.device) - row_start[row]
-        owner, context = slot[row], start + count
-        block = self.table[owner, position // self.block_size]
-        most = -(-int(context.max()) // self.block_size)
-        return Batch(
-            tokens=self.tokens[owner, position],
-            position=position,
-            row_start=row_start,
-            context=context,
-            block_table=self.table[slot, :most],
-            write_cell=block * self.block_size + position % self.block_size,
-            sample_at=self._sampled(plan, row_start),
-        )
+        batch = batch_of_slots(self, self.block_size, slot, start, count)
+        return replace(batch, sample_at=self._sampled(plan, batch.row_start))
 
     def _singles(self, plan: Plan, slot: Tensor, start: Tensor) -> Batch:
         """The same if every row has one position."""

@@ -80,16 +80,16 @@ class Drafter(ABC):
     """Guesses the tokens that come next in many sequences at once.
 
     A runner calls, in this order: `attach` once, before any step; `follow` with every plan;
-    `draft` before it computes a step with drafts; and `observe` after it computed any step, if
-    `layers` says that hidden states are wanted. The tensors are where the runner has its tokens,
-    on the CPU or on a GPU; a drafter that never reads them on the host never holds up the steps
-    in flight.
+    `draft` before it computes a step with drafts; and, if the drafter observes, `observe` after
+    any step. The tensors are where the runner has its tokens, on the CPU or on a GPU; a drafter
+    that never reads them on the host never holds up the steps in flight.
     """
 
     # True: `draft` reads no tensor on the host, and what it returns depends on its arguments and
     # on tensors that stay in place. It is then part of a CUDA graph.
     on_device = False
-    layers: tuple[int, ...] = ()  # of the model, whose outputs `observe` gets
+    observes = False  # `observe` is called after every step
+    layers: tuple[int, ...] = ()  # of the model, whose inputs `observe` gets
     cell_bytes = 0  # of its own KV, for each position of a block
 
     def __init__(self, config: SpeculationConfig) -> None:
@@ -108,9 +108,10 @@ class Drafter(ABC):
         and `swap_in`, which come before anything that the step writes.
         """
 
-    def observe(self, batch: Batch, slot: Tensor, hidden: Tensor) -> None:  # noqa: B027
-        """The model computed a batch whose rows have these slots [rows]; `hidden` is
-        [positions, layers, width], in the order of `layers`."""
+    def observe(self, batch: Batch, slot: Tensor, inputs: Tensor | None) -> None:  # noqa: B027
+        """The model computed a batch whose rows have these slots [rows], and the columns have what
+        it sampled. `inputs` [positions, layers * width] is what the layers read, in the order of
+        `layers`; None without layers."""
 
     @abstractmethod
     def draft(self, rows: DraftInput) -> Drafts:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.masks import TokenMasks
-from paceline.core.plan import Pairs, Plan, Rows, StepResult
+from paceline.core.plan import Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
+from paceline.runner.block_moves import BlockMoves
 from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
-from paceline.runner.lazy_memory import lazy_zeros
+from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.models.model import Model
 from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
 from paceline.runner.proposer import (
@@ -60,7 +61,7 @@ class TorchRunner:
         self._sampler = Sampler(model.config.vocab, max_model_len, device)
         self._drafter, self._masks = drafter, masks
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
-        self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
+        self._moves = BlockMoves(kv)
         self._requests: dict[int, Request] = {}  # by slot
         self._asking: dict[int, Request] = {}  # of these, the ones that want prompt scores
         self._rows: Rows | None = None  # those that the controls are for
@@ -70,7 +71,7 @@ class TorchRunner:
 
     def reserve_host(self, blocks: int) -> None:
         """Make room on the host for swapping."""
-        self._host = lazy_zeros((blocks, *self._kv.content.shape[1:]), self._kv.dtype)
+        self._moves.reserve(blocks)
         self._drafter.reserve_host(blocks)
 
     def launch(self, plan: Plan) -> None:
@@ -124,20 +125,11 @@ class TorchRunner:
         if plan.admitted or plan.released:
             self._rows = self._controls = None
 
-    def _move(self, plan: Plan) -> None:
-        self._kv.copy(plan.copies)
-        if plan.swap_out:
-            device, host = ends(plan.swap_out)
-            self._host[host] = self._kv.read(device).to(self._host.device)
-        if plan.swap_in:
-            host, device = ends(plan.swap_in)
-            self._kv.write(device, self._host[host])
-
     # -- a step -------------------------------------------------------------
 
     @torch.inference_mode()
     def _run(self, plan: Plan) -> StepResult:
-        self._move(plan)
+        self._moves.carry_out(plan)
         if not len(plan.rows):
             return StepResult.of(plan, {})
         slot = torch.from_numpy(plan.rows.slot.astype(np.int64))
@@ -152,7 +144,8 @@ class TorchRunner:
         batch = self._state.batch(plan, slot, count)
         asked = self._asked(plan, batch)
         wanted = None if asked else batch.sample_at  # prompt scores need any position
-        hidden = self._model.forward(batch, self._kv, self._attention, wanted)
+        inputs = self._inputs(batch)
+        hidden = self._model.forward(batch, self._kv, self._attention, wanted, inputs)
         prompt = prompt_scores(plan, asked, hidden, self._model) if asked else ()
         if rows.samples.any():
             logits = self._model.logits(hidden[batch.sample_at] if wanted is None else hidden)
@@ -160,7 +153,16 @@ class TorchRunner:
         else:
             self._state.advance(slot, count)
             result = StepResult.of(plan, {})
+        if self._drafter.observes:
+            self._drafter.observe(batch, slot, None if inputs is None else inputs.rows)
         return replace(result, prompt=prompt) if prompt else result
+
+    def _inputs(self, batch: Batch) -> LayerInputs | None:
+        """Room for what some layers read, if the drafter wants it."""
+        if not (layers := self._drafter.layers):
+            return None
+        width = len(layers) * self._model.config.width
+        return LayerInputs(layers, torch.empty(batch.positions, width, dtype=self._model.dtype))
 
     def _asked(self, plan: Plan, batch: Batch) -> list[PromptSpan]:
         """Return the parts of prompts in this step whose scores a request wants."""
@@ -269,11 +271,6 @@ def lines(number: Tensor, most: int) -> Tensor:
     end = (number + 1).cumsum(0)
     first = (end - number - 1)[:, None]
     return torch.minimum(first + torch.arange(1 + most), end[:, None] - 1)
-
-
-def ends(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Return the sources and the targets of copies."""
-    return [source for source, _ in pairs], [target for _, target in pairs]
 
 
 def quickest(work: Callable[[], object], times: int = 3) -> float:

@@ -77,6 +77,10 @@ class Model:
             hidden[batch.items.at] = batch.items.values
         return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 
+    def plain_embedding(self) -> Tensor:
+        """The embedding of every token id before it is scaled, [vocab, width]."""
+        return self._embedding
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in float32."""

@@ -1,0 +1,122 @@
+"""Drafts by a model with KV of its own, which lies in the same blocks as that of the main model."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.core.plan import Plan
+from paceline.core.speculation_config import SpeculationConfig
+from paceline.runner.block_moves import BlockMoves
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
+from paceline.runner.token_choice import Greedy, draw, random_words, relative_weights
+
+OTHER_KEY = 0x5851F42D4C957F2D  # drafts must not be drawn by the numbers that they are judged by
+VALUE_BYTES = 4  # of a number in KV on a CPU
+
+
+class ModelDrafter(Drafter):
+    """A drafter on a CPU. Its store has a block for each block of the runner's store.
+
+    Wherever the runner's store has the KV of a position, this store has it too: `observe` sees to
+    it after every step. So copies, swaps and prefix hits cover both.
+    """
+
+    observes = True
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        super().__init__(config)
+        self._kv: KVStore | None = None
+        self._moves: BlockMoves | None = None
+        self._runner: DraftingFor | None = None
+
+    @abstractmethod
+    def store_config(self) -> ModelConfig:
+        """The shape of its KV. ConfigError if there are no weights yet."""
+
+    @property
+    def cell_bytes(self) -> int:
+        shape = self.store_config()
+        return shape.layers * 2 * shape.kv_heads * shape.head_dim * VALUE_BYTES
+
+    @property
+    def runner(self) -> DraftingFor:
+        assert self._runner is not None, "no runner is attached"
+        return self._runner
+
+    @property
+    def kv(self) -> KVStore:
+        assert self._kv is not None, "no runner is attached"
+        return self._kv
+
+    def attach(self, runner: DraftingFor) -> None:
+        self._runner = runner
+        self._kv = KVStore(self.store_config(), runner.blocks, runner.block_size)
+        self._moves = BlockMoves(self._kv)
+
+    def reserve_host(self, blocks: int) -> None:
+        assert self._moves is not None, "no runner is attached"
+        self._moves.reserve(blocks)
+
+    def follow(self, plan: Plan) -> None:
+        assert self._moves is not None, "no runner is attached"
+        self._moves.carry_out(plan)
+
+    @torch.inference_mode()
+    def draft(self, rows: DraftInput) -> Drafts:
+        columns = self.runner.columns
+        ids = torch.full((len(rows.slot), rows.most), -1)
+        probabilities: Tensor | None = None
+        number = torch.where(self.is_ready(rows), rows.number, 0)
+        for place in range(int(number.max())):
+            alive = (number > place).nonzero()[:, 0]
+            slot, known = rows.slot[alive], rows.known[alive]
+            latest = ids[alive, place - 1] if place else columns.tokens[slot, known - 1]
+            logits = self.next_logits(place, slot, known, latest)
+            own = columns.temperature[slot], columns.key[slot]
+            ids[alive, place], shares = choose_drafts(logits, *own, known + place)
+            if shares is not None:
+                if probabilities is None:
+                    probabilities = torch.zeros(*ids.shape, shares.shape[1])
+                probabilities[alive, place] = shares
+        self.drafted(rows.slot, rows.known, number)
+        return Drafts(ids, probabilities)
+
+    def is_ready(self, rows: DraftInput) -> Tensor:
+        """Which rows it can draft for, [rows]."""
+        return rows.number > 0
+
+    @abstractmethod
+    def next_logits(self, place: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
+        """Return logits [rows, vocab] of the draft behind `known + place` tokens of each row, of
+        which `latest` [rows] is the last one."""
+
+    def drafted(self, slot: Tensor, known: Tensor, number: Tensor) -> None:
+        """So many drafts were made of each row."""
+
+
+def choose_drafts(
+    logits: Tensor, temperature: Tensor, key: Tensor, position: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return the likeliest ids [rows], or random ones of rows with a temperature, together with the
+    probabilities [rows, vocab] that they were drawn by; None if no row has a temperature."""
+    best, peak = Greedy(slice(None)).choose(logits, position)
+    is_warm = temperature > 0
+    if not bool(is_warm.any()):
+        return best, None
+    heat = torch.where(is_warm, temperature, 1.0)[:, None]
+    weights = relative_weights((logits - peak[:, None]).div_(heat))
+    drawn = draw(weights, random_words(key ^ OTHER_KEY, position))
+    return torch.where(is_warm, drawn, best), weights / weights.sum(-1, keepdim=True)
+
+
+def check_vocab(drafts: ModelConfig, model: ModelConfig) -> None:
+    """ConfigError unless the ids of a draft model mean the same as those of the model."""
+    if drafts.vocab != model.vocab:
+        raise ConfigError(
+            f"the draft model has a vocabulary of {drafts.vocab} tokens and the model one of "
+            f"{model.vocab}: use a draft model with the same tokenizer"
+        )

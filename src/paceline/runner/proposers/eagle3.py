@@ -1,0 +1,98 @@
+"""An EAGLE-3 head, which drafts from what layers of the model read."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.core.plan import Plan
+from paceline.core.speculation_config import SpeculationConfig
+from paceline.runner.attention.backend import Attention
+from paceline.runner.batch import Batch, batch_of_slots
+from paceline.runner.model_drafter import ModelDrafter
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.eagle3_head import Eagle3Head
+from paceline.runner.proposer import DraftingFor, DraftInput
+
+
+class Eagle3(ModelDrafter):
+    """Drafts with a head on a CPU.
+
+    Position i of a head needs the token at i + 1. `observe` computes all positions of a step, and
+    keeps the hidden state that the first draft follows from, so a sequence gets drafts from its
+    second step in a slot on. The last position of a prefix hit was computed with the token that
+    followed it elsewhere; this makes drafts a little worse, and the output stays the same.
+    """
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        super().__init__(config)
+        self._head: Eagle3Head | None = None
+        self._attention: Attention | None = None
+        self._embedding = torch.zeros(0)  # [vocab, width]
+        self._ids = torch.arange(0)  # [draft_vocab]; token ids
+        self._hidden = torch.zeros(0)  # [slots, width]
+        self._follows = torch.arange(0)  # [slots]; how many tokens this hidden state follows
+
+    def use(
+        self, head: Eagle3Head, ids: Tensor, embedding: Tensor | None, attention: Attention
+    ) -> None:
+        """Draft with these weights. `ids` [draft_vocab] are token ids; the embedding is the model's
+        if there is none."""
+        self._head, self._ids, self._attention = head, ids, attention
+        if embedding is not None:
+            self._embedding = embedding
+
+    @property
+    def head(self) -> Eagle3Head:
+        if self._head is None:
+            raise ConfigError("proposer 'eagle3' needs a head: name it in speculative_config")
+        return self._head
+
+    def store_config(self) -> ModelConfig:
+        return self.head.config.decoder
+
+    def attach(self, runner: DraftingFor) -> None:
+        super().attach(runner)
+        self.layers = self.head.config.layers_of(runner.model.config)
+        if not len(self._embedding):
+            self._embedding = runner.model.plain_embedding()
+        slots, width = len(runner.columns.position), self.head.config.decoder.width
+        self._hidden = torch.zeros(slots, width)
+        self._follows = torch.full((slots,), -1)
+
+    def follow(self, plan: Plan) -> None:
+        super().follow(plan)
+        for new in plan.admitted:
+            self._follows[new.slot] = -1
+
+    def observe(self, batch: Batch, slot: Tensor, inputs: Tensor | None) -> None:
+        assert inputs is not None
+        columns, start = self.runner.columns, batch.row_start[:-1]
+        owner = torch.repeat_interleave(slot, batch.row_start.diff())
+        following = columns.tokens[owner, batch.position + 1]
+        hidden = self._forward(following, self.head.fuse(inputs), batch)
+        stands = columns.position[slot]
+        self._hidden[slot] = hidden[start + stands - batch.position[start] - 1]
+        self._follows[slot] = stands + 1
+
+    def is_ready(self, rows: DraftInput) -> Tensor:
+        return (rows.number > 0) & (self._follows[rows.slot] == rows.known)
+
+    def next_logits(self, place: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
+        hidden = self._hidden[slot]
+        if place:
+            columns, size = self.runner.columns, self.runner.block_size
+            one = torch.ones_like(slot)
+            batch = batch_of_slots(columns, size, slot, known + place - 2, one)
+            hidden = self._hidden[slot] = self._forward(latest, hidden, batch)
+        logits = self.head.logits(hidden)
+        every = logits.new_full((len(slot), len(self._embedding)), -torch.inf)
+        return every.index_copy_(1, self._ids, logits)
+
+    def drafted(self, slot: Tensor, known: Tensor, number: Tensor) -> None:
+        self._follows[slot[number > 0]] = -1  # the hidden state is that of a draft
+
+    def _forward(self, tokens: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
+        assert self._attention is not None
+        embedded = F.embedding(tokens, self._embedding)
+        return self.head.forward(embedded, hidden, batch, self.kv, self._attention)
