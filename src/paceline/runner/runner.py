@@ -13,6 +13,7 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.core.request import Request
+from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.block_moves import BlockMoves
@@ -62,6 +63,7 @@ class TorchRunner:
         self._drafter, self._masks = drafter, masks
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
+        self._adapters: ResidentAdapters | None = None
         self._requests: dict[int, Request] = {}  # by slot
         self._asking: dict[int, Request] = {}  # of these, the ones that want prompt scores
         self._rows: Rows | None = None  # those that the controls are for
@@ -73,6 +75,11 @@ class TorchRunner:
         """Make room on the host for swapping."""
         self._moves.reserve(blocks)
         self._drafter.reserve_host(blocks)
+
+    def use_adapters(self, adapters: ResidentAdapters) -> None:
+        """Apply adapters from now on."""
+        self._adapters = adapters
+        self.capabilities = replace(self.capabilities, adapters=True)
 
     def launch(self, plan: Plan) -> None:
         """Run a step. A CPU has nothing to overlap with, so the step has ended on return, unless
@@ -122,6 +129,8 @@ class TorchRunner:
             if new.request.sampling.prompt_logprobs is not None:
                 self._asking[new.slot] = new.request
         self._state.apply(plan)
+        if self._adapters is not None:
+            self._adapters.apply(plan)
         if plan.admitted or plan.released:
             self._rows = self._controls = None
 
@@ -145,7 +154,8 @@ class TorchRunner:
         asked = self._asked(plan, batch)
         wanted = None if asked else batch.sample_at  # prompt scores need any position
         inputs = self._inputs(batch)
-        hidden = self._model.forward(batch, self._kv, self._attention, wanted, inputs)
+        adapters = None if self._adapters is None else self._adapters.of_step(rows)
+        hidden = self._model.forward(batch, self._kv, self._attention, wanted, inputs, adapters)
         prompt = prompt_scores(plan, asked, hidden, self._model) if asked else ()
         if rows.samples.any():
             logits = self._model.logits(hidden[batch.sample_at] if wanted is None else hidden)

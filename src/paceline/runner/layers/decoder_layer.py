@@ -24,9 +24,17 @@ class DecoderLayer:
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
     ) -> Tensor:
         """The residual stream after this layer, of all positions or of the wanted ones."""
-        seen = self.attention(self._input_norm(hidden), context)
+        seen = self.attend(hidden, context)
         if wanted is not None:
             hidden, seen = hidden[wanted], seen[wanted]
+        self.finish(hidden, seen)
+        return hidden
+
+    def attend(self, hidden: Tensor, context: LayerContext) -> Tensor:
+        """What the positions see, before the last product of attention."""
+        return self.attention(self._input_norm(hidden), context)
+
+    def finish(self, hidden: Tensor, seen: Tensor) -> None:
+        """Add attention and MLP to the residual stream."""
         add_product(hidden, seen, self.attention.output, self.attention_norm)
         self.mlp.add_to(hidden)
-        return hidden

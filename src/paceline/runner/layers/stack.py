@@ -66,14 +66,17 @@ class TorchStack:
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
-        rotations = {
-            rope: Rotation.of(batch.position, tensor, self._dtype)
-            for rope, tensor in self.ropes.items()
-        }
-        context = LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
+        context = self.context(batch, kv, attention)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, context, wanted if number == last else None)
         return hidden
+
+    def context(self, batch: Batch, kv: KVStore, attention: Prepared) -> LayerContext:
+        rotations = {
+            rope: Rotation.of(batch.position, tensor, self._dtype)
+            for rope, tensor in self.ropes.items()
+        }
+        return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)

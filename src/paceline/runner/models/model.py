@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.adapters.adapted_stack import AdaptedStack
+from paceline.runner.adapters.rows import StepAdapters
+from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
@@ -31,6 +34,8 @@ class Model:
         stack = TorchStack(factory, spec.layers)
         is_native = factory.linear_kind is NativeLinear
         self._layers = NativeStack(stack, spec.layers) if is_native else stack
+        self._adapted = AdaptedStack(stack)
+        self.targets = AdapterTargets(factory, spec)
         self._norm = factory.norm(spec.norm)
         self._head = factory.linear(spec.head)
         self._logit_cap = spec.logit_cap
@@ -67,6 +72,7 @@ class Model:
         attention: Attention,
         wanted: Tensor | None = None,
         inputs: LayerInputs | None = None,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of every position are in the store afterwards, and what some layers read in
@@ -75,7 +81,10 @@ class Model:
         hidden.mul_(self._embedding_scale)
         if batch.items is not None:
             hidden[batch.items.at] = batch.items.values
-        return self._layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
+        prepared = attention.prepare(batch, kv)
+        if adapters is not None:
+            return self._adapted(hidden, batch, kv, prepared, wanted, adapters, inputs)
+        return self._layers(hidden, batch, kv, prepared, wanted, inputs)
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id before it is scaled, [vocab, width]."""

@@ -1,0 +1,73 @@
+"""The rows of a step by adapter, and products that add what the adapter of each row adds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.runner.adapters.targets import Site
+from paceline.runner.adapters.weights import AdapterWeights
+from paceline.runner.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepAdapters:
+    """The adapters on the device by place, and the place of the one that each position has."""
+
+    weights: Mapping[int, AdapterWeights]
+    of_position: Tensor  # [positions]; -1: none
+
+
+class AdaptedRows:
+    """Positions grouped by adapter, so that each adapter has one product for all of its rows.
+
+    It is set before the products of a step, and again when a step goes on with some positions.
+    """
+
+    def __init__(self) -> None:
+        self._step: StepAdapters | None = None
+        self._groups: list[tuple[AdapterWeights, Tensor]] = []
+
+    def set(self, step: StepAdapters) -> None:
+        self._step = step
+        own = [
+            (weights, (step.of_position == place).nonzero()[:, 0])
+            for place, weights in step.weights.items()
+        ]
+        self._groups = [(weights, index) for weights, index in own if len(index)]
+
+    def narrow(self, wanted: Tensor) -> None:
+        """Go on with these positions alone."""
+        assert self._step is not None
+        self.set(StepAdapters(self._step.weights, self._step.of_position[wanted]))
+
+    def clear(self) -> None:
+        self._step, self._groups = None, []
+
+    def add(self, out: Tensor, x: Tensor, site: Site) -> None:
+        """out += what the adapters add to a product of x."""
+        for weights, index in self._groups:
+            parts = weights.sites.get(site)
+            if parts is None:
+                continue
+            own = x[index]
+            for part in parts:
+                found = torch.mm(torch.mm(own, part.a), part.b)
+                out[:, part.first : part.end].index_add_(0, index, found)
+
+
+class AdaptedLinear:
+    """A product of the model, and what the adapters of its rows add."""
+
+    def __init__(self, product: Linear, rows: AdaptedRows, site: Site) -> None:
+        self._product, self._rows, self._site = product, rows, site
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._product(x)
+        self._rows.add(out, x, self._site)
+        return out
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self._product.add_to(total, x)
+        self._rows.add(total, x, self._site)

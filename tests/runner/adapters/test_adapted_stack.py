@@ -1,0 +1,82 @@
+"""Layers with adapters give what the merged weights give."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.runner.adapters.rows import StepAdapters
+from paceline.runner.adapters.weights import read_adapter
+from paceline.runner.attention.backend import load
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.native import NativeLinear
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.model import Model
+from paceline.runner.weights.dummy import Dummy
+from tests.conformance.architectures import Case, architectures
+from tests.runner.adapters.support import Merged, write_adapter
+from tests.runner.support import Piece, batch_of, tiny
+
+TOKENS = [[5, 9, 2, 7, 1], [3, 8, 8], [40, 41, 42, 43], [7, 8, 9]]
+
+
+def logits(model: Model, adapters: StepAdapters | None, **how: Any) -> list[Tensor]:
+    """Of the last position of each row."""
+    pieces = [Piece(tokens, 0, [2 * row, 2 * row + 1]) for row, tokens in enumerate(TOKENS)]
+    batch, kv = batch_of(pieces, 4), KVStore(model.config, 8, 4)
+    attention = load(how.get("attention", "paged"))
+    hidden = model.forward(batch, kv, attention, batch.sample_at, adapters=adapters)
+    return list(model.logits(hidden))
+
+
+def step_of(model: Model, folders: list[Path], rows: list[int]) -> StepAdapters:
+    own = {place: read_adapter(one, model.targets, 64) for place, one in enumerate(folders)}
+    counts = torch.tensor([len(tokens) for tokens in TOKENS])
+    return StepAdapters(own, torch.tensor(rows).repeat_interleave(counts))
+
+
+def check(config: ModelConfig, tmp_path: Path, targets: Any) -> None:
+    base = Dummy(config, seed=3)
+    folders = [
+        write_adapter(tmp_path / "a", config, 1, target_modules=targets),
+        write_adapter(tmp_path / "b", config, 2, r=7, use_rslora=True, target_modules=targets),
+    ]
+    model = Model.load(base)
+    found = logits(model, step_of(model, folders, [0, -1, 1, 0]))
+    merged = [Model.load(Merged(base, folder)) for folder in folders]
+    plain, a, b = (logits(one, None) for one in (model, *merged))
+    expected = [a[0], plain[1], b[2], a[3]]
+    for row, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, msg=f"row {row}")
+        if row != 1:
+            assert (ours - plain[row]).abs().max() > 0.1, "the adapter does nothing"
+
+
+CASES = [*map(Case, architectures()), Case("phi3", "parts of heads")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_architecture(case: Case, tmp_path: Path) -> None:
+    """Queries and keys in another order, fused files, factors of norms, mixtures."""
+    check(case.config(), tmp_path, "all-linear")
+
+
+def test_some_modules_only(tmp_path: Path) -> None:
+    check(tiny(), tmp_path, ["v_proj", "up_proj"])
+
+
+@pytest.mark.parametrize("attention", ["native", "paged"])
+def test_packed_weights(attention: str, tmp_path: Path) -> None:
+    """The products of the adapter stay exact, beside those of quantised weights."""
+    config = tiny()
+    base, folder = Dummy(config, seed=3), write_adapter(tmp_path, config, 1)
+    model = Model.load(base, linear_kind=NativeLinear)
+    found = logits(model, step_of(model, [folder], [0, -1, 0, 0]), attention=attention)
+    merged = logits(Model.load(Merged(base, folder)), None)
+    plain = logits(model, None, attention=attention)
+    torch.testing.assert_close(found[1], plain[1])
+    for row in (0, 2, 3):
+        torch.testing.assert_close(found[row], merged[row], rtol=0.05, atol=0.15)
+        assert (found[row] - plain[row]).abs().max() > 0.3
