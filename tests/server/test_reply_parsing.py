@@ -96,6 +96,35 @@ def test_strict_tools_are_held_by_a_grammar() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parser", "prompt", "markers"),
+    [
+        ("qwen3", "<think>\n", ("", "</think>")),
+        ("qwen3", "<think>\n\n</think>\n\n", ("", "")),
+        ("qwen3", "", ("<think>", "</think>")),
+        ("deepseek_r1", "", ("", "</think>")),
+        ("mistral", "", ("[THINK]", "[/THINK]")),
+    ],
+)
+def test_a_constraint_holds_behind_the_reasoning(
+    parser: str, prompt: str, markers: tuple[str, str]
+) -> None:
+    formats = ReplyFormats.of(ServerSettings(reasoning_parser=parser), tokenizer())
+    ids = tokenizer().encode("The quick brown fox " + prompt, special=False)
+    free = GenerationRequest(prompt_token_ids=ids)
+    params = SamplingParams(structured_outputs={"regex": "a"})
+    asked = GenerationRequest(prompt_token_ids=ids, params=params)
+    plain = formats.asked(None, None, None)
+    assert not plain.may_hold(free.params)
+    assert plain.may_hold(params)
+    calls = formats.asked(TOOLS, "required", None)
+    for held in (plain.held(asked), calls.held(free)):
+        constraint = held.params.constraint
+        assert constraint is not None
+        assert (constraint.reasoning_start, constraint.reasoning_end) == markers
+    assert plain.held(free) is free
+
+
+@pytest.mark.parametrize(
     ("prompt", "found"),
     [
         ("<think>\n", [ReasoningDelta("a"), ContentDelta("b")]),

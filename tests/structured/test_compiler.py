@@ -51,6 +51,23 @@ def test_a_grammar_is_compiled_and_kept(shared: GrammarCompiler) -> None:
     assert again.result() is grammar
 
 
+def test_reasoning_before_an_answer_shares_its_grammar(shared: GrammarCompiler) -> None:
+    answer = Constraint.choice(["yes", "no"])
+    reasoned = shared.submit(answer.after_reasoning("", "</think>")).result(WAIT_S)
+    assert accepts(reasoned, "hm</think>\n\nyes")
+    assert not accepts(reasoned, "yes")
+    plain = shared.submit(answer)
+    assert plain.done()
+    assert accepts(plain.result(), "yes")
+    optional = shared.submit(answer.after_reasoning("<think>", "</think>")).result(WAIT_S)
+    assert accepts(optional, "<think>hm</think>no")
+    assert accepts(optional, "no")
+    wrong = Constraint.regex("(")
+    for one in (wrong.after_reasoning("", "</think>"), wrong):
+        with pytest.raises(RequestError, match="does not compile"):
+            shared.submit(one).result(WAIT_S)
+
+
 def test_the_second_backend_gets_what_the_first_refuses(shared: GrammarCompiler) -> None:
     grammar = shared.submit(Constraint.json({"type": "string", "maxLength": 3})).result(WAIT_S)
     assert made_by(grammar) == "LLGuidanceGrammar"

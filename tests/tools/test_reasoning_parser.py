@@ -76,19 +76,8 @@ def test_calls_are_looked_for_after_the_reasoning(text: str, expected: Reply) ->
     assert assert_splits_agree(make, text) == expected
 
 
-def test_a_structure_may_follow_reasoning() -> None:
-    following = {"type": "any_text"}
-    block = {
-        "type": "sequence",
-        "elements": [
-            {"type": "tag", "begin": "", "content": following, "end": "</think>"},
-            {"type": "regex", "pattern": r"\n{0,2}"},
-        ],
-    }
-    inside = {"type": "sequence", "elements": [block, following]}
-    assert DeepseekR1Reasoning().followed_by(following) == inside
-    assert Qwen3Reasoning("<think>").followed_by(following) == inside
-    optional = Qwen3Reasoning().followed_by(following)["elements"][0]
-    assert optional["type"] == "optional"
-    assert optional["content"]["elements"][0]["begin"] == "<think>"
-    assert Qwen3Reasoning("</think>").followed_by(following) == following
+def test_the_markers_of_a_block_that_may_come() -> None:
+    for inside in (DeepseekR1Reasoning(), Qwen3Reasoning("…<think>\n")):
+        assert inside.markers == ("", "</think>")
+    assert Qwen3Reasoning().markers == ("<think>", "</think>")
+    assert Qwen3Reasoning("<think>\n\n</think>\n\n").markers is None

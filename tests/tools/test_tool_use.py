@@ -9,7 +9,6 @@ from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
 from paceline.tools.named_call import NamedCallParser
-from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
 from paceline.tools.tool_parser import ToolParser
 from paceline.tools.tool_use import ToolUse
 from tests.tools.support import parsed
@@ -133,18 +132,6 @@ def test_one_tool_without_markers_needs_its_arguments_only() -> None:
     assert held is not None
     assert held["json_schema"]["schema"] == SCHEMA
     assert isinstance(named.parser(), NamedCallParser)
-
-
-def test_reasoning_may_come_first() -> None:
-    reasoning = DeepseekR1Reasoning()
-    for format, kind in ((HermesParser, "tags_with_separator"), (JsonCallParser, "json_schema")):
-        held = use(format, "required").constraint(reasoning)
-        assert held is not None
-        assert held["type"] == "structural_tag"
-        block, calls = held["format"]["elements"]
-        assert block["elements"][0]["end"] == "</think>"
-        assert calls["type"] == kind
-    assert use(HermesParser, "auto").constraint(reasoning) is None
 
 
 @pytest.mark.parametrize("format", [HermesParser, Llama3JsonParser, MistralParser, JsonCallParser])

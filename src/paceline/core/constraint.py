@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from paceline.core.errors import RequestError
@@ -28,6 +28,10 @@ class Constraint:
     kind: Kind
     text: str
     any_whitespace: bool = True  # between the tokens of JSON; else one space after , and :
+    reasoning_end: str = ""  # the text from which on it holds; empty: from the first token
+    # The text with which the part before `reasoning_end` begins, if there is such a part; empty:
+    # the output begins inside it.
+    reasoning_start: str = ""
 
     @classmethod
     def json(cls, schema: object, *, any_whitespace: bool = True) -> "Constraint":
@@ -85,6 +89,15 @@ class Constraint:
             "structural_tag",
             canonical("the structural tag", {"type": "structural_tag", "format": fields["format"]}),
         )
+
+    def after_reasoning(self, start: str, end: str) -> "Constraint":
+        """The same for the answer of a model that reasons first."""
+        return replace(self, reasoning_start=start, reasoning_end=end)
+
+    @property
+    def of_answer(self) -> "Constraint":
+        """The same without reasoning."""
+        return replace(self, reasoning_start="", reasoning_end="")
 
     @property
     def value(self) -> Any:

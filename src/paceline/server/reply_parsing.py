@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
 from paceline.server.errors import BAD_REQUEST, ApiError
@@ -50,13 +51,27 @@ class ReplyParsing:
             return replace(params, skip_special_tokens=False)
         return params
 
+    def may_hold(self, params: SamplingParams) -> bool:
+        """Whether `held` may change a request."""
+        return self.has_tools or (self.reasoning is not None and params.constraint is not None)
+
     def held(self, generation: GenerationRequest) -> GenerationRequest:
-        """A tokenized request, with the grammar that holds the model to calls of its tools."""
-        params, prompt = generation.params, generation.prompt_token_ids or ()
-        form = self.use and self.use.constraint(self._reasoning(prompt))
-        if not form:
+        """A tokenized request, with the grammar that holds the model to calls of its tools. It
+        holds the answer alone, if the model may reason first."""
+        found = self._constraint(generation.params)
+        if found is None:
             return generation
-        if params.structured_outputs is not None:
+        reasoning = self._reasoning(generation.prompt_token_ids or ())
+        if reasoning is not None and (markers := reasoning.markers) is not None:
+            found = found.after_reasoning(*markers)
+        return replace(generation, params=replace(generation.params, structured_outputs=found))
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        """Of the tools, or else of the request."""
+        form = self.use and self.use.constraint()
+        if not form:
+            return params.constraint
+        if params.constraint is not None:
             raise RequestError(
                 "tools that must be called, or are strict, cannot be combined with another "
                 "constraint on the text; remove one of them"
@@ -64,8 +79,7 @@ class ReplyParsing:
         found = from_response_format(form)
         assert found is not None, "a choice that holds the model has a constraint"
         # A model that is held to JSON may write whitespace without an end.
-        held = replace(params, structured_outputs=replace(found, any_whitespace=False))
-        return replace(generation, params=held)
+        return replace(found, any_whitespace=False)
 
     def parser(self, prompt: Sequence[int]) -> OutputParser:
         """A parser for one choice."""

@@ -65,7 +65,7 @@ class GenerationResponse(Response):
         try:
             with self._context.opened(job.name, len(job.generations)):
                 generations = await self._context.ready(job.name, job.generations)
-                if job.reply.has_tools:
+                if job.reply.may_hold(generations[0].params):
                     held = job.reply.held
                     generations = [await self._context.long_work.run(held, generations[0])]
                 entry.prompt_tokens = sum(

@@ -14,6 +14,8 @@ from paceline.structured.backend import (
     load_backend,
 )
 from paceline.structured.cache import GrammarCache
+from paceline.structured.reasoning_markers import ReasoningMarkers
+from paceline.structured.reasoning_matcher import ReasoningGrammar
 from paceline.structured.token_table import TokenTable
 from paceline.structured.worker_process import WorkerProcess
 
@@ -62,6 +64,7 @@ class GrammarCompiler:
         self._jobs: dict[Constraint, CompileJob] = {}
         self._backends: dict[str, GrammarBackend] = {}
         self._loading = Lock()
+        self._known_markers: dict[tuple[str, str], ReasoningMarkers] = {}
         self._idle: list[WorkerProcess] = []
         self._threads = ThreadPoolExecutor(limits.workers, thread_name_prefix="grammar")
 
@@ -105,6 +108,27 @@ class GrammarCompiler:
     # -- on a thread of the pool ------------------------------------------------
 
     def _compile(self, job: CompileJob) -> Grammar:
+        constraint = job.constraint
+        if not constraint.reasoning_end:
+            return self._compiled(job, constraint)
+        with self._lock:
+            answer = self._cache.get(constraint.of_answer)
+        if answer is None:
+            answer = self._compiled(job, constraint.of_answer)
+            with self._lock:
+                self._cache.put(constraint.of_answer, answer)
+        if isinstance(answer, RequestError):
+            raise answer
+        markers = self._markers(constraint.reasoning_start, constraint.reasoning_end)
+        return ReasoningGrammar(markers, answer)
+
+    def _markers(self, start: str, end: str) -> ReasoningMarkers:
+        with self._loading:
+            if (start, end) not in self._known_markers:
+                self._known_markers[start, end] = ReasoningMarkers.of(self._table, start, end)
+            return self._known_markers[start, end]
+
+    def _compiled(self, job: CompileJob, constraint: Constraint) -> Grammar:
         refusals: dict[str, RequestError] = {}
         for name in self._names:
             if job.abandoned:
@@ -112,20 +136,20 @@ class GrammarCompiler:
             last = name == self._names[-1]
             limit_s = self._limits.limit_s if last else self._limits.first_s
             try:
-                self._try_out(job, name, limit_s)
-                return self._backend(name).compile(job.constraint)
+                self._try_out(job, name, constraint, limit_s)
+                return self._backend(name).compile(constraint)
             except RequestError as error:
                 refusals[name] = error
         raise combined(refusals)
 
-    def _try_out(self, job: CompileJob, name: str, limit_s: float) -> None:
+    def _try_out(self, job: CompileJob, name: str, constraint: Constraint, limit_s: float) -> None:
         worker = self._worker()
         with self._lock:
             job.worker = worker
             if job.abandoned:
                 worker.kill()
         try:
-            worker.check(name, job.constraint, limit_s)
+            worker.check(name, constraint, limit_s)
         finally:
             with self._lock:
                 job.worker = None

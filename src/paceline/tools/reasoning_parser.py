@@ -1,6 +1,6 @@
 """Splits reasoning from the answer, where the model writes it in a block of its own."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.tools.calls import ContentDelta, ReasoningDelta, Reply, ReplyDelta, joined, merged
 from paceline.tools.parser import OutputParser, TextParser
@@ -27,23 +27,13 @@ class ReasoningParser(TextParser):
         self._is_open = written.endswith(self.OPEN)
         self._is_closed = written.endswith(self.CLOSE)
 
-    def followed_by(self, format: dict[str, Any]) -> dict[str, Any]:
-        """A format of xgrammar's structural tags: reasoning, and then `format`."""
+    @property
+    def markers(self) -> tuple[str, str] | None:
+        """What begins and ends a block that may come; the first is empty if the text begins inside
+        it. None: the block has ended."""
         if self._is_closed:
-            return format
-        is_inside = self._is_open or self.begins_inside
-        block = {
-            "type": "tag",
-            "begin": "" if is_inside else self.OPEN,
-            "content": {"type": "any_text"},
-            "end": self.CLOSE,
-        }
-        thought = {
-            "type": "sequence",
-            "elements": [block, {"type": "regex", "pattern": r"\n{0,2}"}],
-        }
-        first = thought if is_inside else {"type": "optional", "content": thought}
-        return {"type": "sequence", "elements": [first, format]}
+            return None
+        return ("" if self._is_open or self.begins_inside else self.OPEN), self.CLOSE
 
     def rules(self) -> Waiting[None]:
         if (yield from self._begins()):

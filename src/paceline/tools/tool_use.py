@@ -8,8 +8,7 @@ from paceline.tools.definitions import NamedTool, Tool, ToolChoice, read_choice,
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.named_call import NamedCallParser
 from paceline.tools.parser import OutputParser
-from paceline.tools.reasoning_parser import ReasoningParser
-from paceline.tools.structure import calls_schema, document, schema_format, structural_tag
+from paceline.tools.structure import calls_schema, schema_format, structural_tag
 from paceline.tools.tool_parser import ToolParser
 
 ANY_OBJECT = {"type": "object"}
@@ -59,19 +58,13 @@ class ToolUse:
         parser = JsonCallParser if held_to_json else self.format
         return parser(self.tools, parallel=self.parallel)
 
-    def constraint(self, reasoning: ReasoningParser | None = None) -> dict[str, Any] | None:
-        """What a grammar must hold the text to, as a `response_format`; None: nothing.
-
-        If the model may reason first, the grammar allows it.
-        """
+    def constraint(self) -> dict[str, Any] | None:
+        """What a grammar must hold the text to, as a `response_format`; None: nothing."""
         structure = self._structure()
         if structure is not None:
-            allowed = structure if reasoning is None else reasoning.followed_by(structure)
-            return structural_tag(allowed)
+            return structural_tag(structure)
         held = self._schema()
-        if held is None or reasoning is None:
-            return held and schema_format("tool_calls", held)
-        return structural_tag(reasoning.followed_by(document(held)))
+        return held and schema_format("tool_calls", held)
 
     def _structure(self) -> dict[str, Any] | None:
         """A structural tag: for a choice that asks for a call, and for strict tools."""
