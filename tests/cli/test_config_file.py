@@ -1,5 +1,6 @@
 """`--config FILE`: which values it sets, what wins over it, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     assert served["api_keys"] == ("two", "three")
     assert main(["serve", "--config", str(file), "--model", "flag", "--api-key", "four"]) == 0
     assert (served["model"], served["api_keys"]) == ("flag", ("four",))
+
+
+def test_a_mapping_is_json_where_an_option_takes_one(
+    tmp_path: Path, served: dict[str, Any]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("speculative-config: {method: ngram, num_speculative_tokens: 3}\n")
+    assert main(["serve", "--config", str(file)]) == 0
+    assert json.loads(served["speculative_config"]) == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+    }
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path, served: dict[str, Any]) -> None:

@@ -60,6 +60,11 @@ ALL_OTHERWISE: dict[str, Any] = {
     "proposer": "some.module.Proposer",
     "prompt_lookup_min": 3,
     "prompt_lookup_max": 5,
+    "speculative_model": "small",
+    "suffix_decoding_max_tree_depth": 8,
+    "suffix_decoding_max_cached_requests": 3,
+    "suffix_decoding_max_spec_factor": 2.0,
+    "suffix_decoding_min_token_prob": 0.5,
     "speculation": "fixed",
     "speculation_max_batch_tokens": 8,
     "lookahead_slots": 1,
@@ -68,6 +73,7 @@ ALL_OTHERWISE: dict[str, Any] = {
 }
 
 
+DEPTH = "suffix_decoding_max_tree_depth is {}; it must lie between 2 and 256"
 LOOKUP = "prompt_lookup_max is {}; it must lie between prompt_lookup_min ({}) and 64"
 
 
@@ -139,6 +145,11 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "proposer": "ngram",
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 4,
+        "speculative_model": "",
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
         "speculation": "adaptive",
         "speculation_max_batch_tokens": 0,
         "lookahead_slots": 0,
@@ -262,6 +273,20 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
         ({"prompt_lookup_min": 0}, "prompt_lookup_min is 0; it must be positive"),
         ({"prompt_lookup_min": 5}, LOOKUP.format(4, 5)),
         ({"prompt_lookup_max": 65}, LOOKUP.format(65, 2)),
+        ({"suffix_decoding_max_tree_depth": 1}, DEPTH.format(1)),
+        ({"suffix_decoding_max_tree_depth": 257}, DEPTH.format(257)),
+        (
+            {"suffix_decoding_max_cached_requests": -1},
+            "suffix_decoding_max_cached_requests is -1; it cannot be negative",
+        ),
+        (
+            {"suffix_decoding_max_spec_factor": -0.5},
+            "suffix_decoding_max_spec_factor is -0.5; it cannot be negative",
+        ),
+        (
+            {"suffix_decoding_min_token_prob": 1.5},
+            "suffix_decoding_min_token_prob is 1.5; it must lie in [0, 1]",
+        ),
         ({"lookahead_slots": -1}, "lookahead_slots is -1; it cannot be negative"),
         (
             {"speculation_max_batch_tokens": -1},

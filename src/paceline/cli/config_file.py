@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -101,7 +102,10 @@ def checked(context: typer.Context, option: Any, where: str, value: Any) -> Any:
 
 
 def words(where: str, value: Any, several: bool) -> Any:
-    """A scalar as text; a list as texts, and a mapping as NAME=VALUE, where several are taken."""
+    """A scalar as text; a list as texts, and a mapping as NAME=VALUE, where several are taken;
+    another mapping as JSON."""
+    if isinstance(value, dict) and not several:
+        return dumps(value, default=str)
     if several and isinstance(value, dict):
         pairs = cast("dict[Any, Any]", value).items()
         return [f"{name}={word(where, one)}" for name, one in pairs]

@@ -28,6 +28,7 @@ METAVARS = {
     "record_max_bytes": "BYTES",
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
+    "speculative_config": "JSON",
 }
 ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
@@ -78,6 +79,10 @@ UNITS = {
     "num_speculative_tokens": "tokens",
     "prompt_lookup_min": "tokens",
     "prompt_lookup_max": "tokens",
+    "suffix_decoding_max_tree_depth": "tokens",
+    "suffix_decoding_max_cached_requests": "requests",
+    "suffix_decoding_max_spec_factor": "tokens",
+    "suffix_decoding_min_token_prob": "fraction",
     "speculation_max_batch_tokens": "tokens",
     "journal_requests": "requests",
     "journal_spells": "intervals",
@@ -169,6 +174,9 @@ SENTENCES = {
     "async_scheduling": "On a GPU, plan the next step while one runs.",
     "depth": "Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.",
     "threads": "CPU threads of a forward pass; 0: the default of torch.",
+    "speculative_config": "Settings of speculative decoding in vLLM's names: method, model, "
+    "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max and suffix_decoding_*. LLM also "
+    "takes a dict.",
     # KV cache
     "block_size": "Tokens of one KV cache block; prefixes are shared in whole blocks.",
     "enable_prefix_caching": "Share the KV cache between requests with the same prefix.",
@@ -210,10 +218,20 @@ SENTENCES = {
     # speculative decoding
     "num_speculative_tokens": "Draft tokens per sequence and step for requests that set none.",
     "proposer": "What proposes draft tokens: ngram, which finds the latest tokens earlier in the "
-    "sequence and proposes what followed them, or a dotted path to a class.",
+    "sequence and proposes what followed them; suffix, which also looks in past outputs; "
+    "draft_model or eagle3, which need a speculative_model; or a dotted path to a class.",
+    "speculative_model": "draft_model, eagle3: the model that proposes draft tokens.",
     "prompt_lookup_min": "ngram: minimum number of latest tokens that must match.",
     "prompt_lookup_max": "ngram: maximum number of latest tokens to match; longer matches go "
     "first.",
+    "suffix_decoding_max_tree_depth": "suffix: maximum number of latest tokens to match and of "
+    "tokens that follow them, together.",
+    "suffix_decoding_max_cached_requests": "suffix: outputs of finished requests that are kept, "
+    "the oldest of which are dropped; 0: look in the request alone.",
+    "suffix_decoding_max_spec_factor": "suffix: maximum number of draft tokens for each latest "
+    "token that matches.",
+    "suffix_decoding_min_token_prob": "suffix: minimum share of earlier occurrences that a draft "
+    "token must follow.",
     "speculation": "How many draft tokens are used: adaptive, fixed, or a dotted path to a class.",
     "speculation_max_batch_tokens": "Most rows and drafts of a step with drafts; 0: what pays.",
     # journal

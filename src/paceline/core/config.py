@@ -201,7 +201,7 @@ class LoadConfig:
     Files: load_format, chat_template, generation_config. Numbers: dtype, kv_cache_dtype, weights,
     max_logprobs. Memory: gpu_memory_utilization, kv_cache_gib, swap_space,
     num_gpu_blocks_override. Steps: device, attention, enforce_eager, async_scheduling, depth,
-    threads.
+    threads. Other names of settings: speculative_config.
     """
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
@@ -221,6 +221,7 @@ class LoadConfig:
     threads: int = 0  # cores that a forward may use; 0: as many as torch takes
     generation_config: GenerationConfig = "auto"  # sampling defaults: the model's own, or none
     max_logprobs: int = MOST_LOGPROBS  # alternatives per token at most; -1: no limit
+    speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
 
     def __post_init__(self) -> None:
         check_types(self)

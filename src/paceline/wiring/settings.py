@@ -15,6 +15,7 @@ from paceline.runner.models.manifest import manifest
 from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.memory import free_bytes
+from paceline.wiring.speculative_config import spelled_out
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,6 @@ VLLM_ONLY = {
     "quantization": "the format is read from the file; on a CPU, see weights",
     "scheduling_policy": "see policy",
     "seed": "give a seed in SamplingParams",
-    "speculative_config": "see num_speculative_tokens and proposer",
     "tensor_parallel_size": "a model runs on one GPU; remove it",
     "tokenizer": "the tokenizer of the model is used",
     "trust_remote_code": "no code of a model is run; remove it",
@@ -210,6 +210,7 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
 
     ConfigError names the nearest setting for an unknown name.
     """
+    settings = spelled_out(settings)
     ours = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
     known = [
