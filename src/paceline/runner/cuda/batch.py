@@ -8,7 +8,7 @@ from paceline.core.arrays import I32
 from paceline.runner.batch import Batch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BatchWithLengths(Batch):
     """A batch with its lengths on the host, for backends that plan there."""
 

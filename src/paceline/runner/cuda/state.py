@@ -112,8 +112,9 @@ class CudaState:
         tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
         table = self.table.index_select(0, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
-        batch = Batch(*columns) if is_moving else BatchWithLengths(*columns, starts, contexts)
-        return batch, cells, row_slot
+        if is_moving:
+            return Batch(*columns), cells, row_slot
+        return BatchWithLengths(*columns, starts=starts, contexts=contexts), cells, row_slot
 
     def advance(self, slot: Tensor, context: Tensor) -> None:
         self.position[slot] = context
