@@ -131,8 +131,8 @@ class GenerationResponse(Response):
     async def _start(self, send: Send, kind: bytes, header: tuple[bytes, bytes]) -> None:
         own = (b"x-request-id", self._job.client.request_id.encode())
         headers = [(b"content-type", kind), own, header]
-        if kind := self._job.client.load_format:
-            report = await self._context.load_report.header(kind)
+        if load_format := self._job.client.load_format:
+            report = await self._context.load_report.header(load_format)
             headers += [(b"endpoint-load-metrics", report)] if report else []
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
