@@ -12,6 +12,7 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.params import SamplingParams
 from paceline.engine.prompt_reader import (
     BATCH_TEXTS,
     OFFLINE_TEXTS,
@@ -227,3 +228,44 @@ def test_prompts_of_a_script_are_read_together() -> None:
         )
     with pytest.raises(RequestError, match="unpaired surrogate"):
         frontend().begin(found[1], None)  # type: ignore[arg-type]
+
+
+# -- truncation -------------------------------------------------------------
+
+IDS = tokenizer().encode(LONG)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 5}, IDS[-5:]),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, IDS[:5]),
+        ({"truncate_prompt_tokens": len(IDS)}, IDS),
+        ({"truncate_prompt_tokens": -1, "params": SamplingParams(max_tokens=4)}, IDS[-16:]),
+        ({"truncate_prompt_tokens": -1, "params": SamplingParams(max_tokens=None)}, IDS[-19:]),
+        ({"truncate_prompt_tokens": 10**6}, "maximum context length is 20 tokens"),
+        ({"truncate_prompt_tokens": -1, "params": SamplingParams(max_tokens=20)}, "leaves no room"),
+        ({}, "maximum context length is 20 tokens"),
+    ],
+)
+def test_a_prompt_is_truncated_however_it_is_read(fields: dict[str, Any], kept: Any) -> None:
+    max_model_len = 20 if isinstance(kept, str) or -1 in fields.values() else 4096
+    front_end = frontend(max_model_len)
+
+    async def read(generation: GenerationRequest) -> Any:
+        return (await PromptReader(front_end).read(generation)).token_ids
+
+    def read_offline(generation: GenerationRequest) -> Any:
+        (found,) = tokenized(front_end, [generation])
+        return front_end.encode(found)[1]
+
+    for generation in (
+        GenerationRequest(prompt=LONG, **fields),
+        GenerationRequest(prompt_token_ids=IDS, **fields),
+    ):
+        for way in (lambda one: asyncio.run(read(one)), read_offline):
+            if isinstance(kept, str):
+                with pytest.raises(RequestError, match=kept):
+                    front_end._check_length(len(way(generation)), "tokens")
+            else:
+                assert list(way(generation)) == kept

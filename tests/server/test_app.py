@@ -22,6 +22,7 @@ CHECKS = [not_a_server_error, response_schema_conformance, status_code_conforman
 LEFT_OUT = {"/pause"}  # whoever pauses the engine waits for ever
 ROUTES = {
     "/v1/chat/completions",
+    "/v1/chat/completions/batch",
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",

@@ -53,8 +53,6 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
     [
         ("response_format", "json"),
         ("bad_words", ["-"]),
-        ("truncate_prompt_tokens", 0),
-        ("truncate_prompt_tokens", -1),
         ("chat_template", "{{ messages }}"),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
@@ -168,7 +166,7 @@ def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
         ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools"),
         ("/v1/chat/completions", {"tools": [{}], "tool_choice": "auto"}, "tools"),
         ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice"),
-        ("/v1/chat/completions", {"echo": True}, "echo"),
+        ("/v1/responses", {"echo": True}, "echo"),
         ("/v1/chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort"),
         ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
         ("/v1/completions", {"reasoning_effort": "low"}, "reasoning_effort"),

@@ -133,6 +133,7 @@ SENTENCES = {
     "probes and lists.",
     "enable_force_include_usage": "Have the usage in every chunk of every stream, whatever its "
     "stream_options say.",
+    "response_role": "Role of the new messages of chats, as responses name it.",
     "root_path": "Path under which a proxy shows the server, such as /llm.",
     # engine loop
     "inbox_requests": "Maximum number of requests that wait for the next turn of the loop.",

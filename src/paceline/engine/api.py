@@ -83,6 +83,9 @@ class GenerationRequest:
         continue_final_message: Whether the answer continues the last message, which needs
             `add_generation_prompt=False`; only with `messages`.
         text: The text that the token ids were made from, if it is known.
+        truncate_prompt_tokens: Most tokens of the prompt that are kept. -1: as many as leave room
+            for `max_tokens`. None: a prompt that is too long is refused.
+        truncation_side: Where tokens are removed: "left" keeps the last ones, "right" the first.
     """
 
     prompt: str | None = None
@@ -102,6 +105,8 @@ class GenerationRequest:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     text: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -111,6 +116,11 @@ class GenerationRequest:
             self._check_template_fields()
         if self.timeout is not None and not self.timeout > 0:
             raise RequestError(f"timeout is {self.timeout}; it must be positive")
+        most = self.truncate_prompt_tokens
+        if most is not None and most != -1 and most < 1:
+            raise RequestError(f"truncate_prompt_tokens is {most}; it must be -1 or positive")
+        if self.truncation_side not in ("left", "right"):
+            raise RequestError(f"truncation_side is {self.truncation_side!r}; use left or right")
 
     def _check_template_fields(self) -> None:
         """Refuse fields of the chat template in a request without messages."""
@@ -141,7 +151,26 @@ class GenerationRequest:
             continue_final_message=False,
             request_id=request_id,
             timeout=self.timeout or timeout,
+            truncate_prompt_tokens=None,
         )
+
+    def truncated(self, ids: Sequence[int], max_model_len: int) -> Sequence[int]:
+        """The token ids of the prompt that are kept; RequestError if more are wanted than fit."""
+        if (most := self.truncate_prompt_tokens) is None:
+            return ids
+        if most > max_model_len > 0:
+            raise RequestError(
+                f"truncate_prompt_tokens is {most}, and this model's maximum context length is "
+                f"{max_model_len} tokens; lower truncate_prompt_tokens"
+            )
+        if most == -1:
+            most = max_model_len - (self.params.max_tokens or 1)
+            if most < 1:
+                raise RequestError(
+                    f"max_tokens is {self.params.max_tokens}, which leaves no room for the prompt "
+                    f"within max_model_len {max_model_len}; lower max_tokens"
+                )
+        return ids[-most:] if self.truncation_side == "left" else ids[:most]
 
 
 Ask = GenerationRequest  # its short name

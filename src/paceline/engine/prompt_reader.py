@@ -20,15 +20,20 @@ OFFLINE_TEXTS = 512  # a longer batch would delay an interrupt by seconds
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """A text to tokenize; `framed` adds the special tokens at its start and end."""
+    """A text to tokenize; `framed` adds the special tokens at its start and end.
+
+    One that is not `is_whole` is truncated afterwards, so that it may be of any length.
+    """
 
     text: str
     framed: bool
+    is_whole: bool = True
 
     @classmethod
     def of(cls, generation: GenerationRequest, text: str) -> "PromptText":
         """The chat template has written the special tokens of a conversation."""
-        return cls(text, framed=generation.messages is None)
+        is_whole = generation.truncate_prompt_tokens is None
+        return cls(text, framed=generation.messages is None, is_whole=is_whole)
 
 
 Ids = list[int] | Exception  # of one text, or why it has none
@@ -61,11 +66,14 @@ class PromptReader:
         try:
             text = await self._text_of(generation)
             if text is None:
-                return TokenizedPrompt(generation.prompt_token_ids or (), generation.text)
+                ids = generation.prompt_token_ids or ()
+                return TokenizedPrompt(self._frontend.kept(generation, ids), generation.text)
             given = PromptText.of(generation, text)
             if self._reader is None and len(text) <= min(SHORT_TEXT, self._frontend.max_model_len):
-                return TokenizedPrompt(self._frontend.ids_of(text, given.framed), text)
-            return TokenizedPrompt(await self._queued(given), text)
+                ids = self._frontend.ids_of(text, given.framed)
+            else:
+                ids = await self._queued(given)
+            return TokenizedPrompt(self._frontend.kept(generation, ids), text)
         finally:
             self.waiting -= 1
 
@@ -132,8 +140,11 @@ def batch_tokenized(
     for (place, given), ids in zip(
         texts.items(), ids_of_all(frontend, list(texts.values())), strict=True
     ):
-        if not isinstance(ids, Exception):
-            generation, prompt = generations[place], TokenizedPrompt(ids, given.text)
+        if isinstance(ids, Exception):
+            continue
+        generation = generations[place]
+        with suppress(RequestError):
+            prompt = TokenizedPrompt(frontend.kept(generation, ids), given.text)
             found[place] = generation.ready(prompt, generation.request_id, generation.timeout)
     return found
 
@@ -144,7 +155,7 @@ def ids_of_all(frontend: Frontend, texts: Sequence[PromptText]) -> list[Ids]:
     framed: dict[bool, list[int]] = {True: [], False: []}  # places of texts to read
     for place, one in enumerate(texts):
         try:
-            frontend.check_text(one.text)
+            frontend.check_text(one.text, one.is_whole)
             framed[one.framed].append(place)
         except RequestError as error:
             found[place] = error

@@ -58,12 +58,14 @@ OWN = (
     "reasoning_effort",
     "top_logprobs",
     "continue_final_message",
+    "truncate_prompt_tokens",
 )
 NAMED_IN_ERRORS = frozenset({*OWN, *(one.name for one in fields(SamplingParams))})
 # Words for the prompt in messages, and the field that has the prompt.
 PROMPT_WORDS = frozenset({"prompt", "chat", "message", "part", "call"})
 FIELDS = {
     "/v1/chat/completions": "messages",
+    "/v1/chat/completions/batch": "messages",
     "/v1/completions": "prompt",
     "/v1/responses": "input",
 }

@@ -12,6 +12,8 @@ from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.reply_parsing import PLAIN_REPLY, ReplyParsing
 from paceline.server.schemas.requests import (
+    BatchChatRequest,
+    ChatBody,
     ChatRequest,
     CompletionRequest,
     Effort,
@@ -46,6 +48,7 @@ SAME_NAMES = (
     "skip_special_tokens",
 )
 
+Conversation = Sequence[Mapping[str, Any]]
 CONSTRAINTS = ("response_format", "structured_outputs", *GUIDED)
 
 
@@ -137,6 +140,8 @@ def common(body: GenerationBody) -> dict[str, Any]:
         "cache_salt": body.cache_salt or "",
         "deadline": body.deadline,
         "timeout": body.timeout,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "truncation_side": body.truncation_side or "left",
     }
 
 
@@ -144,23 +149,51 @@ def chat_ask(
     body: ChatRequest, rules: SamplingRules, reply: ReplyParsing = PLAIN_REPLY
 ) -> GenerationRequest:
     """Without `max_tokens`, only `max_model_len` limits the answer. `reply` has the tools."""
+    (generation,) = chat_asks(body, [body.messages], rules, reply)
+    return generation
+
+
+def chat_asks(
+    body: ChatBody, conversations: Sequence[Conversation], rules: SamplingRules, reply: ReplyParsing
+) -> list[GenerationRequest]:
+    """The same for each of several conversations."""
     check_common(body)
     check_prompt(body)
-    check_messages(body.messages)
+    for messages in conversations:
+        check_messages(messages)
     newer = body.max_completion_tokens
-    continues = bool(body.continue_final_message)
-    begins = body.add_generation_prompt
     most = body.max_tokens if newer is None else newer
     params = sampling(body, rules, most, chat_logprobs(body, rules), body.prompt_logprobs)
-    return GenerationRequest(
-        messages=body.messages,
-        params=reply.decoded(params),
-        tools=reply.shown(),
-        variables=template_variables(body.chat_template_kwargs, body.reasoning_effort),
-        add_generation_prompt=not continues if begins is None else begins,
-        continue_final_message=continues,
+    shared: dict[str, Any] = {
+        "params": reply.decoded(params),
+        "tools": reply.shown(),
+        "variables": template_variables(body.chat_template_kwargs, body.reasoning_effort),
+        "add_generation_prompt": begins_message(body),
+        "continue_final_message": bool(body.continue_final_message),
         **common(body),
-    )
+    }
+    return [GenerationRequest(messages=messages, **shared) for messages in conversations]
+
+
+def begins_message(body: ChatBody) -> bool:
+    """Whether the answer is a new message; it is, unless it continues the last one."""
+    begins = body.add_generation_prompt
+    return not body.continue_final_message if begins is None else begins
+
+
+def check_batch(body: BatchChatRequest, most: int) -> None:
+    """Refuse what a batch of chats does not support, and too many conversations."""
+    if len(body.messages) > most:
+        problem = f"there are {len(body.messages)} conversations; at most {most} (max_prompts)"
+        raise unsupported("messages", problem)
+    if body.stream:
+        raise unsupported("stream", "a batch is not streamed; remove stream")
+    if max(body.n or 1, body.best_of or 1) > 1:
+        raise unsupported("n", "each conversation of a batch has one choice; remove n")
+    if body.use_beam_search or body.beam_width:
+        raise unsupported("use_beam_search", "a batch has no beam search; remove use_beam_search")
+    if body.tools and body.tool_choice != "none":
+        raise unsupported("tools", "a batch has no tools; remove tools")
 
 
 def template_variables(
@@ -191,7 +224,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def chat_logprobs(body: ChatRequest, rules: SamplingRules) -> int | None:
+def chat_logprobs(body: ChatBody, rules: SamplingRules) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise unsupported(
             "top_logprobs", "it needs logprobs; set logprobs to true, or remove top_logprobs"

@@ -47,6 +47,7 @@ class ServerSettings:
     enable_auto_tool_choice  let the model choose whether it calls a tool
     enable_request_id_headers  send X-Request-Id with every response, not only with answers
     enable_force_include_usage  have the usage in every chunk of every stream
+    response_role    role of new messages of chats
     root_path        path under which a proxy shows the server; empty: none
     """
 
@@ -75,6 +76,7 @@ class ServerSettings:
     enable_auto_tool_choice: bool = True
     enable_request_id_headers: bool = False
     enable_force_include_usage: bool = False
+    response_role: str = "assistant"
     root_path: str = ""
 
     def __post_init__(self) -> None:

@@ -104,8 +104,14 @@ class Frontend:
         """The prompt as text, if it has one, and as token ids."""
         text = self.text_of(generation)
         if text is None:
-            return generation.text, generation.prompt_token_ids or ()
-        return text, self.ids_of(text, framed=generation.messages is None)
+            return generation.text, self.kept(generation, generation.prompt_token_ids or ())
+        is_whole = generation.truncate_prompt_tokens is None
+        ids = self.ids_of(text, generation.messages is None, is_whole)
+        return text, self.kept(generation, ids)
+
+    def kept(self, generation: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
+        """The ids of a prompt that are left after truncation."""
+        return generation.truncated(ids, self.max_model_len)
 
     def text_of(self, generation: GenerationRequest) -> str | None:
         """The text to tokenize; None if the prompt is token ids."""
@@ -121,14 +127,17 @@ class Frontend:
             variables=generation.variables,
         )
 
-    def ids_of(self, text: str, framed: bool) -> list[int]:
+    def ids_of(self, text: str, framed: bool, is_whole: bool = True) -> list[int]:
         """Tokenize a text, on any thread."""
-        self.check_text(text)
+        self.check_text(text, is_whole)
         return self.tokenizer.encode(text, special=framed)
 
-    def check_text(self, text: str) -> None:
-        """RequestError if a text has no token ids, or certainly too many: it is refused unread."""
-        if self.max_model_len and len(text) > self.max_model_len:
+    def check_text(self, text: str, is_whole: bool = True) -> None:
+        """RequestError if a text has no token ids, or certainly too many: it is refused unread.
+
+        A text that is truncated later, and not whole, may have any number.
+        """
+        if is_whole and self.max_model_len and len(text) > self.max_model_len:
             least = len(text) // self.tokenizer.longest
             self._check_length(least, f"tokens at least ({len(text)} characters)")
         check_text(text)

@@ -1,16 +1,25 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, of one conversation or of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from paceline.engine.api import ChoiceOutput, RequestOutput, Stream, TextDelta
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
-from paceline.server.parse import chat_ask
+from paceline.server.parse import (
+    Conversation,
+    begins_message,
+    chat_ask,
+    chat_asks,
+    check_batch,
+)
 from paceline.server.reply_parsing import ReplyFormats, ReplyParsing, ReplyReader
 from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
@@ -19,6 +28,7 @@ from paceline.server.schemas.completions import (
     ChatChunkChoice,
     ChatCompletion,
     ChatFinishReason,
+    PromptColumn,
     chat_logprobs,
     encode,
     event,
@@ -27,8 +37,9 @@ from paceline.server.schemas.completions import (
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.ready_events import TextFrame
-from paceline.server.schemas.requests import ChatRequest
+from paceline.server.schemas.requests import BatchChatRequest, ChatBody, ChatRequest
 from paceline.server.schemas.tool_calls import AssistantMessage, Delta, chat_delta, chat_message
+from paceline.text.chat_messages import text_of
 from paceline.tools.calls import joined
 
 
@@ -44,37 +55,82 @@ def chat_routes(context: ServerContext) -> APIRouter:
         generation = await parsed(request, chat_ask, body, rules, reply)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
-        writer = ChatWriter(envelope, body)
+        starts = [MessageStart.of(body, body.messages, context.settings.response_role)]
+        writer = ChatWriter(envelope, body, starts)
         if not reply.is_plain:
-            writer = ChatReplyWriter(envelope, body, reply)
+            writer = ChatReplyWriter(envelope, body, starts, reply)
         return GenerationResponse(
             context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
         )
 
+    @router.post("/v1/chat/completions/batch", responses=GENERATED)
+    async def create_batch(body: BatchChatRequest, request: Request) -> Response:
+        """Continue several conversations; the answer has a choice for each, in their order."""
+        client = ClientHeaders.of(request.headers, "chatcmpl")
+        model, rules = context.model(body.model), context.engine.rules
+        check_batch(body, context.settings.max_prompts)
+        reply = await parsed(request, chat_reply, body, context.formats)
+        generations = await parsed(request, chat_asks, body, body.messages, rules, reply)
+        name = context.name(client.request_id)
+        envelope = Envelope.of(body, name, model, context.settings)
+        role = context.settings.response_role
+        starts = [MessageStart.of(body, messages, role) for messages in body.messages]
+        writer = ChatWriter(envelope, body, starts)
+        if not reply.is_plain:
+            writer = ChatReplyWriter(envelope, body, starts, reply)
+        return GenerationResponse(context, GenerationJob(client, name, generations, writer, False))
+
     return router
 
 
-def chat_reply(body: ChatRequest, formats: ReplyFormats) -> ReplyParsing:
+def chat_reply(body: ChatBody, formats: ReplyFormats) -> ReplyParsing:
     with_reasoning = body.include_reasoning is not False
     return formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
 
 
-class ChatWriter:
-    """Each choice begins with its role; its last chunk has the finish reason."""
+@dataclass(frozen=True, slots=True)
+class MessageStart:
+    """How the message of an answer begins: its role, and the text that is echoed."""
 
-    def __init__(self, envelope: Envelope, body: ChatRequest) -> None:
-        self._envelope, self._body = envelope, body
+    role: str = "assistant"
+    text: str = ""
+
+    @classmethod
+    def of(cls, body: ChatBody, messages: Conversation, new_role: str) -> "MessageStart":
+        """An answer that begins no message has the role of the last one.
+
+        Only a message of the same role is echoed.
+        """
+        last: Mapping[str, Any] = messages[-1] if messages else {}
+        role = new_role if begins_message(body) else str(last.get("role"))
+        echoes = body.echo is True and last.get("role") == role
+        return cls(role, text_of(last.get("content")) if echoes else "")
+
+
+class ChatWriter:
+    """Each choice begins with its role; its last chunk has the finish reason.
+
+    `starts` has the start of the message for each part; a chat that is not a batch has one part.
+    """
+
+    def __init__(self, envelope: Envelope, body: ChatBody, starts: Sequence[MessageStart]) -> None:
+        self._envelope, self._body, self._starts = envelope, body, starts
+        self._is_batch = isinstance(body, BatchChatRequest)
         self._as_ids = body.return_tokens_as_token_ids is True
         self._with_ids = body.return_token_ids is True
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
-        role, (stream,) = Delta("assistant", ""), streams
+        (start,), (stream,) = self._starts, streams
+        role, write, choices = Delta(start.role, ""), self._envelope.chat_event, self._body.n or 1
         prompt = stream.prompt_token_ids if self._with_ids else UNSET
-        return b"".join(
-            self._envelope.chat_event(ChatChunkChoice(at, role), UNSET if at else prompt)
-            for at in range(self._body.n or 1)
-        )
+        events = [
+            write(ChatChunkChoice(at, role), UNSET if at else prompt) for at in range(choices)
+        ]
+        if start.text:
+            echo = Delta(content=start.text)
+            events += [write(ChatChunkChoice(at, echo)) for at in range(choices)]
+        return b"".join(events)
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
         self._envelope.count(delta)
@@ -104,23 +160,11 @@ class ChatWriter:
     def failing(self, error: ErrorBody) -> bytes:
         return event(error)
 
-    def _message(self, answer: ChoiceOutput) -> AssistantMessage:
-        return AssistantMessage(answer.text)
-
-    def _finish_reason(self, delta: TextDelta) -> ChatFinishReason | None:
-        return delta.finish_reason
-
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        envelope, (output,) = self._envelope, outputs
+        envelope, first = self._envelope, outputs[0]
         choices = [
-            ChatChoice(
-                answer.index,
-                self._message(answer),
-                chat_logprobs(answer.logprobs, self._as_ids),
-                self._finish_reason(answer),
-                answer.stop_reason,
-                answer.token_ids if self._with_ids else UNSET,
-            )
+            self._whole_choice(part, output, answer)
+            for part, output in enumerate(outputs)
             for answer in output.outputs
         ]
         return encode(
@@ -131,10 +175,39 @@ class ChatWriter:
                 choices,
                 envelope.usage(outputs),
                 envelope.spent(outputs),
-                prompt_column(output.prompt_logprobs, self._body.prompt_logprobs),
-                output.prompt_token_ids if self._with_ids else UNSET,
+                None if self._is_batch else self._prompt_column(first),
+                UNSET if self._is_batch else self._prompt_ids(first),
             )
         )
+
+    def _whole_choice(self, part: int, output: RequestOutput, answer: ChoiceOutput) -> ChatChoice:
+        return ChatChoice(
+            answer.index + part,
+            self._started(part, self._message(part, answer)),
+            chat_logprobs(answer.logprobs, self._as_ids),
+            self._finish_reason(answer, part),
+            answer.stop_reason,
+            answer.token_ids if self._with_ids else UNSET,
+            self._prompt_column(output) if self._is_batch else UNSET,
+            self._prompt_ids(output) if self._is_batch else UNSET,
+        )
+
+    def _started(self, part: int, message: AssistantMessage) -> AssistantMessage:
+        start = self._starts[part]
+        content = start.text + (message.content or "") if start.text else message.content
+        return replace(message, role=start.role, content=content)
+
+    def _prompt_column(self, output: RequestOutput) -> PromptColumn | None:
+        return prompt_column(output.prompt_logprobs, self._body.prompt_logprobs)
+
+    def _prompt_ids(self, output: RequestOutput) -> Sequence[int] | UnsetType:
+        return output.prompt_token_ids if self._with_ids else UNSET
+
+    def _message(self, part: int, answer: ChoiceOutput) -> AssistantMessage:
+        return AssistantMessage(answer.text)
+
+    def _finish_reason(self, delta: TextDelta, part: int = 0) -> ChatFinishReason | None:
+        return delta.finish_reason
 
 
 class ChatReplyWriter(ChatWriter):
@@ -143,17 +216,24 @@ class ChatReplyWriter(ChatWriter):
     Of several chunks for one delta, the first has its logprobs, the last its finish reason.
     """
 
-    def __init__(self, envelope: Envelope, body: ChatRequest, reply: ReplyParsing) -> None:
-        super().__init__(envelope, body)
+    def __init__(
+        self,
+        envelope: Envelope,
+        body: ChatBody,
+        starts: Sequence[MessageStart],
+        reply: ReplyParsing,
+    ) -> None:
+        super().__init__(envelope, body, starts)
         self._reply = reply
+        self._readers: list[ReplyReader] = []  # of each part
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
-        self._reader = ReplyReader(self._reply, streams[0].prompt_token_ids)
+        self._readers = [ReplyReader(self._reply, one.prompt_token_ids) for one in streams]
         return super().opening(streams)
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
         self._envelope.count(delta)
-        added = [chat_delta(one) for one in self._reader.read(delta)]
+        added = [chat_delta(one) for one in self._readers[part].read(delta)]
         shown = delta.finish_reason or delta.logprobs or (self._with_ids and delta.token_ids)
         if not added and shown:
             added = [Delta()]
@@ -177,12 +257,12 @@ class ChatReplyWriter(ChatWriter):
         """None: a parser reads every text."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        self._reader = ReplyReader(self._reply, outputs[0].prompt_token_ids)
+        self._readers = [ReplyReader(self._reply, one.prompt_token_ids) for one in outputs]
         return super().whole(outputs)
 
-    def _message(self, answer: ChoiceOutput) -> AssistantMessage:
-        return chat_message(joined(self._reader.read(answer)))
+    def _message(self, part: int, answer: ChoiceOutput) -> AssistantMessage:
+        return chat_message(joined(self._readers[part].read(answer)))
 
-    def _finish_reason(self, delta: TextDelta) -> ChatFinishReason | None:
-        is_call = delta.finish_reason == "stop" and delta.index in self._reader.calling
+    def _finish_reason(self, delta: TextDelta, part: int = 0) -> ChatFinishReason | None:
+        is_call = delta.finish_reason == "stop" and delta.index in self._readers[part].calling
         return "tool_calls" if is_call else delta.finish_reason

@@ -42,6 +42,8 @@ def completion_routes(context: ServerContext) -> APIRouter:
         generations = await parsed(request, completion_asks, body, context.engine.rules)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
+        if body.echo and body.truncate_prompt_tokens is not None:
+            generations = await truncated(context, generations)
         echoed = await parsed(request, prompt_texts, context, generations) if body.echo else []
         writer = CompletionWriter(envelope, body, echoed, context.tokenizer)
         return GenerationResponse(
@@ -49,6 +51,14 @@ def completion_routes(context: ServerContext) -> APIRouter:
         )
 
     return router
+
+
+async def truncated(
+    context: ServerContext, generations: Sequence[GenerationRequest]
+) -> list[GenerationRequest]:
+    """The same requests with token ids, so that what is left of their prompts can be echoed."""
+    read = context.engine.tokenized
+    return [one.ready(await read(one), one.request_id, one.timeout) for one in generations]
 
 
 def prompt_texts(context: ServerContext, generations: Sequence[GenerationRequest]) -> list[str]:
@@ -167,6 +177,6 @@ class CompletionWriter:
 
     @property
     def _given(self) -> bool:
-        """Whether the prompts are texts."""
-        prompt = self._body.prompt
-        return isinstance(prompt, str) or isinstance(prompt[0], str)
+        """Whether the prompts are texts, and echoed as they are."""
+        prompt, is_whole = self._body.prompt, self._body.truncate_prompt_tokens is None
+        return is_whole and (isinstance(prompt, str) or isinstance(prompt[0], str))

@@ -120,6 +120,8 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
     token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: PromptColumn | UnsetType | None = UNSET  # of a batch, as the next one
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class TextChoice(Struct, frozen=True):
@@ -157,7 +159,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: Sequence[ChatChoice]
     usage: CompletionUsage
     timings: StageTimings | UnsetType = UNSET
-    prompt_logprobs: PromptColumn | None = None
+    prompt_logprobs: PromptColumn | UnsetType | None = None
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     object: str = "chat.completion"
 

@@ -31,7 +31,6 @@ OwnTemplate = Annotated[
 ]
 Functions = Annotated[None, refused("functions are not supported; see tools"), REFUSED]
 BadWords = Annotated[None, refused("words cannot be banned; see bad_token_ids"), REFUSED]
-Truncation = Annotated[None, refused("prompts are not truncated; send a shorter one"), REFUSED]
 Processors = Annotated[None, refused("logits cannot be processed by code of the client"), REFUSED]
 Documents = Annotated[
     None, refused("documents are not supported; write their text into messages"), REFUSED
@@ -67,12 +66,11 @@ class Constraints(RequestBody):
     A client that sends one relies on it, so most are refused and none is ignored. The fields:
     response_format, modalities, function_call, functions, add_special_tokens, chat_template,
     structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar, regex,
-    json_schema, ebnf, bad_words, truncate_prompt_tokens,
-    logits_processors, custom_logit_processor, documents, prompt_embeds, logprob_token_ids,
-    stop_regex, kv_transfer_params, web_search_options, vllm_xargs, return_hidden_states,
-    thinking_token_budget, detokenize, verbosity; adapters: adapter,
-    lora, lora_path, lora_request; inputs that are no text: images, image_data, video_data,
-    audio, audio_data, multi_modal_data.
+    json_schema, ebnf, bad_words, logits_processors, custom_logit_processor, documents,
+    prompt_embeds, logprob_token_ids, stop_regex, kv_transfer_params, web_search_options,
+    vllm_xargs, return_hidden_states, thinking_token_budget, detokenize, verbosity;
+    adapters: adapter, lora, lora_path, lora_request; inputs that are no text: images,
+    image_data, video_data, audio, audio_data, multi_modal_data.
     """
 
     response_format: dict[str, Any] | None = Field(
@@ -98,7 +96,6 @@ class Constraints(RequestBody):
     json_schema: OtherConstraint = None
     ebnf: OtherConstraint = None
     bad_words: BadWords = None
-    truncate_prompt_tokens: Truncation = None
     logits_processors: Processors = None
     documents: Documents = None
     prompt_embeds: Embeddings = None

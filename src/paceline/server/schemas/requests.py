@@ -80,7 +80,8 @@ class GenerationBody(Constraints):
     length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
     frequency_penalty, repetition_penalty, seed, min_tokens, stop, stop_token_ids, ignore_eos,
     logit_bias, allowed_token_ids, bad_token_ids, include_stop_str_in_output, skip_special_tokens,
-    user, priority, cache_salt, deadline, timeout, timings. None has the meaning of OpenAI's
+    user, priority, cache_salt, deadline, timeout, timings, truncate_prompt_tokens,
+    truncation_side. None has the meaning of OpenAI's
     default.
     """
 
@@ -119,6 +120,12 @@ class GenerationBody(Constraints):
     deadline: float | None = Field(None, description="seconds to the first token, for policies")
     timeout: float | None = Field(None, description="seconds after which the request ends")
     timings: bool | None = Field(None, description="return the time in each stage")
+    truncate_prompt_tokens: int | None = Field(
+        None, description="keep so many tokens of the prompt; -1: as many as fit"
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="left, the default, keeps the last tokens; right keeps the first"
+    )
 
 
 class ScoredBody(GenerationBody):
@@ -135,15 +142,14 @@ class ScoredBody(GenerationBody):
     )
 
 
-class ChatRequest(ScoredBody):
-    """A conversation to continue.
+class ChatBody(ScoredBody):
+    """Fields that a chat and a batch of chats share.
 
-    Own fields: messages, max_completion_tokens, logprobs, top_logprobs, tools, tool_choice,
+    Own fields: max_completion_tokens, logprobs, top_logprobs, tools, tool_choice,
     parallel_tool_calls, include_reasoning, reasoning_effort, chat_template_kwargs,
     add_generation_prompt, continue_final_message, echo.
     """
 
-    messages: Messages = Field(description="role and content of each")
     max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
@@ -157,7 +163,24 @@ class ChatRequest(ScoredBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="continue the last message")
-    echo: NoEcho = None
+    echo: bool | None = Field(
+        None, description="begin the answer with the last message, if it has the same role"
+    )
+
+
+class ChatRequest(ChatBody):
+    """A conversation to continue."""
+
+    messages: Messages = Field(description="role and content of each")
+
+
+class BatchChatRequest(ChatBody):
+    """Several conversations to continue, each with one choice."""
+
+    messages: Annotated[
+        list[Annotated[Messages, Field(min_length=1)]],
+        Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
+    ] = Field(description="conversations, each a list of messages")
 
 
 class CompletionRequest(ScoredBody):
