@@ -73,7 +73,7 @@ ALL_OTHERWISE: dict[str, Any] = {
 }
 
 
-DEPTH = "suffix_decoding_max_tree_depth is {}; it must lie between 2 and 256"
+DEPTH = "suffix_decoding_max_tree_depth is {}; it must lie between 3 and 256"
 LOOKUP = "prompt_lookup_max is {}; it must lie between prompt_lookup_min ({}) and 64"
 
 
@@ -273,7 +273,7 @@ def test_known_names_do_not_hide_an_unknown_one() -> None:
         ({"prompt_lookup_min": 0}, "prompt_lookup_min is 0; it must be positive"),
         ({"prompt_lookup_min": 5}, LOOKUP.format(4, 5)),
         ({"prompt_lookup_max": 65}, LOOKUP.format(65, 2)),
-        ({"suffix_decoding_max_tree_depth": 1}, DEPTH.format(1)),
+        ({"suffix_decoding_max_tree_depth": 2}, DEPTH.format(2)),
         ({"suffix_decoding_max_tree_depth": 257}, DEPTH.format(257)),
         (
             {"suffix_decoding_max_cached_requests": -1},

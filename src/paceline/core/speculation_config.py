@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paceline.core.setting_checks import check_types, not_negative, positive, require
 
 MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
-LEAST_DEPTH, MOST_DEPTH = 2, 256  # tokens; each token of an output adds a path of so many
+LEAST_DEPTH, MOST_DEPTH = 3, 256  # tokens; each token of an output adds a path of so many
 
 
 @dataclass(frozen=True, slots=True)
