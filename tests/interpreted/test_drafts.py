@@ -8,6 +8,7 @@ import torch
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
+from paceline.runner.cuda.draft_model import CudaDraftModel
 from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.model import CudaModel
@@ -15,6 +16,7 @@ from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
@@ -102,8 +104,8 @@ def requests(**fields: Any) -> list[Request]:
     ]
 
 
-def source() -> Dummy:
-    return Dummy(tiny(architectures=["Qwen3ForCausalLM"], **SMALL), seed=3)
+def source(seed: int = 3) -> Dummy:
+    return Dummy(tiny(architectures=["Qwen3ForCausalLM"], **SMALL), seed=seed)
 
 
 def expected(asked: list[Request]) -> dict[str, Any]:
@@ -116,9 +118,12 @@ def expected(asked: list[Request]) -> dict[str, Any]:
 
 
 def interpreted(
-    asked: list[Request], depth: int, patch: pytest.MonkeyPatch
+    asked: list[Request],
+    depth: int,
+    patch: pytest.MonkeyPatch,
+    draft_seed: int | None = None,
 ) -> tuple[dict[str, Any], Scheduler]:
-    """By the runner for a GPU."""
+    """By the runner for a GPU; with a seed, drafts come from a draft model."""
     use_host(patch)
     patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     # Small steps: the interpreter computes the padding of a graph as well.
@@ -129,7 +134,11 @@ def interpreted(
     kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
     step = config.step
     sizes = RunnerSizes(step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens)
-    runner = CudaRunner(model, kv, load("triton"), Circular(config.speculation), sizes)
+    drafter: Drafter = Circular(config.speculation)
+    if draft_seed is not None:
+        draft = CudaModel.load(source(draft_seed), 64, torch.float32, device="cpu")
+        drafter = CudaDraftModel(config.speculation, draft, torch.float32)
+    runner = CudaRunner(model, kv, load("triton"), drafter, sizes)
     return drive(scheduler, runner, asked, depth), scheduler
 
 
@@ -158,3 +167,11 @@ def test_rows_that_want_more_than_a_temperature(monkeypatch: pytest.MonkeyPatch)
     got, scheduler = interpreted(asked, 2, monkeypatch)
     assert got == due
     assert scheduler.stats.drafted
+
+
+def test_drafts_of_a_model_for_itself_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [Request(id="a", prompt=[4, 4, 8], max_tokens=7, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
+    due = expected(asked)
+    got, scheduler = interpreted(asked, 2, monkeypatch, draft_seed=3)
+    assert got == due
+    assert scheduler.stats.accepted == scheduler.stats.drafted > 0

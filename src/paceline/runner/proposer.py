@@ -1,6 +1,7 @@
 """What guesses draft tokens, and where it is found."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +89,7 @@ class Drafter(ABC):
     # True: `draft` reads no tensor on the host, and what it returns depends on its arguments and
     # on tensors that stay in place. It is then part of a CUDA graph.
     on_device = False
+    reads_tokens = True  # `draft` reads `DraftInput.tokens`
     observes = False  # `observe` is called after every step
     layers: tuple[int, ...] = ()  # of the model, whose inputs `observe` gets
     cell_bytes = 0  # of its own KV, for each position of a block
@@ -97,6 +99,16 @@ class Drafter(ABC):
 
     def attach(self, runner: DraftingFor) -> None:  # noqa: B027
         """This runner will call. A further one replaces it."""
+
+    def accompany(self, model: Any, attention: Any) -> tuple[Any, Any]:
+        """Return what a runner on a GPU computes steps with, instead of its model and attention: a
+        drafter may compute the same positions in the same graphs."""
+        return model, attention
+
+    def captures(self) -> list[Callable[[], None]]:
+        """What must run once on a GPU before there are requests, so that nothing is compiled
+        later, beside `draft` in graphs."""
+        return []
 
     def reserve_host(self, blocks: int) -> None:  # noqa: B027
         """Plans may swap so many blocks."""

@@ -46,8 +46,9 @@ class DraftedSteps:
     def captures(self) -> list[Capture]:
         """The graphs of every size."""
         if self._graphs is None or self._ends is None:
-            return []
-        return [*self._graphs.captures_of_lengths(), *self._ends.captures()]
+            return self.drafter.captures()
+        ends = [*self._ends.captures(), *self.drafter.captures()]
+        return [*self._graphs.captures_of_lengths(), *ends]
 
     def forget(self) -> None:
         """Sequences came or left: slots may have changed hands."""
@@ -94,7 +95,8 @@ class DraftedSteps:
         own, behind, number = state.send(*sent)
         known = state.position.index_select(0, own) + behind
         longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
-        tokens = state.tokens[:, :longest].index_select(0, own)
+        read = longest if self.drafter.reads_tokens else 0
+        tokens = state.tokens[:, :read].index_select(0, own)
         most = int(rows.drafts.max())
         found = self.drafter.draft(DraftInput(own, tokens, known, number, most))
         drafts = check_shape(self.drafter, found, len(wanted), most).ids

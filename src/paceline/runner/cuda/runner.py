@@ -80,11 +80,12 @@ class CudaRunner:
     ) -> None:
         """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
         are launched kernel by kernel."""
-        self._kv, self._attention = kv, attention
         slots, max_model_len = sizes.slots, sizes.max_model_len
         state = self.state = CudaState(slots, max_model_len, kv)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
+        model, attention = drafter.accompany(model, attention)
+        self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
         self.graphs = DecodeGraphs(model, kv, attention, state, memory)
         self.mixed = drafted = None

@@ -65,7 +65,7 @@ class DraftGraphs:
         self.width = 1 + drafter.config.num_speculative_tokens  # lines of each row
         most = min(len(hidden) // self.width, state.padding_slot)
         self._rows = [*(rows for rows in ROWS if rows < most), most] if most else []
-        self._spans = spans(state.tokens.shape[1])
+        self._spans = spans(state.tokens.shape[1]) if drafter.reads_tokens else [0]
         self._blank = np.zeros((3, most), np.int32)
         self._blank[SLOTS] = state.padding_slot
         on: dict[str, Any] = {"device": hidden.device}
@@ -98,7 +98,7 @@ class DraftGraphs:
         columns[NUMBER, : len(wanted)] = rows.drafts[wanted]
         self._state.send_into(self._columns, columns)
         longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
-        span = self._spans[bisect_left(self._spans, longest)]
+        span = self._spans[bisect_left(self._spans[:-1], longest)]
         if self._drafter.on_device:
             self._propose.replay((size, span))
         else:

@@ -1,0 +1,98 @@
+"""Two models that compute the same positions, each with KV of its own in the same blocks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.arrays import I32
+from paceline.core.errors import ConfigError
+from paceline.runner.attention.backend import Prepared, Queries
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.graphs.mixed import MixedCapturable
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.kv_store import KVStore
+
+
+def cells_in(store: KVStore, other: KVStore, cells: Tensor) -> Tensor:
+    """Cells of one store, as indices into its first layer, in one with the same blocks."""
+    given, own = other.content, store.content
+    block = cells // given.stride(0)
+    offset = (cells - block * given.stride(0)) // given.stride(2)
+    return block * own.stride(0) + offset * own.stride(2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedPrepared:
+    """Attention of one step, prepared for both models."""
+
+    main: Any
+    second: Any
+
+    def lay_out(self) -> None:
+        self.main.lay_out()
+        self.second.lay_out()
+
+    def refresh(self, contexts: I32) -> None:
+        self.main.refresh(contexts)
+        self.second.refresh(contexts)
+
+    def attend(self, *_: Any) -> Tensor:
+        raise AssertionError("each model has its own")
+
+
+class PairedAttention:
+    """An attention backend that prepares steps for both models."""
+
+    def __init__(self, attention: Any, second: CudaModel, kv: KVStore) -> None:
+        if not isinstance(attention, MixedCapturable):
+            raise ConfigError("a draft model needs attention with graphs: use attention 'triton'")
+        self._attention: Any = attention
+        self._second, self._kv = second, kv
+
+    def prepare(self, batch: Batch, kv: KVStore) -> PairedPrepared:
+        prepare = self._attention.prepare
+        return PairedPrepared(prepare(batch, kv), prepare(batch, self._kv))
+
+    def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> PairedPrepared:
+        prepare = self._attention.prepare_graph
+        second = prepare(batch, self._kv, self._second.config.heads)
+        return PairedPrepared(prepare(batch, kv, heads), second)
+
+    def prepare_mixed_graph(
+        self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
+    ) -> PairedPrepared:
+        prepare, config = self._attention.prepare_mixed_graph, self._second.config
+        own = Queries(config.heads, self._second.dtype, config.score_cap is not None)
+        second = prepare(batch, self._kv, bounds, longer, own)
+        return PairedPrepared(prepare(batch, kv, bounds, longer, queries), second)
+
+
+class PairedModel(CudaModel):
+    """A model, and a second one that writes keys and values of the same positions to its store.
+
+    Hidden states and logits are those of the first one.
+    """
+
+    def __init__(self, model: CudaModel, second: CudaModel, kv: KVStore) -> None:
+        self.config, self.dtype = model.config, model.dtype
+        self._main, self._second, self._kv = model, second, kv
+        self._none = torch.zeros(0, dtype=torch.int64, device=kv.content.device)
+
+    def forward(
+        self,
+        batch: Batch,
+        cells: Tensor,
+        kv: KVStore,
+        attention: Prepared,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        assert isinstance(attention, PairedPrepared)
+        hidden = self._main.forward(batch, cells, kv, attention.main, wanted)
+        own = cells_in(self._kv, kv, cells)
+        self._second.forward(batch, own, self._kv, attention.second, self._none)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._main.logits(hidden)
