@@ -47,6 +47,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "in small pieces": {"max_num_batched_tokens": 24},
     "few": {"max_num_seqs": 3},
     "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
+    "drafted by a model": {
+        "num_speculative_tokens": 3,
+        "speculation": "fixed",
+        "proposer": "draft_model",
+        "preemption_mode": "swap",
+        "swap_space": 0.001,
+        "num_gpu_blocks_override": 40,
+    },
     "swapped": {"num_gpu_blocks_override": 40, "preemption_mode": "swap", "swap_space": 0.001},
 }
 
@@ -74,7 +82,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[Scheduler, Any]:
     config = tiny(architectures=[architecture], **{**SHAPE, **MODELS[architecture]})
     rest, own = sort_settings({**SETTINGS, **settings})
-    return cuda.assemble(rest, own, Dummy(config, seed=3))
+    # Another number of heads and of layers: its kernels are others.
+    smaller = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    draft = Dummy(tiny(**SHAPE, **smaller)) if settings.get("proposer") == "draft_model" else None
+    return cuda.assemble(rest, own, Dummy(config, seed=3), draft=draft)
 
 
 def random_requests(random: Random) -> list[Request]:

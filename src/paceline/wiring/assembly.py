@@ -14,6 +14,7 @@ from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.constraints import constrained_requests
+from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
@@ -31,12 +32,13 @@ def build(
         source: ModelSource = find_model(
             model, own.load_format, device, progress, own.chat_template
         )
+        draft = find_draft_weights(rest, own, source, device, progress)
         # One module per device, so that CUDA is imported only on a GPU.
         on = import_module(f"paceline.wiring.{device}")
     template = ChatTemplate.of(source.tokenizer)
     constrained = constrained_requests(source.tokenizer, source.checkpoint.config.vocab)
     scheduler, runner = on.assemble(
-        rest, own, source.checkpoint, partial(scheduler_of, record=record), constrained
+        rest, own, source.checkpoint, partial(scheduler_of, record=record), constrained, draft
     )
     depth = own.steps_in_flight(on.DEPTH)
     rules = sampling_rules(source.tokenizer, own)

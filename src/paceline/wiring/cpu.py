@@ -11,23 +11,30 @@ from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConf
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.openmp import limit_early
+from paceline.runner.attention.backend import Attention, runs_on_gpu
 from paceline.runner.attention.backend import load as load_attention
-from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.packed_cache import PackedCache
+from paceline.runner.models.eagle3_head import Eagle3Head
 from paceline.runner.models.model import Model
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
+from paceline.runner.proposers.draft_model import DraftModel
+from paceline.runner.proposers.eagle3 import Eagle3
 from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
+from paceline.wiring.drafting import DraftWeights
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
     Hardware,
+    block_bytes,
     check,
     check_memory,
     part_of,
@@ -47,6 +54,7 @@ def assemble(
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
     masks: TokenMasks | None = None,
+    draft: DraftWeights | None = None,
 ) -> tuple[Scheduler, TorchRunner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a GPU; on a CPU, set weights")
@@ -54,23 +62,22 @@ def assemble(
     if runs_on_gpu(attention):
         raise ConfigError(f"attention {own.attention!r} is for a GPU; on a CPU, use {ATTENTION!r}")
     suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
-    check_memory(settings, own, checkpoint.config, free_bytes())
-    proposer = load_proposer(part_of(SpeculationConfig, suited))
+    drafter = load_proposer(part_of(SpeculationConfig, suited))
+    drafter_bytes = drafter.cell_bytes if draft is None else block_bytes(draft.config, 1)
+    check_memory(settings, own, checkpoint.config, free_bytes(), drafter_bytes)
     limit_early()
     if own.threads:
         torch.set_num_threads(own.threads)
-    chosen = choose(own.weights, checkpoint)
-    log.info("loading weights: %s", chosen)
     length = part_of(StepConfig, suited).max_model_len
-    is_packed = chosen.kind is NativeLinear and len(checkpoint.files) > 0
-    packed = PackedCache(checkpoint.files) if is_packed else None
-    loaded = Model.load(checkpoint, linear_kind=chosen.kind, max_model_len=length, packed=packed)
+    loaded = load_model(checkpoint, own, length)
+    if draft is not None:
+        give_weights(drafter, draft, own, length, attention)
     # After the weights, which take memory too.
-    config = resolve(settings, own, checkpoint.config, Hardware.found())
+    config = resolve(settings, own, checkpoint.config, Hardware.found(), drafter_bytes)
     kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
     step = config.step
     runner = TorchRunner(
-        loaded, kv, attention, proposer, step.max_num_seqs, step.max_model_len, masks
+        loaded, kv, attention, drafter, step.max_num_seqs, step.max_model_len, masks
     )
     scheduler = scheduler_of(config)
     if config.preemption.swap_space:
@@ -80,3 +87,23 @@ def assemble(
         # CPU time, because other processes may take turns with this one while it measures.
         measure_steps(scheduler, StepTimer(runner, room_of(config), process_time))
     return scheduler, runner
+
+
+def load_model(checkpoint: Checkpoint, own: LoadConfig, length: int) -> Model:
+    chosen = choose(own.weights, checkpoint)
+    log.info("loading weights: %s", chosen)
+    is_packed = chosen.kind is NativeLinear and len(checkpoint.files) > 0
+    packed = PackedCache(checkpoint.files) if is_packed else None
+    return Model.load(checkpoint, linear_kind=chosen.kind, max_model_len=length, packed=packed)
+
+
+def give_weights(
+    drafter: Drafter, draft: DraftWeights, own: LoadConfig, length: int, attention: Attention
+) -> None:
+    """Load the weights of a drafter."""
+    if isinstance(drafter, DraftModel) and not isinstance(draft, Eagle3Folder):
+        drafter.use(load_model(draft, own, length), attention)
+    elif isinstance(drafter, Eagle3) and isinstance(draft, Eagle3Folder):
+        embedding = draft.read(EMBEDDING).float() if draft.has_embedding else None
+        head = Eagle3Head.load(draft, draft.head, max_model_len=length)
+        drafter.use(head, draft.target_ids(), embedding, attention)

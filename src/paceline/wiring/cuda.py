@@ -15,6 +15,7 @@ from paceline.engine.core.warm_up import WarmUp
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.cuda.block_copies import RING_BYTES
+from paceline.runner.cuda.draft_model import CudaDraftModel
 from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -22,9 +23,11 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.wiring import memory
+from paceline.wiring.drafting import DraftWeights
 from paceline.wiring.settings import (
     GIB,
     Hardware,
@@ -57,6 +60,7 @@ def assemble(
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
     _masks: TokenMasks | None = None,  # this runner applies none, and refuses constraints
+    draft: DraftWeights | None = None,
 ) -> tuple[Scheduler, CudaRunner]:
     """Load the model, run the largest step once, give the remaining memory to KV, and compile and
     capture everything that requests may need."""
@@ -72,12 +76,13 @@ def assemble(
     model_config = checkpoint.config
     defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
-    step, proposer = part_of(StepConfig, chosen), load_proposer(part_of(SpeculationConfig, chosen))
+    step = part_of(StepConfig, chosen)
     log.info("loading weights")
+    drafter = drafter_of(part_of(SpeculationConfig, chosen), draft, step, (dtype, kv_dtype))
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
-    needed, rate = run_largest_step(model, proposer, sizes, kv_dtype)
+    needed, rate = run_largest_step(model, drafter, sizes, kv_dtype)
     needed += RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
     log.info("%.1f GiB are left for KV", free / GIB)
@@ -88,12 +93,12 @@ def assemble(
             f"max_num_batched_tokens ({step.max_num_batched_tokens})"
         )
     gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
-    config = resolve(settings, own, model_config, gpu)
+    config = resolve(settings, own, model_config, gpu, drafter.cell_bytes)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
     sizes = sizes_of(config.step, own)
-    runner = CudaRunner(model, kv, attention, proposer, sizes)
+    runner = CudaRunner(model, kv, attention, drafter, sizes)
     depth = own.steps_in_flight(DEPTH)
     if not own.enforce_eager:
         warm_up(runner, config, depth)
@@ -114,6 +119,21 @@ def capturable(name: str) -> Capturable:
     if not runs_on_gpu(attention):
         raise ConfigError(f"attention {name!r} cannot be captured in a graph; use {ATTENTION!r}")
     return attention
+
+
+def drafter_of(
+    config: SpeculationConfig,
+    draft: DraftWeights | None,
+    step: StepConfig,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> Drafter:
+    """The drafter that the settings name; `dtypes` are those of weights and of KV."""
+    if draft is None:
+        return load_proposer(config)
+    dtype, kv_dtype = dtypes
+    if isinstance(draft, Eagle3Folder):
+        raise ConfigError("proposer 'eagle3' runs on a CPU; on a GPU, use 'draft_model'")
+    return CudaDraftModel(config, CudaModel.load(draft, step.max_model_len, dtype), kv_dtype)
 
 
 def sizes_of(step: StepConfig, own: LoadConfig) -> RunnerSizes:
@@ -145,19 +165,19 @@ def free_bytes(utilization: float) -> int:
 
 
 def run_largest_step(
-    model: CudaModel, proposer: Drafter, sizes: RunnerSizes, kv_dtype: torch.dtype
+    model: CudaModel, drafter: Drafter, sizes: RunnerSizes, kv_dtype: torch.dtype
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
     step take, and the positions that it computes per second."""
     before = torch.cuda.memory_allocated()
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
-    runner = CudaRunner(model, kv, capturable(ATTENTION), proposer, sizes)
+    runner = CudaRunner(model, kv, capturable(ATTENTION), drafter, sizes)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before
     logits = sizes.slots * model.config.vocab * 4
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.
-    copies = COPIES_OF_LOGITS + 2 * proposer.config.num_speculative_tokens
+    copies = COPIES_OF_LOGITS + 2 * drafter.config.num_speculative_tokens
     del runner, kv
     gc.collect()  # graphs and their buffers refer to each other
     return peak + copies * logits + SPARE_BYTES, rate

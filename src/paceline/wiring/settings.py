@@ -140,13 +140,18 @@ def part_of(kind: type[C], settings: Mapping[str, Any]) -> C:
 
 
 def resolve(
-    settings: dict[str, Any], own: LoadConfig, model: ModelConfig, hardware: Hardware
+    settings: dict[str, Any],
+    own: LoadConfig,
+    model: ModelConfig,
+    hardware: Hardware,
+    drafter_bytes: int = 0,
 ) -> Config:
-    """All settings of the scheduler, completed for the model and the memory."""
+    """All settings of the scheduler, completed for the model and the memory. A drafter may have KV
+    too, of `drafter_bytes` for each position."""
     chosen = suggested(settings, model, hardware.defaults)
     step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
     size, least = cache.block_size, -(-step.max_model_len // cache.block_size)
-    each = block_bytes(model, size, hardware.value_bytes)
+    each = block_bytes(model, size, hardware.value_bytes) + size * drafter_bytes
     kept = hardware.kept_blocks if cache.enable_prefix_caching else 0
     useful = max(step.max_num_seqs * least, kept) * each
     if hardware.usual_bytes is not None:
@@ -180,11 +185,16 @@ def resolve(
 
 
 def check_memory(
-    settings: Mapping[str, Any], own: LoadConfig, model: ModelConfig, free: int
+    settings: Mapping[str, Any],
+    own: LoadConfig,
+    model: ModelConfig,
+    free: int,
+    drafter_bytes: int = 0,
 ) -> None:
     """ConfigError if KV and swap space on a CPU request more memory than this machine has free."""
     size = part_of(CacheConfig, settings).block_size
-    blocks = own.num_gpu_blocks_override * block_bytes(model, size)
+    each = block_bytes(model, size) + size * drafter_bytes
+    blocks = own.num_gpu_blocks_override * each
     cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
     check_room({cache: blocks or own.kv_cache_gib * GIB, **swap_bytes(own)}, free)
 

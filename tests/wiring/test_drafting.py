@@ -1,0 +1,116 @@
+"""Engines that draft with weights: the same output, and clear errors."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from paceline import LLM, SamplingParams
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config import ModelConfig
+from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.assembly import build
+from paceline.wiring.drafting import compare_tokens
+from paceline.wiring.tokenizer import bytes_as_tokens
+from tests.runner.eagle3 import head_folder
+from tests.wiring.support import DESCRIBED
+
+SMALL: dict[str, Any] = {
+    "load_format": "dummy",
+    "device": "cpu",
+    "kv_cache_gib": 0.002,
+    "max_model_len": 64,
+    "max_num_seqs": 8,
+}
+PROMPTS = ["a long time ago", "in a galaxy", "far, far away"]
+
+
+def described(folder: Path, **changes: Any) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**DESCRIBED, **changes}))
+    return str(folder)
+
+
+def outputs(model: Path, **settings: Any) -> tuple[list[list[int]], dict[str, float]]:
+    """Tokens of a few prompts, some of which are sampled several times, and the counters."""
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, n=2)
+    with LLM(str(model), **SMALL, **settings) as llm:
+        found = [
+            list(one.token_ids)
+            for output in llm.generate(PROMPTS, params)
+            for one in output.outputs
+        ]
+        return found, llm.get_metrics().counters
+
+
+def drafting(method: str, model: str) -> dict[str, Any]:
+    given = {"method": method, "model": model, "num_speculative_tokens": 3}
+    return {"speculative_config": given, "speculation": "fixed"}
+
+
+def test_output_is_the_same_with_a_draft_model_and_without(model: Path, tmp_path: Path) -> None:
+    plain, _ = outputs(model)
+    smaller = described(tmp_path / "smaller", num_hidden_layers=1, hidden_size=16)
+    got, counters = outputs(model, **drafting("draft_model", smaller))
+    assert got == plain
+    tried = counters["spec_decode_num_draft_tokens"]
+    assert 0 < counters["spec_decode_num_accepted_tokens"] + 1 < tried
+    got, counters = outputs(model, **drafting("draft_model", str(model)))  # its own draft model
+    assert got == plain
+    tried = counters["spec_decode_num_draft_tokens"]
+    assert tried == counters["spec_decode_num_accepted_tokens"] > 0
+
+
+def test_output_is_the_same_with_a_head_and_without(model: Path, tmp_path: Path) -> None:
+    plain, _ = outputs(model)
+    head = head_folder(tmp_path / "head", ModelConfig.of_hf(DESCRIBED))
+    got, counters = outputs(model, **drafting("eagle3", str(head)))
+    assert got == plain
+    assert counters["spec_decode_num_draft_tokens"] > 0
+
+
+def test_kv_of_a_draft_model_is_part_of_the_memory(model: Path) -> None:
+    """It has as many layers again, so half as many blocks fit."""
+    given = {"proposer": "draft_model", "speculative_model": str(model)}
+    alone, both = (
+        build(str(model), **SMALL, **more).scheduler.config.cache.num_blocks for more in ({}, given)
+    )
+    assert both == alone // 2
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "reason"),
+    [
+        ({"proposer": "draft_model"}, None, "'draft_model' needs weights: set speculative_model"),
+        ({"proposer": "eagle3"}, None, "'eagle3' needs weights: set speculative_model"),
+        ({"proposer": "ngram"}, {}, "proposer 'ngram' has no weights"),
+        ({"proposer": "draft_model"}, {"vocab_size": 300}, "300 tokens and the model one of 400"),
+        ({"proposer": "eagle3"}, {"num_hidden_layers": 1}, "model.safetensors cannot be read"),
+    ],
+)
+def test_weights_that_do_not_suit_are_refused(
+    given: dict[str, Any],
+    changes: dict[str, Any] | None,
+    reason: str,
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    if changes is not None:
+        given = {**given, "speculative_model": described(tmp_path / "other", **changes)}
+    with pytest.raises(ConfigError, match=reason):
+        LLM(str(model), **SMALL, num_speculative_tokens=2, **given)
+
+
+def test_ids_must_mean_the_same_texts() -> None:
+    plain = bytes_as_tokens(300, "")
+    compare_tokens(Tokenizer(plain), Tokenizer(plain), 300)
+    words = plain.backend.get_vocab()
+    words["a"], words["b"] = words["b"], words["a"]
+    other = replace(plain, backend=Backend(models.BPE(words, [])))
+    other.backend.decoder = plain.backend.decoder
+    with pytest.raises(ConfigError, match="is 'b' for the draft model and 'a' for the model"):
+        compare_tokens(Tokenizer(other), Tokenizer(plain), 300)
