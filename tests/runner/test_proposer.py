@@ -39,7 +39,7 @@ def test_a_proposer_is_found_by_its_path_and_reads_the_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("eagle", "no proposer 'eagle': there are ngram, suffix, and dotted paths"),
+        ("eagle", "no proposer 'eagle': there are draft_model, eagle3, "),
         (f"{__name__}.Nope", "no proposer"),
         (f"{__name__}.Tensor", "is not a subclass of Drafter"),
         (f"{__name__}.Silent", "propose"),
