@@ -15,6 +15,8 @@ class Capabilities:
     adapters         applies `Request.adapter`
     items            computes the multimodal `Request.items`
     constraints      samples only tokens that a grammar allows, for `Request.constraint`
+    pooling          reports hidden states of prompts (`StepResult.pooled`)
+    generation       samples tokens; a model that only embeds does not
     """
 
     logprobs: bool = False
@@ -22,6 +24,8 @@ class Capabilities:
     adapters: bool = False
     items: bool = False
     constraints: bool = False
+    pooling: bool = False
+    generation: bool = True
 
     def check(self, request: Request) -> None:
         """RequestError if the request needs something that is not here."""
@@ -46,7 +50,19 @@ class Capabilities:
                 f"request {request.id!r} has {len(request.items)} multimodal items; this engine "
                 "reads text alone: remove `items`"
             )
+        self._check_pooling(request)
         self._check_constraint(request)
+
+    def _check_pooling(self, request: Request) -> None:
+        if request.pooling and not self.pooling:
+            raise RequestError(
+                f"request {request.id!r} wants an embedding; this engine has none: remove `pooling`"
+            )
+        if not request.pooling and not self.generation:
+            raise RequestError(
+                f"request {request.id!r} wants text; this model only makes embeddings: "
+                "use /v1/embeddings, or LLM.embed"
+            )
 
     def _check_constraint(self, request: Request) -> None:
         if request.constraint is None:

@@ -9,6 +9,7 @@ import numpy as np
 from paceline.core.arrays import F32, I32, I64, NO_I32, NO_INDEX, Bool, Index, Names, frozen
 from paceline.core.encoding import NOTHING_EMBEDDED, Embedded, Encoding
 from paceline.core.errors import RequestError, StepError
+from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish, Request, child_label, token_array
 
 Kind = Literal["mixed", "prefill", "decode"]
@@ -185,6 +186,7 @@ class StepResult:
     prompt: tuple[PromptScores, ...] = ()  # of rows that compute prompts whose scores are wanted
     failed: tuple[Failed, ...] = ()  # rows whose logits were no numbers, or the like
     computed_drafts: I32 | None = None  # [rows]; None: as many as the plan has
+    pooled: tuple[PooledSpan, ...] = ()  # of rows that compute prompts which are pooled
 
     def drafts_of(self, rows: Rows) -> I32:
         """Drafts that the device computed: as many as planned, or fewer where a proposer had

@@ -17,6 +17,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
 from paceline.core.item import Item, wrong_items
+from paceline.core.pooling import MEAN, POOLING_KINDS
 from paceline.core.sampling import GREEDY, Sampling
 
 
@@ -118,6 +119,8 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "sampling": (Sampling,),
     "constraint": (Constraint, NONE),
     "handle": (int,),
+    "pooling": (str,),
+    "reads_cache": (bool,),
 }
 TYPED_FIELDS = attrgetter(*FIELD_TYPES)
 RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
@@ -163,6 +166,9 @@ class Request:
             allows nothing after them: `min_tokens` and `ignore_eos` only put the end off.
         handle: What its tokens are reported under, besides its id: a number of the front end. Child
             c of several sequences is reported under `handle + c`. It decides nothing.
+        pooling: Which hidden states of the prompt are reported: "last", "mean" or "cls". Its one
+            token has no meaning then. "": none.
+        reads_cache: Whether cached prefixes may be used instead of computing them.
     """
 
     id: str
@@ -190,6 +196,8 @@ class Request:
     sampling: Sampling = GREEDY
     constraint: Constraint | None = None
     handle: int = -1
+    pooling: str = ""
+    reads_cache: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -252,6 +260,8 @@ class Request:
         return ""
 
     def _wrong_family(self) -> str:
+        if self.pooling and (problem := self._wrong_pooling()):
+            return problem
         if self.n == 1 and self.best_of is None and not self.beam_width:
             return ""
         if self.n < 1:
@@ -268,6 +278,15 @@ class Request:
             return f'early_stopping is {self.early_stopping!r}; True, False or "never"'
         if not -MOST_PENALTY <= self.length_penalty <= MOST_PENALTY:
             return f"length_penalty is {self.length_penalty}; it must lie in [-10, 10]"
+        return ""
+
+    def _wrong_pooling(self) -> str:
+        if self.pooling not in POOLING_KINDS:
+            return f"pooling is {self.pooling!r}; it must be one of {', '.join(POOLING_KINDS)}"
+        if self.max_tokens != 1 or self.width != 1 or self.constraint is not None:
+            return "a request with pooling has max_tokens 1, one sequence and no constraint"
+        if self.pooling == MEAN and self.reads_cache:
+            return "the mean is of all positions: set reads_cache to False"
         return ""
 
     # -- families -----------------------------------------------------------

@@ -21,7 +21,7 @@ from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.models.model import Model
-from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
+from paceline.runner.prompt_reports import PromptReports
 from paceline.runner.proposer import (
     Drafter,
     DraftingFor,
@@ -54,7 +54,7 @@ class TorchRunner:
         masks: TokenMasks | None = None,
     ) -> None:
         self.capabilities = Capabilities(
-            logprobs=True, prompt_logprobs=True, constraints=masks is not None
+            logprobs=True, prompt_logprobs=True, pooling=True, constraints=masks is not None
         )
         self._model, self._kv, self._attention = model, kv, attention
         device = kv.content.device
@@ -65,7 +65,7 @@ class TorchRunner:
         self._moves = BlockMoves(kv)
         self._adapters: ResidentAdapters | None = None
         self._requests: dict[int, Request] = {}  # by slot
-        self._asking: dict[int, Request] = {}  # of these, the ones that want prompt scores
+        self._reports = PromptReports()
         self._rows: Rows | None = None  # those that the controls are for
         self._slots: list[int] = []  # of these rows, where they sample
         self._controls: Controls | None = None
@@ -122,12 +122,11 @@ class TorchRunner:
         for slot in plan.released:
             if self._requests.pop(slot, None) is not None:
                 self._sampler.release(slot)
-                self._asking.pop(slot, None)
+                self._reports.release(slot)
         for new in plan.admitted:
             self._sampler.admit(new.slot, new.request, new.tokens)  # may run out of memory
             self._requests[new.slot] = new.request
-            if new.request.sampling.prompt_logprobs is not None:
-                self._asking[new.slot] = new.request
+            self._reports.admit(new.slot, new.request)
         self._state.apply(plan)
         if self._adapters is not None:
             self._adapters.apply(plan)
@@ -151,12 +150,11 @@ class TorchRunner:
         rows = plan.rows
         count = torch.from_numpy(rows.count.astype(np.int64))
         batch = self._state.batch(plan, slot, count)
-        asked = self._asked(plan, batch)
-        wanted = None if asked else batch.sample_at  # prompt scores need any position
+        report = self._reports.of_step(plan, batch)
+        wanted = batch.sample_at if report is None else None  # reports need any position
         inputs = self._inputs(batch)
         adapters = None if self._adapters is None else self._adapters.of_step(rows)
         hidden = self._model.forward(batch, self._kv, self._attention, wanted, inputs, adapters)
-        prompt = prompt_scores(plan, asked, hidden, self._model) if asked else ()
         if rows.samples.any():
             logits = self._model.logits(hidden[batch.sample_at] if wanted is None else hidden)
             result = self._sample(plan, batch, logits, drafts)
@@ -165,7 +163,7 @@ class TorchRunner:
             result = StepResult.of(plan, {})
         if self._drafter.observes:
             self._drafter.observe(batch, slot, None if inputs is None else inputs.rows)
-        return replace(result, prompt=prompt) if prompt else result
+        return result if report is None else report.added(result, hidden, self._model)
 
     def _inputs(self, batch: Batch) -> LayerInputs | None:
         """Room for what some layers read, if the drafter wants it."""
@@ -173,12 +171,6 @@ class TorchRunner:
             return None
         width = len(layers) * self._model.config.width
         return LayerInputs(layers, torch.empty(batch.positions, width, dtype=self._model.dtype))
-
-    def _asked(self, plan: Plan, batch: Batch) -> list[PromptSpan]:
-        """Return the parts of prompts in this step whose scores a request wants."""
-        if not self._asking:
-            return []
-        return spans(plan, batch.position[batch.row_start[:-1]].tolist(), self._asking)
 
     def _draft(self, plan: Plan, slot: Tensor) -> tuple[Plan, Drafts | None]:
         """Return the plan with the drafts that were proposed, which may be fewer than planned, and

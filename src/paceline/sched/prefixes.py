@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
-from paceline.kv.hit import Hit
+from paceline.kv.hit import MISS, Hit
 from paceline.sched.slots import SlotTable
 
 
@@ -38,10 +38,14 @@ class Prefixes:
     def lookup(self, sequence: Sequence) -> Hit:
         """The longest prefix that has been computed, or is being computed by residents, on the
         device and on the host."""
+        if not sequence.request.reads_cache:
+            return MISS
         return self._view.cache.lookup(sequence, self.seal_filled)
 
     def lookup_device(self, sequence: Sequence) -> Hit:
         """The same without what the host has."""
+        if not sequence.request.reads_cache:
+            return MISS
         return self._view.cache.lookup_device(sequence, self.seal_filled)
 
     def seal_filled(self, slot: int) -> bool:

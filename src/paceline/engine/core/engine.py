@@ -15,7 +15,16 @@ from paceline.core.errors import (
     RequestError,
     StepError,
 )
-from paceline.core.plan import NO_OUTPUTS, Candidates, Ended, Outputs, Plan, StepResult
+from paceline.core.plan import (
+    NO_OUTPUTS,
+    Candidates,
+    Ended,
+    Outputs,
+    Plan,
+    PromptScores,
+    StepResult,
+)
+from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish, Request
 from paceline.engine.core.constrained_requests import PARKED_FOR, ConstrainedRequests
 from paceline.engine.core.inbox import Inbox
@@ -305,16 +314,22 @@ class Engine:
             return self._halt(error), None
 
     def _of_live_requests(self, result: StepResult) -> StepResult:
-        """Drop prompt scores of requests that have ended: another request may have their id.
+        """Drop what was found about prompts of requests that have ended: another request may have
+        their id.
 
-        Scores of a preempted sequence are kept: its blocks may be found in the cache when it
-        resumes, and are not computed again then.
+        What was found of a preempted sequence is kept: its blocks may be found in the cache when
+        it resumes, and are not computed again then.
         """
-        if not result.prompt:
+        if not (result.prompt or result.pooled):
             return result
-        own = [(self.scheduler.view.leader_serial(one.request_id), one) for one in result.prompt]
-        kept = tuple(one for serial, one in own if serial is not None and serial <= one.serial)
-        return replace(result, prompt=kept)
+        leader = self.scheduler.view.leader_serial
+
+        def is_live(one: PromptScores | PooledSpan) -> bool:
+            serial = leader(one.request_id)
+            return serial is not None and serial <= one.serial
+
+        prompt, pooled = filter(is_live, result.prompt), filter(is_live, result.pooled)
+        return replace(result, prompt=tuple(prompt), pooled=tuple(pooled))
 
     def _launch(self) -> Plan:
         """Plan a step and launch it; an empty plan still lists the slots that were released."""
@@ -366,8 +381,8 @@ class Engine:
         ended = (*self._ended, *outputs.finished)
         refused = tuple(self._refused)
         self._ended, self._refused = [], []
-        prompt = () if result is None else result.prompt
-        if not (ended or refused or prompt or len(outputs.count)):
+        prompt, pooled = ((), ()) if result is None else (result.prompt, result.pooled)
+        if not (ended or refused or prompt or pooled or len(outputs.count)):
             return None
         delivery = Delivery(
             now,
@@ -377,6 +392,7 @@ class Engine:
             ended=tuple(timed(self.scheduler, end) for end in ended),
             refused=refused,
             prompt=prompt,
+            pooled=pooled,
         )
         return delivery if result is None else scored(delivery, outputs, result)
 

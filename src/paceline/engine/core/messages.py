@@ -7,6 +7,7 @@ from typing import Any, Literal
 from paceline.core.arrays import F32, I32, I64
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
+from paceline.core.pooling import PooledSpan
 from paceline.core.request import Request
 
 Verb = Literal[
@@ -122,3 +123,4 @@ class Delivery:
     ended: tuple[Ended, ...] = ()
     refused: tuple[Refused, ...] = ()
     prompt: tuple[PromptScores, ...] = ()
+    pooled: tuple[PooledSpan, ...] = ()

@@ -18,6 +18,7 @@ from paceline.core.errors import (
     RequestError,
 )
 from paceline.core.plan import Candidates, Ended, PromptScores
+from paceline.core.pooling import PooledSpan
 from paceline.core.request import Request
 from paceline.core.sampling import NO_BIAS, Sampling
 from paceline.engine.core.messages import (
@@ -184,6 +185,25 @@ class EncodedScores(msgspec.Struct, array_like=True, frozen=True):
         )
 
 
+class EncodedSpan(msgspec.Struct, array_like=True, frozen=True):
+    """Hidden states of a prompt."""
+
+    request_id: str
+    serial: int
+    first: int
+    count: int
+    total: bytes
+
+    @staticmethod
+    def of(span: PooledSpan) -> "EncodedSpan":
+        place = span.request_id, span.serial, span.first, span.count
+        return EncodedSpan(*place, span.total.tobytes())
+
+    def span(self) -> PooledSpan:
+        total = np.frombuffer(self.total, np.float32)
+        return PooledSpan(self.request_id, self.serial, self.first, self.count, total)
+
+
 class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A delivery, in columns."""
 
@@ -196,6 +216,7 @@ class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
     ended: tuple[Ended, ...]
     refused: tuple[EncodedRefusal, ...]
     prompt: tuple[EncodedScores, ...] = ()
+    pooled: tuple[EncodedSpan, ...] = ()
 
 
 ToCore = (
@@ -279,6 +300,7 @@ def encode_delivery(one: Delivery) -> EncodedDelivery:
         one.ended,
         tuple(EncodedRefusal(each.request_id, EncodedError.of(each.error)) for each in one.refused),
         tuple(EncodedScores.of(each) for each in one.prompt),
+        tuple(EncodedSpan.of(each) for each in one.pooled),
     )
 
 
@@ -294,4 +316,5 @@ def decode_delivery(message: EncodedDelivery) -> Delivery:
         message.ended,
         tuple(Refused(each.request_id, each.fault.error()) for each in message.refused),
         tuple(each.scores() for each in message.prompt),
+        tuple(each.span() for each in message.pooled),
     )

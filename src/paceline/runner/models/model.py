@@ -91,9 +91,14 @@ class Model:
         return self._embedding
 
     @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return hidden states [n, width] after the last norm: what embeddings are made of."""
+        return self._norm(hidden)
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in float32."""
-        logits = self._head(self._norm(hidden)).float()
+        logits = self._head(self.normed(hidden)).float()
         if self._logit_cap is not None:
             logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
         return logits

@@ -1,0 +1,56 @@
+"""What a step reports of prompts besides the next token: their scores, and their hidden states."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from paceline.core.plan import Plan, StepResult
+from paceline.core.pool_spans import PoolSpan, pool_spans
+from paceline.core.request import Request
+from paceline.runner.batch import Batch
+from paceline.runner.models.model import Model
+from paceline.runner.pooling import pooled_spans, summed
+from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptReport:
+    """The positions of a step that requests want to know more of."""
+
+    plan: Plan
+    asked: list[PromptSpan]
+    pools: list[PoolSpan]
+
+    def added(self, result: StepResult, hidden: Tensor, model: Model) -> StepResult:
+        """The result with what the hidden states of all positions say."""
+        prompt = prompt_scores(self.plan, self.asked, hidden, model) if self.asked else ()
+        totals = summed(hidden, self.pools, model.normed) if self.pools else None
+        pooled = () if totals is None else pooled_spans(self.plan, self.pools, totals)
+        return replace(result, prompt=prompt, pooled=pooled)
+
+
+class PromptReports:
+    """The residents that want more of their prompts than the next token, by slot."""
+
+    def __init__(self) -> None:
+        self._asking: dict[int, Request] = {}  # those that want scores
+        self._pooling: dict[int, Request] = {}  # those that want an embedding
+
+    def admit(self, slot: int, request: Request) -> None:
+        if request.sampling.prompt_logprobs is not None:
+            self._asking[slot] = request
+        if request.pooling:
+            self._pooling[slot] = request
+
+    def release(self, slot: int) -> None:
+        self._asking.pop(slot, None)
+        self._pooling.pop(slot, None)
+
+    def of_step(self, plan: Plan, batch: Batch) -> PromptReport | None:
+        """What a step reports; None if it is nothing."""
+        if not (self._asking or self._pooling):
+            return None
+        start = batch.position[batch.row_start[:-1]].tolist()
+        asked = spans(plan, start, self._asking) if self._asking else []
+        pools = pool_spans(plan, start, self._pooling) if self._pooling else []
+        return PromptReport(plan, asked, pools) if asked or pools else None
