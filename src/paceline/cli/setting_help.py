@@ -168,6 +168,8 @@ SENTENCES = {
     "quantized, otherwise float32.",
     "generation_config": "Sampling defaults of requests: auto, those that the model recommends in "
     "generation_config.json or in its GGUF file, or none.",
+    "pooling": "Hidden states that embeddings are made of: last, mean or cls; auto: as the files "
+    "of the model say, or else last.",
     "max_logprobs": "Maximum number of alternatives that logprobs and prompt_logprobs may request "
     "per token; -1: no limit.",
     "enforce_eager": "On a GPU, start without CUDA graphs and without a warm-up: kernels are "

@@ -22,8 +22,10 @@ CacheDType = Literal["auto", "bf16", "fp8"]
 LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
 MOST_THREADS = 1024  # torch crashes with many more
 GenerationConfig = Literal["auto", "none"]
+PoolingChoice = Literal["auto", "last", "mean", "cls"]
 CHOICES: dict[str, Any] = {
     "generation_config": GenerationConfig,
+    "pooling": PoolingChoice,
     "device": Device,
     "load_format": LoadFormat,
     "dtype": DType,
@@ -198,8 +200,8 @@ class JournalConfig:
 class LoadConfig:
     """A model on a device. The scheduler does not read these settings: they are not in `Config`.
 
-    Files: load_format, chat_template, generation_config. Numbers: dtype, kv_cache_dtype, weights,
-    max_logprobs. Memory: gpu_memory_utilization, kv_cache_gib, swap_space,
+    Files: load_format, chat_template, generation_config, pooling. Numbers: dtype, kv_cache_dtype,
+    weights, max_logprobs. Memory: gpu_memory_utilization, kv_cache_gib, swap_space,
     num_gpu_blocks_override. Steps: device, attention, enforce_eager, async_scheduling, depth,
     threads. Other names of settings: speculative_config.
     """
@@ -222,6 +224,7 @@ class LoadConfig:
     generation_config: GenerationConfig = "auto"  # sampling defaults: the model's own, or none
     max_logprobs: int = MOST_LOGPROBS  # alternatives per token at most; -1: no limit
     speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
+    pooling: PoolingChoice = "auto"  # hidden states of embeddings; "auto": as the model's files say
 
     def __post_init__(self) -> None:
         check_types(self)

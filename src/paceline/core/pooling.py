@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.core.arrays import F32
 
 LAST, MEAN, CLS = "last", "mean", "cls"
@@ -43,4 +45,4 @@ class PooledMean:
         if not self._spans:
             return None
         total = sum((span.total for span in self._spans[1:]), start=self._spans[0].total)
-        return total / sum(span.count for span in self._spans)
+        return total / np.float32(sum(span.count for span in self._spans))

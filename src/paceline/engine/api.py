@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from paceline.core.arrays import F32
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
 from paceline.core.plan import Timings
 from paceline.engine.core.messages import EngineFailed
@@ -86,6 +87,7 @@ class GenerationRequest:
         truncate_prompt_tokens: Most tokens of the prompt that are kept. -1: as many as leave room
             for `max_tokens`. None: a prompt that is too long is refused.
         truncation_side: Where tokens are removed: "left" keeps the last ones, "right" the first.
+        pooling: How the prompt is embedded; "": it is not. See `paceline.engine.embeddings`.
     """
 
     prompt: str | None = None
@@ -107,6 +109,7 @@ class GenerationRequest:
     text: str | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] = "left"
+    pooling: str = ""
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -190,6 +193,7 @@ class RequestOutput:
         finished: Whether all choices are complete.
         error: What went wrong, for the finish reasons "error" and "timeout". The choices have the
             tokens that were generated before.
+        pooled: The vector of the prompt, if the request has `pooling`.
     """
 
     request_id: str
@@ -200,6 +204,7 @@ class RequestOutput:
     timings: Timings
     finished: bool = True
     error: str = ""
+    pooled: F32 | None = None
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:

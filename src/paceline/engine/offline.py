@@ -22,6 +22,17 @@ from paceline.engine.arguments import ChatFields, GenerateFields, split
 from paceline.engine.core.components import Factory
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed, Question
+from paceline.engine.embeddings import (
+    Embedding,
+    PoolingOutput,
+    Score,
+    classified,
+    embeddings,
+    pair_prompt,
+    paired,
+    pooled,
+    similarities,
+)
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import interrupts_deferred
 from paceline.engine.params import SamplingFields
@@ -175,6 +186,51 @@ class OfflineEngine:
         rules = self._frontend.rules
         asked = with_params(generations, sampling_params, rest, rules)
         return self._run(asked, shown, raise_on_error)
+
+    def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        progress: bool = True,
+    ) -> list[PoolingOutput[Embedding]]:
+        """Turn each prompt into a vector, as the files of the model say, or the setting `pooling`.
+
+        `dimensions` keeps the first numbers of each vector. `normalize` says whether vectors have
+        length 1; None: as the model's files say.
+
+        ```py
+        vectors = [output.outputs.embedding for output in llm.embed(["one text", "another"])]
+        ```
+        """
+        defaults = self._frontend.rules.embedding
+        outputs = self._run(self._pooled(prompts), progress, raise_on_error=False)
+        scaled = defaults.normalize if normalize is None else normalize
+        return embeddings(outputs, scaled, dimensions)
+
+    def score(
+        self, texts: str | Sequence[str], others: str | Sequence[str], *, progress: bool = True
+    ) -> list[PoolingOutput[Score]]:
+        """Say how well texts match: one with each of the others, or each with its counterpart.
+
+        The score is that of the model if it is a classifier of two texts, and otherwise the cosine
+        of the embeddings.
+        """
+        first, second = ([one] if isinstance(one, str) else [*one] for one in (texts, others))
+        pairs = paired(first, second)
+        if self._frontend.rules.embedding.classifies:
+            asked = [
+                pair_prompt(self.get_tokenizer(), first[left], second[right])
+                for left, right in pairs
+            ]
+            return classified(self._run(self._pooled(asked), progress, raise_on_error=False))
+        found = self._run(self._pooled([*first, *second]), progress, raise_on_error=False)
+        return similarities(found[: len(first)], found[len(first) :], pairs)
+
+    def _pooled(self, prompts: Prompt | Iterable[Prompt]) -> list[GenerationRequest]:
+        defaults = self._frontend.rules.embedding
+        return [pooled(as_generation(prompt), defaults) for prompt in several(prompts)]
 
     def _run(
         self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool

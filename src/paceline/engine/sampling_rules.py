@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.sampling import MOST_LOGPROBS
 from paceline.engine.params import SamplingParams
+from paceline.text.pooling_files import NO_DEFAULTS, EmbeddingDefaults
 
 # The names in generation_config.json, and those of `SamplingParams`.
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -26,6 +27,7 @@ class SamplingRules:
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_tokens: int | None = None  # most tokens of an output; None: no limit
     max_logprobs: int = MOST_LOGPROBS  # most alternatives per token; -1: no limit
+    embedding: EmbeddingDefaults = NO_DEFAULTS  # how prompts are embedded
 
     @classmethod
     def of(cls, recommended: Mapping[str, Any], max_logprobs: int) -> "SamplingRules":

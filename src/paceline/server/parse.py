@@ -272,11 +272,15 @@ def completion_prompt_logprobs(body: CompletionRequest) -> int | None:
 
 
 def prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:
+    return each_prompt(body.prompt)
+
+
+def each_prompt(given: Any) -> Sequence[str | Sequence[int]]:
     """The prompts as a list of texts, or as a list of lists of token ids."""
-    match body.prompt:
+    match given:
         case str():
-            return [body.prompt]
+            return [given]
         case [int(), *_]:
-            return [body.prompt]
+            return [cast("list[int]", given)]
         case _:
-            return cast("list[str] | list[list[int]]", body.prompt)
+            return cast("list[str] | list[list[int]]", given)

@@ -32,6 +32,31 @@ class ResponseWriter(Protocol):
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes: ...
 
 
+class WholeWriter:
+    """A response that is never streamed, written by one function."""
+
+    def __init__(self, write: Callable[[Sequence[RequestOutput]], bytes]) -> None:
+        self._write = write
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        return self._write(outputs)
+
+    def opening(self, streams: Sequence[Stream]) -> bytes:
+        raise NotImplementedError("this route does not stream")
+
+    def delta(self, part: int, delta: TextDelta) -> bytes:
+        raise NotImplementedError("this route does not stream")
+
+    def frame(self, part: int, index: int) -> TextFrame | None:
+        raise NotImplementedError("this route does not stream")
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        raise NotImplementedError("this route does not stream")
+
+    def failing(self, error: ErrorBody) -> bytes:
+        raise NotImplementedError("this route does not stream")
+
+
 def weight(params: SamplingParams, prompt: int, output: int) -> int:
     """The number of tokens to write, each with its alternatives."""
     scored = 0 if params.prompt_logprobs is None else prompt * (1 + params.prompt_logprobs)

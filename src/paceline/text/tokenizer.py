@@ -70,7 +70,7 @@ class Tokenizer:
         self.bos, self.eos = vocabulary.bos, vocabulary.eos
         self.chat_template = vocabulary.chat_template
         self.tool_template = vocabulary.tool_template
-        self.recommended = vocabulary.recommended
+        self.recommended, self.embedding = vocabulary.recommended, vocabulary.embedding
         self.vocab_size = vocabulary.size or backend.get_vocab_size(with_added_tokens=True)
         spelling = spelling_of(backend)
         added = backend.get_added_tokens_decoder()
@@ -151,6 +151,13 @@ class Tokenizer:
             return self.encode_all([text], special)[0]
         check_text(text)
         return self._backend.encode(text, add_special_tokens=special).ids
+
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Two texts, with the special tokens that are between and around them."""
+        for one in (text, other):
+            check_text(one)
+        (found,) = self._backend.encode_batch_fast([(text, other)])
+        return found.ids
 
     def encode_all(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         """Encode several texts on all cores, without the interpreter lock."""

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from paceline.core.errors import ConfigError
+from paceline.text.pooling_files import NO_DEFAULTS, EmbeddingDefaults
 
 Document = dict[str, Any]
 Merge = tuple[str, str]
@@ -27,6 +28,7 @@ class Vocabulary:
     # Sampling parameters that the files recommend, under the names of generation_config.json.
     recommended: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tool_template: str | None = None  # the template for conversations with tools, if it is another
+    embedding: EmbeddingDefaults = NO_DEFAULTS  # how texts are embedded
 
 
 @dataclass(frozen=True, slots=True)

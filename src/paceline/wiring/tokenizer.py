@@ -1,6 +1,7 @@
 """Loads the tokenizer and the sampling defaults of a model without the weights."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -31,7 +32,11 @@ def load_tokenizer(path: str, form: LoadFormat, chat_template: str = "") -> Toke
 def sampling_rules(tokenizer: Tokenizer, load: LoadConfig) -> SamplingRules:
     """Sampling defaults of the model, unless they are switched off, and the limits of settings."""
     recommended = tokenizer.recommended if load.generation_config == "auto" else {}
-    return SamplingRules.of(recommended, load.max_logprobs)
+    rules = SamplingRules.of(recommended, load.max_logprobs)
+    embedding = tokenizer.embedding
+    if load.pooling != "auto":
+        embedding = replace(embedding, pooling=load.pooling, problem="")
+    return replace(rules, embedding=embedding)
 
 
 def log_rules(rules: SamplingRules) -> None:

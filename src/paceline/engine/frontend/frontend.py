@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores, Timings
+from paceline.core.pooling import MEAN
 from paceline.core.request import Finish, Request
 from paceline.engine.api import (
     Alternative,
@@ -189,6 +190,8 @@ class Frontend:
             sampling=sampling,
             constraint=params.constraint,
             handle=self._rows.next_handle(params.beams or params.best_of or params.n),
+            pooling=generation.pooling,
+            reads_cache=generation.pooling != MEAN,
         )
 
     # -- out ----------------------------------------------------------------
@@ -199,6 +202,10 @@ class Frontend:
         before = self.metrics.tokens
         for scores in delivery.prompt:
             self._add_prompt_logprobs(scores)
+        for span in delivery.pooled:
+            if (open_request := self.open.get(span.request_id)) is not None:
+                assert open_request.pooled is not None, "no embedding was requested"
+                open_request.pooled.add(span)
         aborts = self._add_tokens(delivery) if len(delivery.handle) else []
         for ended in delivery.ended:
             self._end(ended)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from paceline.core.plan import Choice, Ended
+from paceline.core.pooling import PooledMean
 from paceline.core.request import Request
 from paceline.engine.api import (
     ChoiceOutput,
@@ -153,8 +154,11 @@ class OpenRequest:
     begun: bool = False  # does it have a token?
     choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
     scores: PromptEntries | None = None  # None: not requested
+    pooled: PooledMean | None = None  # the same
 
     def __post_init__(self) -> None:
+        if self.request.pooling:
+            self.pooled = PooledMean()
         if self.params.prompt_logprobs is not None:
             self.scores = PromptEntries(self.request.prompt, self.tokenizer)
         self.choices = [OpenChoice(self, index) for index in range(self.params.n)]
@@ -197,4 +201,5 @@ class OpenRequest:
             Usage(len(self.request.prompt), tokens, ended.cached),
             ended.timings,
             error=ended.message,
+            pooled=None if self.pooled is None else self.pooled.value(),
         )
