@@ -13,6 +13,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened
 from paceline.core.plan import Outputs, Plan, StepResult
+from paceline.core.pooling import CLS, LAST, MEAN, POOLING_KINDS, PooledMean
 from paceline.core.request import Finish, Request, child_label
 from paceline.core.step_times import StepTimes
 from paceline.engine.core.constrained_requests import ConstrainedRequests
@@ -22,7 +23,7 @@ from paceline.kv.pool import BlockPool
 from paceline.sched.gates.adapter_slots import REASON as ADAPTER_SLOTS
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
-from paceline.sim.oracle import OracleRunner
+from paceline.sim.oracle import OracleRunner, hidden_state
 from paceline.sim.reference import beam_search, best_of, reference
 from tests.property.grammars import END, PATTERNS, constrained_requests, mask_of
 
@@ -60,6 +61,7 @@ class Drive:
     loading: bool = False  # with a small device and a host tier, so that hits have host parts
     constrained: bool = False  # with outputs that follow grammars
     adapted: bool = False  # with several adapters, and few slots for them
+    pooled: bool = False  # with requests that want embeddings
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
@@ -67,6 +69,8 @@ class Drive:
     drafting: Random = field(init=False)  # for step times and drafts that are not computed
     shaping: Random = field(init=False)  # for constraints
     adapting: Random = field(init=False)  # for adapters
+    embedding: Random = field(init=False)  # for `pooled`, likewise
+    means: dict[str, PooledMean] = field(default_factory=dict[str, PooledMean])
     grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -98,6 +102,7 @@ class Drive:
         self.drafting = Random(f"drafts {self.seed}")
         self.shaping = Random(f"constraints {self.seed}")
         self.adapting = Random(f"adapters {self.seed}")
+        self.embedding = Random(f"pooling {self.seed}")
         self.settings = self._settings()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
@@ -233,9 +238,13 @@ class Drive:
             )
 
     def _shaped(self, request: Request) -> Request:
-        """Maybe with one of several adapters, and with a constraint where there are any."""
+        """Maybe with one of several adapters, and pooled or with a constraint where there are any."""
         if self.adapted and self.adapting.random() < 0.7:
             request = replace(request, adapter=self.adapting.choice("xyz"))
+        if self.pooled and request.width == 1 and self.embedding.random() < 0.6:
+            kind = self.embedding.choice(POOLING_KINDS)
+            reads = kind == LAST and self.embedding.random() < 0.7
+            return replace(request, pooling=kind, reads_cache=reads, max_tokens=1, min_tokens=0)
         if not self.constrained or request.beam_width or self.shaping.random() < 0.4:
             return request
         constraint = Constraint.regex(self.shaping.choice(PATTERNS))
@@ -433,6 +442,8 @@ class Drive:
         accepted = self.grammars.accept(plan, result, alive)
         assert accepted is result, "a grammar rejected a token"
         self._condemn(plan, result)
+        for span in result.pooled:
+            self.means.setdefault(span.request_id, PooledMean()).add(span)
         outputs = self.scheduler.commit(plan, result, self.now)
         failed = {plan.rows.request_id[one.row] for one in result.failed}
         ended = {one.request_id for one in outputs.finished if one.finish is Finish.ERROR}
@@ -598,6 +609,16 @@ class Drive:
             assert got == tokens[: len(got)], f"{label}: {got} is not {tokens}"
         else:
             assert (got, end) == (tokens, finish), f"{label}: {got} {end}, not {tokens} {finish}"
+        if request.pooling and end not in ("abort", "error", "timeout"):
+            self._judge_embedding(request)
+
+    def _judge_embedding(self, request: Request) -> None:
+        self.seen[request.pooling] += 1
+        states = [hidden_state(token, place) for place, token in enumerate(request.prompt.tolist())]
+        due = {LAST: states[-1], CLS: states[0], MEAN: sum(states) / len(states)}
+        found = self.means[request.id].value()
+        assert found is not None
+        assert found[0] == np.float32(due[request.pooling]), request.id
 
     def _judge_family(self, request: Request, length: int) -> None:
         end, labels = self.ends[request.id], self._labels(request)[1:]
@@ -623,15 +644,10 @@ class Drive:
         assert self.choices[request.id] == expected, f"{request.id}: {self.choices[request.id]}"
 
 
-def drive(
-    seed: int,
-    plain: bool = False,
-    loading: bool = False,
-    constrained: bool = False,
-    adapted: bool = False,
-) -> Counter[str]:
+def drive(seed: int, **kinds: bool) -> Counter[str]:
+    """Run the schedule of a seed, with the kinds of requests that `Drive` has switches for."""
     try:
-        return Drive(seed, plain, loading, constrained, adapted).run().seen
+        return Drive(seed, **kinds).run().seen
     except AssertionError as error:
         error.add_note(f"schedule with seed {seed}")
         raise

@@ -20,6 +20,7 @@ SEEDS, CHUNKS = 240, 4
 SEEDS_LOADING, CHUNKS_LOADING = 60, 3
 SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 60, 2
 SEEDS_ADAPTED = 48
+SEEDS_POOLED = 40
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -81,6 +82,15 @@ def test_random_schedules_with_adapters_keep_the_promises() -> None:
         seen += drive(seed, loading=seed % 4 == 0, constrained=seed % 3 == 0, adapted=True)
     asked = ("several adapters", "passed over", "preempted", "swap_in", "drafts", "best_of")
     for trouble in (*asked, "cached", "host hits", "constrained", "stale", "retried", "beams"):
+        assert seen[trouble], f"no schedule had {trouble}"
+
+
+def test_random_schedules_with_embeddings_keep_the_promises() -> None:
+    """Among all others, each embedding is of the positions that its request pools."""
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS_POOLED):
+        seen += drive(seed, constrained=seed % 3 == 0, adapted=seed % 2 == 0, pooled=True)
+    for trouble in ("last", "mean", "cls", "preempted", "swap_in", "stale", "retried", "best_of"):
         assert seen[trouble], f"no schedule had {trouble}"
 
 

@@ -17,7 +17,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
 from paceline.core.item import Item, wrong_items
-from paceline.core.pooling import MEAN, POOLING_KINDS
+from paceline.core.pooling import LAST, POOLING_KINDS
 from paceline.core.sampling import GREEDY, Sampling
 
 
@@ -285,8 +285,8 @@ class Request:
             return f"pooling is {self.pooling!r}; it must be one of {', '.join(POOLING_KINDS)}"
         if self.max_tokens != 1 or self.width != 1 or self.constraint is not None:
             return "a request with pooling has max_tokens 1, one sequence and no constraint"
-        if self.pooling == MEAN and self.reads_cache:
-            return "the mean is of all positions: set reads_cache to False"
+        if self.pooling != LAST and self.reads_cache:
+            return f"pooling {self.pooling!r} needs the first position: set reads_cache to False"
         return ""
 
     # -- families -----------------------------------------------------------

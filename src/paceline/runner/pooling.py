@@ -1,48 +1,13 @@
 """Hidden states of prompts, added up for requests that want an embedding."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.plan import Plan
-from paceline.core.pooling import CLS, LAST, PooledSpan
-from paceline.core.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSpan:
-    """Positions of a row that its request pools."""
-
-    row: int
-    begin: int  # the first of these positions, among those of the step
-    first: int  # its place in the prompt
-    count: int
-
-
-def pool_spans(plan: Plan, start: Sequence[int], pooling: Mapping[int, Request]) -> list[PoolSpan]:
-    """The spans of a step whose rows begin at positions `start`, for the requests in `pooling`, by
-    slot."""
-    rows, found = plan.rows, list[PoolSpan]()
-    ends = np.cumsum(rows.count).tolist()
-    for row, slot in enumerate(rows.slot.tolist()):
-        if (request := pooling.get(slot)) is None:
-            continue
-        first, count = int(start[row]), int(rows.count[row])
-        wanted = wanted_positions(request, first, min(first + count, len(request.prompt)))
-        if len(wanted):
-            begin = ends[row] - count + wanted.start - first
-            found.append(PoolSpan(row, begin, wanted.start, len(wanted)))
-    return found
-
-
-def wanted_positions(request: Request, first: int, end: int) -> range:
-    """Which of the positions first..end a request pools."""
-    if request.pooling == LAST:
-        return range(max(first, len(request.prompt) - 1), end)
-    return range(first, min(end, 1) if request.pooling == CLS else end)
+from paceline.core.pool_spans import PoolSpan, pooled_span
+from paceline.core.pooling import PooledSpan
 
 
 def summed(hidden: Tensor, spans: Sequence[PoolSpan], normed: Callable[[Tensor], Tensor]) -> Tensor:
@@ -54,14 +19,5 @@ def summed(hidden: Tensor, spans: Sequence[PoolSpan], normed: Callable[[Tensor],
 
 def pooled_spans(plan: Plan, spans: Sequence[PoolSpan], totals: Tensor) -> tuple[PooledSpan, ...]:
     """Assign sums on the host to requests."""
-    rows, values = plan.rows, totals.numpy()
-    return tuple(
-        PooledSpan(
-            str(rows.request_id[span.row]),
-            int(rows.serial[span.row]),
-            span.first,
-            span.count,
-            values[place].copy(),
-        )
-        for place, span in enumerate(spans)
-    )
+    values = totals.numpy()
+    return tuple(pooled_span(plan, span, values[place].copy()) for place, span in enumerate(spans))

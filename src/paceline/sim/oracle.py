@@ -17,8 +17,16 @@ import numpy as np
 from paceline.core.arrays import I32
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Admitted, Candidates, Failed, Pairs, Plan, StepResult
+from paceline.core.pool_spans import pool_spans, pooled_span
+from paceline.core.pooling import PooledSpan
 from paceline.core.request import Request
 from paceline.sim.reference import extended, likeliest, logprobs, next_token, start_digest
+
+
+def hidden_state(token: int, position: int) -> int:
+    """What the oracle has in place of a hidden state."""
+    return (7 * token + 3 * position + 1) % 101
+
 
 GARBAGE = -2  # what a rejected draft leaves behind
 NO_NUMBER = -3  # and below: what a spoiled row leaves behind, by where it was spoiled
@@ -187,7 +195,21 @@ class OracleRunner:
         failed = [row for row in self._spoil(plan, begins) if rows.samples[row]]
         count[failed] = 0
         lost = tuple(Failed(row, f"the row of {labels[row]!r} has no numbers") for row in failed)
-        return replace(self._scored(plan, ids, count), failed=lost)
+        pooled = self._pooled(plan, begins)
+        return replace(self._scored(plan, ids, count), failed=lost, pooled=pooled)
+
+    def _pooled(self, plan: Plan, begins: list[int]) -> tuple[PooledSpan, ...]:
+        """What requests pool: the hidden state of a position is `hidden_state`."""
+        tracks = {slot: self.tracks[slot] for slot in plan.rows.slot.tolist()}
+        asking = {slot: one.request for slot, one in tracks.items() if one.request.pooling}
+        spans = pool_spans(plan, begins, asking) if asking else []
+        found: list[PooledSpan] = []
+        for span in spans:
+            prompt = asking[int(plan.rows.slot[span.row])].prompt
+            places = range(span.first, span.first + span.count)
+            total = sum(hidden_state(int(prompt[place]), place) for place in places)
+            found.append(pooled_span(plan, span, np.array([total], np.float32)))
+        return tuple(found)
 
     def _mask(self, plan: Plan) -> None:
         masks = None if self.masks is None else self.masks.fill(plan)

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores, Timings
-from paceline.core.pooling import MEAN
+from paceline.core.pooling import LAST
 from paceline.core.request import Finish, Request
 from paceline.engine.api import (
     Alternative,
@@ -191,7 +191,7 @@ class Frontend:
             constraint=params.constraint,
             handle=self._rows.next_handle(params.beams or params.best_of or params.n),
             pooling=generation.pooling,
-            reads_cache=generation.pooling != MEAN,
+            reads_cache=generation.pooling in ("", LAST),
         )
 
     # -- out ----------------------------------------------------------------
