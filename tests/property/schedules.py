@@ -238,7 +238,7 @@ class Drive:
             )
 
     def _shaped(self, request: Request) -> Request:
-        """Maybe with one of several adapters, and pooled or with a constraint where there are any."""
+        """Maybe with one of several adapters, and pooled or constrained where any are."""
         if self.adapted and self.adapting.random() < 0.7:
             request = replace(request, adapter=self.adapting.choice("xyz"))
         if self.pooled and request.width == 1 and self.embedding.random() < 0.6:

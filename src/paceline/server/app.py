@@ -20,8 +20,8 @@ from paceline.server.middleware import (
 )
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
-from paceline.server.routes.hosting import hosting_routes
 from paceline.server.routes.embeddings import embedding_routes
+from paceline.server.routes.hosting import hosting_routes
 from paceline.server.routes.messages import message_routes
 from paceline.server.routes.operations import control_routes, probe_routes
 from paceline.server.routes.responses import response_routes

@@ -1,6 +1,7 @@
 """How a model makes embeddings, from the files that sentence-transformers writes beside it."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ MODES = {
     "pooling_mode_cls_token": CLS,
 }
 
-ENCODERS = ("BertModel", "BertForMaskedLM")
+ENCODERS = re.compile("(Bert|Roberta|XLMRoberta)(Model|ForMaskedLM)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def embedding_defaults(folder: Path, architecture: str = "") -> EmbeddingDefault
         return EmbeddingDefaults(CLS, normalize=False, classifies=True)
     index = folder / "modules.json"
     if not index.is_file():
-        return EmbeddingDefaults(CLS) if architecture in ENCODERS else NO_DEFAULTS
+        return EmbeddingDefaults(CLS) if ENCODERS.fullmatch(architecture) else NO_DEFAULTS
     try:
         modules = cast("list[dict[str, Any]]", json.loads(index.read_text(encoding="utf-8")))
         kinds = {str(one["type"]).rpartition(".")[2]: str(one.get("path", "")) for one in modules}

@@ -1,24 +1,29 @@
 """Builds the components of an engine from the name of a model."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.core.config import RecordConfig
+from paceline.core.config import Config, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
 from paceline.engine.core.components import EngineComponents
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
+from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.constraints import constrained_requests
 from paceline.wiring.drafting import find_draft_weights
+from paceline.wiring.encoder import assemble as assemble_encoder
+from paceline.wiring.encoder import encoder_folder
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
-from paceline.wiring.tokenizer import sampling_rules
+from paceline.wiring.tokenizer import load_tokenizer, sampling_rules
 
 
 def build(
@@ -28,6 +33,8 @@ def build(
     record: RecordConfig = pop_settings(RecordConfig, settings)
     rest, own = sort_settings(settings)
     device = device_of(own.device)
+    if (folder := encoder_folder(model, own, progress)) is not None:
+        return build_encoder(model, folder, rest, own, partial(scheduler_of, record=record))
     with collection_paused():
         source: ModelSource = find_model(
             model, own.load_format, device, progress, own.chat_template
@@ -52,6 +59,23 @@ def build(
         rules=rules,
         constrained=constrained,
     )
+
+
+def build_encoder(
+    model: str,
+    folder: Path,
+    settings: dict[str, Any],
+    own: LoadConfig,
+    scheduler_of: Callable[[Config], Scheduler],
+) -> EngineComponents:
+    """The same for a model that only embeds or scores texts."""
+    tokenizer = load_tokenizer(str(folder), own.load_format, own.chat_template)
+    with collection_paused():
+        scheduler, runner = assemble_encoder(
+            folder, settings, own, device_of(own.device), tokenizer, scheduler_of
+        )
+    template, rules = ChatTemplate.of(tokenizer), sampling_rules(tokenizer, own)
+    return EngineComponents(model, scheduler, runner, tokenizer, template, rules=rules)
 
 
 def device_of(setting: str) -> str:

@@ -1,0 +1,1 @@
+"""Models that read a text as a whole and generate nothing: embeddings and scores."""

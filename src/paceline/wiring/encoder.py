@@ -1,0 +1,75 @@
+"""A scheduler and a runner for an encoder, which embeds or scores texts and generates nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from paceline.core.config import Config, LoadConfig
+from paceline.core.errors import ConfigError
+from paceline.hub.progress import Progress
+from paceline.runner.encoders.config import EncoderConfig, encoder_config
+from paceline.runner.encoders.model import Encoder
+from paceline.runner.encoders.runner import EncoderRunner
+from paceline.runner.weights.safetensors import files_in
+from paceline.sched.scheduler import Scheduler
+from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.download import download
+
+BLOCK = 16  # positions; blocks are only counted, there is no KV memory behind them
+DEFAULTS: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096}
+SEPARATOR = "[SEP]"  # between two texts, for BERT
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+
+
+def encoder_folder(model: str, own: LoadConfig, progress: Progress) -> Path | None:
+    """The folder of an encoder; None if the model is another one."""
+    if own.load_format == "dummy":
+        return None
+    path = Path(download(model, progress))
+    return path if path.is_dir() and encoder_config(path) is not None else None
+
+
+def assemble(
+    folder: Path,
+    settings: dict[str, Any],
+    own: LoadConfig,
+    device: str,
+    tokenizer: Tokenizer,
+    scheduler_of: Callable[[Config], Scheduler] = Scheduler,
+) -> tuple[Scheduler, EncoderRunner]:
+    config = encoder_config(folder)
+    assert config is not None
+    dtype = DTYPES[device] if own.dtype == "auto" else getattr(torch, own.dtype)
+    tensors = {name: one for file in files_in(folder) for name, one in load_file(file).items()}
+    model = Encoder(config, tensors, dtype, device)
+    if own.threads:
+        torch.set_num_threads(own.threads)
+    separator = next((id for id in tokenizer.special if tokenizer.token(id) == SEPARATOR), None)
+    scheduler = scheduler_of(Config.of(**completed(settings, config)))
+    return scheduler, EncoderRunner(model, separator if config.classes else None)
+
+
+def completed(given: dict[str, Any], config: EncoderConfig) -> dict[str, Any]:
+    """Settings of the scheduler: a text is never divided, and nothing of it is cached.
+
+    A sequence has one more place than its text, for the token that ends it.
+    """
+    settings = {**DEFAULTS, **{name: one for name, one in given.items() if one is not None}}
+    length = settings.get("max_model_len") or config.max_tokens
+    if length > config.max_tokens:
+        raise ConfigError(f"max_model_len is {length}; the model has {config.max_tokens} positions")
+    for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+        if settings.get(name):
+            raise ConfigError(f"{name} is not possible: an encoder reads a text as a whole")
+    blocks = -(-(length + 1) // BLOCK)
+    return settings | {
+        "max_model_len": length + 1,
+        "max_num_batched_tokens": max(settings["max_num_batched_tokens"], length + 1),
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": False,
+        "block_size": BLOCK,
+        "num_blocks": blocks * settings["max_num_seqs"],
+    }
