@@ -39,6 +39,7 @@ class Spelling:
     byte_fallback: bool = False  # a token like <0x0A> is one byte
     replacements: tuple[tuple[str, str], ...] = ()
     strips_space: bool = False
+    continuation: str = ""  # what marks a token that continues a word; others begin with a space
 
     def bytes_of(self, token: str, *, added: bool) -> bytes:
         """Return the bytes of a token. Added tokens are not in the byte alphabet."""
@@ -50,6 +51,9 @@ class Spelling:
             return bytes.fromhex(single[1])
         for old, new in self.replacements:
             token = token.replace(old, new)
+        if self.continuation and not added:
+            begins = not token.startswith(self.continuation)
+            token = f" {token}" if begins else token.removeprefix(self.continuation)
         return token.encode()
 
 
@@ -61,6 +65,7 @@ def spelling_of(backend: Backend) -> Spelling:
     steps: list[dict[str, Any]] = outer["decoders"] if outer["type"] == "Sequence" else [outer]
     replacements: list[tuple[str, str]] = []
     byte_level = byte_fallback = strips_space = False
+    continuation = ""
     for step in steps:
         match step:
             case {"type": "ByteLevel"}:
@@ -76,8 +81,10 @@ def spelling_of(backend: Backend) -> Spelling:
             case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": scheme}:
                 replacements.append((mark, " "))
                 strips_space = scheme != "never"
+            case {"type": "WordPiece", "prefix": str(prefix)}:
+                continuation, strips_space = prefix, True
             case _:
                 raise ConfigError(
                     f"the decoder {json.dumps(step)} of the tokenizer is not supported"
                 )
-    return Spelling(byte_level, byte_fallback, tuple(replacements), strips_space)
+    return Spelling(byte_level, byte_fallback, tuple(replacements), strips_space, continuation)

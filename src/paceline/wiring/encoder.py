@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from paceline.core.config import Config, LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.hub.progress import Progress
-from paceline.runner.encoders.config import EncoderConfig, encoder_config
+from paceline.runner.encoders.config import BERT, EncoderConfig, encoder_config
 from paceline.runner.encoders.model import Encoder
 from paceline.runner.encoders.runner import EncoderRunner
 from paceline.runner.weights.safetensors import files_in
@@ -49,7 +49,9 @@ def assemble(
         torch.set_num_threads(own.threads)
     separator = next((id for id in tokenizer.special if tokenizer.token(id) == SEPARATOR), None)
     scheduler = scheduler_of(Config.of(**completed(settings, config)))
-    return scheduler, EncoderRunner(model, separator if config.classes else None)
+    return scheduler, EncoderRunner(
+        model, separator if config.kind == BERT and config.classes else None
+    )
 
 
 def completed(given: dict[str, Any], config: EncoderConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "cat", "sat", "on", "the", "mat", "dog", "##s"]
 SIZES: dict[str, Any] = {
@@ -15,7 +15,8 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 24,
-    "max_position_embeddings": 40,
+    "max_position_embeddings": 41,
+    "pad_token_id": 0,
 }
 
 
@@ -39,6 +40,7 @@ def tokenizer() -> Tokenizer:
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(WORDS[:3])
+    backend.decoder = decoders.WordPiece()
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",

@@ -75,14 +75,14 @@ def test_an_encoder_generates_nothing_and_reads_no_more_than_it_can(tmp_path: Pa
     with LLM(str(tmp_path)) as llm:
         (text,) = llm.generate("the cat", progress=False)
         assert "only makes embeddings" in text.error
-        (fits, too_long) = llm.embed(["a " * 38, "a " * 39], progress=False)
+        (fits, too_long) = llm.embed(["a " * 39, "a " * 40], progress=False)
         assert fits.outputs is not None
-        assert fits.usage.prompt_tokens == 40
+        assert fits.usage.prompt_tokens == 41
         assert "maximum context length" in too_long.error
     with pytest.raises(ConfigError, match="reads a text as a whole"):
         LLM(str(tmp_path), enable_prefix_caching=True)
-    with pytest.raises(ConfigError, match="40 positions"):
-        LLM(str(tmp_path), max_model_len=41)
+    with pytest.raises(ConfigError, match="41 positions"):
+        LLM(str(tmp_path), max_model_len=42)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
