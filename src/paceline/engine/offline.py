@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.request import Finish, Request
+from paceline.engine import embeddings as pooling
 from paceline.engine.api import (
     GenerationRequest,
     Message,
@@ -22,17 +23,7 @@ from paceline.engine.arguments import ChatFields, GenerateFields, split
 from paceline.engine.core.components import Factory
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed, Question
-from paceline.engine.embeddings import (
-    Embedding,
-    PoolingOutput,
-    Score,
-    classified,
-    embeddings,
-    pair_prompt,
-    paired,
-    pooled,
-    similarities,
-)
+from paceline.engine.embeddings import Embedding, PoolingOutput, Score
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import interrupts_deferred
 from paceline.engine.params import SamplingFields
@@ -207,7 +198,7 @@ class OfflineEngine:
         defaults = self._frontend.rules.embedding
         outputs = self._run(self._pooled(prompts), progress, raise_on_error=False)
         scaled = defaults.normalize if normalize is None else normalize
-        return embeddings(outputs, scaled, dimensions)
+        return pooling.embeddings(outputs, scaled, dimensions)
 
     def score(
         self, texts: str | Sequence[str], others: str | Sequence[str], *, progress: bool = True
@@ -218,19 +209,18 @@ class OfflineEngine:
         of the embeddings.
         """
         first, second = ([one] if isinstance(one, str) else [*one] for one in (texts, others))
-        pairs = paired(first, second)
+        pairs = pooling.paired(first, second)
         if self._frontend.rules.embedding.classifies:
-            asked = [
-                pair_prompt(self.get_tokenizer(), first[left], second[right])
-                for left, right in pairs
-            ]
-            return classified(self._run(self._pooled(asked), progress, raise_on_error=False))
+            read = self.get_tokenizer()
+            asked = [pooling.pair_prompt(read, first[one], second[other]) for one, other in pairs]
+            found = self._run(self._pooled(asked), progress, raise_on_error=False)
+            return pooling.classified(found)
         found = self._run(self._pooled([*first, *second]), progress, raise_on_error=False)
-        return similarities(found[: len(first)], found[len(first) :], pairs)
+        return pooling.similarities(found[: len(first)], found[len(first) :], pairs)
 
     def _pooled(self, prompts: Prompt | Iterable[Prompt]) -> list[GenerationRequest]:
         defaults = self._frontend.rules.embedding
-        return [pooled(as_generation(prompt), defaults) for prompt in several(prompts)]
+        return [pooling.pooled(as_generation(prompt), defaults) for prompt in several(prompts)]
 
     def _run(
         self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool

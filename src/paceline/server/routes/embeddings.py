@@ -162,6 +162,8 @@ class PoolingJob:
                     priority=body.priority or 0,
                     tenant=body.user or "",
                     cache_salt=body.cache_salt or "",
+                    truncate_prompt_tokens=body.truncate_prompt_tokens,
+                    truncation_side=body.truncation_side,
                 )
                 for prompt in prompts
             ]

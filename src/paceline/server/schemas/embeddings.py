@@ -22,6 +22,10 @@ class PoolingBody(RequestBody):
     user: str | None = Field(None, description="the account that the policy `fair` charges")
     priority: int | None = Field(None, description="smaller goes first under policy `priority`")
     cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="tokens of each text to keep; -1: as many as the model can read"
+    )
+    truncation_side: Literal["left", "right"] = Field("right", description="the end to cut off")
 
 
 class EmbeddingRequest(PoolingBody):
