@@ -1,6 +1,7 @@
 """Runners on a GPU, as the scheduler of a test needs them."""
 
 from paceline import Scheduler
+from paceline.core.masks import TokenMasks
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -8,12 +9,17 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.proposers.ngram import Ngram
 
 
-def gpu_runner(model: CudaModel, scheduler: Scheduler, attention: str = "triton") -> CudaRunner:
+def gpu_runner(
+    model: CudaModel,
+    scheduler: Scheduler,
+    attention: str = "triton",
+    masks: TokenMasks | None = None,
+) -> CudaRunner:
     config = scheduler.config
     blocks, size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
     step = config.step
     sizes = RunnerSizes(step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens)
-    runner = CudaRunner(model, kv, load(attention), Ngram(config.speculation), sizes)
+    runner = CudaRunner(model, kv, load(attention), Ngram(config.speculation), sizes, masks)
     runner.reserve_host(config.preemption.swap_space)
     return runner

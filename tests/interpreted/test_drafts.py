@@ -1,11 +1,13 @@
 """Steps with drafts: kernels by themselves, and the runner under the scheduler at any depth."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import Request, Scheduler
+from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.draft_model import CudaDraftModel
@@ -22,6 +24,7 @@ from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
 from tests.interpreted.host_device import use_host
+from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.support import tiny
 
@@ -114,7 +117,9 @@ def expected(asked: list[Request]) -> dict[str, Any]:
     kv = KVStore(model.config, SETTINGS["num_blocks"], SETTINGS["block_size"])
     sizes = SETTINGS["max_num_seqs"], SETTINGS["max_model_len"]
     proposer = Ngram(scheduler.config.speculation)
-    return drive(scheduler, TorchRunner(model, kv, load("sdpa"), proposer, *sizes), asked)
+    masks = constrained_requests(model.config.vocab)
+    runner = TorchRunner(model, kv, load("sdpa"), proposer, *sizes, masks)
+    return drive(scheduler, runner, asked, constrained=masks)
 
 
 def interpreted(
@@ -122,12 +127,17 @@ def interpreted(
     depth: int,
     patch: pytest.MonkeyPatch,
     draft_seed: int | None = None,
+    drafts: int = 2,
 ) -> tuple[dict[str, Any], Scheduler]:
     """By the runner for a GPU; with a seed, drafts come from a draft model."""
     use_host(patch)
     patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     # Small steps: the interpreter computes the padding of a graph as well.
-    drafting = {"num_speculative_tokens": 2, "speculation": "fixed", "max_num_batched_tokens": 8}
+    drafting = {
+        "num_speculative_tokens": drafts,
+        "speculation": "fixed",
+        "max_num_batched_tokens": 8,
+    }
     scheduler = Scheduler.create(**{**SETTINGS, **drafting})
     config = scheduler.config
     model = CudaModel.load(source(), 64, torch.float32, device="cpu")
@@ -138,8 +148,9 @@ def interpreted(
     if draft_seed is not None:
         draft = CudaModel.load(source(draft_seed), 64, torch.float32, device="cpu")
         drafter = CudaDraftModel(config.speculation, draft, torch.float32)
-    runner = CudaRunner(model, kv, load("triton"), drafter, sizes)
-    return drive(scheduler, runner, asked, depth), scheduler
+    masks = constrained_requests(model.config.vocab)
+    runner = CudaRunner(model, kv, load("triton"), drafter, sizes, masks)
+    return drive(scheduler, runner, asked, depth, masks), scheduler
 
 
 @pytest.mark.parametrize("depth", [2, 3])
@@ -175,3 +186,17 @@ def test_drafts_of_a_model_for_itself_are_right(monkeypatch: pytest.MonkeyPatch)
     got, scheduler = interpreted(asked, 2, monkeypatch, draft_seed=3)
     assert got == due
     assert scheduler.stats.accepted == scheduler.stats.drafted > 0
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_rows_with_masks_beside_others(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of drafts that the constraint does not allow, none is accepted."""
+    held = {"constraint": Constraint.regex("[0-4]{4}(5|67)*"), "eos_token_ids": (END,)}
+    first, second = requests()
+    asked = [replace(first, **held), replace(second, max_tokens=3)]
+    asked.append(replace(asked[0], id="hot", sampling=Sampling(top_k=9), seed=3))
+    due = expected(asked)
+    assert all(token in range(5) for token in due["r0"])
+    got, scheduler = interpreted(asked, 2, monkeypatch, drafts=drafts)
+    assert got == due
+    assert bool(scheduler.stats.drafted) == bool(drafts)

@@ -4,7 +4,8 @@ from collections import deque
 from typing import Any
 
 from paceline import Request, Scheduler, StepResult
-from paceline.core.plan import Plan
+from paceline.core.plan import Outputs, Plan
+from paceline.engine.core.constrained_requests import ConstrainedRequests
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -29,11 +30,24 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def drive(
-    scheduler: Scheduler, runner: Any, asked: list[Request], depth: int = 1
+    scheduler: Scheduler,
+    runner: Any,
+    asked: list[Request],
+    depth: int = 1,
+    constrained: ConstrainedRequests | None = None,
 ) -> dict[str, Any]:
     """What each request, or child, got."""
+
+    def landed(plan: Plan) -> Outputs:
+        result = runner.wait()
+        if constrained is not None:
+            result = constrained.accept(plan, result, scheduler.view.alive(plan.rows))
+        return scheduler.commit(plan, result, now=0.0)
+
     for request in asked:
         scheduler.submit(request, now=0.0)
+        if constrained is not None and request.constraint is not None:
+            assert constrained.begin(request, lambda _: None)
     got: dict[str, Any] = {}
     flight: deque[Plan] = deque()
     while not scheduler.idle:
@@ -44,13 +58,16 @@ def drive(
         if plan.empty and not flight:
             told = scheduler.commit(plan, StepResult.of(plan, {}), now=0.0)
         elif plan.empty or len(flight) == depth:
-            told = scheduler.commit(flight.popleft(), runner.wait(), now=0.0)
+            told = landed(flight.popleft())
         else:
             continue
         for label, new in told.to_dict().items():
             got.setdefault(label, []).extend(new["tokens"])
             if "choices" in new:
                 got[label] = new["choices"]
+        for end in told.finished if constrained is not None else ():
+            if end.child < 0:
+                constrained.forget(end.request_id)
     scheduler.check()
     assert scheduler.usage == 0
     return got

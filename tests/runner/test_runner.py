@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
@@ -27,11 +28,13 @@ def model() -> Model:
     return Model.load(Dummy(tiny(), seed=3))
 
 
-def runner_for(model: Model, scheduler: Scheduler, backend: str = "paged") -> TorchRunner:
+def runner_for(
+    model: Model, scheduler: Scheduler, backend: str = "paged", masks: TokenMasks | None = None
+) -> TorchRunner:
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     sizes = config.step.max_num_seqs, config.step.max_model_len
-    runner = TorchRunner(model, kv, load(backend), Ngram(config.speculation), *sizes)
+    runner = TorchRunner(model, kv, load(backend), Ngram(config.speculation), *sizes, masks)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 

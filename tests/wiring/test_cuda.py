@@ -16,6 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 from paceline import Request, Scheduler
+from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.model import CudaModel
@@ -24,6 +25,7 @@ from paceline.runner.weights.dummy import Dummy
 from paceline.wiring import cuda
 from paceline.wiring.settings import sort_settings
 from tests.gpu.cuda_backend import LaidOutForGPU
+from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
 from tests.runner.driving import drive
 from tests.runner.support import tiny
@@ -80,12 +82,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[Scheduler, Any]:
+    masks = settings.pop("masks", None)
     config = tiny(architectures=[architecture], **{**SHAPE, **MODELS[architecture]})
     rest, own = sort_settings({**SETTINGS, **settings})
     # Another number of heads and of layers: its kernels are others.
     smaller = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     draft = Dummy(tiny(**SHAPE, **smaller)) if settings.get("proposer") == "draft_model" else None
-    return cuda.assemble(rest, own, Dummy(config, seed=3), draft=draft)
+    return cuda.assemble(rest, own, Dummy(config, seed=3), masks=masks, draft=draft)
 
 
 def random_requests(random: Random) -> list[Request]:
@@ -106,6 +109,7 @@ def random_requests(random: Random) -> list[Request]:
             ignore_eos=True,
             sampling=random.choice(samplings),
             n=random.choice([1, 1, 1, 2]),
+            constraint=random.choice([None, Constraint.regex("0*")]),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -116,11 +120,12 @@ def random_requests(random: Random) -> list[Request]:
     [*product(["Qwen3ForCausalLM"], WAYS), *product(list(MODELS)[1:], ["plainly"])],
 )
 def test_requests_compile_nothing(architecture: str, way: str, launches: Launches) -> None:
-    scheduler, runner = assembled(architecture, **WAYS[way])
+    masks = constrained_requests(SHAPE["vocab_size"])
+    scheduler, runner = assembled(architecture, masks=masks, **WAYS[way])
     ready, requests = set(launches.seen), random_requests(Random(3))
     for one in requests[:6]:
-        drive(scheduler, runner, [one], depth=2)
-    drive(scheduler, runner, requests[6:], depth=2)
+        drive(scheduler, runner, [one], 2, masks)
+    drive(scheduler, runner, requests[6:], 2, masks)
     assert launches.seen - ready == set()
 
 

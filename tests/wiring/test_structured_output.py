@@ -44,10 +44,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["depth 1", "depth 2"])
+WAYS: dict[str, dict[str, Any]] = {
+    "depth 1": {"depth": 1},
+    "depth 2": {"depth": 2},
+    "drafts, depth 2": {"depth": 2, "num_speculative_tokens": 3, "speculation": "fixed"},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def llm(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
     settings: dict[str, Any] = {"load_format": "dummy", "device": "cpu", "kv_cache_gib": 0.01}
-    with LLM(str(folder), async_scheduling=request.param > 1, max_num_seqs=4, **settings) as one:
+    with LLM(str(folder), max_num_seqs=4, **settings, **WAYS[request.param]) as one:
         yield one
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.capabilities import Capabilities
-from paceline.core.masks import TokenMasks
+from paceline.core.masks import MaskRows, TokenMasks
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.adapters.residents import ResidentAdapters
@@ -33,7 +33,7 @@ from paceline.runner.proposer import (
 from paceline.runner.result import ResultBuilder
 from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
-from paceline.runner.token_mask import apply_masks
+from paceline.runner.token_mask import apply_masks, without_forbidden
 
 
 class TorchRunner:
@@ -176,7 +176,8 @@ class TorchRunner:
         """Return the plan with the drafts that were proposed, which may be fewer than planned, and
         the drafts of the rows that sample; None if there are none.
 
-        A place for which nothing was proposed is not computed.
+        A place for which nothing was proposed is not computed, nor one behind a draft that a
+        constraint does not allow.
         """
         rows = plan.rows
         width = rows.count - rows.drafts
@@ -189,12 +190,23 @@ class TorchRunner:
         drafts = self._drafter.draft(DraftInput(own, tokens, known, number, most))
         check_shape(self._drafter, drafts, len(number), most)
         check_drafts(self._drafter, drafts.ids, number, self._model.config.vocab)
+        drafts = replace(drafts, ids=self._allowed(plan, drafts.ids))
         self._state.append(own, known, drafts.ids)
         found = np.zeros_like(rows.drafts)
         found[rows.samples] = (drafts.ids >= 0).sum(1).numpy()
         rows = replace(rows, count=width + found, drafts=found)
         most = int(found.max())
         return replace(plan, rows=rows), drafts.up_to(most) if most else None
+
+    def _allowed(self, plan: Plan, drafts: Tensor) -> Tensor:
+        masks = self._masked(plan, np.flatnonzero(plan.rows.samples), drafts)
+        return drafts if masks is None else without_forbidden(drafts, masks)
+
+    def _masked(self, plan: Plan, wanted: np.ndarray, drafts: Tensor | None) -> MaskRows | None:
+        if self._masks is None or not self._masks.wants(plan):
+            return None
+        places = None if drafts is None else drafts.int().numpy()
+        return self._masks.fill(plan, wanted, places)
 
     def _sample(
         self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
@@ -208,9 +220,9 @@ class TorchRunner:
         asked = [self._requests[place] for place in rows.slot[wanted].tolist()]
         quiet = [row for row, request in enumerate(asked) if request.silent]
         at = lines(number, 0 if drafts is None else drafts.ids.shape[1])
-        if self._masks is not None and (masks := self._masks.fill(plan)) is not None:
-            masked = np.searchsorted(wanted, masks.row)
-            apply_masks(logits, masks, at[torch.from_numpy(masked), 0])
+        masks = self._masked(plan, wanted, None if drafts is None else drafts.ids)
+        if masks is not None:
+            apply_masks(logits, masks, at.flatten()[torch.from_numpy(masks.line)])
         raw = logits[at[quiet]] if quiet else logits
         if drafts is None:
             sampled = self._sampler.sample(logits, controls, first)

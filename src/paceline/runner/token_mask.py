@@ -31,6 +31,14 @@ def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
     )
 
 
+def without_forbidden(drafts: Tensor, masks: MaskRows) -> Tensor:
+    """Drafts [rows, most] up to the first that its mask does not allow, and -1 behind them."""
+    rows, most = drafts.shape
+    number = torch.bincount(torch.from_numpy(masks.line) // (1 + most), minlength=rows)  # masks
+    allowed = torch.where(number > 0, number - 1, most)
+    return drafts.masked_fill(torch.arange(most) >= allowed[:, None], -1)
+
+
 @cache
 def has_kernels() -> bool:
     """Checked once: if compiling fails, every step would try again."""

@@ -91,10 +91,9 @@ class Arrivals:
         return Admitted(sequence.slot, request, sequence.tokens, computed, blocks, resumed)
 
     def drafts(self, sequence: Sequence) -> int:
-        """Most drafts per step. Beams draft nothing, because the host chooses their tokens, nor do
-        constrained sequences, which get one mask per step."""
+        """Most drafts per step. Beams draft nothing, because the host chooses their tokens."""
         request = sequence.request
-        if request.beam_width or request.constraint is not None:
+        if request.beam_width:
             return 0
         usual = self._state.speculation.config.num_speculative_tokens
         return min(usual if request.drafts is None else request.drafts, sequence.limit)

@@ -9,6 +9,7 @@ content fails at the cell where it happens.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -42,6 +43,14 @@ class Spoil:
     due: dict[int, int]  # digests by position
 
 
+# Tokens that may follow some that were sampled in the same step; None: all.
+Allowed = Callable[[list[int]], list[int] | None]
+
+
+def anything(_: list[int]) -> None:
+    """Any token may follow."""
+
+
 @dataclass(slots=True)
 class Track:
     """What the device knows of one slot."""
@@ -53,7 +62,7 @@ class Track:
     sampled: bool = False  # since it took the slot; a drafter has nothing to go by before
     drafted: bool = False  # then the host knows its position only from above
     digests: list[int] = field(default_factory=list[int])  # expected, by position
-    allowed: list[int] | None = None  # tokens that it may sample in this step; None: all
+    allowed: Allowed = anything  # in this step
 
 
 class OracleRunner:
@@ -176,7 +185,6 @@ class OracleRunner:
         ids = np.full((len(rows), width), -1, np.int32)
         count = np.zeros(len(rows), np.int32)
         begins = [self.tracks[slot].position for slot in rows.slot.tolist()]
-        self._mask(plan)
         for row, slot in enumerate(rows.slot.tolist()):
             track = self.tracks[slot]
             assert track.request.id == labels[row], f"slot {slot} has another request"
@@ -184,6 +192,7 @@ class OracleRunner:
             assert ahead == 0 or (ahead > 0 and track.drafted), (
                 f"{track.request.id!r} starts at the wrong position"
             )
+            track.allowed = self._mask(plan, row)
             new = self._row(
                 track, int(rows.count[row]), int(rows.drafts[row]), bool(rows.samples[row])
             )
@@ -211,13 +220,20 @@ class OracleRunner:
             found.append(pooled_span(plan, span, np.array([total], np.float32)))
         return tuple(found)
 
-    def _mask(self, plan: Plan) -> None:
-        masks = None if self.masks is None else self.masks.fill(plan)
-        if masks is None:
-            return
-        rows = plan.rows.slot[masks.row].tolist()
-        for slot, allowed in zip(rows, masks.allowed(self.vocab), strict=True):
-            self.tracks[slot].allowed = np.flatnonzero(allowed).tolist()
+    def _mask(self, plan: Plan, row: int) -> Allowed:
+        """What a row may sample: it depends on what it has sampled in this step before."""
+        masks = self.masks
+        if masks is None or not masks.wants(plan):
+            return anything
+
+        def allowed(new: list[int]) -> list[int] | None:
+            drafts = np.array([new], np.int32) if new else None
+            found = masks.fill(plan, np.array([row]), drafts)
+            if found is None or len(found.line) <= len(new):  # it has ended
+                return None
+            return np.flatnonzero(found.allowed(self.vocab)[-1]).tolist()
+
+        return allowed
 
     def _spoil(self, plan: Plan, begins: list[int]) -> list[int]:
         """Rows that compute no numbers, with those that read what such rows wrote."""
@@ -296,7 +312,8 @@ class OracleRunner:
         return new
 
     def _sample(self, track: Track, new: list[int]) -> None:
-        token = next_token(track.request, track.digests[-1], self.vocab, track.allowed)
+        allowed = track.allowed(new)
+        token = next_token(track.request, track.digests[-1], self.vocab, allowed)
         if not track.request.beam_width:  # the host chooses the tokens of beams
             track.tokens.append(token)
         track.sampled = True

@@ -59,7 +59,7 @@ def assemble(
     own: LoadConfig,
     checkpoint: Checkpoint,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
-    _masks: TokenMasks | None = None,  # this runner applies none, and refuses constraints
+    masks: TokenMasks | None = None,
     draft: DraftWeights | None = None,
 ) -> tuple[Scheduler, CudaRunner]:
     """Load the model, run the largest step once, give the remaining memory to KV, and compile and
@@ -82,7 +82,7 @@ def assemble(
     model = CudaModel.load(checkpoint, step.max_model_len, dtype)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
-    needed, rate = run_largest_step(model, drafter, sizes, kv_dtype)
+    needed, rate = run_largest_step(model, drafter, sizes, kv_dtype, masks)
     needed += RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
     log.info("%.1f GiB are left for KV", free / GIB)
@@ -98,7 +98,7 @@ def assemble(
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
     sizes = sizes_of(config.step, own)
-    runner = CudaRunner(model, kv, attention, drafter, sizes)
+    runner = CudaRunner(model, kv, attention, drafter, sizes, masks)
     depth = own.steps_in_flight(DEPTH)
     if not own.enforce_eager:
         warm_up(runner, config, depth)
@@ -165,13 +165,17 @@ def free_bytes(utilization: float) -> int:
 
 
 def run_largest_step(
-    model: CudaModel, drafter: Drafter, sizes: RunnerSizes, kv_dtype: torch.dtype
+    model: CudaModel,
+    drafter: Drafter,
+    sizes: RunnerSizes,
+    kv_dtype: torch.dtype,
+    masks: TokenMasks | None,
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
     step take, and the positions that it computes per second."""
     before = torch.cuda.memory_allocated()
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
-    runner = CudaRunner(model, kv, capturable(ATTENTION), drafter, sizes)
+    runner = CudaRunner(model, kv, capturable(ATTENTION), drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     peak = torch.cuda.max_memory_allocated() - before

@@ -20,7 +20,7 @@ from paceline.sim.clock import VirtualClock
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.runner import SimulatedDevice, SimulatedRunner
 from paceline.structured.backend import Grammar
-from tests.property.grammars import END, grammar
+from tests.property.grammars import END, constrained_requests, grammar
 
 VOCAB, SIZES = 7, {"num_blocks": 16, "block_size": 4, "max_model_len": 32, "max_num_seqs": 4}
 
@@ -164,3 +164,23 @@ def test_closing_ends_what_is_compiled(ready: bool) -> None:
     at.engine.close()
     assert at.compiler.closed
     assert at.compiler.futures[0].cancelled() is not ready
+
+
+def test_each_draft_has_a_mask_up_to_the_first_that_is_not_allowed() -> None:
+    """One row has drafts, the other none, and a third has no constraint."""
+    constrained = constrained_requests(VOCAB)
+    shared = {"constraint": Constraint.regex("0{3,9}"), "eos_token_ids": (END,), "max_tokens": 9}
+    scheduler = Scheduler.create(max_num_batched_tokens=32, **SIZES)
+    for name, fields in {"a": shared, "b": shared, "free": {}}.items():
+        request = Request(name, [1, 0], **fields)
+        scheduler.submit(request, 0.0)
+        if request.constraint is not None:
+            constrained.begin(request, lambda _: None)
+    plan = scheduler.plan(0.0)
+    drafts = np.array([[4, 4, 4, 4], [-1, -1, -1, -1], [0, 0, 0, 5]], np.int32)
+    masks = constrained.fill(plan, np.array([2, 1, 0]), drafts)
+    assert masks is not None
+    assert masks.line.tolist() == [5, 10, 11, 12, 13]
+    found = [np.flatnonzero(one).tolist() for one in masks.allowed(VOCAB)]
+    assert found == [[0], [0], [0], [0], [0, END]]
+    assert constrained.fill(plan, np.array([2])) is None

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.core.arrays import I32, Bool
+from paceline.core.arrays import I32, Bool, Index
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.masks import MaskRows
@@ -131,32 +131,42 @@ class ConstrainedRequests:
     def wants(self, plan: Plan) -> bool:
         return bool(self._rows(plan.rows))
 
-    def fill(self, plan: Plan) -> MaskRows | None:
-        wanted = self._rows(plan.rows)
-        if not wanted:
-            return None
-        bits = self._room(len(wanted))
-        for line, row in zip(bits, wanted, strict=True):
-            one = self._open[plan.rows.request_id[row]]
-            self._fill_row(line, one.request, one.progress(int(plan.rows.serial[row])))
-        return MaskRows(np.array(wanted, np.intp), bits)
+    def fill(self, plan: Plan, order: Index, drafts: I32 | None = None) -> MaskRows | None:
+        rows, width = plan.rows, 1 if drafts is None else 1 + drafts.shape[1]
+        wanted = set(self._rows(rows))
+        bits, lines = self._room(len(wanted) * width), list[int]()
+        for place, row in enumerate(order.tolist()):
+            if row not in wanted:
+                continue
+            one = self._open[str(rows.request_id[row])]
+            progress = one.progress(int(rows.serial[row]))
+            given = [] if drafts is None else proposed(drafts[place])
+            own = bits[len(lines) : len(lines) + 1 + len(given)]
+            allowed = self._fill_rows(own, given, one.request, progress)
+            lines += range(place * width, place * width + 1 + allowed)
+        return MaskRows(np.array(lines, np.intp), bits[: len(lines)]) if lines else None
 
     def _room(self, masks: int) -> I32:
         if len(self._bits) < masks:
             self._bits = np.empty((2 * masks, self._words), np.int32)
         return self._bits[:masks]
 
-    def _fill_row(self, line: I32, request: Request, progress: GrammarProgress) -> None:
+    def _fill_rows(
+        self, mask: I32, drafts: list[int], request: Request, progress: GrammarProgress
+    ) -> int:
+        """Write the masks of one row, and return how many of its drafts are allowed."""
         try:
-            progress.matcher.fill(line)
+            allowed = progress.matcher.fill_rows(mask, drafts)
         except RequestError as error:  # its row fails when the step has ended
             progress.error = str(error)
-            line[:] = -1
-            return
-        if request.ignore_eos or progress.outputs < request.min_tokens:
-            others = line & self._others
-            if others.any():  # else the grammar is complete and allows its end alone
-                line[:] = others
+            mask[:] = -1
+            return 0
+        for place, line in enumerate(mask[: 1 + allowed]):
+            if request.ignore_eos or progress.outputs + place < request.min_tokens:
+                others = line & self._others
+                if others.any():  # else the grammar is complete and allows its end alone
+                    line[:] = others
+        return allowed
 
     def accept(self, plan: Plan, result: StepResult, alive: Bool) -> StepResult:
         """Advance the grammars by the tokens of a step, before it is committed. `alive` are the
@@ -192,9 +202,17 @@ class ConstrainedRequests:
         return self._wanted
 
 
+def proposed(drafts: I32) -> list[int]:
+    """The drafts of a row, without the places that have none."""
+    return [token for token in drafts.tolist() if token >= 0]
+
+
 def advanced(progress: GrammarProgress, tokens: list[int]) -> str:
-    """Accept tokens in order. Returns what is wrong with the first that is not accepted."""
+    """Accept tokens in order, up to an end token: drafts may go on behind it. Returns what is wrong
+    with the first that is not accepted."""
     for token in tokens:
+        if progress.matcher.terminated:
+            break
         try:
             if not progress.matcher.accept(token):
                 return f"the constraint does not allow token {token} as output {progress.outputs}"

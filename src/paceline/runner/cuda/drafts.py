@@ -1,6 +1,8 @@
 """Steps with drafts on a GPU, which proposes, computes and verifies them."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,11 +11,12 @@ from torch import Tensor
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
 from paceline.runner.cuda.eager import EagerSteps
-from paceline.runner.cuda.flight import LaunchedStep, Silent
+from paceline.runner.cuda.flight import LaunchedStep, Silent, UnsampledStep
 from paceline.runner.cuda.graphs.capture import Capture
 from paceline.runner.cuda.graphs.drafts import DraftGraphs, choose_lines
 from paceline.runner.cuda.graphs.mixed import MixedGraphs
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
+from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
 from paceline.runner.cuda.residents import Residents
@@ -54,13 +57,15 @@ class DraftedSteps:
         """Sequences came or left: slots may have changed hands."""
         self._choice.forget()
 
-    def launch(self, plan: Plan, order: Index, is_moving: bool) -> LaunchedStep:
+    def launch(
+        self, plan: Plan, order: Index, is_moving: bool, masks: LogitMasks | None
+    ) -> LaunchedStep | UnsampledStep:
         """Launch a plan that has drafts; a graph computes the rows in this order, in which rows of
         one position come first. If rows are moving, the host does not know where they begin."""
         most, wanted = int(plan.rows.drafts.max()), order[plan.rows.samples[order]]
         if self._ends is not None and self._ends.has_room(len(wanted), most):
             size = self._size(plan, self._ends.width)
-            if size is not None and self._choice.is_plain(plan, wanted):
+            if size is not None and masks is None and self._choice.is_plain(plan, wanted):
                 return self._captured(plan, size, order, wanted)
         size = self._size(plan, 1 + most)
         if size is None:
@@ -69,8 +74,11 @@ class DraftedSteps:
         lines = lines_of(plan, order, 1 + most)
         own, known, drafts = self._propose(plan, wanted)
         hidden, prompt = self._hidden(plan, size, order, lines, is_moving)
-        logits = self._model.logits(hidden)
-        return self._choice.verify(plan, wanted, logits, (own, known, drafts), prompt)
+        logits, rows = self._model.logits(hidden), (own, known, drafts)
+        verify = partial(self._choice.verify, plan, wanted, logits, rows, prompt)
+        if masks is None:
+            return verify()
+        return self._choice.masked(plan, wanted, drafts, verify, masks)
 
     def _captured(self, plan: Plan, size: int, order: Index, wanted: Index) -> LaunchedStep:
         """Propose, compute and verify by graphs alone."""
@@ -137,6 +145,23 @@ class Verification:
         ticket = self._returns.fetch(ids.reshape(-1))
         return LaunchedStep(plan, wanted, ticket, is_drafted=True)
 
+    def masked(
+        self,
+        plan: Plan,
+        wanted: Index,
+        drafts: Tensor,
+        verify: Callable[[LogitMasks | None], LaunchedStep],
+        masks: LogitMasks,
+    ) -> UnsampledStep:
+        """Verify under masks, which depend on the drafts: the host reads these first."""
+        ticket = self._returns.fetch(drafts.int().view(-1))
+
+        def sample() -> LaunchedStep:
+            masks.load(plan, wanted, self._returns.read(ticket).reshape(drafts.shape))
+            return verify(masks)
+
+        return UnsampledStep(sample, is_drafted=True)
+
     def verify(
         self,
         plan: Plan,
@@ -144,10 +169,13 @@ class Verification:
         logits: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         prompt: ScoredPrompts | None,
+        masks: LogitMasks | None = None,
     ) -> LaunchedStep:
         """From logits [samples * (1 + most drafts), vocab], and the slots, known tokens and drafts
         of the rows that sample."""
         own, known, drafts = rows
+        if masks is not None:
+            masks.apply(logits)
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
         if self.is_plain(plan, wanted):
             ids = self._choose(logits, *rows)

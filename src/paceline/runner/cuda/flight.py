@@ -1,5 +1,6 @@
 """Steps in flight on a GPU, and their results when they have landed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,15 @@ class Silent:
     row: int  # among those that sample
     request: Request
     logits: Tensor  # [places, vocab]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnsampledStep:
+    """A step whose model is launched. `sample` launches the rest, when the steps before it are
+    committed: their tokens decide its masks."""
+
+    sample: Callable[[], "LaunchedStep"]
+    is_drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

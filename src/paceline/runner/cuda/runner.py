@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,18 +12,20 @@ from torch import Tensor
 from paceline.core.arrays import I32, Index
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import StepError
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.block_copies import BlockCopies
 from paceline.runner.cuda.drafts import DraftedSteps, Verification
 from paceline.runner.cuda.eager import EagerSteps
-from paceline.runner.cuda.flight import LaunchedStep, Silent
+from paceline.runner.cuda.flight import LaunchedStep, Silent, UnsampledStep
 from paceline.runner.cuda.graphs.capture import GraphMemory
 from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedCapturable, MixedGraphs
 from paceline.runner.cuda.kernels.columns import settle
 from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer
 from paceline.runner.cuda.residents import Residents
@@ -68,8 +71,6 @@ class CudaRunner:
     rows that fill up a batch.
     """
 
-    capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
-
     def __init__(
         self,
         model: CudaModel,
@@ -77,6 +78,7 @@ class CudaRunner:
         attention: Capturable,
         drafter: Drafter,
         sizes: RunnerSizes,
+        masks: TokenMasks | None = None,
     ) -> None:
         """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
         are launched kernel by kernel."""
@@ -87,7 +89,10 @@ class CudaRunner:
         model, attention = drafter.accompany(model, attention)
         self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
-        self.graphs = DecodeGraphs(model, kv, attention, state, memory)
+        lines = slots * (1 + drafter.config.num_speculative_tokens)
+        sizes_of_masks = lines, model.config.vocab, kv.content.device
+        own = None if masks is None else LogitMasks(masks, *sizes_of_masks)
+        self.graphs = DecodeGraphs(model, kv, attention, state, memory, own)
         self.mixed = drafted = None
         if isinstance(attention, MixedCapturable):
             extent = Extent.of_prompts(sizes.positions, slots)
@@ -106,7 +111,12 @@ class CudaRunner:
         steps = self._eager_steps, self._prompts, drafter, choice
         self._drafted = DraftedSteps(model, state, drafted, *steps)
         self._moves = BlockCopies(kv, 0)
-        self._flight: deque[LaunchedStep] = deque()
+        self._flight: deque[LaunchedStep | UnsampledStep] = deque()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        constraints = self.graphs.masks is not None
+        return Capabilities(logprobs=True, prompt_logprobs=True, constraints=constraints)
 
     def reserve_host(self, blocks: int) -> None:
         """Allocate host memory for swapping."""
@@ -156,8 +166,11 @@ class CudaRunner:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> None:
-        self._drafted.drafter.follow(plan)
-        self._take_over(plan)
+        try:
+            self._sample_latest()
+        finally:
+            self._drafted.drafter.follow(plan)
+            self._take_over(plan)
         if plan.empty:
             return
         self._moves.carry_out(plan)
@@ -171,17 +184,33 @@ class CudaRunner:
         if plan.rows.drafts.any():
             self._same = self._controls = None
             order = self._residents.order(plan)
-            self._flight.append(self._drafted.launch(plan, order, is_moving))
+            self._flight.append(self._drafted.launch(plan, order, is_moving, self._of(plan)))
         else:
             self._flight.append(self._run(plan, self._batching(plan), is_moving))
 
+    @torch.inference_mode()
     def wait(self) -> StepResult:
+        if len(self._flight) == 1:
+            self._sample_latest()
         step = self._flight.popleft()
+        assert isinstance(step, LaunchedStep), "its masks depend on steps that were not waited for"
         if step.ticket is None:
             result = StepResult.of(step.plan, {})
         else:
             result = step.result(self._returns.read(step.ticket))
         return result if step.prompt is None else replace(result, prompt=step.prompt.read())
+
+    def _sample_latest(self) -> None:
+        """Sample in the latest step, if that was put off. The steps before it are committed."""
+        latest = self._flight[-1] if self._flight else None
+        if isinstance(latest, UnsampledStep):
+            self._flight.pop()
+            self._flight.append(latest.sample())
+
+    def _of(self, plan: Plan) -> LogitMasks | None:
+        """The masks, if a row of this plan has one."""
+        masks = self.graphs.masks
+        return masks if masks is not None and masks.wants(plan) else None
 
     def is_lost(self) -> bool:
         """Whether the GPU is unusable for this process, as after an illegal memory access."""
@@ -220,7 +249,7 @@ class CudaRunner:
 
     # -- a step -------------------------------------------------------------
 
-    def _run(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep:
+    def _run(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep | UnsampledStep:
         if not same.is_decode and self._prompts.spans(plan):  # a row that samples has no span
             return self._eager(plan, same, is_moving)
         # A new row may read what others write in this step, which a decode does not allow.
@@ -228,42 +257,80 @@ class CudaRunner:
             return self._decode(plan, same)
         return self._mixed(plan, same, is_moving)
 
-    def _decode(self, plan: Plan, same: RowLayout) -> LaunchedStep:
+    def _decode(self, plan: Plan, same: RowLayout) -> LaunchedStep | UnsampledStep:
         """The graph goes by the positions on the GPU."""
+        masks = self._of(plan)
         rows = len(plan.rows)
         size = self.graphs.size(rows)
         contexts: I32 = np.ones(size, np.int32)
         contexts[:rows] += plan.start[same.wanted]
-        self.graphs.replay(size, contexts, same.is_plain)
+        self.graphs.replay(size, contexts, same.is_plain and masks is None)
+        sample = partial(self._sample_decoded, plan, same, size, masks)
+        return sample() if masks is None else UnsampledStep(sample)
+
+    def _sample_decoded(
+        self, plan: Plan, same: RowLayout, size: int, masks: LogitMasks | None
+    ) -> LaunchedStep:
+        rows = len(plan.rows)
+        logits = self.graphs.logits[:rows]
+        if masks is not None:
+            masks.load(plan, same.wanted)
+            if same.is_plain:
+                self.graphs.sample(size)
+            else:
+                masks.apply(logits)
         if same.is_plain:
             return LaunchedStep(plan, same.wanted, self._returns.fetch(self.graphs.ids[:rows]))
         slot, context = self.graphs.slot[:rows], self.graphs.context[:rows]
-        return self._sample(plan, same, self.graphs.logits[:rows], slot, context)
+        return self._sample(plan, same, logits, slot, context)
 
-    def _mixed(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep:
+    def _mixed(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep | UnsampledStep:
         size = self.mixed.size(plan) if self.mixed else None
         if self.mixed is None or size is None:
             return self._eager(plan, same, is_moving)
         self.mixed.forward(plan, size, same.order, same.wanted, is_moving)
-        samples = len(same.wanted)
-        if not samples:
+        if not len(same.wanted):
             return LaunchedStep(plan, same.wanted, None)
-        if same.is_plain:
-            return LaunchedStep(plan, same.wanted, self._returns.fetch(self.mixed.sample(samples)))
-        return self._sample(plan, same, *self.mixed.wanted(samples))
+        masks = self._of(plan)
+        sample = partial(self._sample_mixed, plan, same, self.mixed, masks)
+        return sample() if masks is None else UnsampledStep(sample)
 
-    def _eager(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep:
+    def _sample_mixed(
+        self, plan: Plan, same: RowLayout, mixed: MixedGraphs, masks: LogitMasks | None
+    ) -> LaunchedStep:
+        samples = len(same.wanted)
+        if masks is not None:
+            masks.load(plan, same.wanted)
+        if same.is_plain:
+            ids = mixed.sample_masked(samples, masks) if masks else mixed.sample(samples)
+            return LaunchedStep(plan, same.wanted, self._returns.fetch(ids))
+        logits, slot, context = mixed.wanted(samples)
+        if masks is not None:
+            masks.apply(logits)
+        return self._sample(plan, same, logits, slot, context)
+
+    def _eager(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep | UnsampledStep:
         self._same = self._controls = None  # which are for rows in another order
         hidden, batch, prompt = self._eager_steps.hidden(plan, is_moving)
-        return replace(self._chosen(plan, same, batch, hidden), prompt=prompt)
+        same = replace(same, wanted=np.flatnonzero(plan.rows.samples))
+        if not len(same.wanted):
+            return LaunchedStep(plan, same.wanted, None, prompt=prompt)
+        masks = self._of(plan)
 
-    def _chosen(self, plan: Plan, same: RowLayout, batch: Batch, hidden: Tensor) -> LaunchedStep:
+        def sample() -> LaunchedStep:
+            return replace(self._sample_eager(plan, same, batch, hidden, masks), prompt=prompt)
+
+        return sample() if masks is None else UnsampledStep(sample)
+
+    def _sample_eager(
+        self, plan: Plan, same: RowLayout, batch: Batch, hidden: Tensor, masks: LogitMasks | None
+    ) -> LaunchedStep:
         """Sample from the hidden states of rows that sample."""
-        wanted = np.flatnonzero(plan.rows.samples)
-        if not len(wanted):
-            return LaunchedStep(plan, wanted, None)
-        same = replace(same, wanted=wanted)
+        wanted = same.wanted
         logits = self._eager_steps.logits(hidden)
+        if masks is not None:
+            masks.load(plan, wanted)
+            masks.apply(logits)
         context = batch.position.index_select(0, batch.sample_at) + 1
         own = self.state.slots(plan.rows.slot[wanted].astype(np.int32), len(wanted))
         if not same.is_plain:

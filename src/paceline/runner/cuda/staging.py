@@ -24,10 +24,11 @@ class Staging:
         self._device = device
         self._free: deque[tuple[torch.cuda.Event, Tensor]] = deque()
 
-    def send_into(self, target: Tensor, content: np.ndarray) -> None:
-        """Overwrite the target with numbers of 32 bits."""
-        pinned, size = self._room(content.size), content.size
-        np.copyto(pinned.numpy()[:size], content.reshape(-1))
+    def send_into(self, target: Tensor, *content: np.ndarray) -> None:
+        """Overwrite the target with numbers of 32 bits, one array behind the other."""
+        size = sum(part.size for part in content)
+        pinned = self._room(size)
+        np.concatenate([part.reshape(-1) for part in content], out=pinned.numpy()[:size])
         target.view(-1).copy_(pinned[:size], non_blocking=True)
         self._keep(pinned)
 

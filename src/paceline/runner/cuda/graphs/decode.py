@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Attention, GraphAttention
@@ -12,6 +13,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.kernels.columns import begin, settle
 from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
@@ -42,7 +44,8 @@ def sizes(most: int) -> list[int]:
 class DecodeGraphs:
     """Whole decode steps, from slots to sampled ids, which are written to the state too.
 
-    Every graph reads its rows from `slot` and writes to `ids` or `logits`.
+    Every graph reads its rows from `slot` and writes to `ids` or `logits`. Steps with masks have
+    two: one that writes `logits`, and one that samples from them when the masks are there.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class DecodeGraphs:
         attention: Capturable,
         state: CudaState,
         memory: GraphMemory | None,
+        masks: LogitMasks | None = None,
     ) -> None:
         self._model, self._kv, self._attention, self._state = model, kv, attention, state
         rows, device = state.padding_slot, kv.content.device
@@ -68,6 +72,7 @@ class DecodeGraphs:
             samples: CapturedGraphs(partial(self._step, samples=samples), memory)
             for samples in (False, True)
         }
+        self.masks, self._masked = masks, CapturedGraphs(self._sample_masked, memory)
 
     def size(self, rows: int) -> int:
         return self._sizes[bisect_left(self._sizes, rows)]
@@ -75,22 +80,27 @@ class DecodeGraphs:
     def captures(self) -> list[Capture]:
         """Every size, largest first, so that the smaller ones fit into its memory."""
         sizes = self._sizes[::-1]
-        return [partial(self._capture, n, samples) for samples in (True, False) for n in sizes]
+        kinds = [*self._steps.values(), *([self._masked] if self.masks else [])]
+        return [partial(self._capture, n, graphs) for graphs in kinds for n in sizes]
 
     def replay(self, rows: int, contexts: I32, samples: bool) -> None:
         """Run the step of `slot[:rows]`. It writes `ids[:rows]`, or `logits[:rows]` if it does not
         sample; the next replay overwrites them."""
         if rows not in self._steps[samples]:
-            self._capture(rows, samples)
+            self._capture(rows, self._steps[samples])
         self._held[rows].refresh(contexts)
         self._steps[samples].replay(rows)
 
-    def _capture(self, rows: int, samples: bool) -> None:
+    def sample(self, rows: int) -> None:
+        """Sample by temperature from `logits[:rows]` and their masks; it writes `ids[:rows]`."""
+        self._masked.replay(rows)
+
+    def _capture(self, rows: int, graphs: CapturedGraphs) -> None:
         """Capture with padding rows: a capture runs the step, which must not advance a sequence."""
         kept = self.slot.clone()
         self.slot.fill_(self._state.padding_slot)
         try:
-            self._steps[samples].prepare(rows)
+            graphs.prepare(rows)
         finally:
             self.slot.copy_(kept)
 
@@ -116,8 +126,17 @@ class DecodeGraphs:
         hidden = self._model.forward(batch, cells, self._kv, held)
         logits = self._model.logits(hidden)
         if samples:
-            ids = self.ids[:rows]
-            choose(logits, state.temperature, state.key, slot, context, ids)
-            settle(state.tokens, state.position, slot, context, ids)
+            self._choose(logits)
         else:
             self.logits[:rows].copy_(logits)
+
+    def _sample_masked(self, rows: int) -> None:
+        assert self.masks is not None
+        self.masks.apply(self.logits[:rows])
+        self._choose(self.logits[:rows])
+
+    def _choose(self, logits: Tensor) -> None:
+        state, rows = self._state, len(logits)
+        slot, context, ids = self.slot[:rows], self.context[:rows], self.ids[:rows]
+        choose(logits, state.temperature, state.key, slot, context, ids)
+        settle(state.tokens, state.position, slot, context, ids)

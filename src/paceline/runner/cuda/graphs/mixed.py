@@ -17,6 +17,7 @@ from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMe
 from paceline.runner.cuda.graphs.decode import sizes
 from paceline.runner.cuda.kernels.columns import settle, spread
 from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
@@ -177,6 +178,11 @@ class MixedGraphs:
         self._sample.replay(self._sizes[bisect_left(self._sizes, rows)])
         return self.ids[:rows]
 
+    def sample_masked(self, rows: int, masks: LogitMasks) -> Tensor:
+        """The same under masks, without a graph."""
+        self._samples(self._sizes[bisect_left(self._sizes, rows)], masks)
+        return self.ids[:rows]
+
     def wanted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, slots and contexts of the rows that sample."""
         slot, context = self._columns[SAMPLE_SLOTS, :rows], self._columns[SAMPLE_CONTEXTS, :rows]
@@ -224,8 +230,10 @@ class MixedGraphs:
         hidden = self._model.forward(batch, cells, self._kv, held, sample_at)
         self._hidden[:lines].copy_(hidden)
 
-    def _samples(self, rows: int) -> None:
+    def _samples(self, rows: int, masks: LogitMasks | None = None) -> None:
         state, ids = self._state, self.ids[:rows]
         logits, slot, context = self.wanted(rows)
+        if masks is not None:
+            masks.apply(logits)
         choose(logits, state.temperature, state.key, slot, context, ids)
         settle(state.tokens, state.position, slot, context, ids)
