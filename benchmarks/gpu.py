@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from paceline import Request, Scheduler, StepResult
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.core.speculation_config import SpeculationConfig
@@ -95,11 +96,16 @@ class Bench:
     """A model on the GPU, and a scheduler for each workload."""
 
     def __init__(
-        self, name: str, attention: str, block_size: int = 16, proposer: Proposer | None = None
+        self,
+        name: str,
+        attention: str,
+        block_size: int = 16,
+        proposer: Proposer | None = None,
+        masks: TokenMasks | None = None,
     ) -> None:
         """With a proposer, the graphs for drafts are captured too, and every sample is one token:
         the drafts of a benchmark are right where it says so, whatever a step rounds."""
-        raw = json.loads((files("paceline.runner.models") / f"shapes/{name}.json").read_text())
+        raw = self.shape(name)
         begin = perf_counter()
         self.name, self.attention = name, attention
         self.config = ModelConfig.of_hf(raw)
@@ -115,11 +121,17 @@ class Bench:
         kv.content.normal_()
         proposes = proposer or Ngram(SpeculationConfig())
         sizes = RunnerSizes(ROWS, MAX_MODEL_LEN, BUDGET)
-        self.runner = CudaRunner(self.model, kv, load(attention), proposes, sizes)
+        self.runner = CudaRunner(self.model, kv, load(attention), proposes, sizes, masks)
         begin = perf_counter()
         self.runner.warm(drafts=proposer is not None)
         torch.cuda.synchronize()
         self.capture_s = perf_counter() - begin
+
+    @staticmethod
+    def shape(name: str) -> dict[str, Any]:
+        """The configuration of the model that gives the shape."""
+        text = (files("paceline.runner.models") / f"shapes/{name}.json").read_text()
+        return json.loads(text)
 
     def scheduler(self, **settings: Any) -> Scheduler:
         if settings.get("swap_space"):
