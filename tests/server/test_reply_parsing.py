@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
+from paceline.core.plan import NO_TIMINGS
+from paceline.engine.api import (
+    GenerationRequest,
+    RequestOutput,
+    SamplingParams,
+    TextDelta,
+    Usage,
+)
 from paceline.server.reply_parsing import PLAIN_REPLY, ReplyFormats, ReplyParsing, ReplyReader
 from paceline.server.settings import ServerSettings
 from paceline.text.tokenizer import Tokenizer
@@ -140,6 +147,28 @@ def test_the_end_of_the_prompt_says_where_reasoning_begins(
     ids = tokenizer().encode("The quick brown fox " * 9 + prompt, special=False)
     reader = ReplyReader(formats.asked(None, None, None), ids)
     assert reader.read(TextDelta(0, "a</think>b", (5,), finish_reason="stop")) == found
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reasoning"),
+    [
+        ("<think>\n", "a b</think>", "a b</think>"),
+        ("<think>\n", "a b</think>\n\nc", "a b</think>"),
+        ("<think>\n", "a b", "a b"),
+        ("", "<think>a</think>b</think>", "<think>a</think>"),
+        ("", "a</think>b", ""),
+        ("<think>\n\n</think>\n\n", "a</think>b", ""),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(prompt: str, text: str, reasoning: str) -> None:
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer().encode(text, special=False))
+
+    formats = ReplyFormats.of(ServerSettings(reasoning_parser="qwen3"), tokenizer())
+    answers = tuple(TextDelta(index, text, encode(text)) for index in range(2))
+    output = RequestOutput("a", None, encode(prompt), answers, Usage(1, 1, 0), NO_TIMINGS)
+    counted = formats.asked(None, None, None).reasoning_tokens([output])
+    assert counted == 2 * len(encode(reasoning))
 
 
 def test_each_choice_has_a_parser() -> None:

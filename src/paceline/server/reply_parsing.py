@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
+from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams, TextDelta
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.settings import ServerSettings
 from paceline.structured.request_fields import from_response_format
@@ -29,6 +30,7 @@ class ReplyParsing:
     reasoning: type[ReasoningParser] | None = None
     decode: Callable[[Sequence[int]], str] = str  # the text of tokens, special ones included
     with_reasoning: bool = True  # whether reasoning is returned
+    spell: Callable[[int], bytes] = bytes  # the bytes of a token, special ones included
 
     @property
     def is_plain(self) -> bool:
@@ -91,6 +93,30 @@ class ReplyParsing:
             return found
         return ReasoningThenCalls(reasoning, calls)
 
+    def reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
+        """How many tokens of all choices are reasoning, with its markers."""
+        return sum(
+            self._block(output.prompt_token_ids, answer.token_ids)
+            for output in outputs
+            for answer in output.outputs
+        )
+
+    def _block(self, prompt: Sequence[int], tokens: Sequence[int]) -> int:
+        """The number of tokens up to the end of the block of reasoning."""
+        reasoning = self._reasoning(prompt)
+        if reasoning is None or reasoning.markers is None:
+            return 0
+        start, end = (marker.encode() for marker in reasoning.markers)
+        spelled = [self.spell(token) for token in tokens]
+        text = b"".join(spelled)
+        if not text.lstrip().startswith(start):
+            return 0
+        close = text.find(end)
+        if close < 0:
+            return len(tokens)
+        before = accumulate(map(len, spelled))
+        return next(n for n, bytes in enumerate(before, 1) if bytes >= close + len(end))
+
     def _reasoning(self, prompt: Sequence[int]) -> ReasoningParser | None:
         return self.reasoning and self.reasoning(self.decode(prompt[-PROMPT_END:]))
 
@@ -106,6 +132,7 @@ class ReplyFormats:
     reasoning: type[ReasoningParser] | None
     template: str  # the source of the chat template
     decode: Callable[[Sequence[int]], str]
+    spell: Callable[[int], bytes]
     auto_choice: bool = True
 
     @classmethod
@@ -118,6 +145,7 @@ class ReplyFormats:
             None if reasoning == "none" else reasoning_parser(reasoning, plain),
             template,
             lambda ids: tokenizer.decode(ids, skip_special=False),
+            tokenizer.token_bytes,
             settings.enable_auto_tool_choice,
         )
 
@@ -134,7 +162,7 @@ class ReplyFormats:
             use = self._use(tools, choice, parallel)
         if use is None and self.reasoning is None:
             return PLAIN_REPLY
-        return ReplyParsing(use, self.reasoning, self.decode, with_reasoning)
+        return ReplyParsing(use, self.reasoning, self.decode, with_reasoning, self.spell)
 
     def _use(
         self, tools: Sequence[object] | None, choice: object, parallel: bool | None

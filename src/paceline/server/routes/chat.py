@@ -226,6 +226,8 @@ class ChatReplyWriter(ChatWriter):
         super().__init__(envelope, body, starts)
         self._reply = reply
         self._readers: list[ReplyReader] = []  # of each part
+        if reply.reasoning is not None:
+            envelope.reasoning_tokens = reply.reasoning_tokens
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._readers = [ReplyReader(self._reply, one.prompt_token_ids) for one in streams]

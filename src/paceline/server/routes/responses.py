@@ -199,10 +199,13 @@ class ResponsesWriter:
             self._begun,
             status=status,
             output=items,
-            usage=usage_of(output),
+            usage=usage_of(output, self._reasoning_tokens(outputs)),
             incomplete_details=incomplete,
             timings=self._envelope.spent(outputs),
         )
+
+    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
+        return 0
 
     def _in_text(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, **self._place, **fields)
@@ -241,3 +244,6 @@ class ItemsWriter(ResponsesWriter):
         self.delta(0, answer)
         self._items.finish(item_status(answer))
         return encode(self._response(outputs, self._items.done))
+
+    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
+        return self._reply.reasoning_tokens(outputs)

@@ -32,6 +32,12 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """Generated tokens of reasoning, with its markers."""
+
+    reasoning_tokens: int
+
+
 class CompletionUsage(Struct, frozen=True):
     """Token counts of a response."""
 
@@ -39,6 +45,7 @@ class CompletionUsage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class StageTimings(Struct, frozen=True):
@@ -181,11 +188,18 @@ def event(message: Struct) -> bytes:
     return b"data: " + encode(message) + b"\n\n"
 
 
-def usage_of(counted: Sequence[Usage]) -> CompletionUsage:
+def usage_of(counted: Sequence[Usage], reasoning: int | None = None) -> CompletionUsage:
+    """`reasoning`: tokens of reasoning; None if the model has none."""
     prompt = sum(each.prompt_tokens for each in counted)
     completion = sum(each.completion_tokens for each in counted)
     cached = sum(each.cached_tokens for each in counted)
-    return CompletionUsage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    return CompletionUsage(
+        prompt,
+        completion,
+        prompt + completion,
+        PromptTokensDetails(cached),
+        UNSET if reasoning is None else CompletionTokensDetails(reasoning),
+    )
 
 
 def spent_by(outputs: Sequence[RequestOutput]) -> StageTimings:

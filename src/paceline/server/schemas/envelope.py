@@ -1,6 +1,6 @@
 """The fields of a response besides its choices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import time
 
 from msgspec import UNSET, UnsetType
@@ -24,6 +24,8 @@ from paceline.server.settings import ServerSettings
 
 Chunk = type[ChatChunk] | type[Completion]
 
+ReasoningCount = Callable[[Sequence[RequestOutput]], int]
+
 NO_OPTIONS = StreamOptions(include_usage=None, continuous_usage_stats=None)
 ALL = StreamOptions(include_usage=True, continuous_usage_stats=True)
 
@@ -40,6 +42,7 @@ class Envelope:
         self.counts = self._include and options.continuous_usage_stats is True
         self._timings = timings
         self._prompt = self._completion = 0
+        self.reasoning_tokens: ReasoningCount | None = None  # None: the model has no reasoning
 
     @classmethod
     def of(
@@ -92,7 +95,8 @@ class Envelope:
     # -- whole answers ------------------------------------------------------
 
     def usage(self, outputs: Sequence[RequestOutput]) -> CompletionUsage:
-        return usage_of([output.usage for output in outputs])
+        reasoning = self.reasoning_tokens and self.reasoning_tokens(outputs)
+        return usage_of([output.usage for output in outputs], reasoning)
 
     def spent(self, outputs: Sequence[RequestOutput]) -> StageTimings | UnsetType:
         return spent_by(outputs) if self._timings else UNSET

@@ -12,7 +12,7 @@ Status = Literal["in_progress", "completed", "incomplete", "cancelled"]
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """Tokens of reasoning are not counted apart."""
+    """Generated tokens of reasoning, with its markers."""
 
     reasoning_tokens: int = 0
 
@@ -102,13 +102,14 @@ def response_event(kind: str, number: int, **fields: Any) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
 
-def usage_of(output: RequestOutput) -> ResponseUsage:
+def usage_of(output: RequestOutput, reasoning: int) -> ResponseUsage:
     counted = output.usage
     return ResponseUsage(
         counted.prompt_tokens,
         counted.completion_tokens,
         counted.total_tokens,
         PromptTokensDetails(counted.cached_tokens),
+        OutputTokensDetails(reasoning),
     )
 
 
