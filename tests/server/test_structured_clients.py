@@ -1,0 +1,213 @@
+"""Clients get documents and calls that are valid, unchanged and from a real model."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import anthropic
+import httpx
+import openai
+import pytest
+from jsonschema import Draft202012Validator
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+from tests.server.real import running
+from tests.server.thinking_model import thinking_model
+
+TALK: Any = [{"role": "user", "content": "hi"}]
+ONCE: dict[str, Any] = {"max_tokens": 600, "temperature": 1.0}
+
+
+class Part(BaseModel):
+    """A part of a report."""
+
+    kind: Literal["rain", "sun"]
+    share: int = Field(ge=0, le=100)
+
+
+class Report(BaseModel):
+    """The weather of a place."""
+
+    place: Annotated[str, Field(max_length=3)]  # a keyword that xgrammar does not hold
+    parts: list[Part] = Field(max_length=2)
+    again: bool
+
+
+class Look(BaseModel):
+    """Look at the sky."""
+
+    kind: Literal["rain", "sun"]
+    days: int = Field(ge=1, le=7)
+
+
+LOOK = Look.model_json_schema()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = thinking_model(tmp_path_factory.mktemp("thinking"))
+    with running(folder, load_format="dummy", reasoning_parser="qwen3") as found:
+        yield found.http
+
+
+@pytest.fixture(scope="module")
+def model(server: httpx.Client) -> str:
+    return str(server.get("/v1/models").json()["data"][0]["id"])
+
+
+@pytest.fixture(scope="module")
+def client(server: httpx.Client) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0)
+
+
+def post(server: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    response = server.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+# -- openai -------------------------------------------------------------------
+
+
+def test_chat_completions_parse(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.parse(
+        model=model, messages=TALK, response_format=Report, **ONCE
+    )
+    report = answer.choices[0].message.parsed
+    assert report is not None
+    assert len(report.parts) <= 2
+
+
+def test_chat_completions_parse_calls(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.parse(
+        model=model,
+        messages=TALK,
+        tools=[openai.pydantic_function_tool(Look)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        **ONCE,
+    )
+    (call,) = answer.choices[0].message.tool_calls or [None]
+    assert call is not None
+    assert isinstance(call.function.parsed_arguments, Look)
+
+
+def test_responses_parse(client: openai.OpenAI, model: str) -> None:
+    answer = client.responses.parse(
+        model=model, input="hi", text_format=Report, max_output_tokens=600
+    )
+    assert answer.output_parsed is not None
+    with client.responses.stream(
+        model=model, input="hi", text_format=Report, max_output_tokens=600
+    ) as stream:
+        assert stream.get_final_response().output_parsed is not None
+
+
+# -- others -------------------------------------------------------------------
+
+
+def test_anthropic_formats(server: httpx.Client, model: str) -> None:
+    client = anthropic.Anthropic(base_url=str(server.base_url), api_key="none", max_retries=0)
+    form = {"format": {"type": "json_schema", "schema": LOOK}}
+    answer = client.messages.create(
+        model=model, messages=TALK, max_tokens=600, extra_body={"output_config": form}
+    )
+    text = answer.content[-1]
+    assert text.type == "text"
+    Look.model_validate_json(text.text)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_langchain_structured_output(server: httpx.Client, model: str, method: Any) -> None:
+    how: dict[str, Any] = {
+        "base_url": f"{server.base_url}/v1",
+        "api_key": "none",
+        "max_tokens": 600,
+    }
+    chat = ChatOpenAI(model=model, **how)
+    found = chat.with_structured_output(Look, method=method).invoke("hi")
+    assert isinstance(found, Look)
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
+def test_instructor(client: openai.OpenAI, model: str, mode: str) -> None:
+    """Its bound on another package holds the openai client back, so it is not installed for all."""
+    instructor = pytest.importorskip("instructor")
+    patched = instructor.from_openai(client, mode=getattr(instructor.Mode, mode))
+    found = patched.chat.completions.create(
+        model=model, messages=TALK, response_model=Look, max_retries=0, **ONCE
+    )
+    assert isinstance(found, Look)
+
+
+# -- the server alone -----------------------------------------------------------
+
+
+def test_an_answer_is_held_behind_the_reasoning(server: httpx.Client) -> None:
+    """The reasoning is free text, and its tokens are counted."""
+    (close,) = post(server, "/tokenize", prompt="</think>", add_special_tokens=False)["tokens"]
+    form = {"type": "json_schema", "json_schema": {"name": "look", "schema": LOOK}}
+    thinking = {"enable_thinking": True}
+    bias = {str(close): 3.0}  # ends the reasoning after some tokens; behind it, it is not allowed
+    body = {"messages": TALK, "response_format": form, "chat_template_kwargs": thinking, **ONCE}
+    answer = post(
+        server, "/v1/chat/completions", **body, logit_bias=bias, return_token_ids=True, n=3
+    )
+    reasoning = 0
+    for choice in answer["choices"]:
+        Look.model_validate_json(choice["message"]["content"])
+        reasoning += choice["token_ids"].index(close) + 1
+        assert choice["token_ids"].count(close) == 1
+    details = answer["usage"]["completion_tokens_details"]
+    assert details == {"reasoning_tokens": reasoning}
+    streamed = server.post(
+        "/v1/chat/completions",
+        json={
+            **body,
+            "logit_bias": bias,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    )
+    last = json.loads(streamed.text.strip().split("\n\n")[-2].removeprefix("data: "))
+    used = last["usage"]
+    assert 0 < used["completion_tokens_details"]["reasoning_tokens"] < used["completion_tokens"]
+
+
+CHOICES = pytest.mark.parametrize("named", [False, True])
+
+
+def check_calls(calls: list[Any]) -> None:
+    assert len(calls) == 1
+    Draft202012Validator(LOOK).validate(calls[0])
+
+
+@CHOICES
+def test_calls_are_held_in_chats(server: httpx.Client, named: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
+    choice = {"type": "function", "function": {"name": "look"}} if named else "required"
+    body = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": named, **ONCE}
+    answer = post(server, "/v1/chat/completions", messages=TALK, **body)
+    calls = answer["choices"][0]["message"]["tool_calls"]
+    check_calls([json.loads(each["function"]["arguments"]) for each in calls])
+
+
+@CHOICES
+def test_calls_are_held_in_responses(server: httpx.Client, named: bool) -> None:
+    tools = [{"type": "function", "name": "look", "parameters": LOOK, "strict": True}]
+    choice = {"type": "function", "name": "look"} if named else "required"
+    body = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": named, **ONCE}
+    items = post(server, "/v1/responses", input="hi", **body)["output"]
+    found = [each for each in items if each["type"] == "function_call"]
+    check_calls([json.loads(each["arguments"]) for each in found])
+
+
+@CHOICES
+def test_calls_are_held_in_messages(server: httpx.Client, named: bool) -> None:
+    choice: dict[str, Any] = {"type": "tool", "name": "look"} if named else {"type": "any"}
+    choice["disable_parallel_tool_use"] = not named
+    tools = [{"name": "look", "input_schema": LOOK}]
+    body = {"tools": tools, "tool_choice": choice, "max_tokens": 600}
+    blocks = post(server, "/v1/messages", messages=TALK, **body)["content"]
+    check_calls([each["input"] for each in blocks if each["type"] == "tool_use"])
