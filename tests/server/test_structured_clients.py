@@ -144,35 +144,47 @@ def test_instructor(client: openai.OpenAI, model: str, mode: str) -> None:
 # -- the server alone -----------------------------------------------------------
 
 
-def test_an_answer_is_held_behind_the_reasoning(server: httpx.Client) -> None:
-    """The reasoning is free text, and its tokens are counted."""
+@pytest.fixture(scope="module")
+def thinking(server: httpx.Client) -> dict[str, Any]:
+    """The body of a chat with some tokens of reasoning and an answer that follows a schema."""
     (close,) = post(server, "/tokenize", prompt="</think>", add_special_tokens=False)["tokens"]
-    form = {"type": "json_schema", "json_schema": {"name": "look", "schema": LOOK}}
-    thinking = {"enable_thinking": True}
-    bias = {str(close): 3.0}  # ends the reasoning after some tokens; behind it, it is not allowed
-    body = {"messages": TALK, "response_format": form, "chat_template_kwargs": thinking, **ONCE}
-    answer = post(
-        server, "/v1/chat/completions", **body, logit_bias=bias, return_token_ids=True, n=3
-    )
+    return {
+        "messages": TALK,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "look", "schema": LOOK},
+        },
+        "chat_template_kwargs": {"enable_thinking": True},
+        "logit_bias": {str(close): 3.0},  # behind the reasoning it is not allowed
+        **ONCE,
+    }
+
+
+def test_an_answer_is_held_behind_the_reasoning(
+    server: httpx.Client, thinking: dict[str, Any]
+) -> None:
+    """The reasoning is free text, and its tokens are counted."""
+    path, (close,) = "/v1/chat/completions", map(int, thinking["logit_bias"])
+    answer = post(server, path, **thinking, return_token_ids=True, n=3)
     reasoning = 0
     for choice in answer["choices"]:
         Look.model_validate_json(choice["message"]["content"])
         reasoning += choice["token_ids"].index(close) + 1
         assert choice["token_ids"].count(close) == 1
-    details = answer["usage"]["completion_tokens_details"]
-    assert details == {"reasoning_tokens": reasoning}
-    streamed = server.post(
-        "/v1/chat/completions",
-        json={
-            **body,
-            "logit_bias": bias,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    )
-    last = json.loads(streamed.text.strip().split("\n\n")[-2].removeprefix("data: "))
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": reasoning}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed = server.post(path, json={**thinking, **options}).text
+    last = json.loads(streamed.strip().split("\n\n")[-2].removeprefix("data: "))
     used = last["usage"]
     assert 0 < used["completion_tokens_details"]["reasoning_tokens"] < used["completion_tokens"]
+
+
+def test_every_chat_of_a_batch_is_held(server: httpx.Client, thinking: dict[str, Any]) -> None:
+    body = {**thinking, "messages": [TALK, TALK]}
+    choices = post(server, "/v1/chat/completions/batch", **body)["choices"]
+    assert len(choices) == 2
+    for choice in choices:
+        Look.model_validate_json(choice["message"]["content"])
 
 
 CHOICES = pytest.mark.parametrize("named", [False, True])

@@ -66,8 +66,7 @@ class GenerationResponse(Response):
             with self._context.opened(job.name, len(job.generations)):
                 generations = await self._context.ready(job.name, job.generations)
                 if job.reply.may_hold(generations[0].params):
-                    held = job.reply.held
-                    generations = [await self._context.long_work.run(held, generations[0])]
+                    generations = await self._context.long_work.run(held, job.reply, generations)
                 entry.prompt_tokens = sum(
                     len(generation.prompt_token_ids or ()) for generation in generations
                 )
@@ -159,6 +158,11 @@ class GenerationResponse(Response):
         found = [stream.output for stream in self._streams]
         assert all(found), "a stream ended without its output"
         return [output for output in found if output is not None]
+
+
+def held(reply: ReplyParsing, parts: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    """The parts of a request, each with what holds the model to its answer."""
+    return [reply.held(part) for part in parts]
 
 
 async def until(end: Coroutine[Any, Any, None], job: Coroutine[Any, Any, None]) -> None:

@@ -164,7 +164,7 @@ def test_a_grammar_lets_the_model_reason_first() -> None:
         await site.until(lambda: bool(site.engine.streams))
         held = site.engine.streams[0].generation.params.constraint
         assert held is not None
-        assert "<think>" in held.text
+        assert (held.reasoning_start, held.reasoning_end) == ("<think>", "</think>")
         await asking
 
     on_fed_server(scenario, HERMES)

@@ -78,7 +78,8 @@ def chat_routes(context: ServerContext) -> APIRouter:
         writer = ChatWriter(envelope, body, starts)
         if not reply.is_plain:
             writer = ChatReplyWriter(envelope, body, starts, reply)
-        return GenerationResponse(context, GenerationJob(client, name, generations, writer, False))
+        job = GenerationJob(client, name, generations, writer, stream=False, reply=reply)
+        return GenerationResponse(context, job)
 
     return router
 
