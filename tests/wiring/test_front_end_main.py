@@ -192,6 +192,27 @@ def one_front_end_controls_the_requests_of_all(server: SeveralProcesses) -> None
     assert figure(one, "vllm:request_success_total", finished_reason="abort") == 4
 
 
+def responses_are_found_whichever_process_has_them(server: SeveralProcesses) -> None:
+    one, other = server.both()
+    asked = {"input": "the quick", "max_output_tokens": 3, "ignore_eos": True}
+    first = one.post("/v1/responses", json=asked).json()
+    path = f"/v1/responses/{first['id']}"
+    assert other.get(path).json() == first
+    second = other.post("/v1/responses", json={**asked, "previous_response_id": first["id"]})
+    assert second.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    items = one.get(f"/v1/responses/{second.json()['id']}/input_items").json()
+    assert len(items["data"]) == 3
+    one.post("/pause", params={"mode": "all"})  # so that it does not end by itself
+    long = one.post("/v1/responses", json={**asked, "background": True}).json()
+    assert other.get(f"/v1/responses/{long['id']}").json()["status"] in ("queued", "in_progress")
+    one.post("/resume")
+    ended = other.post(f"/v1/responses/{long['id']}/cancel").json()
+    assert ended["status"] in ("cancelled", "incomplete")
+    assert other.delete(path).json()["deleted"]
+    assert [client.get(path).status_code for client in (one, other)] == [404, 404]
+    assert other.delete(path).status_code == 404
+
+
 def a_front_end_that_is_killed_takes_only_its_own_connections_along(
     server: SeveralProcesses,
 ) -> None:
@@ -268,6 +289,7 @@ def test_a_server_of_several_processes_is_one_server(model: Path, tmp_path: Path
         connections_spread(server)
         ids_are_unique_and_figures_are_added_up(server)
         one_front_end_controls_the_requests_of_all(server)
+        responses_are_found_whichever_process_has_them(server)
         a_front_end_that_is_killed_takes_only_its_own_connections_along(server)
         a_front_end_that_gets_a_signal_drains_alone(server)
         every_front_end_notices_that_the_core_dies(server)

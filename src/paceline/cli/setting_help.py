@@ -134,6 +134,11 @@ SENTENCES = {
     "enable_force_include_usage": "Have the usage in every chunk of every stream, whatever its "
     "stream_options say.",
     "response_role": "Role of the new messages of chats, as responses name it.",
+    "enable_responses_store": "Keep the responses of /v1/responses in memory, for "
+    "previous_response_id and for clients that read them later.",
+    "max_stored_responses": "Maximum number of stored responses; the oldest are forgotten first.",
+    "stored_response_bytes": "Maximum size of all stored responses together.",
+    "stored_response_s": "Time for which a response is stored.",
     "root_path": "Path under which a proxy shows the server, such as /llm.",
     # engine loop
     "inbox_requests": "Maximum number of requests that wait for the next turn of the loop.",

@@ -25,6 +25,7 @@ from paceline.server.routes.hosting import hosting_routes
 from paceline.server.routes.messages import message_routes
 from paceline.server.routes.operations import control_routes, probe_routes
 from paceline.server.routes.responses import response_routes
+from paceline.server.routes.stored_responses import stored_response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
@@ -36,6 +37,7 @@ ROUTES = (
     chat_routes,
     completion_routes,
     response_routes,
+    stored_response_routes,
     message_routes,
     model_routes,
     token_routes,

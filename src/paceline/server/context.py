@@ -11,12 +11,14 @@ from fastapi.routing import APIRoute
 
 from paceline.engine.api import AsyncEngine, GenerationRequest, Stream, TokenizedPrompt
 from paceline.engine.long_work import LongWork
+from paceline.server.background_tasks import BackgroundTasks
 from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.load_report import LoadReport
 from paceline.server.peers import NO_PEERS, Peers
 from paceline.server.recent_ids import REMEMBERED_IDS
 from paceline.server.reply_parsing import ReplyFormats
+from paceline.server.response_store import ResponseStore
 from paceline.server.retry_after import RequestRate
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
@@ -81,6 +83,21 @@ class ServerContext:
     @cached_property
     def load_report(self) -> LoadReport:
         return LoadReport(self.engine.stats)
+
+    @cached_property
+    def background(self) -> BackgroundTasks:
+        """Responses that no client waits for."""
+        return BackgroundTasks()
+
+    @cached_property
+    def responses(self) -> ResponseStore:
+        """Stored responses. Each of several processes has its share."""
+        settings, parts = self.settings, max(self.settings.api_server_count, 1)
+        return ResponseStore(
+            max(settings.max_stored_responses // parts, 1),
+            settings.stored_response_bytes // parts,
+            settings.stored_response_s,
+        )
 
     @property
     def body_route(self) -> type[APIRoute]:
@@ -189,6 +206,14 @@ class ServerContext:
     def known_parts(self, name: str) -> int:
         """The number of parts of an open or recent request; 0 if it is unknown."""
         return len(self.open_requests.get(name, ())) or self._recent.get(name, 0)
+
+    async def abort(self, name: str) -> bool:
+        """Abort all parts of a request of this process, or one part by its own id."""
+        ended = any([await self.engine.abort(part) for part in self.parts(name)])
+        if name in self.open_requests:  # some parts may not have started
+            self.aborted_early.add(name)
+            return True
+        return ended
 
     def retry_after(self) -> int:
         """Seconds until the open requests have ended, at the recent rate.

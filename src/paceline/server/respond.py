@@ -52,9 +52,10 @@ class GenerationResponse(Response):
         self._streams: list[Stream] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until(hung_up(receive), self._answer(scope, send))
+        await until(hung_up(receive), self.answer(scope, send))
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
+    async def answer(self, scope: Scope, send: Send) -> None:
+        """Send the response, whether or not the client is still there."""
         job, streams = self._job, self._streams
         scope.setdefault("state", {})[ID] = job.client.request_id  # errors are sent elsewhere
         entry = RequestLogEntry(

@@ -9,14 +9,37 @@ TEXTS = ("input_text", "output_text", "text")
 Item = Mapping[str, Any]
 
 
-def messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reasoning, a message and calls of the assistant that follow each other are one message."""
+def input_items(given: str | list[dict[str, Any]], response: str) -> list[Item]:
+    """The input of a response as items that have ids, with texts as parts."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [
+        with_parts({"type": "message", **item}, f"in-{response}-{at}")
+        for at, item in enumerate(items)
+    ]
+
+
+def with_parts(item: Item, id: str) -> Item:
+    content = item.get("content")
+    if item["type"] != "message" or not isinstance(content, str):
+        return {**item, "id": item.get("id") or id}
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    parts = [{"type": kind, "text": content}]
+    return {**item, "id": item.get("id") or id, "content": parts}
+
+
+def messages(
+    given: str | list[dict[str, Any]], earlier: Sequence[Item] = ()
+) -> list[dict[str, Any]]:
+    """Reasoning, a message and calls of the assistant that follow each other are one message.
+
+    `earlier` has the items of an earlier response and of its input.
+    """
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+        given = [{"role": "user", "content": given}]
     if not given:
         raise unsupported("input", "it is empty; give a text or at least one message")
     found: list[dict[str, Any]] = []
-    for item in given:
+    for item in (*earlier, *given):
         added = message(item)
         if not found or not joins(found[-1], added):
             found.append(added)

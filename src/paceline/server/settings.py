@@ -10,6 +10,7 @@ from paceline.tools.registry import reasoning_parser, tool_parser
 POSITIVE = (
     *("body_bytes", "body_values", "max_prompts", "header_bytes", "max_connections"),
     *("send_buffer_bytes", "head_s", "body_s", "idle_s", "unread_s"),
+    *("max_stored_responses", "stored_response_bytes", "stored_response_s"),
 )
 MOST_API_SERVERS = 256  # each is a process that takes some 80 MB
 ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
@@ -48,6 +49,10 @@ class ServerSettings:
     enable_request_id_headers  send X-Request-Id with every response, not only with answers
     enable_force_include_usage  have the usage in every chunk of every stream
     response_role    role of new messages of chats
+    enable_responses_store  keep responses of /v1/responses
+    max_stored_responses  most responses that are kept
+    stored_response_bytes  most bytes of all of them
+    stored_response_s  seconds for which one is kept
     root_path        path under which a proxy shows the server; empty: none
     """
 
@@ -77,6 +82,10 @@ class ServerSettings:
     enable_request_id_headers: bool = False
     enable_force_include_usage: bool = False
     response_role: str = "assistant"
+    enable_responses_store: bool = True
+    max_stored_responses: int = 1024
+    stored_response_bytes: int = 64 * 2**20
+    stored_response_s: float = 3600.0
     root_path: str = ""
 
     def __post_init__(self) -> None:

@@ -126,14 +126,10 @@ def test_a_stream_has_the_events_that_the_client_knows(on: Play) -> None:
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
-        ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"conversation": "conv-1"}, "conversation"),
-        ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "yaml"}}}, "text"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"n": 2}, "n"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -11,8 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from paceline import __version__
 from paceline.engine.api import RequestError
 from paceline.engine.core.front_end_wire import PeerVerb
+from paceline.server.background import cancelled_here, removed_here
 from paceline.server.context import ServerContext
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
+from paceline.server.response_store import StoredResponse
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest
 from paceline.server.telemetry.prometheus import Exposition, exposition
@@ -129,25 +131,26 @@ async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, 
             return await abort_here(context, [*context.open_requests])
         case "parts":
             return [context.known_parts(name) for name in names]
+        case "response":
+            return [sent(context.responses.get(name)) for name in names]
+        case "cancel":
+            return [sent(await cancelled_here(context, name)) for name in names]
+        case "remove":
+            return [removed_here(context, name) for name in names]
+
+
+def sent(found: StoredResponse | None) -> bytes:
+    return b"" if found is None else found.sent()
 
 
 async def abort_here(context: ServerContext, names: Sequence[str]) -> list[str]:
     """Abort requests of this front end; returns those that were open."""
     aborted: list[str] = []
     for name in names:
-        if await abort(context, name):
+        if await context.abort(name):
             aborted.append(name)
         await asyncio.sleep(0)  # there may be many
     return aborted
-
-
-async def abort(context: ServerContext, name: str) -> bool:
-    """Abort all parts of a request, or one part by its own id."""
-    ended = any([await context.engine.abort(part) for part in context.parts(name)])
-    if name in context.open_requests:  # some parts may not have started
-        context.aborted_early.add(name)
-        return True
-    return ended
 
 
 async def explanation(context: ServerContext, name: str) -> str:

@@ -199,8 +199,8 @@ class ResponseRequest(GenerationBody):
     """A conversation to continue, in the form of OpenAI's responses.
 
     Own fields: input, instructions, max_output_tokens, metadata, previous_response_id,
-    conversation, background, tools, tool_choice, parallel_tool_calls, include_reasoning, text,
-    reasoning, reasoning_effort, truncation, prompt, echo, continue_final_message,
+    conversation, store, background, tools, tool_choice, parallel_tool_calls, include_reasoning,
+    text, reasoning, reasoning_effort, truncation, prompt, echo, continue_final_message,
     return_token_ids, return_tokens_as_token_ids, include, top_logprobs.
     """
 
@@ -208,9 +208,12 @@ class ResponseRequest(GenerationBody):
     instructions: str | None = Field(None, description="the system message")
     max_output_tokens: Most | None = Field(None, description="most tokens to generate")
     metadata: dict[str, Any] | None = None
-    previous_response_id: str | None = Field(None, description="refused: responses are not stored")
+    previous_response_id: str | None = Field(
+        None, description="the stored response that precedes the input"
+    )
     conversation: str | dict[str, Any] | None = None
-    background: bool | None = None
+    store: bool | None = Field(None, description="keep the response; the default")
+    background: bool | None = Field(None, description="answer at once, and generate later")
     tools: Objects | None = Field(None, description="functions that the model may call")
     tool_choice: str | dict[str, Any] | None = Field(
         None, description="none, auto, required, or one function"
@@ -226,8 +229,10 @@ class ResponseRequest(GenerationBody):
     continue_final_message: OwnTemplate = None
     return_token_ids: NoTokenIds = None
     return_tokens_as_token_ids: NoTokenIds = None
-    include: Annotated[list[str], Field(fail_fast=True)] | None = None
-    top_logprobs: int | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        None, description="message.output_text.logprobs"
+    )
+    top_logprobs: int | None = Field(None, ge=0, description="alternatives of each token")
 
 
 class TokenizeRequest(RequestBody):

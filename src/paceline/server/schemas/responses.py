@@ -6,9 +6,14 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from paceline.engine.api import ChoiceOutput, RequestOutput
-from paceline.server.schemas.completions import PromptTokensDetails, StageTimings, encode
+from paceline.server.schemas.completions import (
+    ChatLogprob,
+    PromptTokensDetails,
+    StageTimings,
+    encode,
+)
 
-Status = Literal["in_progress", "completed", "incomplete", "cancelled"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 
 
 class OutputTokensDetails(Struct, frozen=True):
@@ -33,7 +38,7 @@ class OutputText(Struct, frozen=True):
     text: str
     type: str = "output_text"
     annotations: Sequence[Any] = ()
-    logprobs: Sequence[Any] = ()
+    logprobs: Sequence[ChatLogprob] = ()
 
 
 class OutputMessage(Struct, frozen=True):
@@ -63,12 +68,20 @@ class IncompleteDetails(Struct, frozen=True):
     reason: str
 
 
+class ResponseFault(Struct, frozen=True):
+    """Why a response has failed."""
+
+    code: str
+    message: str
+
+
 class ResponseBody(Struct, frozen=True):
-    """A response, complete or so far. It is not stored.
+    """A response, complete or so far.
 
     The fields: id, created_at, model, instructions, max_output_tokens, temperature, top_p, user,
     metadata, status, output, usage, incomplete_details, timings, object, error,
-    parallel_tool_calls, previous_response_id, store, text, tool_choice, tools, truncation.
+    parallel_tool_calls, previous_response_id, store, background, top_logprobs, text, tool_choice,
+    tools, truncation.
     """
 
     id: str
@@ -86,10 +99,12 @@ class ResponseBody(Struct, frozen=True):
     incomplete_details: IncompleteDetails | None = None
     timings: StageTimings | UnsetType = UNSET
     object: str = "response"
-    error: None = None
+    error: ResponseFault | None = None
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     store: bool = False
+    background: bool = False
+    top_logprobs: int = 0
     text: Mapping[str, Any] = {}
     tool_choice: str | dict[str, Any] = "auto"
     tools: Sequence[Any] = ()

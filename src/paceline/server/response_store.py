@@ -1,0 +1,96 @@
+"""Keeps responses, so that clients can read them later and continue their conversations."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from msgspec import Struct, json, msgpack
+
+Item = Mapping[str, Any]
+
+
+class StoredResponse(Struct, frozen=True, array_like=True):
+    """A response as JSON, and the items that were its input, also as JSON."""
+
+    body: bytes
+    input: bytes
+    background: bool = False
+    until: float = 0.0  # when it is forgotten, on the clock of its store
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.input)
+
+    @property
+    def input_items(self) -> list[Item]:
+        return json.decode(self.input, type=list[Item])
+
+    @property
+    def items(self) -> list[Item]:
+        """The conversation up to the end of the response."""
+        return [*self.input_items, *json.decode(self.body)["output"]]
+
+    @property
+    def status(self) -> str:
+        return json.decode(self.body)["status"]
+
+    def sent(self) -> bytes:
+        """The same for another process."""
+        return msgpack.encode(self)
+
+    @classmethod
+    def received(cls, sent: bytes) -> "StoredResponse":
+        return msgpack.decode(sent, type=cls)
+
+
+class ResponseStore:
+    """At most `most` responses of `most_bytes` together, each for `age_s`; the oldest go first.
+
+    It is used from several threads: long responses are written on one of their own.
+    """
+
+    def __init__(
+        self, most: int, most_bytes: int, age_s: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._most, self._most_bytes, self._age_s, self._clock = most, most_bytes, age_s, clock
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest first
+        self._bytes = 0
+        self._lock = Lock()
+
+    def put(self, name: str, body: bytes, input: bytes, background: bool = False) -> None:
+        """Keep a response, or a new state of it. One that is larger than the store is not kept."""
+        now = self._clock()
+        stored = StoredResponse(body, input, background, now + self._age_s)
+        with self._lock:
+            self._drop(name)
+            if stored.size > self._most_bytes:
+                return
+            self._kept[name] = stored
+            self._bytes += stored.size
+            self._trim(now)
+
+    def get(self, name: str) -> StoredResponse | None:
+        with self._lock:
+            self._trim(self._clock())
+            return self._kept.get(name)
+
+    def remove(self, name: str) -> bool:
+        """Forget a response; False if it is not kept."""
+        with self._lock:
+            return self._drop(name)
+
+    def _drop(self, name: str) -> bool:
+        if (old := self._kept.pop(name, None)) is None:
+            return False
+        self._bytes -= old.size
+        return True
+
+    def _trim(self, now: float) -> None:
+        while self._kept:
+            name, oldest = next(iter(self._kept.items()))
+            is_full = len(self._kept) > self._most or self._bytes > self._most_bytes
+            if not is_full and oldest.until > now:
+                return
+            self._drop(name)

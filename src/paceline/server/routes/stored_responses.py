@@ -1,0 +1,84 @@
+"""Routes of responses that are stored: read, continue, cancel and remove them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from paceline.server.background import cancelled, removed, stored
+from paceline.server.context import ServerContext
+from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.parse import unsupported
+from paceline.server.response_store import Item
+from paceline.server.schemas.openapi import ERRORS
+
+JSON = "application/json"
+MOST_ITEMS = 100  # of a page
+SYNCHRONOUS = "Cannot cancel a synchronous response; only one with background can be cancelled"
+
+
+def stored_response_routes(context: ServerContext) -> APIRouter:
+    router = APIRouter(tags=["stored responses"], responses=ERRORS)
+
+    @router.get("/v1/responses/{response_id}")
+    async def retrieve_response(response_id: str, stream: bool = False) -> Response:
+        """A response, complete or so far."""
+        if stream:
+            raise unsupported("stream", "a stored response is not streamed; remove stream")
+        return Response((await stored(context, response_id)).body, media_type=JSON)
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def list_input_items(
+        response_id: str,
+        order: Literal["asc", "desc"] = "desc",
+        limit: Annotated[int, Query(ge=1, le=MOST_ITEMS)] = 20,
+        after: str | None = None,
+    ) -> dict[str, Any]:
+        """What preceded the output, also from earlier responses; the latest item first."""
+        items = (await stored(context, response_id)).input_items
+        return page(items if order == "asc" else items[::-1], limit, after)
+
+    @router.post("/v1/responses/{response_id}/cancel")
+    async def cancel_response(response_id: str) -> Response:
+        """End a response that runs in the background; one that has ended is returned as it is."""
+        found = await cancelled(context, response_id)
+        if not found.background:
+            raise ApiError(BAD_REQUEST, SYNCHRONOUS, param="response_id")
+        return Response(found.body, media_type=JSON)
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete_response(response_id: str) -> dict[str, Any]:
+        """Forget a response."""
+        await removed(context, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    return router
+
+
+def page(items: Sequence[Item], limit: int, after: str | None) -> dict[str, Any]:
+    """The items after the one with the id `after`, or the first ones."""
+    names: list[Any] = [item["id"] for item in items]
+    if after is not None and after not in names:
+        raise ApiError(BAD_REQUEST, f"after is {after!r}, which no item has", param="after")
+    begin = 0 if after is None else names.index(after) + 1
+    shown = items[begin : begin + limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": begin + limit < len(items),
+    }
+
+
+async def items_before(context: ServerContext, name: str | None) -> list[Item]:
+    """The conversation up to the end of a stored response; nothing without one."""
+    if name is None:
+        return []
+    found = await stored(context, name, "previous_response_id")
+    if found.status not in ("completed", "incomplete"):
+        raise unsupported(
+            "previous_response_id",
+            f"the response {name!r} is {found.status}; only one that has ended can be continued",
+        )
+    return found.items
