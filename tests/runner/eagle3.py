@@ -24,7 +24,7 @@ def head_config(model: ModelConfig, **changes: Any) -> dict[str, Any]:
         "head_dim": 8,
         "intermediate_size": 36,
         "vocab_size": model.vocab,
-        "draft_vocab_size": model.vocab - 20,
+        "draft_vocab_size": max(2 * model.vocab // 3, 1),
         "max_position_embeddings": 64,
         "rms_norm_eps": EPS,
         "rope_theta": 5000.0,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
+from paceline.core.sampling import Sampling
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
@@ -70,6 +71,17 @@ def test_all_drafts_of_a_model_for_itself_are_right(model: Model, way: str) -> N
     assert stats.accepted == stats.drafted
     if "num_blocks" in changes:
         assert stats.preemptions, "the pool was not tight"
+
+
+def test_drawn_drafts_of_a_model_for_itself_are_right_too(model: Model) -> None:
+    """They are drawn by the probabilities of the model, and so are never rejected."""
+    asked = requests(sampling=Sampling(temperature=0.8), seed=4)
+    stats = run(model, asked, 2).stats
+    assert stats.drafted > 50
+    assert stats.accepted == stats.drafted
+    filtered = requests(sampling=Sampling(temperature=0.8, top_k=3), seed=4)
+    stats = run(model, filtered, 2).stats
+    assert 0 < stats.accepted < stats.drafted
 
 
 def test_a_draft_model_needs_weights_and_the_same_vocabulary(model: Model) -> None:

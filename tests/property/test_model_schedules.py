@@ -1,0 +1,28 @@
+"""Drafts of models change no output, whatever else goes on."""
+
+from collections import Counter
+
+import pytest
+
+from paceline.runner.native.library import is_available
+from tests.property.model_schedules import ModelDrive
+
+if not is_available():
+    pytest.skip("needs a C compiler, for results that are the same bits", allow_module_level=True)
+
+# Of schedules, these have all kinds of trouble; the first one has a host tier.
+SEEDS = {1: True, 5: False}
+TROUBLE = ("drafts", "preempted", "cached", "stale", "copies", "swap_in", "silent", "retried")
+
+
+@pytest.mark.parametrize("proposer", ["draft_model", "eagle3"])
+def test_greedy_outputs_are_those_without_drafts(proposer: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed, loading in SEEDS.items():
+        try:
+            seen += ModelDrive(seed, loading=loading, proposer=proposer).run().seen
+        except AssertionError as error:
+            error.add_note(f"schedule with seed {seed}")
+            raise
+    for trouble in TROUBLE:
+        assert seen[trouble], f"no schedule had {trouble}"
