@@ -26,7 +26,7 @@ from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
-from paceline.runner.proposer import Proposer
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 
@@ -100,7 +100,7 @@ class Bench:
         name: str,
         attention: str,
         block_size: int = 16,
-        proposer: Proposer | None = None,
+        proposer: Drafter | None = None,
         masks: TokenMasks | None = None,
     ) -> None:
         """With a proposer, the graphs for drafts are captured too, and every sample is one token:

@@ -6,6 +6,7 @@ from paceline.runner.attention.backend import load
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 
 
@@ -14,12 +15,14 @@ def gpu_runner(
     scheduler: Scheduler,
     attention: str = "triton",
     masks: TokenMasks | None = None,
+    drafter: Drafter | None = None,
 ) -> CudaRunner:
     config = scheduler.config
     blocks, size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
     step = config.step
     sizes = RunnerSizes(step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens)
-    runner = CudaRunner(model, kv, load(attention), Ngram(config.speculation), sizes, masks)
+    drafts = drafter or Ngram(config.speculation)
+    runner = CudaRunner(model, kv, load(attention), drafts, sizes, masks)
     runner.reserve_host(config.preemption.swap_space)
     return runner
