@@ -35,6 +35,7 @@ class Batch:
     write_cell: Tensor  # [positions]; block * block_size + offset
     sample_at: Tensor  # [samples]; indices of positions whose logits are needed
     items: ItemEmbeddings | None = None  # None: every position has the embedding of its token
+    adapters: Tensor | None = None  # [positions]; the place of each one's adapter, or -1: none
 
     @property
     def positions(self) -> int:
@@ -46,7 +47,8 @@ class Batch:
 
     def check(self, block_size: int, blocks: int) -> None:
         """Verify every invariant. Slow: for tests."""
-        kinds = {getattr(self, name).dtype for name in self.__slots__ if name != "items"}
+        optional = ("items", "adapters")
+        kinds = {getattr(self, name).dtype for name in self.__slots__ if name not in optional}
         assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
         starts, contexts = self.row_start.tolist(), self.context.tolist()
         assert starts[0] == 0, f"the first row starts at {starts[0]}"

@@ -53,9 +53,6 @@ class TorchRunner:
         max_model_len: int,
         masks: TokenMasks | None = None,
     ) -> None:
-        self.capabilities = Capabilities(
-            logprobs=True, prompt_logprobs=True, pooling=True, constraints=masks is not None
-        )
         self._model, self._kv, self._attention = model, kv, attention
         device = kv.content.device
         self._state = DeviceState(slots, max_model_len, kv.block_size, device)
@@ -71,6 +68,16 @@ class TorchRunner:
         self._controls: Controls | None = None
         self._flight: deque[StepResult | Plan] = deque()  # the latest may be a plan that is not run
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            logprobs=True,
+            prompt_logprobs=True,
+            adapters=self._adapters is not None,
+            constraints=self._masks is not None,
+            pooling=True,
+        )
+
     def reserve_host(self, blocks: int) -> None:
         """Make room on the host for swapping."""
         self._moves.reserve(blocks)
@@ -79,7 +86,6 @@ class TorchRunner:
     def use_adapters(self, adapters: ResidentAdapters) -> None:
         """Apply adapters from now on."""
         self._adapters = adapters
-        self.capabilities = replace(self.capabilities, adapters=True)
 
     def launch(self, plan: Plan) -> None:
         """Run a step. A CPU has nothing to overlap with, so the step has ended on return, unless
@@ -153,8 +159,9 @@ class TorchRunner:
         report = self._reports.of_step(plan, batch)
         wanted = batch.sample_at if report is None else None  # reports need any position
         inputs = self._inputs(batch)
-        adapters = None if self._adapters is None else self._adapters.of_step(rows)
-        hidden = self._model.forward(batch, self._kv, self._attention, wanted, inputs, adapters)
+        if self._adapters is not None:
+            batch = replace(batch, adapters=self._adapters.of_step(rows))
+        hidden = self._model.forward(batch, self._kv, self._attention, wanted, inputs)
         if rows.samples.any():
             logits = self._model.logits(hidden[batch.sample_at] if wanted is None else hidden)
             result = self._sample(plan, batch, logits, drafts)

@@ -1,5 +1,6 @@
 """Layers with adapters give what the merged weights give."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.runner.adapters.rows import StepAdapters
 from paceline.runner.adapters.weights import read_adapter
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
@@ -22,19 +22,21 @@ from tests.runner.support import Piece, batch_of, tiny
 TOKENS = [[5, 9, 2, 7, 1], [3, 8, 8], [40, 41, 42, 43], [7, 8, 9]]
 
 
-def logits(model: Model, adapters: StepAdapters | None, **how: Any) -> list[Tensor]:
+def logits(model: Model, places: Tensor | None, **how: Any) -> list[Tensor]:
     """Of the last position of each row."""
     pieces = [Piece(tokens, 0, [2 * row, 2 * row + 1]) for row, tokens in enumerate(TOKENS)]
-    batch, kv = batch_of(pieces, 4), KVStore(model.config, 8, 4)
+    batch, kv = replace(batch_of(pieces, 4), adapters=places), KVStore(model.config, 8, 4)
     attention = load(how.get("attention", "paged"))
-    hidden = model.forward(batch, kv, attention, batch.sample_at, adapters=adapters)
+    hidden = model.forward(batch, kv, attention, batch.sample_at)
     return list(model.logits(hidden))
 
 
-def step_of(model: Model, folders: list[Path], rows: list[int]) -> StepAdapters:
-    own = {place: read_adapter(one, model.targets, 64) for place, one in enumerate(folders)}
+def placed(model: Model, folders: list[Path], rows: list[int]) -> Tensor:
+    """The places of positions, with the adapters in these places."""
+    for place, folder in enumerate(folders):
+        model.adapters[place] = read_adapter(folder, model.targets, 64)
     counts = torch.tensor([len(tokens) for tokens in TOKENS])
-    return StepAdapters(own, torch.tensor(rows).repeat_interleave(counts))
+    return torch.tensor(rows).repeat_interleave(counts)
 
 
 def check(config: ModelConfig, tmp_path: Path, targets: Any) -> None:
@@ -44,7 +46,7 @@ def check(config: ModelConfig, tmp_path: Path, targets: Any) -> None:
         write_adapter(tmp_path / "b", config, 2, r=7, use_rslora=True, target_modules=targets),
     ]
     model = Model.load(base)
-    found = logits(model, step_of(model, folders, [0, -1, 1, 0]))
+    found = logits(model, placed(model, folders, [0, -1, 1, 0]))
     merged = [Model.load(Merged(base, folder)) for folder in folders]
     plain, a, b = (logits(one, None) for one in (model, *merged))
     expected = [a[0], plain[1], b[2], a[3]]
@@ -73,7 +75,7 @@ def test_packed_weights(attention: str, tmp_path: Path) -> None:
     config = tiny()
     base, folder = Dummy(config, seed=3), write_adapter(tmp_path, config, 1)
     model = Model.load(base, linear_kind=NativeLinear)
-    found = logits(model, step_of(model, [folder], [0, -1, 0, 0]), attention=attention)
+    found = logits(model, placed(model, [folder], [0, -1, 0, 0]), attention=attention)
     merged = logits(Model.load(Merged(base, folder)), None)
     plain = logits(model, None, attention=attention)
     torch.testing.assert_close(found[1], plain[1])

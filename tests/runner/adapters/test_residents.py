@@ -52,7 +52,7 @@ class Adapted:
         kv = KVStore(self.model.config, config.cache.num_blocks, config.cache.block_size)
         slots = config.step.max_num_seqs
         sizes = slots, config.step.max_model_len
-        own = ResidentAdapters(self.host, max_loras, slots)
+        own = ResidentAdapters(self.host, self.model.adapters, max_loras, slots)
         proposer = Ngram(config.speculation)
         runner = TorchRunner(self.model, kv, load("paged"), proposer, *sizes)
         runner.use_adapters(own)
@@ -99,7 +99,7 @@ def test_a_prefix_is_found_by_requests_of_the_same_adapter_alone(adapted: Adapte
     )
     scheduler = Scheduler.create(**SETTINGS, max_loras=1)
     kv = KVStore(adapted.model.config, 64, 4)
-    own = ResidentAdapters(adapted.host, 1, 8)
+    own = ResidentAdapters(adapted.host, adapted.model.adapters, 1, 8)
     runner = TorchRunner(
         adapted.model, kv, load("paged"), Ngram(scheduler.config.speculation), 8, 64
     )

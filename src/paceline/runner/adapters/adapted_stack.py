@@ -1,11 +1,13 @@
 """All layers of a decoder in torch, with adapters."""
 
+from collections.abc import Mapping
 from copy import copy
 
 from torch import Tensor
 
-from paceline.runner.adapters.rows import AdaptedLinear, AdaptedRows, StepAdapters
+from paceline.runner.adapters.rows import AdaptedLinear, AdaptedRows
 from paceline.runner.adapters.targets import Site
+from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
@@ -18,8 +20,9 @@ from paceline.runner.layers.stack import TorchStack
 class AdaptedStack:
     """The layers of a stack, with the same weights in products that add those of adapters."""
 
-    def __init__(self, stack: TorchStack) -> None:
-        self._stack, self._rows = stack, AdaptedRows()
+    def __init__(self, stack: TorchStack, adapters: Mapping[int, AdapterWeights]) -> None:
+        """`adapters` has the weights by place."""
+        self._stack, self._rows = stack, AdaptedRows(adapters)
         self._layers = [self._adapted(one, layer) for layer, one in enumerate(stack.layers)]
 
     def _adapted(self, layer: DecoderLayer, number: int) -> DecoderLayer:
@@ -40,23 +43,19 @@ class AdaptedStack:
         batch: Batch,
         kv: KVStore,
         attention: Prepared,
-        wanted: Tensor | None,
-        adapters: StepAdapters,
+        wanted: Tensor | None = None,
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
-        context = self._stack.context(batch, kv, attention)
-        self._rows.set(adapters)
+        context, places = self._stack.context(batch, kv, attention), batch.adapters
+        assert places is not None, "a step without adapters"
+        self._rows.set(places)
         for number, layer in enumerate(self._layers):
             if inputs is not None:
                 inputs.keep(number, hidden)
-            if layer is not self._layers[-1]:
-                layer(hidden, context)
-        last = self._layers[-1]
-        seen = last.attend(hidden, context)
-        if wanted is not None:
-            hidden, seen = hidden[wanted], seen[wanted]
-            self._rows.narrow(wanted)
-        last.finish(hidden, seen)
-        self._rows.clear()
+            seen = layer.attend(hidden, context)
+            if wanted is not None and layer is self._layers[-1]:
+                hidden, seen = hidden[wanted], seen[wanted]
+                self._rows.set(places[wanted])
+            layer.finish(hidden, seen)
         return hidden

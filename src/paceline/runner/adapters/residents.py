@@ -2,35 +2,40 @@
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from paceline.core.plan import Plan, Rows
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.places import NO_PLACE, AdapterPlaces
-from paceline.runner.adapters.rows import StepAdapters
 from paceline.runner.adapters.weights import AdapterWeights
 
 
 class ResidentAdapters:
     """The memory of the host is that of the device, so a place holds the adapter itself."""
 
-    def __init__(self, host: HostAdapters, max_loras: int, slots: int) -> None:
-        self._host = host
-        self._weights: dict[int, AdapterWeights] = {}  # by place
+    def __init__(
+        self,
+        host: HostAdapters,
+        weights: dict[int, AdapterWeights],
+        max_loras: int,
+        slots: int,
+    ) -> None:
+        """`weights` of the model get the adapters by place."""
+        self._host, self._weights = host, weights
         self._places = AdapterPlaces(max_loras, slots, self._fill)
 
     def apply(self, plan: Plan) -> None:
         """Follow the changes of a plan."""
         self._places.apply(plan)
 
-    def of_step(self, rows: Rows) -> StepAdapters | None:
-        """The adapters of the rows; None if none has one."""
+    def of_step(self, rows: Rows) -> Tensor | None:
+        """The places of the adapters, [positions]; None if no row has one."""
         if not self._places.any_used:
             return None
         place = self._places.of_rows(rows.slot)
         if (place == NO_PLACE).all():
             return None
-        of_position = torch.from_numpy(np.repeat(place, rows.count))
-        return StepAdapters(self._weights, of_position)
+        return torch.from_numpy(np.repeat(place, rows.count))
 
     def _fill(self, place: int, identity: str) -> None:
         self._weights[place] = self._host.weights(identity)

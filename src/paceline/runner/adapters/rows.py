@@ -1,7 +1,6 @@
 """The rows of a step by adapter, and products that add what the adapter of each row adds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,39 +10,24 @@ from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.layers.linear import Linear
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepAdapters:
-    """The adapters on the device by place, and the place of the one that each position has."""
-
-    weights: Mapping[int, AdapterWeights]
-    of_position: Tensor  # [positions]; -1: none
-
-
 class AdaptedRows:
     """Positions grouped by adapter, so that each adapter has one product for all of its rows.
 
     It is set before the products of a step, and again when a step goes on with some positions.
     """
 
-    def __init__(self) -> None:
-        self._step: StepAdapters | None = None
+    def __init__(self, adapters: Mapping[int, AdapterWeights]) -> None:
+        """`adapters` has the weights by place."""
+        self._adapters = adapters
         self._groups: list[tuple[AdapterWeights, Tensor]] = []
 
-    def set(self, step: StepAdapters) -> None:
-        self._step = step
+    def set(self, places: Tensor) -> None:
+        """The place of the adapter of each position, [positions]."""
         own = [
-            (weights, (step.of_position == place).nonzero()[:, 0])
-            for place, weights in step.weights.items()
+            (weights, (places == place).nonzero()[:, 0])
+            for place, weights in self._adapters.items()
         ]
         self._groups = [(weights, index) for weights, index in own if len(index)]
-
-    def narrow(self, wanted: Tensor) -> None:
-        """Go on with these positions alone."""
-        assert self._step is not None
-        self.set(StepAdapters(self._step.weights, self._step.of_position[wanted]))
-
-    def clear(self) -> None:
-        self._step, self._groups = None, []
 
     def add(self, out: Tensor, x: Tensor, site: Site) -> None:
         """out += what the adapters add to a product of x."""

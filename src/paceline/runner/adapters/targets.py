@@ -27,7 +27,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Target:
+class ModuleTarget:
     """A module: some outputs of a product.
 
     A model may keep the factor of the norm before a product in its weights, and the outputs of
@@ -55,7 +55,7 @@ class AdapterTargets:
 
     def __init__(self, factory: LayerFactory, spec: DecoderSpec) -> None:
         self.dtype = factory.dtype
-        self.modules: dict[str, Target] = {}
+        self.modules: dict[str, ModuleTarget] = {}
         self.sites: dict[Site, SiteShape] = {}
         for layer, one in enumerate(spec.layers):
             attention, mlp = one.attention, one.mlp
@@ -78,7 +78,7 @@ class AdapterTargets:
         for weight in product.weights:
             outputs, inputs = weight.shape
             own = None if order is None else order[first : first + outputs] - first
-            target = Target(site, first, outputs, inputs, factor, own)
+            target = ModuleTarget(site, first, outputs, inputs, factor, own)
             self.modules[weight.name.removesuffix(WEIGHT)] = target
             first += outputs
         parts = tuple(weight.shape[0] for weight in product.weights)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.errors import RequestError
 from paceline.runner.adapters.peft_config import ALL_LINEAR, NAME, PeftConfig
-from paceline.runner.adapters.targets import AdapterTargets, Site, Target
+from paceline.runner.adapters.targets import AdapterTargets, ModuleTarget, Site
 
 FILE = "adapter_model.safetensors"
 OTHER_FILE = "adapter_model.bin"
@@ -117,7 +117,7 @@ class AdapterReader:
                 "names"
             )
 
-    def _part(self, module: str, target: Target) -> PartWeights:
+    def _part(self, module: str, target: ModuleTarget) -> PartWeights:
         rank, names = self._config.rank_of(module), self._names[module]
         if rank > self._most_rank:
             raise RequestError(

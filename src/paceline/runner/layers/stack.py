@@ -75,6 +75,7 @@ class TorchStack:
         return hidden
 
     def context(self, batch: Batch, kv: KVStore, attention: Prepared) -> LayerContext:
+        """What all layers read in a step."""
         rotations = {
             rope: Rotation.of(batch.position, tensor, self._dtype)
             for rope, tensor in self.ropes.items()

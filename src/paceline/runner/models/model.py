@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.adapters.adapted_stack import AdaptedStack
-from paceline.runner.adapters.rows import StepAdapters
 from paceline.runner.adapters.targets import AdapterTargets
+from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
@@ -34,7 +34,8 @@ class Model:
         stack = TorchStack(factory, spec.layers)
         is_native = factory.linear_kind is NativeLinear
         self._layers = NativeStack(stack, spec.layers) if is_native else stack
-        self._adapted = AdaptedStack(stack)
+        self.adapters: dict[int, AdapterWeights] = {}  # by place
+        self._adapted = AdaptedStack(stack, self.adapters)
         self.targets = AdapterTargets(factory, spec)
         self._norm = factory.norm(spec.norm)
         self._head = factory.linear(spec.head)
@@ -72,7 +73,6 @@ class Model:
         attention: Attention,
         wanted: Tensor | None = None,
         inputs: LayerInputs | None = None,
-        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of every position are in the store afterwards, and what some layers read in
@@ -81,10 +81,8 @@ class Model:
         hidden.mul_(self._embedding_scale)
         if batch.items is not None:
             hidden[batch.items.at] = batch.items.values
-        prepared = attention.prepare(batch, kv)
-        if adapters is not None:
-            return self._adapted(hidden, batch, kv, prepared, wanted, adapters, inputs)
-        return self._layers(hidden, batch, kv, prepared, wanted, inputs)
+        layers = self._layers if batch.adapters is None else self._adapted
+        return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id before it is scaled, [vocab, width]."""
