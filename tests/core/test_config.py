@@ -58,6 +58,9 @@ ALL_OTHERWISE: dict[str, Any] = {
     "swap_blocks_per_s": 6.5,
     "num_speculative_tokens": 2,
     "proposer": "some.module.Proposer",
+    "max_num_encoder_input_tokens": 30,
+    "encoder_cache_size": 40,
+    "disable_chunked_mm_input": True,
     "prompt_lookup_min": 3,
     "prompt_lookup_max": 5,
     "speculative_model": "small",
@@ -155,6 +158,9 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "lookahead_slots": 0,
         "journal_requests": 256,
         "journal_spells": 8192,
+        "max_num_encoder_input_tokens": 0,
+        "encoder_cache_size": 0,
+        "disable_chunked_mm_input": False,
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened
+from paceline.core.item import Item
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.pooling import CLS, LAST, MEAN, POOLING_KINDS, PooledMean
 from paceline.core.request import Finish, Request, child_label
@@ -62,6 +63,7 @@ class Drive:
     constrained: bool = False  # with outputs that follow grammars
     adapted: bool = False  # with several adapters, and few slots for them
     pooled: bool = False  # with requests that want embeddings
+    pictured: bool = False  # with multimodal items, and little room for them
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
@@ -71,6 +73,7 @@ class Drive:
     adapting: Random = field(init=False)  # for adapters
     embedding: Random = field(init=False)  # for `pooled`, likewise
     means: dict[str, PooledMean] = field(default_factory=dict[str, PooledMean])
+    picturing: Random = field(init=False)  # for items
     grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -103,7 +106,10 @@ class Drive:
         self.shaping = Random(f"constraints {self.seed}")
         self.adapting = Random(f"adapters {self.seed}")
         self.embedding = Random(f"pooling {self.seed}")
+        self.picturing = Random(f"items {self.seed}")
         self.settings = self._settings()
+        if self.pictured:
+            self.settings |= self._encoder_settings()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
         if self.drafting.random() < 0.5:
@@ -197,6 +203,33 @@ class Drive:
             "recompute_tokens_per_s": r.choice([1.0, 1e6]),
             "swap_blocks_per_s": r.choice([1.0, 100.0]),
         }
+
+    def _encoder_settings(self) -> dict[str, Any]:
+        """Room for about one item, or for a few."""
+        r = self.picturing
+        return {
+            "max_num_encoder_input_tokens": r.choice([4, 6, 12, 64]),
+            "encoder_cache_size": r.choice([4, 5, 9, 16, 64]),
+            "disable_chunked_mm_input": r.random() < 0.4,
+        }
+
+    def _with_items(self, request: Request) -> Request:
+        """Maybe with items, mostly in the places where others have them."""
+        if not self.pictured or self.picturing.random() < 0.2:
+            return request
+        layout = Random(f"layout {self.seed} {self.picturing.choice([1, 1, 2, 3])}")
+        lengths = {"cat": 1, "dog": 2, "cow": 3, "owl": 4, "bee": 9}
+        if self.settings["encoder_cache_size"] < lengths["bee"] and layout.random() < 0.9:
+            del lengths["bee"]  # it would be refused
+        items: list[Item] = []
+        position = layout.randint(0, 2)
+        while position < len(request.prompt):
+            name = layout.choice(list(lengths))
+            item = Item(name, position, lengths[name])
+            if item.end <= len(request.prompt):
+                items.append(item)
+            position = item.end + layout.choice([0, 0, 1, 3, 6])
+        return replace(request, items=tuple(items))
 
     def _invent_requests(self) -> None:
         r, length = self.random, self.settings["max_model_len"]
@@ -299,7 +332,7 @@ class Drive:
         r = self.random
         self.now += r.choice([0.0, 0.1, 1.0])
         while self.to_come and (r.random() < 0.4 or not self.chaos):
-            self.submit(self._shaped(self.to_come.popleft()))
+            self.submit(self._with_items(self._shaped(self.to_come.popleft())))
         if len(self.flight) < self.most_in_flight:
             self.plan()
         if self.flight and (len(self.flight) >= self.most_in_flight or r.random() < 0.4):
@@ -314,7 +347,7 @@ class Drive:
         try:
             self.scheduler.submit(request, self.now, parked)
         except RequestError:
-            assert request.width > 1, "a single sequence always fits"
+            assert request.width > 1 or request.items, "a single sequence always fits"
             self.seen["refused"] += 1
             return
         self.requests[request.id] = request
@@ -345,6 +378,7 @@ class Drive:
         self.seen[plan.kind] += 1
         self._count_hits(plan)
         self._count_adapters(plan)
+        self._check_encoder(plan)
         assert not (plan.swap_out and plan.swap_in), "swapped in and out in one step"
         self._assert_kind(plan)
         if self.poisoned or self._breaks(plan):
@@ -375,6 +409,33 @@ class Drive:
         if self.chaos and self.spoiling and len(plan.rows) and self.latest.random() < 0.1:
             self.spoil(self.latest.choice(plan.rows.labels))
         return self._with_fewer_drafts(plan, self.runner.run(plan))
+
+    def _check_encoder(self, plan: Plan) -> None:
+        """A step encodes no more than it may, and each content once."""
+        if not self.pictured:
+            assert not plan.encode
+            return
+        rows = [row for one in plan.encode for row in one.rows.tolist()]
+        identities = [one.identity for one in plan.encode]
+        assert len(rows) <= self.settings["max_num_encoder_input_tokens"]
+        assert len(rows) == len(set(rows))
+        assert all(row < self.settings["encoder_cache_size"] for row in rows)
+        assert len(identities) == len(set(identities)), "a content is encoded twice in a step"
+        self.seen["encoded"] += len(identities)
+        why = self.scheduler.why().values()
+        self.seen["encoder full"] += sum("encoder cache" in one for one in why)
+        if self.settings["disable_chunked_mm_input"]:
+            self._assert_whole_items(plan)
+
+    def _assert_whole_items(self, plan: Plan) -> None:
+        """Only a row that computes all that it may ends inside of an item."""
+        table = self.scheduler.state.table
+        rows = plan.rows.slot.tolist(), plan.start.tolist(), plan.rows.count.tolist()
+        for slot, start, count in zip(*rows, strict=True):
+            for item in table.sequence(slot).request.items:
+                inside = item.offset < start + count < item.end
+                cap = min(int(table.ceiling[slot]), int(table.known[slot]))
+                assert not inside or start + count == cap, f"{item} is split at {start + count}"
 
     def _breaks(self, plan: Plan) -> bool:
         """Does the device fail in this step?"""
@@ -462,7 +523,7 @@ class Drive:
             assert plan.kind == "prefill"
             assert not plan.rows.drafts.any()
             new = {one.slot for one in plan.admitted}
-            long = plan.rows.count > 1
+            long = (plan.rows.count > 1) | ~plan.rows.samples  # or cut before an item
             assert all(
                 slot in new or is_long
                 for slot, is_long in zip(plan.rows.slot.tolist(), long.tolist(), strict=True)
@@ -590,6 +651,7 @@ class Drive:
         assert pool.free == pool.size, "blocks are held after the end"
         host = self.scheduler.state.cache.host
         assert host.free == host.size, "host blocks are held after the end"
+        assert not self.scheduler.state.items.cache.held, "embeddings are held after the end"
         for request in self.requests.values():
             if request.width > 1:
                 self._judge_family(request, length)
@@ -600,6 +662,7 @@ class Drive:
         assert (on_device, stats.host_hits) == (self.found - self.loaded, self.loaded), "miscounted"
         self.seen["stale"] = stats.stale_rows
         self.seen["host hits"] = stats.host_hits
+        self.seen["encoder hits"] = stats.encoder_hits
 
     def _judge_one(self, request: Request, label: str, length: int) -> None:
         mask = mask_of(request, self.vocab)

@@ -11,6 +11,7 @@ import pytest
 from paceline.core.plan import Failed, Grown
 from paceline.core.request import Finish, Request
 from paceline.kv.cache import KVCache
+from paceline.kv.encoder_cache import EncoderCache
 from paceline.kv.fence import Fence, Fences, StepTicket
 from paceline.kv.hit import Hit
 from paceline.kv.index import ContentIndex
@@ -31,6 +32,7 @@ from paceline.sched.families.abort_child import ChildAborts
 from paceline.sched.families.beams import BeamSearch
 from paceline.sched.families.family import LOCKSTEP, Family
 from paceline.sched.families.forks import Forks
+from paceline.sched.items_ahead import ItemsAhead
 from paceline.sched.prefixes import Prefixes
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.queue_limits import QueueLimits
@@ -40,6 +42,11 @@ from paceline.sched.steady import Steady
 from paceline.sched.stops import StopWatch
 from paceline.sched.swapping import Swapping
 from tests.property.schedules import drive
+
+
+def pictured(seed: int) -> Any:
+    return drive(seed, pictured=True)
+
 
 TRIES = 150  # schedules within which a mutant has to be caught
 
@@ -525,6 +532,42 @@ def a_host_hit_is_also_counted_as_a_device_hit(original: Any) -> Any:
         stats.prefix_hits += len(hit.host) * cache.block_size
 
     return count
+
+
+# -- items --------------------------------------------------------------------
+
+
+@mutant(EncoderCache, "retract", pictured)
+def what_a_lost_step_was_to_encode_is_found(_original: Any) -> Any:
+    return lambda cache: None
+
+
+@mutant(ItemsAhead, "leave", pictured)
+def the_items_of_one_that_leaves_stay_held(_original: Any) -> Any:
+    def leave(ahead: ItemsAhead, slot: int) -> None:
+        ahead._next.pop(slot, None)  # pyright: ignore[reportPrivateUsage]
+
+    return leave
+
+
+@mutant(ItemsAhead, "_hold", pictured)
+def items_are_not_held(_original: Any) -> Any:
+    return lambda ahead, need: None
+
+
+@mutant(ItemsAhead, "_claim", pictured)
+def items_are_encoded_without_budget_and_room(_original: Any) -> Any:
+    return lambda ahead, item, used: True
+
+
+@mutant(ItemsAhead, "join", pictured)
+def an_item_that_was_begun_counts_as_passed(original: Any) -> Any:
+    return lambda ahead, sequence, computed: original(ahead, sequence, computed + 1)
+
+
+@mutant(ItemsAhead, "_rows", pictured)
+def a_chunk_reads_an_item_from_its_beginning(_original: Any) -> Any:
+    return lambda ahead, need: ahead.cache[need.item.identity].rows[: need.end - need.first]
 
 
 @pytest.mark.parametrize(

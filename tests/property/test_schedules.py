@@ -21,6 +21,7 @@ SEEDS_LOADING, CHUNKS_LOADING = 60, 3
 SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 60, 2
 SEEDS_ADAPTED = 48
 SEEDS_POOLED = 40
+SEEDS_PICTURED, CHUNKS_PICTURED = 60, 2
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -92,6 +93,24 @@ def test_random_schedules_with_embeddings_keep_the_promises() -> None:
         seen += drive(seed, constrained=seed % 3 == 0, adapted=seed % 2 == 0, pooled=True)
     for trouble in ("last", "mean", "cls", "preempted", "swap_in", "stale", "retried", "best_of"):
         assert seen[trouble], f"no schedule had {trouble}"
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS_PICTURED))
+def test_random_schedules_with_items_keep_the_promises(chunk: int) -> None:
+    """Among all others, each position of an item has the embedding of its content."""
+    seen: Counter[str] = Counter()
+    for seed in range(chunk, SEEDS_PICTURED, CHUNKS_PICTURED):
+        seen += drive(
+            seed,
+            pictured=True,
+            constrained=seed % 3 == 0,
+            loading=seed % 5 == 0,
+            adapted=seed % 7 == 0,
+        )
+    for trouble in ("encoded", "encoder hits", "encoder full", "preempted", "swap_in", "drafts"):
+        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+    for trouble in ("stale", "retried", "best_of", "failed rows", "cached", "refused"):
+        assert seen[trouble], f"no schedule of this chunk had {trouble}"
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE_PLAIN)

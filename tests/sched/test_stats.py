@@ -35,6 +35,9 @@ def test_plain_data_names_every_total() -> None:
         "resumed_hits",
         "host_queries",
         "host_hits",
+        "encoder_queries",
+        "encoder_hits",
+        "encoded",
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.encoding import Embedded, Encoding
 from paceline.core.item import Item
 from paceline.core.plan import NO_ROWS, NOTHING_GROWN, Admitted, Grown, Plan, Rows, StepResult
 from paceline.core.request import Request
@@ -192,9 +193,43 @@ def test_the_same_item_at_another_place_is_noticed() -> None:
     one, other = (
         ask(name, 1, 1, 1, items=(Item("cat", at, 1),)) for name, at in (("o", 0), ("p", 1))
     )
-    runner.run(plan(Row(0, "o", 3, 0), admitted=(enter(0, one, 0, 1),)))
+    runner.run(plan(Row(0, "o", 3, 0), admitted=(enter(0, one, 0, 1),), **embedded(0)))
     with pytest.raises(AssertionError, match=f"'p' position 0, block 0: {STALE}"):
         runner.run(plan(Row(1, "p", 1, 2), admitted=(enter(1, other, 0, 2, cached=2),)))
+
+
+def embedded(*places: int, encoded: tuple[str, ...] = ("cat",)) -> dict[str, Any]:
+    """The first item of slot 0 is encoded into the first rows; places of the first row read it."""
+    rows = np.arange(len(places), dtype=np.int32)
+    encode = tuple(Encoding(0, item, name, rows) for item, name in enumerate(encoded))
+    read = Embedded(np.zeros(len(places), np.intp), np.array(places, np.int32), rows)
+    return {"encode": encode, "embedded": read}
+
+
+def test_an_item_without_its_embedding_is_noticed() -> None:
+    asked = ask("o", 1, 2, 3, items=(Item("cat", 1, 2),))
+    new, row = (enter(0, asked, 0, 1),), Row(0, "o", 3, 0)
+    oracle().run(plan(row, admitted=new, **embedded(1, 2)))
+    for wrong in (embedded(), embedded(0, 1), embedded(2, 1), embedded(1, 2, encoded=())):
+        with pytest.raises(AssertionError, match=r"embedding|another item"):
+            oracle().run(plan(row, admitted=new, **wrong))
+    with pytest.raises(AssertionError, match="another item"):
+        oracle().run(plan(row, admitted=new, **embedded(1, 2, encoded=("dog",))))
+
+
+def test_what_a_lost_step_was_to_encode_is_not_there() -> None:
+    asked, runner = ask("o", 1, 2, 3, items=(Item("cat", 0, 1),)), oracle()
+    new, row = (enter(0, asked, 0, 1),), Row(0, "o", 3, 0)
+    runner.lose(plan(row, admitted=new, **embedded(0)))
+    with pytest.raises(AssertionError, match="position 0 has the embedding"):
+        runner.run(plan(row, **embedded(0, encoded=())))
+
+
+def test_an_embedding_for_a_position_that_is_not_computed_is_noticed() -> None:
+    asked = ask("o", 1, 2, 3, items=(Item("cat", 1, 2),))
+    row = Row(0, "o", 2, 0, samples=False)
+    with pytest.raises(AssertionError, match="do not compute"):
+        oracle().run(plan(row, admitted=(enter(0, asked, 0, 1),), **embedded(1, 2)))
 
 
 def test_the_same_tokens_behind_another_prefix_are_noticed() -> None:
@@ -373,7 +408,10 @@ def test_a_row_that_starts_after_its_position_is_noticed() -> None:
 def test_what_comes_before_an_item_may_be_shared() -> None:
     pictured = ask("p", 1, 2, 3, 4, 5, items=(Item("cat", 4, 1),))
     admitted = enter(1, pictured, 0, 1, 3, cached=4)
-    prefilled().run(plan(Row(1, "p", 1, 4), admitted=(admitted,)))
+    cat = Encoding(1, 0, "cat", np.array([0], np.int32))
+    read = Embedded(np.zeros(1, np.intp), np.zeros(1, np.int32), np.zeros(1, np.int32))
+    row = Row(1, "p", 1, 4)
+    prefilled().run(plan(row, admitted=(admitted,), encode=(cat,), embedded=read))
 
 
 # -- copies ------------------------------------------------------------------

@@ -12,6 +12,7 @@ TITLES = {
     "preemption": "Preemption",
     "speculation": "Speculative decoding",
     "journal": "Journal",
+    "encoder": "Images",
     "record": "Recording",
 }
 
@@ -87,6 +88,8 @@ UNITS = {
     "journal_requests": "requests",
     "journal_spells": "intervals",
     "record_files": "files",
+    "max_num_encoder_input_tokens": "embeddings",
+    "encoder_cache_size": "embeddings",
 }
 SUFFIXES = {"_s": "seconds", "_bytes": "bytes"}
 
@@ -245,6 +248,12 @@ SENTENCES = {
     # journal
     "journal_requests": "Finished requests that `explain` remembers.",
     "journal_spells": "Intervals of blocked admission that `explain` remembers.",
+    # encoder
+    "max_num_encoder_input_tokens": "Embeddings of images that one step computes; 0: as "
+    "max_num_batched_tokens, or those of the largest image if it has more.",
+    "encoder_cache_size": "Embeddings of images that are kept; 0: as max_num_batched_tokens, or "
+    "those of the largest image if it has more.",
+    "disable_chunked_mm_input": "Compute all tokens of an image in one step.",
     # record
     "record": "File to record the scheduler's calls to, for `replay` and `explain`; it contains "
     "the token ids of prompts.",

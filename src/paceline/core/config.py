@@ -7,6 +7,7 @@ from sys import float_info
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from paceline.core.encoder_config import EncoderConfig
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import MOST_LOGPROBS
 from paceline.core.setting_checks import check_types, not_negative, one_of, positive, require
@@ -271,6 +272,7 @@ COMPONENTS: dict[str, type[Any]] = {
     "preemption": PreemptionConfig,
     "speculation": SpeculationConfig,
     "journal": JournalConfig,
+    "encoder": EncoderConfig,
 }
 
 
@@ -285,10 +287,21 @@ class Config:
     preemption: PreemptionConfig = PreemptionConfig()
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     journal: JournalConfig = JournalConfig()
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
     def __post_init__(self) -> None:
         is_filling = self.policy.policy == "longest" and self.policy.fill_positions > 0
         require(not is_filling or not self.step.unfillable, self.step.unfillable)
+
+    @property
+    def encoder_budget(self) -> int:
+        """Embeddings that a step may encode."""
+        return self.encoder.max_num_encoder_input_tokens or self.step.max_num_batched_tokens
+
+    @property
+    def encoder_capacity(self) -> int:
+        """Embeddings that are kept."""
+        return self.encoder.encoder_cache_size or self.step.max_num_batched_tokens
 
     @staticmethod
     def of(**settings: Any) -> "Config":

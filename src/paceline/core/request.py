@@ -312,6 +312,10 @@ class Request:
         """Whether an end token of the model may end it."""
         return not self.ignore_eos or self.constraint is not None
 
+    def without_content(self) -> "Request":
+        """The same request without what its items are computed from."""
+        return replace(self, items=tuple(item.without_content() for item in self.items))
+
     def child(self, index: int) -> "Request":
         """One of several sequences as the runner sees it, with its own id and seed."""
         seed = None if self.seed is None else self.seed + index

@@ -12,6 +12,7 @@ from paceline.core.plan import Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Sequence
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.draft_results import DraftResults
+from paceline.sched.encoded_items import EncodedItems
 from paceline.sched.explain.journal import note
 from paceline.sched.failures import Failures
 from paceline.sched.families.beam_reports import BeamReports
@@ -30,6 +31,7 @@ class Accounting:
         DraftResults,
         BestSamples,
         BeamReports,
+        EncodedItems,
     )
 
     def __init__(self, components: SchedulerComponents) -> None:

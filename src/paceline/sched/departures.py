@@ -175,6 +175,8 @@ class Departures:
         cause = message or finish.value
         note(sequence, Happened.FINISHED, state.now, state.step, known, cause)
         sequence.tokens, sequence.keys = NO_I32, []  # its life is remembered, its content not
+        if sequence.request.items:
+            sequence.request = sequence.request.without_content()
         state.journal.ended(sequence)
         return Ended(
             sequence.id, finish, stop_token, message, choices=choices, unreturned=unreturned
@@ -187,6 +189,7 @@ class Departures:
         if computed < state.table.given[slot]:
             state.prefixes.seal_filled(slot)  # the steps in flight will fill what they were to fill
         sequence = state.table.release(slot)
+        state.items.leave(slot)
         if drafted := int(state.table.drafted[slot]):
             accepted = int(state.table.accepted[slot])
             note(sequence, Happened.DRAFTED, state.now, state.step, accepted, str(drafted))

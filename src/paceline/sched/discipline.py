@@ -24,10 +24,12 @@ from paceline.sched.gates.policy_room import PolicyRoom
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.gates.vacant_slots import VacantSlots
 from paceline.sched.limits.budget import Budget
+from paceline.sched.limits.encoder_budget import EncoderBudget
 from paceline.sched.limits.limit import Limit, Limits
 from paceline.sched.limits.long_prefill import LongPrefill
 from paceline.sched.limits.model_length import ModelLength
 from paceline.sched.limits.policy_share import PolicyShare
+from paceline.sched.limits.reachable_items import ReachableItems
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows
 from paceline.sched.limits.whole_prompts import WholePrompts
 from paceline.sched.plugin_checks import (
@@ -48,7 +50,13 @@ class Discipline(ABC):
     that are added to those rows. `gates` let a sequence join the step, or not.
     """
 
-    limits: ClassVar[tuple[type[Limit], ...]] = (LongPrefill, WholePrompts, PolicyShare)
+    limits: ClassVar[tuple[type[Limit], ...]] = (
+        LongPrefill,
+        WholePrompts,
+        ReachableItems,
+        PolicyShare,
+        EncoderBudget,
+    )
     draft_limits: ClassVar[tuple[type[Limit], ...]] = (ModelLength, Budget)
     gates: ClassVar[tuple[type[AdmissionGate], ...]] = (
         HostCopy,

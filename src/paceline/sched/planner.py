@@ -96,6 +96,7 @@ class Planner:
                 state.cache.fences.add_copies(state.step, copies, [serial])
         copies = tuple(pair for _, pairs in changes.copies for pair in pairs)
         state.stats.copied_blocks += len(copies)
+        encode, embedded = state.items.encode(step, state.step)
         return Plan(
             state.step,
             rows,
@@ -110,4 +111,6 @@ class Planner:
             changes.swap_in,
             tuple(changes.chosen.items()),
             step.kind,
+            encode,
+            embedded,
         )

@@ -18,6 +18,7 @@ class Idle(IntEnum):
     BUDGET = 0
     BLOCKS = 1
     ROOM = 2
+    ENCODER = 3
 
 
 class SlotTable:

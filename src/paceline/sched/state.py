@@ -9,6 +9,7 @@ from paceline.sched import policy, speculation
 from paceline.sched.changes import Changes
 from paceline.sched.explain.journal import Journal
 from paceline.sched.families.family import Families, Family
+from paceline.sched.items_ahead import ItemsAhead
 from paceline.sched.prefixes import Prefixes
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
@@ -22,6 +23,17 @@ class SchedulerState:
     `Arrivals` and `Departures` move sequences between places, and `ChildAborts` those that end
     before others of their family. What the runner must know of it is collected in `changes` until
     the next plan takes it.
+
+    step, now         the latest step / seconds
+    table, cache      the columns of residents / their blocks
+    prefixes          what waiting sequences find in the cache
+    swapping          whether and where residents that give way are kept on the host
+    items             multimodal items that residents have not passed
+    policy            who goes first and who gives way
+    speculation       how many drafts a row has
+    queue, swapped    sequences that wait, and those among them that are on the host
+    live, families    open requests by id, and those of several sequences
+    journal, stats    what happened, and how often
     """
 
     def __init__(self, config: Config) -> None:
@@ -40,6 +52,7 @@ class SchedulerState:
         self.stats = Stats()
         self.live: dict[str, Sequence] = {}  # by request id, until they end; families: the leader
         self.families = Families()
+        self.items = ItemsAhead(config, self.table, self.stats)
         self.changes = Changes()
 
     # -- where sequences are ------------------------------------------------
@@ -91,6 +104,7 @@ class SchedulerState:
         self.table.check()
         self.cache.check()
         self.swapping.tier.check()
+        self.items.check()
         places = [
             {self.table.sequence(slot).id for slot in self.table.order.tolist()},
             {sequence.id for sequence in self.queue},

@@ -19,6 +19,8 @@ class Stats:
     swapped_in_blocks                  copied back
     swaps_refused                      preemptions that found no room on the host
     forks, copied_blocks               sequences begun from another's blocks; copies for that
+    encoder_queries, encoder_hits      multimodal items that rows reached, and found encoded
+    encoded                            embeddings computed for the others
     """
 
     steps: int = 0
@@ -42,6 +44,9 @@ class Stats:
     swaps_refused: int = 0
     forks: int = 0
     copied_blocks: int = 0
+    encoder_queries: int = 0
+    encoder_hits: int = 0
+    encoded: int = 0
 
     def to_dict(self) -> dict[str, int]:
         return {one.name: getattr(self, one.name) for one in fields(self)}

@@ -6,6 +6,9 @@ all its positions through the block table that the plans gave it, as attention w
 each read is checked: a wrong
 block, an early reuse, a prefix hit on something never computed or on another tenant's
 content fails at the cell where it happens.
+
+Positions of multimodal items are checked likewise: each reads the row of the encoder store that the
+plan names, which must hold the embedding of that place in that content.
 """
 
 from collections import deque
@@ -63,6 +66,7 @@ class Track:
     drafted: bool = False  # then the host knows its position only from above
     digests: list[int] = field(default_factory=list[int])  # expected, by position
     allowed: Allowed = anything  # in this step
+    reads: dict[int, int] = field(default_factory=dict[int, int])  # rows of the store, by position
 
 
 class OracleRunner:
@@ -100,6 +104,7 @@ class OracleRunner:
         self.spoiled: set[str] = set()
         self.masks: TokenMasks | None = None
         self.spoils: list[Spoil] = []
+        self.embeddings: dict[int, tuple[str, int]] = {}  # content and place, by row of the store
         self._random = Random(seed)
 
     def run(self, plan: Plan) -> StepResult:
@@ -108,6 +113,7 @@ class OracleRunner:
             self.copy(source, target)
         for source, target in plan.swap_in:
             self.restore(source, target)
+        self._encode(plan)
         result = self._result(plan)
         for _, target in plan.swap_out:
             read = any(target in blocks for _, blocks in self.reading)
@@ -157,6 +163,9 @@ class OracleRunner:
             self._admit(new)
         for slot, token in plan.chosen:
             self.tracks[slot].tokens.append(token)
+        for one in plan.encode:
+            for row in one.rows.tolist():
+                self.embeddings.pop(row, None)
         grown = plan.grown
         for slot, index, block in zip(
             grown.slot.tolist(), grown.index.tolist(), grown.block.tolist(), strict=True
@@ -172,6 +181,19 @@ class OracleRunner:
             digest = extended(new.request, digest, position, token)
             track.digests.append(digest)
         self.tracks[new.slot] = track
+
+    def _encode(self, plan: Plan) -> None:
+        for one in plan.encode:
+            item = self.tracks[one.slot].request.items[one.item]
+            assert (item.identity, item.length) == (one.identity, len(one.rows)), "another item"
+            for place, row in enumerate(one.rows.tolist()):
+                self.embeddings[row] = item.identity, place
+        slots, read = plan.rows.slot.tolist(), plan.embedded
+        for row, place, source in zip(
+            read.row.tolist(), read.place.tolist(), read.source.tolist(), strict=True
+        ):
+            track = self.tracks[slots[row]]
+            track.reads[track.position + place] = source
 
     def _map(self, slot: int, index: int, block: int) -> None:
         table = self.tracks[slot].table
@@ -198,6 +220,8 @@ class OracleRunner:
             )
             ids[row, : len(new)] = new
             count[row] = len(new)
+        unread = [track.request.id for track in self.tracks.values() if track.reads]
+        assert not unread, f"{unread} have embeddings for positions that they do not compute"
         for slot in rows.slot.tolist():  # attention reads when all rows have written
             for position in range(self.tracks[slot].position):
                 self._read(self.tracks[slot], position)
@@ -321,12 +345,22 @@ class OracleRunner:
 
     def _compute(self, track: Track) -> None:
         """One position further: its KV is written, and everything before it was read."""
+        self._embed(track)
         before = track.digests[-1] if track.digests else start_digest(track.request)
         digest = extended(track.request, before, track.position, track.tokens[track.position])
         self._write(track, track.position, digest)
         track.digests.append(digest)
         track.position += 1
         self.computed += 1
+
+    def _embed(self, track: Track) -> None:
+        """A position of an item has its embedding, and no other position has one."""
+        position, name = track.position, track.request.id
+        covering = [one for one in track.request.items if one.offset <= position < one.end]
+        due = [(one.identity, position - one.offset) for one in covering]
+        source = track.reads.pop(position, None)
+        found = [] if source is None else [self.embeddings.get(source)]
+        assert found == due, f"{name!r} position {position} has the embedding {found}, not {due}"
 
     def _read(self, track: Track, position: int) -> None:
         seen = self._seen(track, position)

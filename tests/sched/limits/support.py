@@ -5,8 +5,10 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.request import Request, Sequence
+from paceline.sched.items_ahead import ItemsAhead
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows, Used
 from paceline.sched.slots import SlotTable
+from paceline.sched.stats import Stats
 
 LENGTH = 64
 
@@ -51,9 +53,10 @@ class Fcfs:
 class View:
     """What limits look at, with nobody there."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: int | bool) -> None:
         self.table = SlotTable(4, LENGTH)
         self.policy = Fcfs()
+        self.items = ItemsAhead(config(max_num_seqs=4, **settings), self.table, Stats())
 
 
 def config(**settings: int | bool) -> Config:

@@ -1,12 +1,15 @@
 """A scheduler goes on from its state as if nothing had happened."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline import Request, Scheduler, StepResult
+from paceline import Item, Request, Scheduler, StepResult
 from paceline.core.config import Config
+from paceline.core.encoder_config import EncoderConfig
+from paceline.core.item import ItemContent
 from paceline.sched.policies.fcfs import Fcfs
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
 from paceline.sched.replay.plans_in_flight import PlansInFlight
@@ -49,6 +52,26 @@ def test_a_scheduler_goes_on_from_its_state(policy: str) -> None:
         assert turn(other) == turn(scheduler)
     assert other.idle
     assert other.explain("r5") == scheduler.explain("r5")
+
+
+def test_items_go_on_from_their_state_without_their_content() -> None:
+    config = Config.of(max_num_seqs=3, max_model_len=64, num_blocks=24, block_size=4)
+    config = replace(config, encoder=EncoderConfig(encoder_cache_size=8))
+    scheduler = Scheduler(config)
+    pixels = ItemContent.of("image", {"pixels": np.full(50_000, 7, np.uint8)})
+    for number in range(4):
+        items = (Item("cat", 1, 5, pixels), Item(f"dog{number}", 8, 6, pixels))
+        prompt = np.arange(20) + 50 * number
+        scheduler.submit(Request(id=f"r{number}", prompt=prompt, items=items), now=0.0)
+    turn(scheduler)
+    kept = content(scheduler)
+    assert len(kept) < 50_000
+    other = SchedulerCheckpoint.decoded(kept, config).scheduler()
+    other.check()
+    for _ in range(9):
+        told = turn(scheduler)
+        assert turn(other) == told
+    assert scheduler.stats.encoded > 8
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 
 from paceline import Plan, Request
+from paceline.core.encoding import Embedded, Encoding
 from paceline.core.plan import NO_ROWS, Admitted, Grown, Rows
 from paceline.sched.replay.fingerprint import PART_BYTES, PARTS, Fingerprint
 
 DIGESTED = {
     Plan: "step rows start grown admitted released preempted finished copies swap_out swap_in "
-    "chosen kind",
+    "chosen kind encode embedded",
     Rows: "slot epoch serial request_id child count drafts samples",
     Grown: "slot index block",
+    Encoding: "slot item identity rows",
+    Embedded: "row place source",
     Admitted: "slot request tokens computed blocks resumed",
 }
 
@@ -31,7 +34,9 @@ def sample_plan() -> Plan:
     new = Admitted(2, ask("b"), np.arange(3, dtype=np.int32), 0, (8, 9), False)
     pairs = (((1, 2),), ((3, 4),), ((5, 6),), ((7, 8),))
     grown = Grown(slot, slot, column)
-    return Plan(7, rows, column, grown, (new,), (5,), ("p",), ("f",), *pairs)
+    changes = grown, (new,), (5,), ("p",), ("f",), *pairs
+    encode = (Encoding(2, 0, "cat", column),)
+    return Plan(7, rows, column, *changes, "mixed", encode, Embedded(slot, column, column))
 
 
 def altered(value: Any) -> Any:
@@ -51,7 +56,8 @@ def test_the_digest_covers_every_field() -> None:
     for kind, names in DIGESTED.items():
         assert [field.name for field in fields(kind)] == names.split(), "digest the new field too"
     plan = sample_plan()
-    plainly = [name for name in DIGESTED[Plan].split() if name not in ("rows", "grown")]
+    nested = ("rows", "grown", "embedded")
+    plainly = [name for name in DIGESTED[Plan].split() if name not in nested]
     others = [replace(plan, **{name: altered(getattr(plan, name))}) for name in plainly]
     for name in DIGESTED[Rows].split():
         value = altered(getattr(plan.rows, name))
@@ -62,8 +68,14 @@ def test_the_digest_covers_every_field() -> None:
     for name in DIGESTED[Admitted].split():
         value = altered(getattr(plan.admitted[0], name))
         others.append(replace(plan, admitted=(replace(plan.admitted[0], **{name: value}),)))
+    for name in DIGESTED[Encoding].split():
+        value = altered(getattr(plan.encode[0], name))
+        others.append(replace(plan, encode=(replace(plan.encode[0], **{name: value}),)))
+    for name in DIGESTED[Embedded].split():
+        value = altered(getattr(plan.embedded, name))
+        others.append(replace(plan, embedded=replace(plan.embedded, **{name: value})))
     digests = [Fingerprint().of(one) for one in (plan, *others)]
-    assert len(set(digests)) == len(digests) == 29
+    assert len(set(digests)) == len(digests) == 37
     assert {len(digest) for digest in digests} == {PART_BYTES * len(PARTS)}
     assert Fingerprint().of(sample_plan()) == digests[0]
 
@@ -71,10 +83,11 @@ def test_the_digest_covers_every_field() -> None:
 def test_the_digest_covers_a_field_that_alone_says_something() -> None:
     nothing = Plan(7, NO_ROWS, NO_ROWS.count)
     full, rest = sample_plan(), DIGESTED[Plan].split()[3:]
-    others = [replace(nothing, **{name: getattr(full, name)}) for name in rest if name != "kind"]
+    alone = [name for name in rest if name not in ("kind", "encode")]  # what is encoded is read
+    others = [replace(nothing, **{name: getattr(full, name)}) for name in alone]
     others.append(replace(nothing, kind="prefill"))
     digests = [Fingerprint().of(one) for one in (nothing, *others)]
-    assert len(set(digests)) == len(digests) == 11
+    assert len(set(digests)) == len(digests) == 12
 
 
 def test_shared_rows_give_the_same_digest_as_equal_ones() -> None:

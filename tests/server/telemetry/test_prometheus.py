@@ -35,8 +35,6 @@ HISTOGRAMS = """time_to_first_token_seconds inter_token_latency_seconds
 LEFT_OUT = {
     "engine_sleep_state": "an engine does not sleep",
     "lora_requests_info": "no adapters are served",
-    "mm_cache_queries": "text only",
-    "mm_cache_hits": "text only",
     "corrupted_requests": "paceline:failed_rows counts those, which end",
     "kv_block_lifetime_seconds": "blocks are not timed",
     "kv_block_idle_before_evict_seconds": "blocks are not timed",

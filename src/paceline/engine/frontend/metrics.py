@@ -44,6 +44,8 @@ TOTALS = {
     "prefix_cache_hits": "prefix_hits",
     "external_prefix_cache_queries": "host_queries",
     "external_prefix_cache_hits": "host_hits",
+    "mm_cache_queries": "encoder_queries",
+    "mm_cache_hits": "encoder_hits",
     "spec_decode_num_drafts": "drafts",
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",

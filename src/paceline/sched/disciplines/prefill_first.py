@@ -7,8 +7,10 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline
+from paceline.sched.limits.encoder_budget import EncoderBudget
 from paceline.sched.limits.long_prefill import LongPrefill
 from paceline.sched.limits.policy_share import PolicyShare
+from paceline.sched.limits.reachable_items import ReachableItems
 from paceline.sched.limits.rows import ArrivalRow
 from paceline.sched.limits.whole_prompts import WholePrompts
 from paceline.sched.limits.whole_rows import WholeRows
@@ -23,7 +25,7 @@ class PrefillFirst(Discipline):
     sequences return in decode steps. Decodes are held up for `max_wait` seconds at most.
     """
 
-    limits = (LongPrefill, WholePrompts, WholeRows, PolicyShare)
+    limits = (LongPrefill, WholePrompts, ReachableItems, WholeRows, PolicyShare, EncoderBudget)
 
     _held_since: float | None = None  # when decodes began to be held up
 

@@ -121,6 +121,7 @@ IDLING = {
     Idle.BUDGET: "token budget: other requests used it",
     Idle.BLOCKS: "blocks: some are still being copied",
     Idle.ROOM: "room: its policy lets it wait",
+    Idle.ENCODER: "room in the encoder cache: items of other requests take it",
 }
 
 
@@ -196,29 +197,23 @@ def some(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {rest:,} more" if rest > 0 else "")
 
 
+REASONS = {
+    "blocks": "for blocks",
+    "seqs": "for a slot (max_num_seqs)",
+    "budget": "for the token budget",
+    "room": "for room, since its policy lets it wait",
+    "preempted": "in steps that had to preempt",
+    "decodes": "in steps that decode",
+    "prefill": "in steps that prefill",
+    "swapping": "for its copy to the host",
+    "encoder": "for room in the encoder cache",
+    "paused": "while admission was paused",
+}
+
+
 def reason(spell: Spell) -> str:
     """What the request at the head of the queue waited for."""
-    match spell.gate.reason:
-        case "blocks":
-            return "for blocks"
-        case "seqs":
-            return "for a slot (max_num_seqs)"
-        case "budget":
-            return "for the token budget"
-        case "room":
-            return "for room, since its policy lets it wait"
-        case "preempted":
-            return "in steps that had to preempt"
-        case "decodes":
-            return "in steps that decode"
-        case "prefill":
-            return "in steps that prefill"
-        case "swapping":
-            return "for its copy to the host"
-        case "paused":
-            return "while admission was paused"
-        case other:
-            return f"for {other}"
+    return REASONS.get(spell.gate.reason, f"for {spell.gate.reason}")
 
 
 def own_cause(spell: Spell) -> str:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
+from paceline.sched.items_ahead import ItemsAhead
 from paceline.sched.limits.rows import Used, WantedRows
 from paceline.sched.plugin_checks import is_within, wrong_counts
 from paceline.sched.slots import SlotTable
@@ -29,6 +30,9 @@ class LimitView(Protocol):
     @property
     def policy(self) -> Sharing: ...
 
+    @property
+    def items(self) -> ItemsAhead: ...
+
 
 class Limit(Protocol):
     """Clips rows. Residents come as columns, and an arrival as a column of one row, so both
@@ -39,6 +43,11 @@ class Limit(Protocol):
     """
 
     reason = "budget"  # what an arrival waits for that gets nothing because of this limit
+
+    @property
+    def counts(self) -> bool:
+        """Would `spend` count anything now?"""
+        return True
 
     @classmethod
     @abstractmethod
@@ -82,8 +91,8 @@ class Limits:
 
     @property
     def counting(self) -> bool:
-        """Does any limit count what a step uses up?"""
-        return bool(self._counting)
+        """Does any limit count what a step uses up now?"""
+        return any(limit.counts for limit in self._counting)
 
     def reason(self, rows: WantedRows) -> str:
         """What an arrival waits for that wants `rows.want` positions and gets none."""

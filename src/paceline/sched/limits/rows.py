@@ -53,6 +53,10 @@ class WantedRows(ABC):
     def sequence(self, row: int) -> Sequence:
         """The sequence of a row."""
 
+    @abstractmethod
+    def rest_of(self, row: int) -> int:
+        """Positions that a row could have without any limit."""
+
 
 class ResidentRows(WantedRows):
     """Rows of residents, oldest first."""
@@ -81,6 +85,9 @@ class ResidentRows(WantedRows):
 
     def sequence(self, row: int) -> Sequence:
         return self._table.sequence(int(self.slot[row]))
+
+    def rest_of(self, row: int) -> int:
+        return int(self._table.remaining(self.slot[row : row + 1])[0])
 
 
 class ArrivalRow(WantedRows):
@@ -113,6 +120,9 @@ class ArrivalRow(WantedRows):
 
     def sequence(self, row: int) -> Sequence:
         return self._sequence
+
+    def rest_of(self, row: int) -> int:
+        return self.rest
 
     def again(self) -> "ArrivalRow":
         """The row as it was before any limit clipped it."""

@@ -34,7 +34,16 @@ def changes_part(plan: Plan) -> bytes:
     tokens = [column(new.tokens) for new in plan.admitted]
     left = plan.released, plan.preempted, plan.finished
     moved = plan.copies, plan.swap_out, plan.swap_in, plan.chosen, plan.kind
-    return part(arguments(came, *left, *moved), *tokens)
+    return part(arguments(came, *left, *moved), *tokens, *encoder_pieces(plan))
+
+
+def encoder_pieces(plan: Plan) -> list[bytes]:
+    """What is encoded and read; nothing in plans without multimodal items."""
+    if not len(plan.embedded):
+        return []
+    named = [(one.slot, one.item, one.identity, one.rows.tolist()) for one in plan.encode]
+    read = plan.embedded
+    return [arguments(named), *map(column, (read.row, read.place, read.source))]
 
 
 NO_BLOCKS = blocks_part(Plan(0, NO_ROWS, NO_ROWS.count).grown, ())
@@ -55,6 +64,7 @@ class Fingerprint:
         came, grew = plan.admitted, len(plan.grown.block)
         changed = came or plan.released or plan.preempted or plan.finished or plan.chosen
         moved = plan.copies or plan.swap_out or plan.swap_in or plan.kind != "mixed"
+        moved = moved or len(plan.embedded)
         return b"".join(
             (
                 self._rows_part,

@@ -22,6 +22,8 @@ METRIC_HELP = {
     "prefix_cache_hits": "Tokens found in the prefix cache.",
     "external_prefix_cache_queries": "Tokens not found on the GPU and looked up in host memory.",
     "external_prefix_cache_hits": "Tokens found in host memory, and loaded from there.",
+    "mm_cache_queries": "Images that prompts reached and that were looked up in the encoder cache.",
+    "mm_cache_hits": "Images found in the encoder cache.",
     "gpu_prefix_cache_queries": "The old name of prefix_cache_queries.",
     "gpu_prefix_cache_hits": "The old name of prefix_cache_hits.",
     "spec_decode_num_drafts": "Rows that verified drafts.",

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.item import ItemContent
 from paceline.sched.replay.records import LENGTH, to_json
 from paceline.sched.replay.state.layout import (
     BUILT_IN,
@@ -63,6 +64,8 @@ class Encoder:
     def _value(self, value: Any) -> Any:
         if type(value) in SCALARS:
             return value
+        if isinstance(value, ItemContent):
+            return None  # it decides nothing
         number = self._numbers.get(id(value))
         if number is None:
             if isinstance(value, bytes):
