@@ -84,6 +84,23 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+# Of architectures that read images. They run as decoders here; `tests/runner/vision` has images.
+MROPE = {**PLAIN, "mrope_section": [2, 3, 3]}
+SMALL_LLAMA = {
+    "text_config": {"model_type": "llama"},
+    "vision_config": {"hidden_size": 32, "image_size": 64},
+}
+VISION: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        # The width by the number of heads is the size of a head, which transformers assumes.
+        "text_config": {"rope_parameters": MROPE, "hidden_size": 64},
+        "vision_config": {"hidden_size": 32, "num_heads": 4, "out_hidden_size": 64},
+    },
+    "idefics3": SMALL_LLAMA,
+    "smolvlm": SMALL_LLAMA,
+}
+SMALL_TOWER = {"intermediate_size": 24, "num_hidden_layers": 1, "depth": 1}
+
 # Traits of other architectures, which a file cannot choose: for backends alone.
 MIXED_TRAITS: dict[str, dict[str, Any]] = {
     "biases": {"qkv_bias": True},
@@ -137,18 +154,38 @@ class Case:
         layers = max(SIZES["num_hidden_layers"], traits_of(self.architecture).global_every + 1)
         return {**SIZES, **OWN_SIZES.get(self.architecture, {}), "num_hidden_layers": layers}
 
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The content of config.json."""
+        flat = {**self.sizes, **self.changes}
+        if traits_of(self.architecture).vision is None:
+            return {"architectures": [f"{self.architecture}ForCausalLM"], **flat}
+        return {
+            "architectures": [f"{self.architecture}ForConditionalGeneration"],
+            **nested(self.architecture, flat),
+        }
+
     def config(self, **changes: Any) -> ModelConfig:
-        names = {"architectures": [f"{self.architecture}ForCausalLM"]}
-        config = ModelConfig.of_hf({**names, **self.sizes, **self.changes, **changes})
+        config = ModelConfig.of_hf({**self.entries, **changes})
         mixed = MIXED_TRAITS.get(self.variant, {})
         return replace(config, traits=replace(config.traits, **mixed))
+
+
+def nested(architecture: str, flat: dict[str, Any]) -> dict[str, Any]:
+    """The same sizes for a decoder with a vision tower."""
+    own = VISION[architecture]
+    text = {**flat, **own["text_config"]}
+    del text["sliding_window"]
+    return {"text_config": text, "vision_config": {**SMALL_TOWER, **own["vision_config"]}}
 
 
 def cases() -> list[Case]:
     """Every architecture in every variant that is not the same model as one before it."""
     found: dict[ModelConfig, Case] = {}
     for name in architectures():
-        for variant in (*VARIANTS, *OWN_VARIANTS.get(name, {}), *MIXED_TRAITS):
+        # A decoder with a tower is one that is here without it too.
+        common = ("plain",) if traits_of(name).vision else (*VARIANTS, *MIXED_TRAITS)
+        for variant in (*common, *OWN_VARIANTS.get(name, {})):
             found.setdefault(Case(name, variant).config(), Case(name, variant))
     return list(found.values())
 

@@ -12,13 +12,15 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
-from tests.conformance.architectures import Case, traits_of
+from tests.conformance.architectures import Case, nested, traits_of
 
 
 @cache
 def model_class(architecture: str) -> Any:
     """The class of transformers for an architecture of ours, whatever its capitals are."""
-    names = [name for name in dir(transformers) if name.lower() == f"{architecture}forcausallm"]
+    has_vision = traits_of(architecture).vision is not None
+    whole = f"{architecture}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
+    names = [name for name in dir(transformers) if name.lower() == whole]
     assert len(names) == 1, f"transformers has no model to compare {architecture!r} with"
     return getattr(transformers, names[0])
 
@@ -31,6 +33,8 @@ def known_of(case: Case, entries: dict[str, Any]) -> dict[str, Any]:
 
 def config_of(case: Case) -> Any:
     """The configuration of transformers."""
+    if traits_of(case.architecture).vision is not None:
+        return image_config_of(case)
     sizes = {**case.sizes, **known_of(case, case.changes), **case.own_changes}
     # transformers would shorten the cache of a model without windows, too.
     if not known_of(case, {"sliding_window": 0}):
@@ -38,6 +42,14 @@ def config_of(case: Case) -> Any:
     kind = model_class(case.architecture).config_class
     sizes = deepcopy(sizes)  # it changes what it is given
     return kind(**sizes, pad_token_id=None, eos_token_id=None, attn_implementation="eager")
+
+
+def image_config_of(case: Case) -> Any:
+    """The configuration of a model with a vision tower."""
+    entries = deepcopy(nested(case.architecture, {**case.sizes, **case.own_changes}))
+    entries["text_config"] |= {"pad_token_id": None, "eos_token_id": None}
+    kind = model_class(case.architecture).config_class
+    return kind(**entries, attn_implementation="eager")
 
 
 def is_known(case: Case) -> bool:

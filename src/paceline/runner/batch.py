@@ -1,6 +1,6 @@
 """The tensors of one step, over rows of any length."""
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Protocol
 
 import torch
@@ -36,6 +36,7 @@ class Batch:
     sample_at: Tensor  # [samples]; indices of positions whose logits are needed
     items: ItemEmbeddings | None = None  # None: every position has the embedding of its token
     adapters: Tensor | None = None  # [positions]; the place of each one's adapter, or -1: none
+    coordinates: Tensor | None = None  # [positions, axes]; None: its place is the only one
 
     @property
     def positions(self) -> int:
@@ -47,8 +48,8 @@ class Batch:
 
     def check(self, block_size: int, blocks: int) -> None:
         """Verify every invariant. Slow: for tests."""
-        optional = ("items", "adapters")
-        kinds = {getattr(self, name).dtype for name in self.__slots__ if name not in optional}
+        always = [one.name for one in fields(self) if one.default is MISSING]
+        kinds = {getattr(self, name).dtype for name in always}
         assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
         starts, contexts = self.row_start.tolist(), self.context.tolist()
         assert starts[0] == 0, f"the first row starts at {starts[0]}"

@@ -9,14 +9,9 @@ import pytest
 
 import paceline.runner
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import (
-    HeadNorms,
-    NormSpec,
-    ProductSpec,
-    TensorSpec,
-    parts_of,
-)
+from paceline.runner.models.architecture import HeadNorms, NormSpec, ProductSpec, parts_of
 from paceline.runner.models.describe import describe
+from paceline.runner.models.tensor_spec import TensorSpec
 from tests.runner.support import tiny
 
 RUNNER = Path(paceline.runner.__file__).parent

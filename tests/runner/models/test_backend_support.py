@@ -16,11 +16,12 @@ from paceline.runner.models.backend_support import BackendSupport, features_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.model import Model
+from paceline.runner.models.rope import Rope
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
 PLAIN = BackendSupport("plain", frozenset())
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, Rope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 from typing import Any
 
-from paceline.runner.models.architecture import GGUFForm, LayerSpec, MixtureSpec, MLPSpec
+from paceline.runner.models.architecture import LayerSpec, MixtureSpec, MLPSpec
 from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Rope, frequencies
+from paceline.runner.models.tensor_spec import GGUFForm
 from tests.runner.support import tiny
 
 GEMMA: dict[str, Any] = {

@@ -3,7 +3,7 @@ import torch
 from paceline.runner.models.manifest import manifest
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import OWN_SIZES, architectures
+from tests.conformance.architectures import Case, architectures
 from tests.runner.support import tiny
 
 
@@ -25,9 +25,7 @@ def test_no_two_tensors_are_drawn_alike() -> None:
 
 def test_it_is_a_checkpoint() -> None:
     for architecture in architectures():
-        dummy = Dummy(
-            tiny(architectures=[f"{architecture}ForCausalLM"], **OWN_SIZES.get(architecture, {}))
-        )
+        dummy = Dummy(Case(architecture).config())
         verify(dummy)
         assert all(dummy.read(name).shape == shape for name, shape in dummy.shapes.items())
 

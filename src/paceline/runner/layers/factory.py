@@ -16,8 +16,8 @@ from paceline.runner.models.architecture import (
     HeadNorms,
     NormSpec,
     ProductSpec,
-    TensorSpec,
 )
+from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.checkpoint import Checkpoint
 
 

@@ -44,6 +44,9 @@ NATIVE = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=mixture",
+            "vision",
+            "vision=siglip",
+            "vision=qwen",
         }
     ),
     one_value={

@@ -15,9 +15,11 @@ class Rotation:
 
     @staticmethod
     def of(position: Tensor, rope: Tensor, dtype: torch.dtype) -> "Rotation":
-        """`rope` is [2, head_dim / 2]: frequencies and amplitudes, in float32."""
+        """`position` is [positions], or [positions, head_dim / 2] if it differs from pair to pair.
+        `rope` is [2, head_dim / 2]: frequencies and amplitudes, in float32."""
         frequencies, amplitudes = rope
-        angle = position.unsqueeze(1) * frequencies  # [positions, head_dim / 2]
+        by_pair = position.unsqueeze(1) if position.dim() == 1 else position
+        angle = by_pair * frequencies  # [positions, head_dim / 2]
         cos, sin = angle.cos().mul_(amplitudes), angle.sin().mul_(amplitudes)
         return Rotation(
             torch.cat((cos, cos), dim=1).unsqueeze(1).to(dtype),

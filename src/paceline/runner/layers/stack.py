@@ -13,6 +13,7 @@ from paceline.runner.layers.rotary import Rotation
 from paceline.runner.layers.self_attention import LayerContext
 from paceline.runner.models.architecture import LayerSpec
 from paceline.runner.models.backend_support import BackendSupport, Values
+from paceline.runner.models.rope import Rope
 
 # The store has one shape for all layers.
 STORED: dict[str, Values] = {
@@ -36,6 +37,10 @@ TORCH = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=mixture",
+            "layers.attention.rope.axes",
+            "vision",
+            "vision=siglip",
+            "vision=qwen",
         }
     ),
     one_value=STORED,
@@ -54,6 +59,9 @@ class TorchStack:
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
             for rope in dict.fromkeys(spec.attention.rope for spec in layers)
         }  # [2, head_dim / 2] each
+        self._axes = {
+            rope: torch.tensor(rope.axes, device=factory.device) for rope in self.ropes if rope.axes
+        }  # [head_dim / 2] each
         self.layers = [DecoderLayer(factory, spec, layer) for layer, spec in enumerate(layers)]
 
     def __call__(
@@ -77,7 +85,13 @@ class TorchStack:
     def context(self, batch: Batch, kv: KVStore, attention: Prepared) -> LayerContext:
         """What all layers read in a step."""
         rotations = {
-            rope: Rotation.of(batch.position, tensor, self._dtype)
+            rope: Rotation.of(self._turned(rope, batch), tensor, self._dtype)
             for rope, tensor in self.ropes.items()
         }
         return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
+
+    def _turned(self, rope: Rope, batch: Batch) -> Tensor:
+        """What pairs turn by: [positions], or [positions, pairs]."""
+        if rope not in self._axes or batch.coordinates is None:
+            return batch.position
+        return batch.coordinates[:, self._axes[rope]]

@@ -6,42 +6,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
+from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.models.vision_spec import VisionSpec
 
-Shape = tuple[int, ...]
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 Part = TypeVar("Part")
-
-
-@dataclass(frozen=True, slots=True)
-class GGUFForm:
-    """How a GGUF file stores a tensor.
-
-    name          of the tensor in the file
-    offset        the file holds the tensor plus this number
-    paired_heads  the rows of each of so many heads are stored pair by pair, x0 y0 x1 y1 …,
-                  instead of x0 x1 … y0 y1 …; 0 if they are stored as they are
-    part          index into the tensor of the file, which holds several; None: it holds this one
-    """
-
-    name: str
-    offset: float = 0.0
-    paired_heads: int = 0
-    part: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a checkpoint, in the layout of HF.
-
-    name     of the tensor in HF's files
-    gguf     its form in a GGUF file
-    copies   further names under which HF's files may repeat it
-    """
-
-    name: str
-    shape: Shape
-    gguf: GGUFForm
-    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +180,7 @@ class DecoderSpec:
     norm               of the residual stream, before the head
     head               to logits; with tied weights, its tensor is the embedding
     logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
+    vision             the tower that turns images into embeddings; None: the model has no images
     """
 
     architecture: str
@@ -220,6 +190,7 @@ class DecoderSpec:
     head: ProductSpec
     embedding_scale: float = 1.0
     logit_cap: float | None = None
+    vision: VisionSpec | None = None
 
     @property
     def width(self) -> int:

@@ -5,7 +5,8 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec, TensorSpec
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec
+from paceline.runner.models.tensor_spec import TensorSpec
 
 Values = Callable[[LayerSpec], Iterable[object]]
 

@@ -1,7 +1,8 @@
 """The configuration of a model, read from a config.json or a GGUF header."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from paceline.core.errors import ConfigError
@@ -10,10 +11,11 @@ from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
-from paceline.runner.models.traits import Traits, find, unsupported
+from paceline.runner.models.traits import Traits, VisionConfig, find
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NO_TENSORS = GGUFTensors()
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ModelConfig:
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
     experts           of layers that are mixtures; None: there are none
+    vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
     """
@@ -68,6 +71,7 @@ class ModelConfig:
     experts: ExpertSizes | None
     bos: int | None
     eos: tuple[int, ...]
+    vision: VisionConfig | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -93,18 +97,21 @@ class ModelConfig:
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
 
     @classmethod
-    def of_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
-        """Read the content of a config.json of any version of transformers."""
+    def of_hf(
+        cls, raw: Mapping[str, Any], images: Mapping[str, Any] = NO_SETTINGS
+    ) -> "ModelConfig":
+        """Read the content of a config.json of any version of transformers, and the settings of
+        the image processor beside it."""
         with expected("config.json"):
-            return cls._of_hf(ConfigEntries(raw, "config.json"))
+            whole = ConfigEntries(raw, "config.json")
+            architecture, traits = hf_config.architecture(whole)
+            found = cls._of_hf(architecture, traits, hf_config.of_decoder(whole, traits))
+            if traits.vision is None:
+                return found
+            return replace(found, vision=traits.vision.of_hf(whole, found.width, images))
 
     @classmethod
-    def _of_hf(cls, read: "ConfigEntries") -> "ModelConfig":
-        name = (read.get("architectures") or [""])[0]
-        architecture = name.removesuffix("ForCausalLM").lower()
-        if architecture == name.lower():
-            raise unsupported(name)
-        traits = find(architecture)
+    def _of_hf(cls, architecture: str, traits: Traits, read: "ConfigEntries") -> "ModelConfig":
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads

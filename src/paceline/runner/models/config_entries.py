@@ -28,9 +28,9 @@ class ConfigEntries:
             raise ConfigError(f"{self.where} has no {self.prefix + key!r}")
         return value
 
-    def number(self, key: str) -> int:
+    def number(self, key: str, default: int | None = None) -> int:
         """A size or a number of things, which is positive."""
-        value = self.need(key)
+        value = self.need(key) if default is None else self.get(key, default)
         if type(value) is not int or value < 1:
             raise ConfigError(
                 f"{self.where}: {self.prefix + key} is {value!r}; it must be a positive integer"

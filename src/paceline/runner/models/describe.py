@@ -7,18 +7,17 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     ExpertSpec,
-    GGUFForm,
     HeadNorms,
     LayerSpec,
     MixtureSpec,
     MLPSpec,
     NormSpec,
     ProductSpec,
-    TensorSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import HEAD
+from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 from paceline.runner.models.traits import ExpertNames
 
 
@@ -31,18 +30,18 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     table = (config.vocab, config.width)
     head = "lm_head.weight"
     copies = (head,) if config.tied_embedding else ()
-    embedding = TensorSpec(
-        "model.embed_tokens.weight", table, GGUFForm("token_embd.weight"), copies
-    )
+    name, older = _names(config, "embed_tokens.weight")
+    embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, older)
     own_head = TensorSpec(head, table, GGUFForm(HEAD))
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
-        norm=_norm(config, "model.norm", "output_norm", config.width),
+        norm=_norm(config, "norm", "output_norm", config.width),
         head=ProductSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
         logit_cap=config.logit_cap,
+        vision=None if config.vision is None else config.vision.describe(),
     )
 
 
@@ -183,20 +182,32 @@ class LayerTensors:
         part: int | None = None,
     ) -> ProductSpec:
         name, gguf = self._names(name, gguf)
-        weight, bias = (
-            TensorSpec(f"{name}.{kind}", its, GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads, part))
-            for kind, its in (("weight", shape), ("bias", shape[:1]))
-        )
-        return ProductSpec((weight,), (bias,) if has_bias else ())
+
+        def one(kind: str, its: Shape) -> TensorSpec:
+            whole, older = _names(self.config, f"{name}.{kind}")
+            form = GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads, part)
+            return TensorSpec(whole, its, form, older=older)
+
+        bias = (one("bias", shape[:1]),) if has_bias else ()
+        return ProductSpec((one("weight", shape),), bias)
 
     def _names(self, name: str, gguf: str) -> tuple[str, str]:
-        return f"model.layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"
+        return f"layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"
+
+
+def _names(config: ModelConfig, name: str) -> tuple[str, str]:
+    """The name of a tensor of the decoder in HF's files, and in older files if it differs."""
+    decoder = config.traits.decoder
+    older = f"{decoder.older}.{name}" if decoder.older else ""
+    return f"{decoder.prefix}.{name}", older
 
 
 def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
     offset = config.traits.norm_offset
     # A GGUF file holds what the norm multiplies by.
-    weight = TensorSpec(f"{name}.weight", (width,), GGUFForm(f"{gguf}.weight", offset))
+    whole, older = _names(config, f"{name}.weight")
+    form = GGUFForm(f"{gguf}.weight", offset)
+    weight = TensorSpec(whole, (width,), form, older=older)
     return NormSpec(weight, config.norm_eps, offset)
 
 

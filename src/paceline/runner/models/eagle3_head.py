@@ -16,15 +16,14 @@ from paceline.runner.layers.rotary import Rotation
 from paceline.runner.layers.self_attention import LayerContext, SelfAttention
 from paceline.runner.models.architecture import (
     DecoderSpec,
-    GGUFForm,
     LayerSpec,
     MLPSpec,
     NormSpec,
     ProductSpec,
-    TensorSpec,
 )
 from paceline.runner.models.describe import describe
 from paceline.runner.models.eagle3_config import STATES, Eagle3Config
+from paceline.runner.models.tensor_spec import GGUFForm, TensorSpec
 from paceline.runner.weights.checkpoint import Checkpoint
 
 FC, HIDDEN_NORM = "fc.weight", "model.layers.0.hidden_norm.weight"

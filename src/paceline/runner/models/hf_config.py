@@ -6,11 +6,34 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
-from paceline.runner.models.traits import Traits
+from paceline.runner.models.traits import Traits, find, unsupported
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETA = 10_000.0
+ENDINGS = {"ForCausalLM": False, "ForConditionalGeneration": True}  # with images?
+OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 UNSUPPORTED = ("use_bidirectional_attention", "quantization_config")
+
+
+def architecture(read: ConfigEntries) -> tuple[str, Traits]:
+    """The name of an architecture, and its traits."""
+    name = (read.get("architectures") or [""])[0]
+    for ending, has_vision in ENDINGS.items():
+        short = name.removesuffix(ending)
+        if short != name and ((traits := find(short.lower())).vision is not None) == has_vision:
+            return short.lower(), traits
+    raise unsupported(name)
+
+
+def of_decoder(read: ConfigEntries, traits: Traits) -> ConfigEntries:
+    """The entries of the decoder. A model with images has them in text_config; older files have
+    them beside it."""
+    text = read.get("text_config")
+    if traits.vision is None or text is None:
+        return read
+    whole = {key: read.raw[key] for key in OF_THE_WHOLE if key in read.raw}
+    tied = {"tie_word_embeddings": False}
+    return ConfigEntries({**text, **tied, **whole}, f"{read.where}, text_config")
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
@@ -82,7 +105,9 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
         "original_max_position_embeddings", original
     )
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
-    return scaled(plain, scaling, longest).padded(head_dim // 2)
+    found = scaled(plain, scaling, longest).padded(head_dim // 2)
+    sections = scaling.get("mrope_section")
+    return found if sections is None else found.with_sections(sections)
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:

@@ -19,6 +19,8 @@ from paceline.runner.layers.packing import PackedStore
 from paceline.runner.layers.stack import TORCH, TorchStack
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
+from paceline.runner.vision.image_encoder import ImageEncoder
+from paceline.runner.vision.tower import tower
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 
@@ -40,6 +42,10 @@ class Model:
         self._norm = factory.norm(spec.norm)
         self._head = factory.linear(spec.head)
         self._logit_cap = spec.logit_cap
+        # None if the model has no images.
+        self.images = (
+            None if spec.vision is None else ImageEncoder(tower(factory, spec.vision), spec.width)
+        )
 
     @staticmethod
     def load(

@@ -1,25 +1,32 @@
 """Rotary position embedding: how pairs of dimensions of a head turn with position."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
 from paceline.core.errors import ConfigError
 
 Frequencies = tuple[float, ...]  # [rotated dimensions / 2], radians per position
+AXES = 3  # coordinates of a position: time, row, column
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # turns within the original length, of YaRN
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Pair i of a head turns by `frequencies[i]` per position and grows by `amplitudes[i]`."""
+    """Pair i of a head turns by `frequencies[i]` per position and grows by `amplitudes[i]`.
+
+    A position may have several coordinates, such as its row and column in an image. Pair i turns
+    by coordinate `axes[i]`; without axes, a position is one number.
+    """
 
     frequencies: Frequencies
     amplitudes: tuple[float, ...]
+    axes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.frequencies) == len(self.amplitudes)
+        assert len(self.axes) in (0, len(self.frequencies))
 
     @staticmethod
     def plain(frequencies: Frequencies, amplitude: float = 1.0) -> "Rope":
@@ -28,7 +35,8 @@ class Rope:
     def padded(self, pairs: int) -> "Rope":
         """Further pairs, up to so many, stay as they are."""
         rest = pairs - len(self.frequencies)
-        return Rope((*self.frequencies, *[0.0] * rest), (*self.amplitudes, *[1.0] * rest))
+        axes = (*self.axes, *[0] * rest) if self.axes else ()
+        return Rope((*self.frequencies, *[0.0] * rest), (*self.amplitudes, *[1.0] * rest), axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,16 @@ class RopeChoice:
 
     def padded(self, pairs: int) -> "RopeChoice":
         return RopeChoice(self.short.padded(pairs), self.long.padded(pairs), self.limit)
+
+    def with_sections(self, sections: Sequence[int]) -> "RopeChoice":
+        """The first pairs turn by the first coordinate of a position, the next by the second …"""
+        axes = tuple(axis for axis, pairs in enumerate(sections) for _ in range(pairs))
+        if len(sections) != AXES or len(axes) != len(self.long.frequencies):
+            raise ConfigError(
+                f"mrope_section is {list(sections)!r}; it must have {AXES} numbers, of "
+                f"{len(self.long.frequencies)} pairs together"
+            )
+        return RopeChoice(replace(self.short, axes=axes), replace(self.long, axes=axes), self.limit)
 
 
 def frequencies(theta: float, dims: int) -> Frequencies:
@@ -75,6 +93,8 @@ def scaled(plain: Frequencies, scaling: Mapping[str, Any], max_position: int = 0
 def _kind(scaling: Mapping[str, Any]) -> str:
     """The name of a scaling. LongRoPE has had others, one of which now means YaRN."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "mrope":
+        return "default"  # the sections are read elsewhere
     return "longrope" if kind == "su" or (kind == "yarn" and "short_factor" in scaling) else kind
 
 

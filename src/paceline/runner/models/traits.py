@@ -1,11 +1,15 @@
 """What all models of an architecture have in common."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
+from typing import Any, Protocol
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import Activation
+from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.vision_spec import VisionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +26,72 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderNames:
+    """What the names of the decoder's tensors begin with in HF's files.
+
+    `older` is what they begin with in files of older versions of transformers; empty: the same.
+    """
+
+    prefix: str = "model"
+    older: str = ""
+
+
+class VisionConfig(Protocol):
+    """The sizes of a vision tower."""
+
+    @classmethod
+    def of_hf(
+        cls, whole: ConfigEntries, output: int, settings: Mapping[str, Any]
+    ) -> "VisionConfig":
+        """Read a config.json and the settings of the image processor. `output` is the width of the
+        decoder."""
+        ...
+
+    def describe(self) -> VisionSpec: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """How an architecture differs from the plain decoder: pre-norm, rotary, gated MLP.
 
-    With `global_every` = n, layers n, 2n, … see the whole context and the others a window; 1 means
-    that all see the whole context, 0 that none does. `local_theta` is the rotary base of layers
-    with a window, if it differs.
+    activation         of the MLP
+    qkv_bias           the products for queries, keys and values have biases
+    qk_norm            each head of queries and keys has a norm
+    post_norms         attention and MLP have a norm before they are added
+    norm_offset        a norm multiplies by its weight plus this
+    scaled_embedding   times the square root of the width
+    tied_embedding     the head is the embedding *
+    global_every       n: layers n, 2n, … see the whole context, the others a window; 0: none does *
+    local_theta        the rotary base of layers with a window, if it differs *
+    score_cap          soft cap of attention scores *
+    logit_cap          soft cap of logits *
+    experts            layers may be mixtures of experts
+    shares_sum_to_one  shares of the chosen experts are divided by their sum *
+    fused_products     queries, keys, values are one tensor, and so are gate and up
+    paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
+    decoder            what the names of its tensors begin with
+    vision             the tower that reads images, if it has one
+
+    * unless the file says otherwise
     """
 
     activation: Activation = "silu"
     qkv_bias: bool = False
-    qk_norm: bool = False  # each head of queries and keys has a norm
-    post_norms: bool = False  # attention and MLP have a norm before they are added
-    norm_offset: float = 0.0  # a norm multiplies by its weight plus this
-    scaled_embedding: bool = False  # times the square root of the width
-    tied_embedding: bool = False  # unless the file says otherwise
-    global_every: int = 1  # unless the file says otherwise
-    local_theta: float | None = None  # unless the file says otherwise
-    score_cap: float | None = None  # unless the file says otherwise
-    logit_cap: float | None = None  # unless the file says otherwise
-    experts: ExpertNames | None = None  # layers may be mixtures of experts
-    shares_sum_to_one: bool = False  # of the chosen experts, unless the file says otherwise
-    fused_products: bool = False  # queries, keys, values are one tensor, and so are gate and up
-    paired_in_gguf: bool = False  # GGUF files store rows of q and k in rotary pairs
+    qk_norm: bool = False
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    scaled_embedding: bool = False
+    tied_embedding: bool = False
+    global_every: int = 1
+    local_theta: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    experts: ExpertNames | None = None
+    shares_sum_to_one: bool = False
+    fused_products: bool = False
+    paired_in_gguf: bool = False
+    decoder: DecoderNames = DecoderNames()
+    vision: type[VisionConfig] | None = None
 
     def windows(
         self, layers: int, window: int | None, global_every: int | None = None

@@ -7,9 +7,9 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
+from paceline.runner.models.tensor_spec import Shape
 
 NAMED = 5  # tensors listed in an error message
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.runner.models.architecture import NormSpec, Shape, parts_of
+from paceline.runner.models.architecture import NormSpec, parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.tensor_spec import Shape
 
 
 class Dummy:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
-from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.eagle3_config import Eagle3Config
 from paceline.runner.models.eagle3_head import describe_head
+from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.weights.checkpoint import compare
 from paceline.runner.weights.safetensors import files_in
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
+from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
 from paceline.runner.weights.quants import dequantised
 

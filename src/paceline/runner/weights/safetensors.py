@@ -7,10 +7,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
+from paceline.core.image_settings import image_settings
 from paceline.core.json_file import json_object
-from paceline.runner.models.architecture import Shape
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.tensor_spec import Shape
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -27,11 +28,14 @@ class SafetensorsFolder:
         generation = folder / "generation_config.json"
         if generation.exists() and "eos_token_id" in (given := json_object(generation)):
             raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models have more of them
-        self.config = ModelConfig.of_hf(raw)
+        self.config = ModelConfig.of_hf(raw, image_settings(folder))
         described = describe(self.config).tensors
+        self._newer: dict[str, str] = {
+            tensor.older: tensor.name for tensor in described if tensor.older
+        }
         self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
-        self._file: dict[str, Any] = {}  # by tensor
+        self._file: dict[str, tuple[Any, str]] = {}  # by tensor: with its name in the file
         self.files = files_in(folder)
         for path in self.files:
             self._add(path)
@@ -41,24 +45,27 @@ class SafetensorsFolder:
             file: Any = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
-        for name in file.keys():  # noqa: SIM118 - it is no mapping
+        stored: str
+        for stored in file.keys():  # noqa: SIM118 - it is no mapping
+            name = self._newer.get(stored, stored)
             if name in self.shapes:
                 raise ConfigError(f"{path} repeats tensor {name!r} of another file")
             if not self._is_copy(name):
-                part = file.get_slice(name)
+                part = file.get_slice(stored)
                 if (kind := part.get_dtype()) not in FLOATS:
                     raise ConfigError(
                         f"{path}: tensor {name!r} has type {kind}, which is not supported"
                     )
                 self.shapes[name] = tuple(part.get_shape())
-                self._file[name] = file
+                self._file[name] = file, stored
 
     def _is_copy(self, name: str) -> bool:
         """Whether a tensor follows from others: some files repeat a tied embedding as the head."""
         return name.endswith(DERIVED) or name in self._copies
 
     def read(self, name: str) -> Tensor:
-        return self._file[name].get_tensor(name)
+        file, stored = self._file[name]
+        return file.get_tensor(stored)
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -1,0 +1,39 @@
+"""One tensor of a checkpoint: its name and shape in HF's files, and its form in a GGUF file."""
+
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFForm:
+    """How a GGUF file stores a tensor.
+
+    name          of the tensor in the file
+    offset        the file holds the tensor plus this number
+    paired_heads  the rows of each of so many heads are stored pair by pair, x0 y0 x1 y1 …,
+                  instead of x0 x1 … y0 y1 …; 0 if they are stored as they are
+    part          index into the tensor of the file, which holds several; None: it holds this one
+    """
+
+    name: str
+    offset: float = 0.0
+    paired_heads: int = 0
+    part: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a checkpoint, in the layout of HF.
+
+    name     of the tensor in HF's files
+    gguf     its form in a GGUF file
+    copies   further names under which HF's files may repeat it
+    older    its name in files of older versions of transformers; empty: the same
+    """
+
+    name: str
+    shape: Shape
+    gguf: GGUFForm
+    copies: tuple[str, ...] = ()
+    older: str = ""

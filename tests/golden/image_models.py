@@ -1,0 +1,170 @@
+"""Small models with vision towers that transformers makes, in folders as it saves them."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+from paceline.runner.models.model import Model
+from paceline.runner.weights.files import open_checkpoint
+
+Pixels = npt.NDArray[np.uint8]  # [height, width, channels]
+
+TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+SPECIAL = [
+    *("<|im_start|>", "<|im_end|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>"),
+    *("<global-img>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    *TILES,
+]
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+IDS = {word: 256 + place for place, word in enumerate(SPECIAL)}
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 256 + len(SPECIAL),
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+SIGLIP: dict[str, Any] = {
+    "text_config": {"model_type": "llama", **TEXT},
+    "vision_config": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "image_size": 30,  # of which two pixels belong to no patch
+        "patch_size": 7,
+    },
+    "scale_factor": 2,
+    "image_token_id": IDS["<image>"],
+}
+QWEN: dict[str, Any] = {
+    "text_config": {
+        **TEXT,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [1, 1, 2],
+        },
+    },
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "intermediate_size": 40,
+        "patch_size": 4,
+        "window_size": 16,
+        "out_hidden_size": 32,
+        "fullatt_block_indexes": [1],
+    },
+    "image_token_id": IDS["<|image_pad|>"],
+    "video_token_id": IDS["<|video_pad|>"],
+    "vision_start_token_id": IDS["<|vision_start|>"],
+    "vision_end_token_id": IDS["<|vision_end|>"],
+}
+TILED = {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 30}}
+WHOLE = {"patch_size": 4, "merge_size": 2, "min_pixels": 256, "max_pixels": 2048}
+TURNS = """\
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}IMAGE{%- else -%}{{ part['text'] }}{%- endif -%}
+{%- endfor -%}
+<|im_end|>
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFamily:
+    """Models of an architecture: their sizes, image processor, and placeholder of an image."""
+
+    name: str
+    sizes: dict[str, Any]
+    settings: dict[str, Any]
+    processor: str
+    mark: str
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        ImageFamily("Idefics3", SIGLIP, TILED, "Idefics3ImageProcessorPil", "<image>"),
+        ImageFamily("SmolVLM", SIGLIP, TILED, "SmolVLMImageProcessorPil", "<image>"),
+        ImageFamily(
+            *("Qwen2_5_VL", QWEN, WHOLE, "Qwen2VLImageProcessorPil"),
+            "<|vision_start|><|image_pad|><|vision_end|>",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageModel:
+    """A model of transformers, the folder that it was saved to, and the image processor."""
+
+    family: ImageFamily
+    theirs: Any
+    folder: Path
+    processor: Any
+
+    @cache  # noqa: B019 - the models live as long as the tests
+    def ours(self) -> Model:
+        return Model.load(open_checkpoint(self.folder))
+
+
+@cache
+def image_model(name: str) -> ImageModel:
+    family = FAMILIES[name]
+    config = getattr(transformers, f"{name}Config")(**json.loads(json.dumps(family.sizes)))
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    theirs = kind(config).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(len(name))
+    for label, tensor in theirs.named_parameters():
+        is_norm = "norm" in label and label.endswith("weight")
+        spread = 0.3 if is_norm or label.endswith("bias") else tensor[0].numel() ** -0.5
+        tensor.normal_(1.0 if is_norm else 0.0, spread, generator=generator)
+    folder = Path(mkdtemp(prefix=f"paceline-{name}-"))
+    theirs.save_pretrained(folder)
+    processor = getattr(transformers, family.processor)(**family.settings)
+    processor.save_pretrained(folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    template = TURNS.replace("IMAGE", family.mark)
+    settings = {"chat_template": template, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return ImageModel(family, theirs, folder, processor)
+
+
+def tokenizer() -> Tokenizer:
+    """A token for each byte, and the marks of images."""
+    found = Tokenizer(models.BPE({word: id for id, word in enumerate(BYTES)}, []))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    found.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in SPECIAL])
+    return found
+
+
+def random_image(height: int, width: int, seed: int = 0) -> Pixels:
+    """Coarse random colours: neighbours are alike, as in a photograph."""
+    draw = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3))
+    smooth = np.kron(draw, np.ones((8, 8, 1)))[:height, :width]
+    return smooth.astype(np.uint8)
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
