@@ -1,0 +1,102 @@
+"""Decodes images, within limits."""
+
+import binascii
+from base64 import b64decode
+from io import BytesIO
+from typing import Any, cast
+from urllib.parse import unquote_to_bytes
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from paceline.core.errors import RequestError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+CHANNELS = (1, 3, 4)
+WHITE = (255, 255, 255, 255)
+
+
+def decoded(source: Any, max_pixels: int) -> Image.Image:
+    """An image in RGB: of bytes, a data URL, an array [height, width, channels] or a PIL image.
+
+    RequestError if there is none, or one with more pixels.
+    """
+    if isinstance(source, str):
+        source = data_of(source)
+    if isinstance(source, bytes):
+        return from_bytes(source, max_pixels)
+    if isinstance(source, np.ndarray):
+        source = from_array(cast("Any", source))
+    if not isinstance(source, Image.Image):
+        raise RequestError(
+            f"an image is {type(source).__name__!r}; give a PIL image, an array of bytes with the "
+            "shape [height, width, 3], the bytes of a file, or a data URL"
+        )
+    check_size(source, max_pixels)
+    return rgb(source)
+
+
+def from_bytes(content: bytes, max_pixels: int) -> Image.Image:
+    """The content of a file. Its head says how large it is, before any pixel is decoded."""
+    try:
+        with catch_warnings():
+            simplefilter("ignore", Image.DecompressionBombWarning)  # `check_size` is stricter
+            image = Image.open(BytesIO(content), formats=FORMATS)
+        check_size(image, max_pixels)
+        image.load()
+        return rgb(ImageOps.exif_transpose(image))
+    except UnidentifiedImageError:
+        raise RequestError(
+            f"an image of {len(content)} bytes is in no known format; use {', '.join(FORMATS)}"
+        ) from None
+    except Image.DecompressionBombError as error:
+        raise RequestError(f"an image is too large: {error}") from None
+    except (OSError, ValueError, SyntaxError, ArithmeticError, LookupError, MemoryError) as error:
+        raise RequestError(f"an image of {len(content)} bytes cannot be decoded: {error}") from None
+
+
+def from_array(array: np.ndarray[Any, Any]) -> Image.Image:
+    if array.ndim != 3 or array.shape[2] not in CHANNELS or array.dtype != np.uint8:  # noqa: PLR2004
+        raise RequestError(
+            f"an image is an array of {array.dtype} with the shape {list(array.shape)}; it must be "
+            "of uint8, with the shape [height, width, 3]"
+        )
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def check_size(image: Image.Image, max_pixels: int) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise RequestError(f"an image has {width} x {height} pixels; it must have at least one")
+    if width * height > max_pixels:
+        raise RequestError(
+            f"an image has {width} x {height} pixels; the most is {max_pixels} (max_image_pixels)"
+        )
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """Transparent parts become white."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer).convert("RGB")
+
+
+def data_of(url: str) -> bytes:
+    """The bytes in a data URL. RequestError for any other URL."""
+    head, comma, content = url.partition(",")
+    if not head.startswith("data:"):
+        raise RequestError(
+            f"an image has the URL {url!r:.80}; only the server fetches images, and only from "
+            "the domains in allowed_media_domains. Give a data URL instead"
+        )
+    if not comma:
+        raise RequestError("the data URL of an image has no comma, and so no data")
+    raw = unquote_to_bytes(content)
+    if not head.endswith(";base64"):
+        return raw
+    try:
+        return b64decode(raw, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"the data URL of an image is not base64: {error}") from None

@@ -1,0 +1,124 @@
+"""Images of Idefics3 and SmolVLM: resized, cut into square tiles, and shown as a whole too."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from PIL import Image
+
+from paceline.core.errors import ConfigError
+from paceline.images.processor import PreparedImage, ProcessorFiles, image_item
+
+IMAGE, AROUND, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"
+TILE, LONGEST = 364, 4 * 364  # pixels, unless the files say otherwise
+LARGEST = 4096  # pixels along a side of a resized image
+LANCZOS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    height: int
+    width: int
+
+
+class TileProcessor:
+    """Prepares images. A tile is an item of its own: between tiles are tokens for their places.
+
+    around row 1 col 1 image image …  around row 1 col 2 image …   newline
+    …                                                              newline
+    newline  around global image image …  around
+    """
+
+    def __init__(self, files: ProcessorFiles) -> None:
+        settings, vision = files.settings, files.vision
+        self.mark = files.mark(128_257)
+        self._files, self._resample = files, files.resample(LANCZOS)
+        self._tile = files.number(
+            settings.get("max_image_size", {}), "longest_edge", TILE
+        )  # pixels along a side
+        side = files.number(vision, "image_size", 224)
+        if side != self._tile:
+            raise ConfigError(
+                f"the image processor makes tiles of {self._tile} pixels (max_image_size), but the "
+                f"vision tower reads images of {side}"
+            )
+        self._longest = files.number(settings.get("size", {}), "longest_edge", LONGEST)
+        self._resizes = settings.get("do_resize", True)
+        self._splits = settings.get("do_image_splitting", True)
+        squares = side // files.number(vision, "patch_size", 32)
+        self._length = (squares // files.number(files.config, "scale_factor", 2)) ** 2
+        self._tokens: dict[Size, list[int]] = {}  # of so many rows and columns of tiles
+
+    def prepare(self, image: Image.Image) -> PreparedImage:
+        tile = self._tile
+        if self._resizes:
+            image = self._resized(image, first_size(image, self._longest))
+        grid = Size(0, 0)
+        parts: list[Image.Image] = []
+        if self._splits:
+            image = self._resized(image, whole_tiles(image, tile))
+            if max(image.size) > tile:
+                grid = Size(image.height // tile, image.width // tile)
+                parts = [
+                    image.crop((left, top, left + tile, top + tile))
+                    for top in range(0, image.height, tile)
+                    for left in range(0, image.width, tile)
+                ]
+        parts.append(self._resized(image, Size(tile, tile)))
+        tokens = self._tokens_of(grid)
+        marks = np.flatnonzero(np.array(tokens) == self.mark)[:: self._length].tolist()
+        items = (
+            image_item(np.asarray(part), offset, self._length)
+            for part, offset in zip(parts, marks, strict=True)
+        )
+        return PreparedImage(tokens, tuple(items))
+
+    def _resized(self, image: Image.Image, size: Size) -> Image.Image:
+        return image.resize((size.width, size.height), self._resample)
+
+    def _tokens_of(self, grid: Size) -> list[int]:
+        if grid not in self._tokens:
+            images = IMAGE * self._length
+            text = "".join(
+                "".join(
+                    f"{AROUND}<row_{row}_col_{column}>{images}"
+                    for column in range(1, grid.width + 1)
+                )
+                + "\n"
+                for row in range(1, grid.height + 1)
+            )
+            text += ("\n" if text else "") + f"{AROUND}{GLOBAL}{images}{AROUND}"
+            self._tokens[grid] = self._files.encode(text)
+        return self._tokens[grid]
+
+
+def first_size(image: Image.Image, longest: int) -> Size:
+    """The longer side has `longest` pixels, the other an even number, or fewer of both."""
+    height, width = image.height, image.width
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        height, width = longest, int(longest * ratio)
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    ratio = width / height
+    if width >= height and width > LARGEST:
+        height, width = int(LARGEST / ratio), LARGEST
+    elif height > LARGEST:
+        height, width = LARGEST, int(LARGEST * ratio)
+    return Size(max(height, 1), max(width, 1))
+
+
+def whole_tiles(image: Image.Image, tile: int) -> Size:
+    """Room for whole tiles, at about the same ratio of sides."""
+    height, width = image.height, image.width
+    ratio = width / height
+    if width >= height:
+        width = ceil(width / tile) * tile
+        height = ceil(int(width / ratio) / tile) * tile
+    else:
+        height = ceil(height / tile) * tile
+        width = ceil(int(height * ratio) / tile) * tile
+    return Size(height, width)

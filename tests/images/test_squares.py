@@ -1,0 +1,39 @@
+"""Sizes, tokens and pixels of images, compared with those of transformers."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.errors import RequestError
+from paceline.runner.models.qwen_vision_config import MEAN, STD
+from tests.golden.image_models import image_model, random_image
+from tests.images.support import encode, reader
+
+SIZES = [(30, 30), (61, 20), (8, 190), (199, 200), (100, 33), (2, 9), (12, 20)]
+PATCH, MERGE, FRAMES = 4, 2, 2
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_pixels_are_those_of_transformers(size: tuple[int, int]) -> None:
+    image = random_image(*size)
+    theirs = image_model("Qwen2_5_VL").processor([image], return_tensors="np")
+    _, rows, columns = theirs["image_grid_thw"][0].tolist()
+    found = reader("Qwen2_5_VL").read(encode("a<|image_pad|>b"), [image])
+    (item,) = found.items
+    assert item.content is not None
+    pixels = item.content["pixels"]
+    assert pixels.shape == (rows * PATCH, columns * PATCH, 3)
+    assert (item.offset, item.length) == (1, rows * columns // MERGE**2)
+    assert len(found.token_ids) == item.length + 2
+    scaled = (pixels / 255 - np.array(MEAN)) / np.array(STD)
+    cut = torch.from_numpy(scaled).view(
+        *(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
+    )
+    patches = cut.permute(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, 1, -1)
+    expected = theirs["pixel_values"].reshape(rows * columns, 3, FRAMES, -1)
+    assert np.allclose(patches.expand(-1, -1, FRAMES, -1), expected, atol=1e-5)
+
+
+def test_an_image_that_is_much_longer_than_wide_is_refused() -> None:
+    with pytest.raises(RequestError, match="200 times as long"):
+        reader("Qwen2_5_VL").read(encode("<|image_pad|>"), [random_image(201, 1)])
