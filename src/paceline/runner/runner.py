@@ -30,6 +30,7 @@ from paceline.runner.proposer import (
     check_drafts,
     check_shape,
 )
+from paceline.runner.resident_items import ResidentItems
 from paceline.runner.result import ResultBuilder
 from paceline.runner.sampler import Sampler, TokenScores
 from paceline.runner.sampling_controls import Controls
@@ -39,8 +40,8 @@ from paceline.runner.token_mask import apply_masks, without_forbidden
 class TorchRunner:
     """Runs plans in the order in which it gets them; results come back in that order too.
 
-    Within a step it copies blocks on the device, then to the host, then from it, and computes
-    after that.
+    Within a step it copies blocks on the device, then to the host, then from it, encodes
+    multimodal items, and computes after that.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class TorchRunner:
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
         self._adapters: ResidentAdapters | None = None
+        self._items: ResidentItems | None = None
         self._requests: dict[int, Request] = {}  # by slot
         self._reports = PromptReports()
         self._rows: Rows | None = None  # those that the controls are for
@@ -74,6 +76,7 @@ class TorchRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self._adapters is not None,
+            items=self._items is not None,
             constraints=self._masks is not None,
             pooling=True,
         )
@@ -86,6 +89,10 @@ class TorchRunner:
     def use_adapters(self, adapters: ResidentAdapters) -> None:
         """Apply adapters from now on."""
         self._adapters = adapters
+
+    def use_items(self, items: ResidentItems) -> None:
+        """Compute prompts with multimodal items from now on."""
+        self._items = items
 
     def launch(self, plan: Plan) -> None:
         """Run a step. A CPU has nothing to overlap with, so the step has ended on return, unless
@@ -136,6 +143,8 @@ class TorchRunner:
         self._state.apply(plan)
         if self._adapters is not None:
             self._adapters.apply(plan)
+        if self._items is not None:
+            self._items.apply(plan)
         if plan.admitted or plan.released:
             self._rows = self._controls = None
 
@@ -146,6 +155,8 @@ class TorchRunner:
         self._moves.carry_out(plan)
         if not len(plan.rows):
             return StepResult.of(plan, {})
+        if self._items is not None:
+            self._items.encode(plan)
         slot = torch.from_numpy(plan.rows.slot.astype(np.int64))
         if plan.rows.drafts.any():
             plan, drafts = self._draft(plan, slot)
@@ -156,6 +167,8 @@ class TorchRunner:
         rows = plan.rows
         count = torch.from_numpy(rows.count.astype(np.int64))
         batch = self._state.batch(plan, slot, count)
+        if self._items is not None:
+            batch = self._items.merged(batch, plan, slot)
         report = self._reports.of_step(plan, batch)
         wanted = batch.sample_at if report is None else None  # reports need any position
         inputs = self._inputs(batch)

@@ -13,6 +13,8 @@ from paceline.core.masks import TokenMasks
 from paceline.core.openmp import limit_early
 from paceline.runner.attention.backend import Attention, runs_on_gpu
 from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.coordinates import Coordinates
+from paceline.runner.encoder_store import EncoderStore
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.native import NativeLinear
@@ -23,8 +25,10 @@ from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.proposers.draft_model import DraftModel
 from paceline.runner.proposers.eagle3 import Eagle3
+from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
+from paceline.runner.vision.image_encoder import ImageEncoder
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
@@ -79,6 +83,8 @@ def assemble(
     runner = TorchRunner(
         loaded, kv, attention, drafter, step.max_num_seqs, step.max_model_len, masks
     )
+    if loaded.images is not None:
+        runner.use_items(items_of(loaded.images, config))
     scheduler = scheduler_of(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
@@ -87,6 +93,13 @@ def assemble(
         # CPU time, because other processes may take turns with this one while it measures.
         measure_steps(scheduler, StepTimer(runner, room_of(config), process_time))
     return scheduler, runner
+
+
+def items_of(images: ImageEncoder, config: Config) -> ResidentItems:
+    """Room for embeddings of images."""
+    store = EncoderStore(images, config.encoder_capacity)
+    slots = config.step.max_num_seqs
+    return ResidentItems(store, Coordinates(slots, images.square) if images.square else None)
 
 
 def load_model(checkpoint: Checkpoint, own: LoadConfig, length: int) -> Model:

@@ -24,6 +24,14 @@ from paceline.runner.vision.tower import tower
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 
+def image_encoder(factory: LayerFactory, spec: DecoderSpec) -> ImageEncoder | None:
+    if (vision := spec.vision) is None:
+        return None
+    has_axes = any(layer.attention.rope.axes for layer in spec.layers)
+    square = vision.patch.weights[0].shape[-1] * vision.merge if has_axes else 0
+    return ImageEncoder(tower(factory, vision), spec.width, square)
+
+
 class Model:
     """Weights in their final form. `forward` changes only the KV store."""
 
@@ -42,10 +50,7 @@ class Model:
         self._norm = factory.norm(spec.norm)
         self._head = factory.linear(spec.head)
         self._logit_cap = spec.logit_cap
-        # None if the model has no images.
-        self.images = (
-            None if spec.vision is None else ImageEncoder(tower(factory, spec.vision), spec.width)
-        )
+        self.images = image_encoder(factory, spec)  # None: the model has no images
 
     @staticmethod
     def load(

@@ -12,10 +12,14 @@ PIXELS = "pixels"  # the array of an image: [height, width, channels], bytes
 
 
 class ImageEncoder:
-    """A vision tower behind the interface of the encoder store."""
+    """A vision tower behind the interface of the encoder store.
 
-    def __init__(self, tower: Tower, width: int) -> None:
-        self.width, self.tower = width, tower
+    square   pixels along each side of what becomes one embedding, where positions have rows and
+             columns; 0: a position is one number
+    """
+
+    def __init__(self, tower: Tower, width: int, square: int = 0) -> None:
+        self.width, self.tower, self.square = width, tower, square
 
     def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""

@@ -1,0 +1,108 @@
+"""Prompts with images under the real scheduler: every way of scheduling gives the same tokens, and
+they are those of transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import Request, Scheduler
+from paceline.images.processor import image_item
+from paceline.runner.attention.backend import load
+from paceline.runner.coordinates import Coordinates
+from paceline.runner.encoder_store import EncoderStore
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.model import Model
+from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.resident_items import ResidentItems
+from paceline.runner.runner import TorchRunner
+from tests.golden.image_models import IDS, Pixels, image_model, random_image
+from tests.runner.driving import SETTINGS, WAYS, drive
+
+MARKS = {"SmolVLM": IDS["<image>"], "Qwen2_5_VL": IDS["<|image_pad|>"]}
+SIZES = {"SmolVLM": [(30, 30)] * 4, "Qwen2_5_VL": [(16, 24), (24, 16), (16, 16), (32, 8)]}
+TIGHT_ENCODER = {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}
+ITEM_WAYS: dict[str, dict[str, Any]] = {
+    **WAYS,
+    "little room": TIGHT_ENCODER,
+    "little room, tight, ahead": {**TIGHT_ENCODER, "num_blocks": 17, "depth": 2},
+    "little room, swapped": {**TIGHT_ENCODER, **WAYS["swapped, ahead"]},
+    "in one piece": {"disable_chunked_mm_input": True, "max_num_batched_tokens": 16},
+    "whole prompts": {"enable_chunked_prefill": False},
+    "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
+}
+
+
+def images(name: str) -> list[Pixels]:
+    return [random_image(*size, seed) for seed, size in enumerate(SIZES[name])]
+
+
+def asked(name: str) -> list[Request]:
+    """Several requests with the same images, at other places and in another order."""
+    found: list[Request] = []
+    given = images(name)
+    square = 15 if name == "SmolVLM" else 8
+    for number, shown in enumerate([(0,), (0, 1), (1, 0), (2, 2, 3), ()]):
+        tokens, items = [7, 30, 2 + number // 3], []
+        for which in shown:
+            pixels = given[which]
+            length = (pixels.shape[0] // square) * (pixels.shape[1] // square)
+            items.append(image_item(pixels, len(tokens), length))
+            tokens += [MARKS[name]] * length + [40 + which]
+        fields: dict[str, Any] = {"n": 2} if number == 2 else {}
+        found.append(Request(f"r{number}", tokens, 9, items=tuple(items), **fields))  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: Any) -> Any:
+    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    config = scheduler.config
+    kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
+    slots = config.step.max_num_seqs
+    sizes = slots, config.step.max_model_len
+    runner = TorchRunner(model, kv, load("paged"), Ngram(config.speculation), *sizes)
+    runner.reserve_host(config.preemption.swap_space)
+    assert model.images is not None
+    square = model.images.square
+    store = EncoderStore(model.images, config.encoder_capacity)
+    runner.use_items(ResidentItems(store, Coordinates(slots, square) if square else None))
+    assert runner.capabilities.items
+    return drive(scheduler, runner, requests, depth), scheduler
+
+
+@pytest.mark.parametrize("way", ITEM_WAYS)
+@pytest.mark.parametrize("name", MARKS)
+def test_tokens_do_not_depend_on_the_schedule(name: str, way: str) -> None:
+    model, requests = image_model(name).ours(), asked(name)
+    got, scheduler = outputs(model, requests, **ITEM_WAYS[way])
+    assert got == plain_outputs(name)
+    assert scheduler.stats.encoder_hits
+    if "tight" in way or "swapped" in way:
+        assert scheduler.stats.preemptions, "the pool was not tight"
+
+
+PLAIN: dict[str, Any] = {}
+
+
+def plain_outputs(name: str) -> Any:
+    """Of one request after the other, without any sharing."""
+    if name not in PLAIN:
+        PLAIN[name] = {}
+        for request in asked(name):
+            alone, _ = outputs(image_model(name).ours(), [request], enable_prefix_caching=False)
+            PLAIN[name] |= alone
+    return PLAIN[name]
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_tokens_are_those_of_transformers(name: str) -> None:
+    model, request, given = image_model(name), asked(name)[1], images(name)[:2]
+    ids = torch.tensor([request.prompt.tolist()])
+    if name == "Qwen2_5_VL":
+        kinds = (ids == MARKS[name]).int()
+        theirs = dict(model.processor(given, return_tensors="pt"), mm_token_type_ids=kinds)
+    else:
+        scaled = torch.stack([torch.from_numpy(one) for one in given]).permute(0, 3, 1, 2) / 255
+        theirs = {"pixel_values": (scaled[None] - 0.5) / 0.5}
+    found = model.theirs.generate(input_ids=ids, max_new_tokens=9, do_sample=False, **theirs)
+    assert plain_outputs(name)["r1"] == found[0, ids.shape[1] :].tolist()
