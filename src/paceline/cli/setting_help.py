@@ -30,6 +30,7 @@ METAVARS = {
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
     "speculative_config": "JSON",
+    "limit_mm_per_prompt": "JSON",
 }
 ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
@@ -63,6 +64,7 @@ UNITS = {
     "depth": "steps",
     "threads": "threads",
     "max_logprobs": "tokens",
+    "max_image_pixels": "pixels",
     "block_size": "tokens",
     "max_num_seqs": "sequences",
     "max_num_batched_tokens": "tokens",
@@ -185,6 +187,8 @@ SENTENCES = {
     "async_scheduling": "On a GPU, plan the next step while one runs.",
     "depth": "Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.",
     "threads": "CPU threads of a forward pass; 0: the default of torch.",
+    "limit_mm_per_prompt": "Maximum number of images of a prompt. LLM also takes a dict.",
+    "max_image_pixels": "Maximum size of an image, width by height, before it is resized.",
     "speculative_config": "Settings of speculative decoding in vLLM's names: method, model, "
     "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max and suffix_decoding_*. LLM also "
     "takes a dict.",

@@ -202,9 +202,10 @@ class LoadConfig:
     """A model on a device. The scheduler does not read these settings: they are not in `Config`.
 
     Files: load_format, chat_template, generation_config, pooling. Numbers: dtype, kv_cache_dtype,
-    weights, max_logprobs. Memory: gpu_memory_utilization, kv_cache_gib, swap_space,
-    num_gpu_blocks_override. Steps: device, attention, enforce_eager, async_scheduling, depth,
-    threads. Other names of settings: speculative_config.
+    weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
+    gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
+    attention, enforce_eager, async_scheduling, depth, threads. Other names of settings:
+    speculative_config.
     """
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
@@ -224,6 +225,8 @@ class LoadConfig:
     threads: int = 0  # cores that a forward may use; 0: as many as torch takes
     generation_config: GenerationConfig = "auto"  # sampling defaults: the model's own, or none
     max_logprobs: int = MOST_LOGPROBS  # alternatives per token at most; -1: no limit
+    limit_mm_per_prompt: str = '{"image": 16}'  # most images of a prompt, as JSON
+    max_image_pixels: int = 1 << 26  # of an image, before it is resized
     speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
     pooling: PoolingChoice = "auto"  # hidden states of embeddings; "auto": as the model's files say
 
@@ -234,6 +237,7 @@ class LoadConfig:
         for name, kind in CHOICES.items():
             one_of(name, getattr(self, name), get_args(kind))
         require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
+        positive(self, "max_image_pixels")
         require(self.max_logprobs >= -1, f"max_logprobs is {self.max_logprobs}; at least -1")
         share = self.gpu_memory_utilization
         require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it must lie in (0, 1]")

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 from paceline.core.arrays import F32
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
+from paceline.core.item import Item
 from paceline.core.plan import Timings
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.frontend.metrics import Report
@@ -21,6 +22,7 @@ from paceline.engine.text_delta import (
     TokenLogprob,
     Usage,
 )
+from paceline.text.image_parts import images_of
 
 __all__ = [
     "Alternative",
@@ -50,10 +52,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """The token ids of a prompt, and the text that they were made from, if there was one."""
+    """The token ids of a prompt, the text that they were made from, if there was one, and the
+    images among them."""
 
     token_ids: Sequence[int]
     text: str | None = None
+    items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,9 @@ class GenerationRequest:
             for `max_tokens`. None: a prompt that is too long is refused.
         truncation_side: Where tokens are removed: "left" keeps the last ones, "right" the first.
         pooling: How the prompt is embedded; "": it is not. See `paceline.engine.embeddings`.
+        images: Images of a prompt that is no conversation, one for each of its marks: PIL images,
+            arrays, bytes of files, or data URLs.
+        items: Images that are in the token ids already.
     """
 
     prompt: str | None = None
@@ -110,6 +117,8 @@ class GenerationRequest:
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] = "left"
     pooling: str = ""
+    images: Sequence[Any] = ()
+    items: tuple[Item, ...] = ()
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -155,7 +164,13 @@ class GenerationRequest:
             request_id=request_id,
             timeout=self.timeout or timeout,
             truncate_prompt_tokens=None,
+            images=(),
+            items=prompt.items,
         )
+
+    def all_images(self) -> Sequence[Any]:
+        """What its images are read from, in order."""
+        return self.images if self.messages is None else images_of(self.messages)
 
     def truncated(self, ids: Sequence[int], max_model_len: int) -> Sequence[int]:
         """The token ids of the prompt that are kept; RequestError if more are wanted than fit."""

@@ -66,16 +66,20 @@ class PromptReader:
         try:
             text = await self._text_of(generation)
             if text is None:
-                ids = generation.prompt_token_ids or ()
-                return TokenizedPrompt(self._frontend.kept(generation, ids), generation.text)
-            given = PromptText.of(generation, text)
-            if self._reader is None and len(text) <= min(SHORT_TEXT, self._frontend.max_model_len):
-                ids = self._frontend.ids_of(text, given.framed)
+                text, ids = generation.text, generation.prompt_token_ids or ()
             else:
-                ids = await self._queued(given)
-            return TokenizedPrompt(self._frontend.kept(generation, ids), text)
+                ids = await self._ids_of(PromptText.of(generation, text))
+            if images := generation.all_images():
+                return await self._work.run(self._frontend.whole, generation, text, ids, images)
+            return self._frontend.whole(generation, text, ids, images)
         finally:
             self.waiting -= 1
+
+    async def _ids_of(self, given: PromptText) -> list[int]:
+        longest = min(SHORT_TEXT, self._frontend.max_model_len)
+        if self._reader is None and len(given.text) <= longest:
+            return self._frontend.ids_of(given.text, given.framed)
+        return await self._queued(given)
 
     async def _text_of(self, generation: GenerationRequest) -> str | None:
         if is_short(generation):
@@ -144,7 +148,8 @@ def batch_tokenized(
             continue
         generation = generations[place]
         with suppress(RequestError):
-            prompt = TokenizedPrompt(frontend.kept(generation, ids), given.text)
+            images = generation.all_images()
+            prompt = frontend.whole(generation, given.text, ids, images)
             found[place] = generation.ready(prompt, generation.request_id, generation.timeout)
     return found
 

@@ -18,7 +18,8 @@ Params = SamplingParams | Sequence[SamplingParams]
 
 NOTHING_GIVEN: Mapping[str, Any] = MappingProxyType({})
 FORMS = "give a text, token ids, messages, or a GenerationRequest"
-KEYS = ("prompt", "prompt_token_ids", "messages", "cache_salt")  # of a prompt that is a dict
+# Of a prompt that is a dict.
+KEYS = ("prompt", "prompt_token_ids", "messages", "cache_salt", "multi_modal_data")
 
 
 def several(prompts: Any) -> list[Any]:
@@ -72,7 +73,17 @@ def from_dict(prompt: Mapping[str, Any]) -> GenerationRequest:
         given["text"] = given.pop("prompt", None)
     if "messages" in given:
         given["messages"] = only_conversation(given["messages"])
+    if (data := given.pop("multi_modal_data", None)) is not None:
+        given["images"] = images_in(data)
     return GenerationRequest(**given)
+
+
+def images_in(data: Any) -> list[Any]:
+    """The images of vLLM's `multi_modal_data`: one, or a list of them."""
+    if not isinstance(data, Mapping) or set(cast("Mapping[str, Any]", data)) - {"image"}:
+        raise RequestError(f"multi_modal_data is {data!r:.80}; only its key 'image' is supported")
+    found: Any = cast("Mapping[str, Any]", data).get("image", [])
+    return list(cast("Sequence[Any]", found)) if isinstance(found, list | tuple) else [found]
 
 
 def ids_of(prompt: Any) -> list[int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import RequestError
+from paceline.core.image_prompt import ImagePrompt
 from paceline.core.item import Item
 from paceline.core.json_file import json_object
 from paceline.images.decode import decoded
@@ -27,14 +28,6 @@ class ImageLimits:
 
     images: int
     pixels: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePrompt:
-    """A prompt with room for its images, and where they are."""
-
-    token_ids: list[int]
-    items: tuple[Item, ...]
 
 
 class ImageReader:

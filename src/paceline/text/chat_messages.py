@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from paceline.core.errors import RequestError
+from paceline.text.image_parts import SHOWN, is_image
 
 Message = Mapping[str, Any]
 
@@ -23,6 +24,8 @@ class MessageForm:
     none_content: bool = False  # a message of tool calls alone has the content none, not ""
     short_ids: bool = False  # ids of tool calls have nine letters and digits
     single_calls: bool = False  # a message has one tool call at most
+    parts: bool = False  # content may be a list of parts, some of which are images
+    strings: bool = True  # content may be a string
 
 
 class CallArguments(dict[str, Any]):
@@ -83,7 +86,7 @@ def plain(message: Message, form: MessageForm) -> dict[str, Any]:
     if content is None and role != "assistant":  # whose tool calls may be all it says
         raise RequestError(f"a message of the role {role!r} has no content")
     changed = {name: value for name, value in message.items() if value is not None}
-    changed |= {"role": ROLES.get(role, role), "content": text_of(content)}
+    changed |= {"role": ROLES.get(role, role), "content": shown_content(content, form)}
     if "reasoning" in changed:  # its newer name
         changed.setdefault("reasoning_content", changed["reasoning"])
     if "tool_calls" in changed:
@@ -95,6 +98,29 @@ def plain(message: Message, form: MessageForm) -> dict[str, Any]:
             if form.none_content and content is None:
                 changed["content"] = None
     return with_short_id(changed, "tool_call_id") if form.short_ids else changed
+
+
+def shown_content(content: object, form: MessageForm) -> str | list[Mapping[str, str]]:
+    """A string, or parts if some are images or the template reads nothing else."""
+    given: list[object] = [*cast("list[object]", content)] if is_list(content) else []
+    has_images = any(map(is_image, given))
+    if has_images and not form.parts:
+        raise RequestError(
+            "the chat template of this model does not show images; send text only, or use a model "
+            "that reads images"
+        )
+    if not has_images and form.strings:
+        return text_of(content)
+    parts: list[object] = given or [{"type": "text", "text": text_of(content)}]
+    return [SHOWN if is_image(part) else text_part(part_text(part)) for part in parts]
+
+
+def is_list(content: object) -> bool:
+    return isinstance(content, list)
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def text_of(content: object) -> str:
@@ -113,7 +139,9 @@ def part_text(part: object) -> str:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": str(kind)}:
-            raise RequestError(f"a message part of type {kind!r} is not supported; only 'text' is")
+            raise RequestError(
+                f"a message part of type {kind!r} is not supported; use 'text' or 'image_url'"
+            )
         case _:
             raise RequestError("a message part has no type")
 

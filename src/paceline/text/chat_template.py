@@ -15,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.text.chat_messages import Message, MessageForm, plain_messages
+from paceline.text.chat_messages import Message, MessageForm, plain_messages, text_part
 
 CHATML = """\
 {%- for message in messages -%}
@@ -158,7 +158,7 @@ class ChatTemplate:
             )
         shown = plain_messages(messages, self._form)
         if continue_final_message:
-            shown[-1]["content"] = (shown[-1]["content"] or "") + END_OF_CONTENT
+            shown[-1]["content"] = with_end(shown[-1]["content"])
         seen = {
             **(variables or {}),
             "strftime_now": self._strftime_now,
@@ -181,6 +181,13 @@ class ChatTemplate:
 
     def _strftime_now(self, layout: str) -> str:
         return self._now().strftime(layout)
+
+
+def with_end(content: Any) -> Any:
+    """The content of a message, with a mark behind it."""
+    if isinstance(content, list):
+        return [*cast("list[Any]", content), text_part(END_OF_CONTENT)]
+    return (content or "") + END_OF_CONTENT
 
 
 def up_to_content(prompt: str) -> str:
@@ -214,11 +221,18 @@ def variables_of(source: str) -> frozenset[str]:
 @lru_cache(CACHED)
 def form_of(source: str) -> MessageForm:
     """What a template expects of messages, by the tests that it makes."""
-    tests = list(sandbox().parse(source).find_all(nodes.Test))
+    parsed = sandbox().parse(source)
+    tests = list(parsed.find_all(nodes.Test))
+    has_parts = any(name_of(loop.iter) == "content" for loop in parsed.find_all(nodes.For))
+    has_strings = any(
+        test.name in ("string", "iterable") and name_of(test.node) == "content" for test in tests
+    )
     return MessageForm(
         none_content=any(test.name == "none" and name_of(test.node) == "content" for test in tests),
         short_ids=NINE_CHARACTERS.search(source) is not None,
         single_calls=SINGLE_CALL.search(source) is not None,
+        parts=has_parts,
+        strings=has_strings or not has_parts,
     )
 
 

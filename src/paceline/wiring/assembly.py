@@ -20,6 +20,7 @@ from paceline.wiring.constraints import constrained_requests
 from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
+from paceline.wiring.images import load_images
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
@@ -58,6 +59,7 @@ def build(
         depth=depth,
         rules=rules,
         constrained=constrained,
+        images=load_images(source.path, source.tokenizer, own),
     )
 
 

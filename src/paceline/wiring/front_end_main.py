@@ -31,6 +31,7 @@ from paceline.server.scoreboard import shared_board
 from paceline.server.serve import DrainingServer, draining_server, log_to_stderr
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.front_end_settings import FrontEndSettings
+from paceline.wiring.images import load_images
 from paceline.wiring.tokenizer import load_tokenizer, log_rules, log_template, sampling_rules
 
 ANSWER_S = 5.0  # for the other front ends to answer
@@ -71,6 +72,7 @@ async def serve(core: RemoteCore, settings: FrontEndSettings) -> None:
         Metrics(board.own("metrics")),
         core.build.number,
     )
+    frontend.images = load_images(settings.path, tokenizer, settings.load)
     engine = SharedEngine(core, frontend, board.section("metrics"), board.section("core")[-1])
     app = create_app(engine, settings.model, tokenizer, settings.server, board)
     context: ServerContext = app.state.context

@@ -20,10 +20,11 @@ from paceline.wiring.tokenizer import load_tokenizer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSource:
-    """The weights of a model on disk, and its tokenizer."""
+    """The weights of a model on disk, its tokenizer, and where they are."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
+    path: str
 
 
 def find_model(
@@ -35,7 +36,7 @@ def find_model(
     """
     if form == "dummy":
         tokenizer = load_tokenizer(name, form, chat_template)
-        return ModelSource(Dummy(config_in(name), device=device), tokenizer)
+        return ModelSource(Dummy(config_in(name), device=device), tokenizer, name)
     if name in named_shapes() and repository_named(name) is None:
         raise ConfigError(
             f"{name} is a shape without weights; set load_format to 'dummy' for random weights"
@@ -47,4 +48,4 @@ def find_model(
         raise ConfigError(
             f"load_format is {form!r}, but {path} has another format; set load_format to 'auto'"
         )
-    return ModelSource(checkpoint, load_tokenizer(str(path), form, chat_template))
+    return ModelSource(checkpoint, load_tokenizer(str(path), form, chat_template), str(path))

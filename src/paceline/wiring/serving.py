@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM, signal
@@ -20,7 +20,7 @@ from paceline.core.config import LoadConfig, LoadFormat
 from paceline.core.cores import usable_cores
 from paceline.core.garbage import keep_heap
 from paceline.engine.core.components import factory_named
-from paceline.engine.core.ports import Core
+from paceline.engine.core.ports import Core, PromptImages
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.core.thread import ThreadCore
@@ -40,6 +40,7 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.front_end_settings import FrontEndSettings
+from paceline.wiring.images import as_json, load_images
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import check_record
 from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings
@@ -68,6 +69,7 @@ def serve(
     Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
     engine itself. Raises EngineFailed if the engine has died and is not restarted.
     """
+    settings = as_json(settings)
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     if uds:
@@ -83,12 +85,14 @@ def serve(
     labels, given = cache_labels(settings), plain(settings)
     with exit_on_sigterm():  # until the server handles signals
         load = part_of(LoadConfig, settings)
-        core, tokenizer = loaded(model, progress, settings)
+        found = loaded(model, progress, settings)
+    core, tokenizer = found.core, found.tokenizer
     rules = sampling_rules(tokenizer, load)
     log_rules(rules)
 
     async def main() -> None:
         frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic, rules)
+        frontend.images = found.images
         engine = StreamingEngine(core, frontend)
         try:
             app = create_app(engine, model, tokenizer, chosen)
@@ -186,17 +190,27 @@ def exit_on_sigterm() -> Generator[None]:
         signal(SIGTERM, before)
 
 
-def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, Tokenizer]:
-    """Load a model: a core that is ready, and the tokenizer."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedModel:
+    """A core that is ready, and what turns prompts into tokens."""
+
+    core: Core
+    tokenizer: Tokenizer
+    images: PromptImages | None
+
+
+def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> ServedModel:
+    """Load a model."""
     form: LoadFormat = settings.get("load_format", "auto")
     core, path = loaded_core(model, progress, settings)
     try:
         tokenizer = load_tokenizer(path, form, settings.get("chat_template", ""))
+        images = load_images(path, tokenizer, part_of(LoadConfig, settings))
     except BaseException:
         core.close()
         raise
     log_template(tokenizer)
-    return core, tokenizer
+    return ServedModel(core, tokenizer, images)
 
 
 def loaded_core(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, str]:

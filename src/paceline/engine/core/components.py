@@ -8,7 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
-from paceline.engine.core.ports import Runner
+from paceline.engine.core.ports import PromptImages, Runner
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
@@ -30,6 +30,7 @@ class EngineComponents:
     settings: EngineSettings = DEFAULTS
     rules: SamplingRules = NO_RULES
     constrained: ConstrainedRequests | None = None  # the masks of the runner come from it
+    images: PromptImages | None = None  # None: the model reads no images
 
     def engine(self) -> Engine:
         return Engine(
@@ -41,7 +42,9 @@ class EngineComponents:
         )
 
     def frontend(self, engine: Engine) -> Frontend:
-        return Frontend(self.tokenizer, self.template, engine.clock, self.rules)
+        found = Frontend(self.tokenizer, self.template, engine.clock, self.rules)
+        found.images = self.images
+        return found
 
 
 Factory = Callable[..., EngineComponents]  # takes a model name, and settings by name

@@ -1,11 +1,12 @@
 """The protocols of the engine: runner, clock, sink, receiver and core."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import PacelineError
+from paceline.core.image_prompt import ImagePrompt
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import RequestOutput, TextDelta
@@ -96,3 +97,11 @@ class Core(Protocol):
     def healthy(self) -> str | None: ...
 
     def close(self) -> None: ...
+
+
+class PromptImages(Protocol):
+    """Reads the images of prompts, on any thread."""
+
+    def read(self, token_ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
+        """Put images in the places of their marks. RequestError if one cannot be read."""
+        ...

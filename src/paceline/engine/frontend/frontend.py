@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -15,10 +16,11 @@ from paceline.engine.api import (
     Alternative,
     GenerationRequest,
     RequestOutput,
+    TokenizedPrompt,
     TokenLogprob,
 )
 from paceline.engine.core.messages import Abort, Delivery
-from paceline.engine.core.ports import Clock, Sink
+from paceline.engine.core.ports import Clock, PromptImages, Sink
 from paceline.engine.frontend.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenChoice, OpenRequest
@@ -47,6 +49,7 @@ class Frontend:
     ) -> None:
         self.tokenizer, self.template, self.rules = tokenizer, template, rules
         self.metrics = metrics or Metrics()
+        self.images: PromptImages | None = None  # None: the model reads no images
         self.max_model_len = 0  # of the engine; 0: the engine refuses prompts that are too long
         self.max_num_seqs = 0  # of the engine; 0: the engine refuses too many sequences
         self.open: dict[str, OpenRequest] = {}
@@ -69,10 +72,10 @@ class Frontend:
         name = generation.request_id or uuid4().hex
         if name in self.open or name in self._leaving:
             raise RequestError(f"request {name!r} is already open; use another request_id")
-        text, ids = self.encode(generation)
-        self._check_length(len(ids), "tokens")
+        prompt = self.encode(generation)
+        self._check_length(len(prompt.token_ids), "tokens")
         arrival = self._clock() if generation.arrival is None else generation.arrival
-        request = self._request(name, ids, generation, arrival)
+        request = self._request(name, prompt, generation, arrival)
         if 0 < self.max_num_seqs < request.width:
             raise RequestError(
                 f"{request.width} sequences cannot run at once: max_num_seqs is "
@@ -85,9 +88,8 @@ class Frontend:
                 f"the vocabulary has {vocabulary} tokens"
             )
         params = generation.params
-        one = OpenRequest(
-            request, params, text, sink, self._rows, self.tokenizer, arrival, generation.timeout
-        )
+        text, timeout = prompt.text, generation.timeout
+        one = OpenRequest(request, params, text, sink, self._rows, self.tokenizer, arrival, timeout)
         self.open[name] = one
         # A stop string must be found as the text grows; scores come with each token.
         deferred = deferred and not params.stop and params.logprobs is None
@@ -101,18 +103,33 @@ class Frontend:
         if open_request := self.open.get(request_id):
             open_request.listen()
 
-    def encode(self, generation: GenerationRequest) -> tuple[str | None, Sequence[int]]:
+    def encode(self, generation: GenerationRequest) -> TokenizedPrompt:
         """The prompt as text, if it has one, and as token ids."""
         text = self.text_of(generation)
         if text is None:
-            return generation.text, self.kept(generation, generation.prompt_token_ids or ())
+            ids = generation.prompt_token_ids or ()
+            return self.whole(generation, generation.text, ids, generation.all_images())
         is_whole = generation.truncate_prompt_tokens is None
         ids = self.ids_of(text, generation.messages is None, is_whole)
-        return text, self.kept(generation, ids)
+        return self.whole(generation, text, ids, generation.all_images())
 
-    def kept(self, generation: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
-        """The ids of a prompt that are left after truncation."""
-        return generation.truncated(ids, self.max_model_len)
+    def whole(
+        self,
+        generation: GenerationRequest,
+        text: str | None,
+        ids: Sequence[int],
+        images: Sequence[Any],
+    ) -> TokenizedPrompt:
+        """A prompt with its images in their places, or after truncation, on any thread."""
+        if not images:
+            kept = generation.truncated(ids, self.max_model_len)
+            return TokenizedPrompt(kept, text, generation.items)
+        if self.images is None:
+            raise RequestError("this model reads no images; send text only")
+        if generation.truncate_prompt_tokens is not None:
+            raise RequestError("a prompt with images cannot be truncated; remove the setting")
+        found = self.images.read(ids, images)
+        return TokenizedPrompt(found.token_ids, text, found.items)
 
     def text_of(self, generation: GenerationRequest) -> str | None:
         """The text to tokenize; None if the prompt is token ids."""
@@ -153,7 +170,7 @@ class Frontend:
             )
 
     def _request(
-        self, name: str, ids: Sequence[int], generation: GenerationRequest, arrival: float
+        self, name: str, prompt: TokenizedPrompt, generation: GenerationRequest, arrival: float
     ) -> Request:
         params = generation.params
         if params.prompt_only:
@@ -168,7 +185,8 @@ class Frontend:
         salt = generation.cache_salt if params.prompt_logprobs is None else uuid4().hex
         return Request(
             id=name,
-            prompt=ids,
+            prompt=prompt.token_ids,
+            items=prompt.items,
             max_tokens=params.max_tokens,
             min_tokens=params.min_tokens,
             ignore_eos=params.ignore_eos,
