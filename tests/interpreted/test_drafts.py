@@ -18,8 +18,9 @@ from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
-from paceline.runner.proposer import Drafter
+from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.rejection import draw_drafts
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
@@ -100,6 +101,26 @@ class Circular(Ngram):
         return torch.where(places & (found < 0), 5, found)
 
 
+class Drawn(Drafter):
+    """Draws drafts by the same probabilities everywhere."""
+
+    draws = True
+
+    def attach(self, runner: DraftingFor) -> None:
+        self.columns, vocab = runner.columns, runner.model.config.vocab
+        self.logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1)) * 3
+
+    def draft(self, rows: DraftInput) -> Drafts:
+        slot, places = rows.slot.long(), torch.arange(rows.most)
+        own = self.columns.temperature[slot], self.columns.key[slot]
+        drawn = [
+            draw_drafts(self.logits.repeat(len(slot), 1), *own, rows.known.long() + place)
+            for place in range(rows.most)
+        ]
+        ids, probabilities = (torch.stack(each, 1) for each in zip(*drawn, strict=True))
+        return Drafts(torch.where(places < rows.number[:, None], ids, -1), probabilities)
+
+
 def requests(**fields: Any) -> list[Request]:
     return [
         Request(id=f"r{i}", prompt=prompt, max_tokens=3 + 2 * i, ignore_eos=True, **fields)
@@ -111,12 +132,20 @@ def source(seed: int = 3) -> Dummy:
     return Dummy(tiny(architectures=["Qwen3ForCausalLM"], **SMALL), seed=seed)
 
 
-def expected(asked: list[Request]) -> dict[str, Any]:
-    """By the CPU runner, without drafts."""
-    scheduler, model = Scheduler.create(**SETTINGS), Model.load(source())
+# Small steps: the interpreter computes the padding of a graph as well.
+DRAFTING: dict[str, Any] = {
+    "num_speculative_tokens": 2,
+    "speculation": "fixed",
+    "max_num_batched_tokens": 8,
+}
+
+
+def expected(asked: list[Request], kind: type[Drafter] = Ngram, **settings: Any) -> dict[str, Any]:
+    """By the CPU runner; without drafts, unless settings say otherwise."""
+    scheduler, model = Scheduler.create(**{**SETTINGS, **settings}), Model.load(source())
     kv = KVStore(model.config, SETTINGS["num_blocks"], SETTINGS["block_size"])
     sizes = SETTINGS["max_num_seqs"], SETTINGS["max_model_len"]
-    proposer = Ngram(scheduler.config.speculation)
+    proposer = kind(scheduler.config.speculation)
     masks = constrained_requests(model.config.vocab)
     runner = TorchRunner(model, kv, load("sdpa"), proposer, *sizes, masks)
     return drive(scheduler, runner, asked, constrained=masks)
@@ -128,23 +157,19 @@ def interpreted(
     patch: pytest.MonkeyPatch,
     draft_seed: int | None = None,
     drafts: int = 2,
+    kind: type[Drafter] = Circular,
 ) -> tuple[dict[str, Any], Scheduler]:
     """By the runner for a GPU; with a seed, drafts come from a draft model."""
     use_host(patch)
     patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
-    # Small steps: the interpreter computes the padding of a graph as well.
-    drafting = {
-        "num_speculative_tokens": drafts,
-        "speculation": "fixed",
-        "max_num_batched_tokens": 8,
-    }
+    drafting = {**DRAFTING, "num_speculative_tokens": drafts}
     scheduler = Scheduler.create(**{**SETTINGS, **drafting})
     config = scheduler.config
     model = CudaModel.load(source(), 64, torch.float32, device="cpu")
     kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
     step = config.step
     sizes = RunnerSizes(step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens)
-    drafter: Drafter = Circular(config.speculation)
+    drafter = kind(config.speculation)
     if draft_seed is not None:
         draft = CudaModel.load(source(draft_seed), 64, torch.float32, device="cpu")
         drafter = CudaDraftModel(config.speculation, draft, torch.float32)
@@ -177,6 +202,15 @@ def test_rows_that_want_more_than_a_temperature(monkeypatch: pytest.MonkeyPatch)
     due = expected(asked)
     got, scheduler = interpreted(asked, 2, monkeypatch)
     assert got == due
+    assert scheduler.stats.drafted
+
+
+def test_drafts_that_were_drawn_are_accepted_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(sampling=Sampling(temperature=1.5), seed=4)[1:]
+    due = expected(asked, Drawn, **DRAFTING)
+    got, scheduler = interpreted(asked, 1, monkeypatch, kind=Drawn)
+    assert got == due
+    assert got != expected(asked), "no draft was accepted that the model would not have drawn"
     assert scheduler.stats.drafted
 
 

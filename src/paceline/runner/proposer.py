@@ -89,6 +89,7 @@ class Drafter(ABC):
     # True: `draft` reads no tensor on the host, and what it returns depends on its arguments and
     # on tensors that stay in place. It is then part of a CUDA graph.
     on_device = False
+    draws = False  # drafts may be drawn at random on a GPU too; no graph verifies those
     reads_tokens = True  # `draft` reads `DraftInput.tokens`
     observes = False  # `observe` is called after every step
     layers: tuple[int, ...] = ()  # of the model, whose inputs `observe` gets

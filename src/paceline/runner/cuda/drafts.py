@@ -1,7 +1,7 @@
 """Steps with drafts on a GPU, which proposes, computes and verifies them."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -63,7 +63,8 @@ class DraftedSteps:
         """Launch a plan that has drafts; a graph computes the rows in this order, in which rows of
         one position come first. If rows are moving, the host does not know where they begin."""
         most, wanted = int(plan.rows.drafts.max()), order[plan.rows.samples[order]]
-        if self._ends is not None and self._ends.has_room(len(wanted), most):
+        is_drawn = self.drafter.draws
+        if self._ends is not None and not is_drawn and self._ends.has_room(len(wanted), most):
             size = self._size(plan, self._ends.width)
             if size is not None and masks is None and self._choice.is_plain(plan, wanted):
                 return self._captured(plan, size, order, wanted)
@@ -72,13 +73,13 @@ class DraftedSteps:
             order = np.arange(len(plan.rows))
             wanted = order[plan.rows.samples[order]]
         lines = lines_of(plan, order, 1 + most)
-        own, known, drafts = self._propose(plan, wanted)
+        drafted = self._propose(plan, wanted)
         hidden, prompt = self._hidden(plan, size, order, lines, is_moving)
-        logits, rows = self._model.logits(hidden), (own, known, drafts)
-        verify = partial(self._choice.verify, plan, wanted, logits, rows, prompt)
+        logits = self._model.logits(hidden)
+        verify = partial(self._choice.verify, plan, wanted, logits, drafted, prompt)
         if masks is None:
             return verify()
-        return self._choice.masked(plan, wanted, drafts, verify, masks)
+        return self._choice.masked(plan, wanted, drafted.drafts, verify, masks)
 
     def _captured(self, plan: Plan, size: int, order: Index, wanted: Index) -> LaunchedStep:
         """Propose, compute and verify by graphs alone."""
@@ -94,9 +95,8 @@ class DraftedSteps:
             return None
         return self._graphs.size(plan, int(plan.rows.samples.sum()) * width)
 
-    def _propose(self, plan: Plan, wanted: Index) -> tuple[Tensor, Tensor, Tensor]:
-        """Return slots [samples], known tokens [samples] and drafts [samples, most drafts] of the
-        rows that sample; the drafts are behind the known tokens."""
+    def _propose(self, plan: Plan, wanted: Index) -> "DraftedRows":
+        """Draft for the rows that sample; the drafts are behind the known tokens."""
         rows, state = plan.rows, self._state
         width = (rows.count - rows.drafts)[wanted]
         sent = rows.slot[wanted].astype(np.int32), width, rows.drafts[wanted]
@@ -107,9 +107,9 @@ class DraftedSteps:
         tokens = state.tokens[:, :read].index_select(0, own)
         most = int(rows.drafts.max())
         found = self.drafter.draft(DraftInput(own, tokens, known, number, most))
-        drafts = check_shape(self.drafter, found, len(wanted), most).ids
-        put_drafts(state.tokens, own, known, drafts, number)
-        return own, known, drafts
+        check_shape(self.drafter, found, len(wanted), most)
+        put_drafts(state.tokens, own, known, found.ids, number)
+        return DraftedRows(own, known, found.ids, found.probabilities)
 
     def _hidden(
         self, plan: Plan, size: int | None, order: Index, lines: I32, is_moving: bool
@@ -120,6 +120,16 @@ class DraftedSteps:
         (at,) = self._state.send(lines)
         hidden, _, prompt = self._eager.hidden(plan, is_moving, at)
         return hidden, prompt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftedRows:
+    """The rows of a step that sample, in the order of their lines."""
+
+    slot: Tensor  # [samples]
+    known: Tensor  # [samples]
+    drafts: Tensor  # [samples, most drafts]
+    probabilities: Tensor | None  # [samples, most drafts, vocab], where drafts were drawn
 
 
 class Verification:
@@ -167,34 +177,34 @@ class Verification:
         plan: Plan,
         wanted: Index,
         logits: Tensor,
-        rows: tuple[Tensor, Tensor, Tensor],
+        rows: DraftedRows,
         prompt: ScoredPrompts | None,
         masks: LogitMasks | None = None,
     ) -> LaunchedStep:
-        """From logits [samples * (1 + most drafts), vocab], and the slots, known tokens and drafts
-        of the rows that sample."""
-        own, known, drafts = rows
+        """From logits [samples * (1 + most drafts), vocab]."""
         if masks is not None:
             masks.apply(logits)
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
-        if self.is_plain(plan, wanted):
-            ids = self._choose(logits, *rows)
+        if rows.probabilities is None and self.is_plain(plan, wanted):
+            ids = self._choose(logits, rows)
         else:
-            step, ids = self._sample(step, logits, known, drafts)
-        accept((self._state.tokens, self._state.position), own, known, ids, drafts)
+            step, ids = self._sample(step, logits, rows)
+        columns = self._state.tokens, self._state.position
+        accept(columns, rows.slot, rows.known, ids, rows.drafts)
         return replace(step, ticket=self._returns.fetch(ids.view(-1)))
 
-    def _choose(self, logits: Tensor, own: Tensor, known: Tensor, drafts: Tensor) -> Tensor:
+    def _choose(self, logits: Tensor, rows: DraftedRows) -> Tensor:
         """Rows that want no more than a temperature: ids [samples, 1 + most drafts]."""
-        shape = len(own), 1 + drafts.shape[1]
-        ids = torch.empty(shape, dtype=torch.int32, device=known.device)
-        choose_lines(self._state, logits, own, known, ids)
+        shape = len(rows.slot), 1 + rows.drafts.shape[1]
+        ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
+        choose_lines(self._state, logits, rows.slot, rows.known, ids)
         return ids
 
     def _sample(
-        self, step: LaunchedStep, logits: Tensor, known: Tensor, drafts: Tensor
+        self, step: LaunchedStep, logits: Tensor, rows: DraftedRows
     ) -> tuple[LaunchedStep, Tensor]:
         """Rows of which some want more: the step with what they want, and ids as above."""
+        drafts = rows.drafts
         slots: list[int] = step.plan.rows.slot[step.wanted].tolist()
         controls = self._controls_for(slots)
         scores = logits.float().view(len(drafts), 1 + drafts.shape[1], -1)
@@ -203,8 +213,9 @@ class Verification:
             for row, request in enumerate(map(self._residents.requests.__getitem__, slots))
             if request.silent
         )
-        places = known.long()
-        found = self._sampler.verify(scores, drafts, controls, places)
+        places = rows.known.long()
+        given = drafts, controls, places, None, rows.probabilities
+        found = self._sampler.verify(scores, *given)
         controls.observe(found.ids, places)
         ids = found.ids.masked_fill(found.bad[:, None], -1).int()
         return replace(step, controls=controls, scores=found.scores, silent=silent), ids

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.arrays import Index
+from paceline.core.errors import PluginError
 from paceline.core.plan import Plan
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
@@ -122,6 +123,9 @@ class DraftGraphs:
         torch.add(state.position.index_select(0, own), new, out=known)
         tokens = state.tokens[:, :span].index_select(0, own)
         found = self._drafter.draft(DraftInput(own, tokens, known, number, self.width - 1))
+        if found.probabilities is not None:
+            who = f"proposer {self._drafter.config.proposer!r}"
+            raise PluginError(f"{who} returns probabilities, so it must have draws = True")
         drafts.copy_(found.ids)
         put_drafts(state.tokens, own, known, drafts, number)
 
