@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.masks import MaskRows, TokenMasks
-from paceline.core.plan import Plan, Rows, StepResult
+from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention
@@ -32,8 +32,8 @@ from paceline.runner.proposer import (
 )
 from paceline.runner.resident_items import ResidentItems
 from paceline.runner.result import ResultBuilder
+from paceline.runner.row_controls import RowControls
 from paceline.runner.sampler import Sampler, TokenScores
-from paceline.runner.sampling_controls import Controls
 from paceline.runner.token_mask import apply_masks, without_forbidden
 
 
@@ -65,9 +65,7 @@ class TorchRunner:
         self._items: ResidentItems | None = None
         self._requests: dict[int, Request] = {}  # by slot
         self._reports = PromptReports()
-        self._rows: Rows | None = None  # those that the controls are for
-        self._slots: list[int] = []  # of these rows, where they sample
-        self._controls: Controls | None = None
+        self._controls = RowControls(self._sampler)
         self._flight: deque[StepResult | Plan] = deque()  # the latest may be a plan that is not run
 
     @property
@@ -146,7 +144,7 @@ class TorchRunner:
         if self._items is not None:
             self._items.apply(plan)
         if plan.admitted or plan.released:
-            self._rows = self._controls = None
+            self._controls.forget()
 
     # -- a step -------------------------------------------------------------
 
@@ -236,7 +234,7 @@ class TorchRunner:
         slot = torch.from_numpy(rows.slot[wanted].astype(np.int64))
         number = torch.from_numpy(rows.drafts[wanted].astype(np.int64))
         first = batch.context[torch.from_numpy(wanted)] - number  # where the sampled token goes
-        controls = self._controls_for(rows, wanted)
+        controls = self._controls.of(rows, wanted)
         asked = [self._requests[place] for place in rows.slot[wanted].tolist()]
         quiet = [row for row, request in enumerate(asked) if request.silent]
         at = lines(number, 0 if drafts is None else drafts.ids.shape[1])
@@ -260,15 +258,6 @@ class TorchRunner:
         for row, own in zip(quiet, raw, strict=False):
             result.add_silent_logprobs(row, own, ids[row], asked[row])
         return result.build()
-
-    def _controls_for(self, rows: Rows, wanted: np.ndarray) -> Controls:
-        """Return the controls of the rows that sample, again the same ones for the same slots."""
-        if self._rows is not rows or self._controls is None:
-            slots = rows.slot[wanted].tolist()
-            if self._controls is None or self._slots != slots:
-                self._controls, self._slots = self._sampler.controls(slots), slots
-            self._rows = rows
-        return self._controls
 
     def _advance(self, plan: Plan, slot: Tensor, first: Tensor, ids: Tensor, taken: Tensor) -> None:
         """Move rows that sampled to their last right token, and the others to their end."""
