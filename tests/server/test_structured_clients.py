@@ -187,6 +187,23 @@ def test_every_chat_of_a_batch_is_held(server: httpx.Client, thinking: dict[str,
         Look.model_validate_json(choice["message"]["content"])
 
 
+def test_grammars_are_counted(server: httpx.Client, thinking: dict[str, Any]) -> None:
+    def counted() -> dict[str, float]:
+        lines = server.get("/metrics").text.splitlines()
+        own = [line for line in lines if line.startswith("paceline:") and "grammar" in line]
+        pairs = [line.removeprefix("paceline:").partition("{") for line in own]
+        return {name: float(rest.rpartition(" ")[2]) for name, _, rest in pairs}
+
+    post(server, "/v1/chat/completions", **thinking)
+    before = counted()
+    post(server, "/v1/chat/completions", **thinking)
+    after = counted()
+    assert before["grammars_compiled_total"] == after["grammars_compiled_total"] > 0
+    assert before["grammar_compile_seconds_total"] > 0
+    assert after["grammar_cache_hits_total"] == before["grammar_cache_hits_total"] + 1
+    assert after["num_requests_waiting_for_grammar"] == after["grammars_refused_total"] == 0
+
+
 CHOICES = pytest.mark.parametrize("named", [False, True])
 
 

@@ -51,6 +51,20 @@ def test_a_grammar_is_compiled_and_kept(shared: GrammarCompiler) -> None:
     assert again.result() is grammar
 
 
+def test_what_was_done_is_counted() -> None:
+    with compiling("guidance") as compiler:
+        grammar = compiler.submit(NUMBER).result(WAIT_S)
+        assert made_by(grammar) == "LLGuidanceGrammar"
+        compiler.submit(NUMBER).result(WAIT_S)
+        for _ in range(3):
+            with pytest.raises(RequestError):
+                compiler.submit(Constraint.regex("(")).result(WAIT_S)
+        counts = compiler.counts
+        done = (counts.grammars_compiled, counts.grammars_refused, counts.grammar_cache_hits)
+        assert done == (1, 1, 3)
+        assert counts.grammar_compile_s > 0
+
+
 def test_reasoning_before_an_answer_shares_its_grammar(shared: GrammarCompiler) -> None:
     answer = Constraint.choice(["yes", "no"])
     reasoned = shared.submit(answer.after_reasoning("", "</think>")).result(WAIT_S)

@@ -189,6 +189,8 @@ SENTENCES = {
     "threads": "CPU threads of a forward pass; 0: the default of torch.",
     "limit_mm_per_prompt": "Maximum number of images of a prompt. LLM also takes a dict.",
     "max_image_pixels": "Maximum size of an image, width by height, before it is resized.",
+    "structured_outputs_backend": "Library that compiles grammars for structured output; guidance "
+    "is llguidance; auto: xgrammar, and llguidance for what xgrammar refuses.",
     "speculative_config": "Settings of speculative decoding in vLLM's names: method, model, "
     "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max and suffix_decoding_*. LLM also "
     "takes a dict.",

@@ -24,6 +24,7 @@ LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
 MOST_THREADS = 1024  # torch crashes with many more
 GenerationConfig = Literal["auto", "none"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
+GrammarLibrary = Literal["auto", "xgrammar", "llguidance", "guidance"]
 CHOICES: dict[str, Any] = {
     "generation_config": GenerationConfig,
     "pooling": PoolingChoice,
@@ -31,6 +32,7 @@ CHOICES: dict[str, Any] = {
     "load_format": LoadFormat,
     "dtype": DType,
     "kv_cache_dtype": CacheDType,
+    "structured_outputs_backend": GrammarLibrary,
 }
 
 
@@ -204,8 +206,8 @@ class LoadConfig:
     Files: load_format, chat_template, generation_config, pooling. Numbers: dtype, kv_cache_dtype,
     weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
     gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
-    attention, enforce_eager, async_scheduling, depth, threads. Other names of settings:
-    speculative_config.
+    attention, enforce_eager, async_scheduling, depth, threads. Grammars:
+    structured_outputs_backend. Other names of settings: speculative_config.
     """
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
@@ -227,6 +229,7 @@ class LoadConfig:
     max_logprobs: int = MOST_LOGPROBS  # alternatives per token at most; -1: no limit
     limit_mm_per_prompt: str = '{"image": 16}'  # most images of a prompt, as JSON
     max_image_pixels: int = 1 << 26  # of an image, before it is resized
+    structured_outputs_backend: GrammarLibrary = "auto"  # what compiles grammars
     speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
     pooling: PoolingChoice = "auto"  # hidden states of embeddings; "auto": as the model's files say
 

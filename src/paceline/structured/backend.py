@@ -88,6 +88,7 @@ CHOICES = {
     "auto": ("xgrammar", "llguidance"),
     "xgrammar": ("xgrammar",),
     "llguidance": ("llguidance",),
+    "guidance": ("llguidance",),  # the name that vLLM gives it
 }
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
+from time import monotonic
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, QueueFull, RequestError
@@ -37,6 +38,16 @@ class CompilerLimits:
 DEFAULTS = CompilerLimits()
 
 
+@dataclass(slots=True)
+class GrammarCounts:
+    """What a compiler has done since its start."""
+
+    grammars_compiled: int = 0
+    grammars_refused: int = 0  # malformed, not supported, or too costly
+    grammar_cache_hits: int = 0  # constraints whose grammar or refusal was kept
+    grammar_compile_s: float = 0.0  # seconds, of refused ones too
+
+
 @dataclass(eq=False)
 class CompileJob:
     """A constraint that is being compiled, and the futures that wait for it."""
@@ -59,6 +70,7 @@ class GrammarCompiler:
         self, table: TokenTable, backend: str = "auto", limits: CompilerLimits = DEFAULTS
     ) -> None:
         self._table, self._names, self._limits = table, backend_names(backend), limits
+        self.counts = GrammarCounts()
         self._lock = Lock()
         self._cache = GrammarCache(limits.grammars, limits.cache_bytes)
         self._jobs: dict[Constraint, CompileJob] = {}
@@ -85,6 +97,8 @@ class GrammarCompiler:
             if outcome is None:
                 self._jobs[constraint] = job
                 job.waiting.append(future)
+            if outcome is not None and not is_new:
+                self.counts.grammar_cache_hits += 1
         if outcome is not None:
             settle(future, outcome)
             return future
@@ -108,6 +122,21 @@ class GrammarCompiler:
     # -- on a thread of the pool ------------------------------------------------
 
     def _compile(self, job: CompileJob) -> Grammar:
+        begun, refused = monotonic(), True
+        try:
+            found = self._grammar_of(job)
+            refused = False
+            return found
+        finally:
+            with self._lock:
+                counts = self.counts
+                counts.grammar_compile_s += monotonic() - begun
+                if refused:
+                    counts.grammars_refused += not job.abandoned
+                else:
+                    counts.grammars_compiled += 1
+
+    def _grammar_of(self, job: CompileJob) -> Grammar:
         constraint = job.constraint
         if not constraint.reasoning_end:
             return self._compiled(job, constraint)

@@ -6,7 +6,7 @@ from functools import partial
 
 from paceline.core.constraint import Constraint
 from paceline.structured.backend import Grammar
-from paceline.structured.compiler import GrammarCompiler, settle
+from paceline.structured.compiler import GrammarCompiler, GrammarCounts, settle
 
 
 class LazyCompiler:
@@ -27,6 +27,13 @@ class LazyCompiler:
         found: Future[Grammar] = Future()
         self._built.add_done_callback(partial(pass_on, constraint, found))
         return found
+
+    @property
+    def counts(self) -> GrammarCounts:
+        built = self._built
+        if built is None or not built.done() or built.cancelled() or built.exception() is not None:
+            return GrammarCounts()
+        return built.result().counts
 
     def close(self) -> None:
         if self._built is None or self._thread is None:

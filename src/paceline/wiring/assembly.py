@@ -44,7 +44,9 @@ def build(
         # One module per device, so that CUDA is imported only on a GPU.
         on = import_module(f"paceline.wiring.{device}")
     template = ChatTemplate.of(source.tokenizer)
-    constrained = constrained_requests(source.tokenizer, source.checkpoint.config.vocab)
+    constrained = constrained_requests(
+        source.tokenizer, source.checkpoint.config.vocab, own.structured_outputs_backend
+    )
     scheduler, runner = on.assemble(
         rest, own, source.checkpoint, partial(scheduler_of, record=record), constrained, draft
     )

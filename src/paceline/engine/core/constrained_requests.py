@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from paceline.core.plan import Failed, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.engine.core.messages import EngineFailed
 from paceline.structured.backend import Grammar, Matcher
+from paceline.structured.compiler import GrammarCounts
 
 PARKED_FOR = "grammar"  # the reason for which a request is parked while its grammar is compiled
 
@@ -24,6 +25,11 @@ class ConstraintCompiler(Protocol):
 
     def submit(self, constraint: Constraint) -> Future[Grammar]:
         """The grammar, or a RequestError that says what is wrong. It may be cancelled."""
+        ...
+
+    @property
+    def counts(self) -> GrammarCounts:
+        """What it has done since its start."""
         ...
 
     def close(self) -> None: ...
@@ -98,6 +104,11 @@ class ConstrainedRequests:
     @property
     def any_compiling(self) -> bool:
         return any(not one.compiled.done() for one in self._open.values())
+
+    def figures(self) -> dict[str, float]:
+        """Requests that wait for their grammar, and what the compiler has done."""
+        waiting = sum(not one.compiled.done() for one in self._open.values())
+        return {"waiting_for_grammar": waiting, **asdict(self._compiler.counts)}
 
     def has_compiled(self, request_id: str) -> bool:
         """Whether compiling a request's constraint has ended, well or badly."""

@@ -287,7 +287,8 @@ class Engine:
         found = answer(self.scheduler, question, self.clock())
         if question.verb != "gauges":
             return found
-        return found | self._counts.to_dict() | {"pid": os.getpid()}
+        grammars = {} if self._constrained is None else self._constrained.figures()
+        return found | self._counts.to_dict() | grammars | {"pid": os.getpid()}
 
     # -- a step -------------------------------------------------------------
 

@@ -50,8 +50,19 @@ TOTALS = {
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",
 }
+# Totals of the compiler of grammars, by the names of their metrics.
+GRAMMARS = {
+    "grammars_compiled": "grammars_compiled",
+    "grammars_refused": "grammars_refused",
+    "grammar_cache_hits": "grammar_cache_hits",
+    "grammar_compile_seconds": "grammar_compile_s",
+}
 NO_REQUESTS: dict[str, Any] = dict.fromkeys(
-    ("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused", "pid"), 0
+    (
+        *("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused", "pid"),
+        "waiting_for_grammar",
+    ),
+    0,
 )
 
 
@@ -62,7 +73,7 @@ def first_figures(capacity: Capacity) -> dict[str, Any]:
         "block_size": capacity.block_size,
         "enable_prefix_caching": capacity.enable_prefix_caching,
     }
-    totals = dict.fromkeys((*TOTALS.values(), "failed_rows"), 0)
+    totals = dict.fromkeys((*TOTALS.values(), *GRAMMARS.values(), "failed_rows"), 0)
     return NO_REQUESTS | totals | StepCounts().to_dict() | size
 
 
@@ -83,6 +94,8 @@ class Report:
     crashes: int  # of the step loop
     failed_rows: int  # results that ended their request with an error, and no other
     drafting_paused: bool  # does speculation not draft, because it does not pay?
+    waiting_for_grammar: int  # requests
+    grammars: Mapping[str, float]  # totals of the compiler of grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +243,8 @@ class Metrics:
             crashes=total("crashes"),
             failed_rows=int(now["failed_rows"]),
             drafting_paused=bool(now["drafting_paused"]),
+            waiting_for_grammar=int(now.get("waiting_for_grammar", 0)),
+            grammars={name: now.get(counted, 0) for name, counted in GRAMMARS.items()},
             cache_config={
                 "num_gpu_blocks": int(now["total_blocks"]),
                 "block_size": int(now["block_size"]),

@@ -50,6 +50,11 @@ METRIC_HELP = {
     # of paceline
     "engine_healthy": "1, or 0 while /health answers 503.",
     "drafting_paused": "1 while speculation does not draft because it would cost time, else 0.",
+    "num_requests_waiting_for_grammar": "Requests that wait until their grammar is compiled.",
+    "grammars_compiled": "Grammars compiled.",
+    "grammars_refused": "Constraints that were malformed, not supported or too costly.",
+    "grammar_cache_hits": "Constraints whose grammar, or refusal, was in the cache.",
+    "grammar_compile_seconds": "Seconds that compiling took, of all constraints together.",
     "engine_crashes": "Times that the step loop died.",
     "failed_rows": "Requests that failed alone, without the others of their step.",
     "step_tokens": "Tokens computed in a step, of prompts and drafts too.",

@@ -86,6 +86,8 @@ class Exposition(Collector):
         for kind, name, value in (
             (GaugeMetricFamily, "engine_healthy", float(self._healthy)),
             (GaugeMetricFamily, "drafting_paused", float(report.drafting_paused)),
+            (GaugeMetricFamily, "num_requests_waiting_for_grammar", report.waiting_for_grammar),
+            *((CounterMetricFamily, name, total) for name, total in report.grammars.items()),
             (CounterMetricFamily, "engine_crashes", report.crashes),
             (CounterMetricFamily, "failed_rows", report.failed_rows),
         ):
