@@ -3,8 +3,11 @@
 from collections import Counter
 
 import pytest
+import torch
+from torch import Tensor
 
 from paceline.runner.native.library import is_available
+from paceline.runner.proposer import Proposer
 from tests.property.model_schedules import ModelDrive
 
 if not is_available():
@@ -15,7 +18,17 @@ SEEDS = {1: True, 5: False}
 TROUBLE = ("drafts", "preempted", "cached", "stale", "copies", "swap_in", "silent", "retried")
 
 
-@pytest.mark.parametrize("proposer", ["draft_model", "eagle3"])
+class AnyTokens(Proposer):
+    """Proposes none, some or all drafts of a row, nearly all of them wrong."""
+
+    def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
+        latest = tokens.gather(1, known[:, None] - 1)
+        places = torch.arange(most)
+        guess = (latest * 7 + known[:, None] + places) % 3  # the smallest vocabulary
+        return torch.where(places < torch.minimum(number, known % (most + 1))[:, None], guess, -1)
+
+
+@pytest.mark.parametrize("proposer", ["draft_model", "eagle3", "suffix", f"{__name__}.AnyTokens"])
 def test_greedy_outputs_are_those_without_drafts(proposer: str) -> None:
     seen: Counter[str] = Counter()
     for seed, loading in SEEDS.items():
