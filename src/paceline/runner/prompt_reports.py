@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from paceline.core.plan import Plan, StepResult
 from paceline.core.pool_spans import PoolSpan, pool_spans
+from paceline.core.pooling import PooledSpan
 from paceline.core.request import Request
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
-from paceline.runner.pooling import pooled_spans, summed
+from paceline.runner.pooling import places, pooled_spans, summed
 from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
 
 
@@ -24,9 +27,12 @@ class PromptReport:
     def added(self, result: StepResult, hidden: Tensor, model: Model) -> StepResult:
         """The result with what the hidden states of all positions say."""
         prompt = prompt_scores(self.plan, self.asked, hidden, model) if self.asked else ()
-        totals = summed(hidden, self.pools, model.normed) if self.pools else None
-        pooled = () if totals is None else pooled_spans(self.plan, self.pools, totals)
+        pooled = self._pooled(hidden, model) if self.pools else ()
         return replace(result, prompt=prompt, pooled=pooled)
+
+    def _pooled(self, hidden: Tensor, model: Model) -> tuple[PooledSpan, ...]:
+        at, count = (torch.from_numpy(one.astype(np.int64)) for one in places(self.pools))
+        return pooled_spans(self.plan, self.pools, summed(hidden, at, count, model.normed))
 
 
 class PromptReports:

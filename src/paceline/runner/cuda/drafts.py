@@ -91,7 +91,7 @@ class DraftedSteps:
 
     def _size(self, plan: Plan, width: int) -> int | None:
         """Of the graph that the step fits into, with so many lines for each row that samples."""
-        if self._graphs is None or self._prompts.spans(plan):
+        if self._graphs is None or self._prompts.wants(plan):
             return None
         return self._graphs.size(plan, int(plan.rows.samples.sum()) * width)
 

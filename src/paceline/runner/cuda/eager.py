@@ -38,7 +38,7 @@ class EagerSteps:
         batch, cells, slot = self._state.batch(plan, is_moving)
         prepared = self._attention.prepare(batch, self._kv)
         lines = batch.sample_at if lines is None else lines
-        is_asked = bool(self._prompts.spans(plan))  # prompt scores need any position
+        is_asked = self._prompts.wants(plan)  # then any position is needed
         wanted = None if is_asked else lines
         hidden = self._model.forward(batch, cells, self._kv, prepared, wanted)
         self._state.advance(slot, batch.context)

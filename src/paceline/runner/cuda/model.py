@@ -241,7 +241,7 @@ class CudaModel:
             CudaLayer(factory, one, layer, turns[one.attention.rope])
             for layer, one in enumerate(spec.layers)
         ]
-        self._floor = spec.norm.floor
+        self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)
         self._head = factory.linear(spec.head, spec.norm)
         self._logit_cap = spec.logit_cap
 
@@ -275,6 +275,11 @@ class CudaModel:
         for layer in self._layers[:-1]:
             layer(hidden, step)
         return self._layers[-1](hidden, step, wanted)
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Return hidden states [n, width] after the last norm: what embeddings are made of."""
+        return self._norm(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,67 +1,88 @@
-"""Scores of prompts on a GPU, computed with their step and read with its result."""
+"""Scores and hidden states of prompts on a GPU, found with their step and read with its result."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from paceline.core.plan import Plan, PromptScores
-from paceline.core.request import Request
+from paceline.core.plan import Plan, StepResult
+from paceline.core.pool_spans import PoolSpan, pool_spans
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Staging
+from paceline.runner.pooling import places, pooled_spans, summed
 from paceline.runner.prompt_scores import PromptSpan, by_request, scored, spans
 from paceline.runner.sampler import TokenScores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPrompts:
-    """Scores of a step that are being copied to the host. `landed` marks the end of the copy."""
+    """Scores and sums of a step that are being copied to the host. `landed` marks the end of the
+    copy."""
 
     plan: Plan
     spans: list[PromptSpan]
     scores: list[TokenScores]
+    pools: list[PoolSpan]
+    totals: Tensor | None  # [pools, width]
     landed: torch.cuda.Event
 
-    def read(self) -> tuple[PromptScores, ...]:
+    def added(self, result: StepResult) -> StepResult:
+        """The result with what was found about prompts."""
         self.landed.synchronize()
         # Results live long; copy them, so that pinned memory is free again at once.
         kept = [
             TokenScores(own.given.clone(), own.rank.clone(), own.ids.clone(), own.values.clone())
             for own in self.scores
         ]
-        return by_request(self.plan, self.spans, kept)
+        prompt = by_request(self.plan, self.spans, kept)
+        pooled = () if self.totals is None else pooled_spans(self.plan, self.pools, self.totals)
+        return replace(result, prompt=prompt, pooled=pooled)
 
 
 class PromptScorer:
-    """Scores prompt tokens for requests with `prompt_logprobs`, without waiting for the GPU.
+    """Scores prompt tokens for requests with `prompt_logprobs`, and adds up hidden states for
+    requests with `pooling`, without waiting for the GPU.
 
     At most as many rows of logits as there are slots exist at once, which is what sampling needs
     too.
     """
 
     def __init__(
-        self, model: CudaModel, asking: Mapping[int, Request], slots: int, device: torch.device
+        self, model: CudaModel, residents: Residents, slots: int, device: torch.device
     ) -> None:
-        """`asking` has these requests by slot; its owner updates it."""
-        self._model, self._asking, self._most = model, asking, slots
+        self._model, self._residents, self._most = model, residents, slots
         self._staging = Staging(device)
 
-    def spans(self, plan: Plan) -> list[PromptSpan]:
-        """Return the parts of prompts that a step scores."""
-        return spans(plan, plan.start.tolist(), self._asking) if self._asking else []
+    def wants(self, plan: Plan) -> bool:
+        """Whether a step computes positions that requests want to know more of."""
+        return bool(self._spans(plan) or self._pools(plan))
+
+    def _spans(self, plan: Plan) -> list[PromptSpan]:
+        asking = self._residents.asking
+        return spans(plan, plan.start.tolist(), asking) if asking else []
+
+    def _pools(self, plan: Plan) -> list[PoolSpan]:
+        pooling = self._residents.pooling
+        return pool_spans(plan, plan.start.tolist(), pooling) if pooling else []
 
     def score(self, plan: Plan, hidden: Tensor) -> ScoredPrompts | None:
-        """Score the hidden states [positions, width] of a step; None if no request wants scores."""
-        found = self.spans(plan)
-        if not found:
+        """Score the hidden states [positions, width] of a step; None if no request wants any."""
+        found, pools = self._spans(plan), self._pools(plan)
+        if not found and not pools:
             return None
-        sent = self._staging.send(*(span.tokens for span in found))
+        sent = self._staging.send(*(span.tokens for span in found)) if found else []
         scores = scored(hidden, found, map(Tensor.long, sent), self._logits, self._most)
         on_host = [leaving(own) for own in scores]
+        totals = self._totals(hidden, pools) if pools else None
         landed = torch.cuda.Event()
         landed.record()
-        return ScoredPrompts(plan, found, on_host, landed)
+        return ScoredPrompts(plan, found, on_host, pools, totals, landed)
+
+    def _totals(self, hidden: Tensor, pools: list[PoolSpan]) -> Tensor:
+        at, count = self._staging.send(*places(pools))
+        totals = summed(hidden, at, count, self._model.normed)
+        return totals.to("cpu", non_blocking=True)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden).float()

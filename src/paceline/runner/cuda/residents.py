@@ -15,6 +15,7 @@ class Residents:
     def __init__(self, slots: int, sampler: Sampler) -> None:
         self.requests: dict[int, Request] = {}  # by slot
         self.asking: dict[int, Request] = {}  # with prompt_logprobs, by slot
+        self.pooling: dict[int, Request] = {}  # with pooling, by slot
         self._sampler = sampler
         self._plain = np.zeros(slots, np.bool_)  # samples by temperature alone
         self._first_block = np.zeros(slots, np.int32)  # equal for rows that share a prefix
@@ -24,12 +25,15 @@ class Residents:
             if self.requests.pop(slot, None) is not None:
                 self._sampler.release(slot)
                 self.asking.pop(slot, None)
+                self.pooling.pop(slot, None)
         for new in plan.admitted:
             request = new.request
             self._sampler.admit(new.slot, request, new.tokens)  # may run out of memory
             self.requests[new.slot] = request
             if request.sampling.prompt_logprobs is not None:
                 self.asking[new.slot] = request
+            if request.pooling:
+                self.pooling[new.slot] = request
             is_free = not request.min_tokens and not request.silent
             self._plain[new.slot] = is_free and is_plain(request.sampling, self._sampler.vocab)
             self._first_block[new.slot] = new.blocks[0]

@@ -104,7 +104,7 @@ class CudaRunner:
         self._residents = Residents(slots, self._sampler)
         self._same: RowLayout | None = None
         self._controls: Controls | None = None
-        self._prompts = PromptScorer(model, self._residents.asking, slots, kv.content.device)
+        self._prompts = PromptScorer(model, self._residents, slots, kv.content.device)
         self._returns = Readback(slots)
         self._eager_steps = EagerSteps(model, kv, attention, state, self._prompts)
         choice = Verification(state, self._sampler, self._residents, self._returns)
@@ -116,7 +116,9 @@ class CudaRunner:
     @property
     def capabilities(self) -> Capabilities:
         constraints = self.graphs.masks is not None
-        return Capabilities(logprobs=True, prompt_logprobs=True, constraints=constraints)
+        return Capabilities(
+            logprobs=True, prompt_logprobs=True, constraints=constraints, pooling=True
+        )
 
     def reserve_host(self, blocks: int) -> None:
         """Allocate host memory for swapping."""
@@ -198,7 +200,7 @@ class CudaRunner:
             result = StepResult.of(step.plan, {})
         else:
             result = step.result(self._returns.read(step.ticket))
-        return result if step.prompt is None else replace(result, prompt=step.prompt.read())
+        return result if step.prompt is None else step.prompt.added(result)
 
     def _sample_latest(self) -> None:
         """Sample in the latest step, if that was put off. The steps before it are committed."""
@@ -250,7 +252,7 @@ class CudaRunner:
     # -- a step -------------------------------------------------------------
 
     def _run(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep | UnsampledStep:
-        if not same.is_decode and self._prompts.spans(plan):  # a row that samples has no span
+        if self._prompts.wants(plan):
             return self._eager(plan, same, is_moving)
         # A new row may read what others write in this step, which a decode does not allow.
         if same.is_decode and not plan.admitted:
