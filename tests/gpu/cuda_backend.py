@@ -62,7 +62,9 @@ class OnCUDA:
 
     def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
         columns = {
-            name: getattr(batch, name).to(self._device, torch.int32) for name in Batch.__slots__
+            name: one.to(self._device, torch.int32)
+            for name in Batch.__slots__
+            if (one := getattr(batch, name)) is not None
         }
         there = replace(batch, **columns)
         is_decode = batch.positions == batch.rows

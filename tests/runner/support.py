@@ -100,7 +100,11 @@ def rows_of(counts: Rows, block_size: int, device: str = "cpu") -> tuple[Batch, 
         Piece([0] * count, context - count, blocks.take(context)) for count, context in counts
     ]
     batch = batch_of(pieces, block_size)
-    columns = {name: getattr(batch, name).to(device, torch.int32) for name in Batch.__slots__}
+    columns = {
+        name: one.to(device, torch.int32)
+        for name in Batch.__slots__
+        if (one := getattr(batch, name)) is not None
+    }
     return replace(batch, **columns), total
 
 

@@ -37,6 +37,11 @@ class ImageProcessor(Protocol):
         """The token that the chat template writes for an image."""
         ...
 
+    @property
+    def largest(self) -> int:
+        """Embeddings of its largest item."""
+        ...
+
     def prepare(self, image: Image.Image) -> PreparedImage: ...
 
 

@@ -44,6 +44,11 @@ class ImageReader:
             return None
         return ImageReader(kind(ProcessorFiles.read(folder, encode)), limits)
 
+    @property
+    def largest(self) -> int:
+        """Embeddings of the largest item that an image becomes."""
+        return self._processor.largest
+
     def read(self, token_ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
         """Replace each mark by the next image. RequestError if there are more of one than of the
         other, or an image cannot be read."""

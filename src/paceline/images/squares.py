@@ -37,6 +37,11 @@ class SquareProcessor:
                 f"reads squares of {read}"
             )
 
+    @property
+    def largest(self) -> int:
+        """Embeddings of the largest image. An image that is not resized may have more."""
+        return max(1, self._most // self._square**2)
+
     def prepare(self, image: Image.Image) -> PreparedImage:
         if self._resizes:
             image = image.resize(self._size(image), self._resample)

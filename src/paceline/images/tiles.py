@@ -49,6 +49,11 @@ class TileProcessor:
         self._length = (squares // files.number(files.config, "scale_factor", 2)) ** 2
         self._tokens: dict[Size, list[int]] = {}  # of so many rows and columns of tiles
 
+    @property
+    def largest(self) -> int:
+        """Embeddings of a tile."""
+        return self._length
+
     def prepare(self, image: Image.Image) -> PreparedImage:
         tile = self._tile
         if self._resizes:

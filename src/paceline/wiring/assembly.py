@@ -20,6 +20,7 @@ from paceline.wiring.constraints import constrained_requests
 from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
+from paceline.wiring.encoder_room import with_encoder_room
 from paceline.wiring.images import load_images
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
@@ -47,6 +48,9 @@ def build(
     constrained = constrained_requests(
         source.tokenizer, source.checkpoint.config.vocab, own.structured_outputs_backend
     )
+    images = load_images(source.path, source.tokenizer, own)
+    usual, longest = on.USUAL_TOKENS, source.checkpoint.config.max_position
+    rest = with_encoder_room(rest, images, usual, longest)
     scheduler, runner = on.assemble(
         rest, own, source.checkpoint, partial(scheduler_of, record=record), constrained, draft
     )
@@ -61,7 +65,7 @@ def build(
         depth=depth,
         rules=rules,
         constrained=constrained,
-        images=load_images(source.path, source.tokenizer, own),
+        images=images,
     )
 
 

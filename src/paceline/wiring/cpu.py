@@ -47,6 +47,7 @@ from paceline.wiring.settings import (
 from paceline.wiring.step_times import measure_steps, room_of
 
 DEPTH = 1  # planning and computing share the same cores
+USUAL_TOKENS: int = CPU_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "native"
 
 log = logging.getLogger(__name__)

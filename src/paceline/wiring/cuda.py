@@ -29,6 +29,7 @@ from paceline.sched.swapping import Rates
 from paceline.wiring import memory
 from paceline.wiring.drafting import DraftWeights
 from paceline.wiring.settings import (
+    CUDA_DEFAULTS,
     GIB,
     Hardware,
     check,
@@ -41,6 +42,7 @@ from paceline.wiring.settings import (
 from paceline.wiring.step_times import MEASURED_S
 
 DEPTH = 2
+USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "triton"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}

@@ -102,6 +102,11 @@ class Core(Protocol):
 class PromptImages(Protocol):
     """Reads the images of prompts, on any thread."""
 
+    @property
+    def largest(self) -> int:
+        """Embeddings of the largest item that an image becomes."""
+        ...
+
     def read(self, token_ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
         """Put images in the places of their marks. RequestError if one cannot be read."""
         ...
