@@ -103,6 +103,10 @@ SENTENCES = {
     "repeated.",
     "aliases": "Another name of the model; may be repeated.",
     "body_bytes": "Maximum size of a request body.",
+    "allowed_media_domains": "Host that images are fetched from, or * for every public one; may be "
+    "repeated. Without it, images must be sent as data URLs.",
+    "media_bytes": "Maximum size of an image that is fetched.",
+    "media_s": "Maximum time to fetch an image.",
     "body_values": "Maximum number of values in the JSON of a body: numbers, texts, lists, "
     "objects.",
     "max_prompts": "Maximum number of prompts of a completion.",

@@ -15,6 +15,7 @@ from paceline.server.background_tasks import BackgroundTasks
 from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.load_report import LoadReport
+from paceline.server.media import MediaFetcher
 from paceline.server.peers import NO_PEERS, Peers
 from paceline.server.recent_ids import REMEMBERED_IDS
 from paceline.server.reply_parsing import ReplyFormats
@@ -79,6 +80,10 @@ class ServerContext:
     @cached_property
     def template(self) -> ChatTemplate:
         return ChatTemplate.of(self.tokenizer)
+
+    @cached_property
+    def media(self) -> MediaFetcher:
+        return MediaFetcher(self.settings)
 
     @cached_property
     def load_report(self) -> LoadReport:
@@ -166,9 +171,13 @@ class ServerContext:
         prompts: list[TokenizedPrompt] = []
         for start in range(0, len(parts), READ_AT_ONCE):
             some = generations[start : start + READ_AT_ONCE]
-            prompts += await asyncio.gather(*map(self.engine.tokenized, some))
+            prompts += await asyncio.gather(*map(self.tokenized, some))
         given = zip(generations, prompts, parts, strict=True)
         return [generation.ready(prompt, part, timeout) for generation, prompt, part in given]
+
+    async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
+        """Fetch the images of a prompt, and tokenize it."""
+        return await self.engine.tokenized(await self.media.fetched(generation))
 
     async def started(self, name: str, generations: Sequence[GenerationRequest]) -> list[Stream]:
         """Start the parts of a request, one after another.

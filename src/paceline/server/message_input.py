@@ -49,9 +49,27 @@ def from_assistant(blocks: list[Any]) -> dict[str, Any]:
 def from_user(message: Mapping[str, Any], blocks: list[Any]) -> list[dict[str, Any]]:
     """Results come first: they answer the message before."""
     results = [block for block in blocks if is_result(block)]
-    rest = [block for block in blocks if not is_result(block)]
+    rest = [shown(block) for block in blocks if not is_result(block)]
     said = [{**message, "content": rest}] if rest or not results else []
     return [*map(result_of, results), *said]
+
+
+def shown(block: Any) -> Any:
+    """A block as a part of a chat message: an image is a URL there."""
+    match block:
+        case {
+            "type": "image",
+            "source": {"type": "base64", "media_type": str(kind), "data": str(data)},
+        }:
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "image"}:
+            raise unsupported(
+                "messages", "the source of an image must be base64 with media_type and data, or url"
+            )
+        case _:
+            return block
 
 
 def is_result(block: Any) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from paceline.server.parse import unsupported
+from paceline.text.image_parts import is_image
 
 TEXTS = ("input_text", "output_text", "text")
 Item = Mapping[str, Any]
@@ -68,7 +69,7 @@ def message(item: Item) -> dict[str, Any]:
     kind = item.get("type", "message")
     match kind:
         case "message" if isinstance(role := item.get("role"), str):
-            return {"role": role, "content": text_of(item.get("content"))}
+            return {"role": role, "content": content_of(item.get("content"))}
         case "function_call":
             return {"role": "assistant", "tool_calls": [call_of(item)]}
         case "function_call_output":
@@ -105,6 +106,26 @@ def text_field(item: Any, name: str) -> str:
     return found
 
 
+def content_of(content: Any) -> str | list[dict[str, Any]]:
+    """A text, or parts if some are images."""
+    parts: list[Any] = [*cast("list[Any]", content)] if isinstance(content, list) else []
+    if not any(map(is_image, parts)):
+        return text_of(content)
+    return [
+        {"type": "image_url", "image_url": image_url(part)}
+        if is_image(part)
+        else {"type": "text", "text": part_text(part)}
+        for part in parts
+    ]
+
+
+def image_url(part: Item) -> str:
+    found = part.get("image_url")
+    if not isinstance(found, str):
+        raise unsupported("input", "an input_image needs image_url, a text; files are not stored")
+    return found
+
+
 def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
@@ -118,6 +139,8 @@ def part_text(part: Any) -> str:
     text = found.get("text")
     if found.get("type") not in TEXTS or not isinstance(text, str):
         raise unsupported(
-            "input", f"a part of a message has the type {found.get('type')!r}; it must be text"
+            "input",
+            f"a part of a message has the type {found.get('type')!r}; it must be input_text or "
+            "input_image",
         )
     return text

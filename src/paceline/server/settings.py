@@ -11,6 +11,7 @@ POSITIVE = (
     *("body_bytes", "body_values", "max_prompts", "header_bytes", "max_connections"),
     *("send_buffer_bytes", "head_s", "body_s", "idle_s", "unread_s"),
     *("max_stored_responses", "stored_response_bytes", "stored_response_s"),
+    *("media_bytes", "media_s"),
 )
 MOST_API_SERVERS = 256  # each is a process that takes some 80 MB
 ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
@@ -46,6 +47,10 @@ class ServerSettings:
     reasoning_parser  the format of the model's reasoning; auto: by its chat template; none:
                       reasoning stays in the text
     enable_auto_tool_choice  let the model choose whether it calls a tool
+    allowed_media_domains  hosts that images are fetched from; "*": all that are public; none:
+                      images come as data URLs alone
+    media_bytes      largest image that is fetched
+    media_s          seconds within which an image must arrive
     enable_request_id_headers  send X-Request-Id with every response, not only with answers
     enable_force_include_usage  have the usage in every chunk of every stream
     response_role    role of new messages of chats
@@ -79,6 +84,9 @@ class ServerSettings:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     enable_auto_tool_choice: bool = True
+    allowed_media_domains: tuple[str, ...] = ()
+    media_bytes: int = 20 * 2**20
+    media_s: float = 5.0
     enable_request_id_headers: bool = False
     enable_force_include_usage: bool = False
     response_role: str = "assistant"

@@ -76,7 +76,7 @@ def message_routes(context: ServerContext) -> APIRouter:
         context.model(body.model)
         reply = await parsed(request, message_reply, body, context.formats)
         chat = await parsed(request, chat_of, body)
-        prompt = await context.engine.tokenized(chat_ask(chat, context.engine.rules, reply))
+        prompt = await context.tokenized(chat_ask(chat, context.engine.rules, reply))
         return {"input_tokens": len(prompt.token_ids)}
 
     return router

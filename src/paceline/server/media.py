@@ -1,0 +1,140 @@
+"""Fetches images of conversations by their URLs, where the settings allow it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from ssl import SSLContext
+from typing import Any, cast
+from urllib.parse import urljoin, urlsplit
+
+import httpcore
+
+from paceline.core.errors import RequestError
+from paceline.engine.api import GenerationRequest
+from paceline.server.public_network import PublicNetwork
+from paceline.server.settings import ServerSettings
+from paceline.text.image_parts import images_of, is_image, source_of
+
+WEB = ("http://", "https://")
+ANY = "*"
+OK = 200
+MOVED = (301, 302, 303, 307, 308)
+MOST_REDIRECTS = 3
+MOST_URLS = 64  # of one conversation
+AT_ONCE = 8  # connections of a request
+HEADERS = [("Accept", "image/*"), ("Accept-Encoding", "identity"), ("User-Agent", "paceline")]
+
+
+def is_web(source: Any) -> bool:
+    return isinstance(source, str) and source.lower().startswith(WEB)
+
+
+@cache
+def tls() -> SSLContext:
+    """Made once: it reads all certificates that are trusted."""
+    return httpcore.default_ssl_context()
+
+
+class MediaFetcher:
+    """Without domains in the settings, every URL is refused, except data URLs."""
+
+    def __init__(self, settings: ServerSettings, network: PublicNetwork | None = None) -> None:
+        self._domains = frozenset(one.lower() for one in settings.allowed_media_domains)
+        self._bytes, self._seconds = settings.media_bytes, settings.media_s
+        self._network = network or PublicNetwork()
+
+    async def fetched(self, generation: GenerationRequest) -> GenerationRequest:
+        """The same request with the bytes of its images instead of their URLs."""
+        sources = images_of(generation.messages or ())
+        urls = list(dict.fromkeys(source for source in sources if is_web(source)))
+        if not urls:
+            return generation
+        if len(urls) > MOST_URLS:
+            raise RequestError(f"a conversation has {len(urls)} URLs; the most is {MOST_URLS}")
+        for url in urls:
+            self._check(url)
+        async with httpcore.AsyncConnectionPool(
+            ssl_context=tls(), max_connections=AT_ONCE, network_backend=self._network
+        ) as pool:
+            found = await asyncio.gather(*(self._fetch(pool, url) for url in urls))
+        content = dict(zip(urls, found, strict=True))
+        messages = [with_content(message, content) for message in generation.messages or ()]
+        return replace(generation, messages=messages)
+
+    def _check(self, url: str) -> None:
+        """RequestError if a URL is malformed, or its domain is not allowed."""
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise RequestError(f"the URL {url!r:.200} of an image is malformed: {error}") from None
+        if parts.scheme not in ("http", "https") or not host or parts.username is not None:
+            raise RequestError(
+                f"the URL {url!r:.200} of an image must be http or https, with a host and without "
+                "a user"
+            )
+        if ANY not in self._domains and host.lower() not in self._domains:
+            raise RequestError(
+                f"images are not fetched from {host!r:.200}; send a data URL, or start the server "
+                "with --allowed-media-domains"
+            )
+
+    async def _fetch(self, pool: httpcore.AsyncConnectionPool, url: str) -> bytes:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._followed(pool, url)
+        except TimeoutError:
+            raise RequestError(
+                f"the image at {url!r:.200} did not arrive within {self._seconds:g} s"
+            ) from None
+        except (
+            httpcore.NetworkError,
+            httpcore.ProtocolError,
+            httpcore.UnsupportedProtocol,
+        ) as error:
+            raise RequestError(f"the image at {url!r:.200} cannot be fetched: {error}") from None
+
+    async def _followed(self, pool: httpcore.AsyncConnectionPool, url: str) -> bytes:
+        """Each redirect is checked as the first URL is."""
+        at = url
+        for _ in range(1 + MOST_REDIRECTS):
+            self._check(at)
+            async with pool.stream("GET", at, headers=HEADERS) as response:
+                if response.status == OK:
+                    return await self._content(response, url)
+                headers = {name.lower(): value for name, value in response.headers}
+                target = headers.get(b"location", b"").decode("latin-1")
+                if response.status not in MOVED or not target:
+                    raise RequestError(
+                        f"the image at {url!r:.200} cannot be fetched: status {response.status}"
+                    )
+                at = urljoin(at, target)
+        raise RequestError(f"the image at {url!r:.200} is behind too many redirects")
+
+    async def _content(self, response: httpcore.Response, url: str) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.aiter_stream():
+            size += len(part)
+            if size > self._bytes:
+                raise RequestError(
+                    f"the image at {url!r:.200} has more than {self._bytes} bytes (media_bytes)"
+                )
+            parts.append(part)
+        return b"".join(parts)
+
+
+def with_content(message: Mapping[str, Any], content: Mapping[str, bytes]) -> Mapping[str, Any]:
+    """A message with bytes instead of URLs."""
+    parts = message.get("content")
+    if not isinstance(parts, list | tuple):
+        return message
+
+    def one(part: Any) -> Any:
+        if not is_image(part):
+            return part
+        source = source_of(part)
+        return {"type": "image", "image": content[source]} if is_web(source) else part
+
+    return {**message, "content": [one(part) for part in cast("Sequence[Any]", parts)]}
