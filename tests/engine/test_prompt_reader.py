@@ -257,7 +257,7 @@ def test_a_prompt_is_truncated_however_it_is_read(fields: dict[str, Any], kept: 
 
     def read_offline(generation: GenerationRequest) -> Any:
         (found,) = tokenized(front_end, [generation])
-        return front_end.encode(found)[1]
+        return front_end.encode(found).token_ids
 
     for generation in (
         GenerationRequest(prompt=LONG, **fields),

@@ -64,8 +64,11 @@ def test_a_dict_is_a_prompt_with_its_salt() -> None:
     assert (both.prompt_token_ids, both.text, both.prompt) == ([5], "a", None)
     for given in ([MESSAGE], (MESSAGE,), {"messages": [MESSAGE]}):
         assert list(as_generation(given).messages or ()) == [MESSAGE]
-    with pytest.raises(RequestError, match="'multi_modal_data' is not supported"):
-        as_generation({"prompt": "a", "multi_modal_data": {}})
+    for given in ("x", ["x"]):
+        shown = as_generation({"prompt": "a", "multi_modal_data": {"image": given}})
+        assert shown.all_images() == ["x"]
+    with pytest.raises(RequestError, match="only its key 'image' is supported"):
+        as_generation({"prompt": "a", "multi_modal_data": {"video": []}})
     with pytest.raises(RequestError, match="2 conversations are given"):
         as_generation({"messages": [[MESSAGE], [MESSAGE]]})
 

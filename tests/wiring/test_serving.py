@@ -73,7 +73,8 @@ def test_the_log_names_the_sampling_defaults_of_the_model(
 ) -> None:
     recommended = {"temperature": 0.6, "max_new_tokens": 9}
     vocabulary = replace(bytes_as_tokens(256, ""), recommended=recommended)
-    monkeypatch.setattr(serving, "loaded", lambda *_: (Loaded(), Tokenizer(vocabulary)))
+    found = serving.ServedModel(Loaded(), Tokenizer(vocabulary), None)
+    monkeypatch.setattr(serving, "loaded", lambda *_: found)
     applied: list[SamplingParams] = []
 
     async def serve(app: FastAPI, *_: Any) -> None:
