@@ -8,6 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from paceline.core.constraint import Constraint
+from paceline.core.errors import RequestError
 from paceline.structured.request_fields import from_response_format
 from paceline.tools.registry import TOOL_PARSERS
 from paceline.tools.tool_parser import ToolParser
@@ -71,4 +72,49 @@ def test_calls_that_the_grammar_allows_are_read(
         if tokens is not None:
             ended += 1
             check(use, text_of(tokens), most)
+    assert ended
+
+
+LONG = {
+    "type": "object",
+    "properties": {"q": {"type": "string", "maxLength": 3}},
+    "required": ["q"],
+}
+STRICT = [
+    {"type": "function", "function": {"name": "look", "parameters": LONG, "strict": True}},
+    {"type": "function", "function": {"name": "now"}},
+]
+IN_XML = ("Glm45Parser", "Qwen3CoderParser")
+
+
+@pytest.mark.parametrize("format", PARSERS)
+@pytest.mark.parametrize("choice", ["required", "auto"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_what_xgrammar_does_not_hold_is_held_by_llguidance(
+    format: type[ToolParser], choice: str, parallel: bool
+) -> None:
+    use = ToolUse.read(STRICT, choice, parallel, format)
+    if use.constraint() is None:  # without markers, text must be possible too
+        return
+    constraint = constraint_of(use)
+    with pytest.raises(RequestError, match="maxLength"):
+        backend("xgrammar").compile(constraint)
+    if format.__name__ in IN_XML:
+        with pytest.raises(RequestError, match="style"):
+            backend("llguidance").compile(constraint)
+        return
+    grammar = backend("llguidance").compile(constraint)
+    ended = 0
+    for seed in range(4):
+        tokens = walk(grammar.matcher(), Random(seed), free=20 * (seed % 2), limit=200)
+        if tokens is not None:
+            ended += 1
+            parser = use.parser()
+            assert parser is not None
+            reply = parser.whole(text_of(tokens))
+            assert choice == "auto" or len(reply.calls) >= 1
+            assert parallel is True or len(reply.calls) <= 1
+            for each in reply.calls:
+                if each.name == "look":
+                    Draft202012Validator(LONG).validate(json.loads(each.arguments))
     assert ended

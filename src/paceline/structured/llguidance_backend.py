@@ -4,15 +4,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
-from typing import Any, cast
+from typing import cast
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint, quoted
 from paceline.core.errors import GrammarTooCostly, RequestError
 from paceline.structured.json_schema import Schema, check_counts, closed, knows_format, whole
+from paceline.structured.lark_tags import TagRules
 from paceline.structured.token_table import TokenTable
 from paceline.structured.tracked_matcher import TrackedMatcher
 
@@ -171,36 +172,7 @@ def lark_grammar(constraint: Constraint) -> str:
 
 
 def tag_grammar(constraint: Constraint) -> str:
-    """Free text with tags after triggers; llguidance has no other formats."""
-    match constraint.value["format"]:
-        case {"type": "triggered_tags", "triggers": list(), "tags": list(), **rest} if not rest:
-            form = cast(dict[str, list[Any]], constraint.value["format"])
-        case _:
-            raise RequestError(
-                "llguidance supports structural tags of the type triggered_tags only, with "
-                "triggers and tags"
-            )
-    tags = [struct_tag(at, tag, form["triggers"]) for at, tag in enumerate(form["tags"])]
-    return StructTag.to_grammar(tags, assume_special=False)
-
-
-def struct_tag(at: int, tag: Any, triggers: list[Any]) -> StructTag:
-    match tag:
-        case {
-            "begin": str(begin),
-            "content": {"type": "json_schema", "json_schema": schema},
-            "end": str(end),
-        }:
-            own = [one for one in triggers if isinstance(one, str) and one]
-            for trigger in filter(begin.startswith, own):
-                grammar = json.dumps(prepared(schema))
-                return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=end)
-        case _:
-            pass
-    raise RequestError(
-        f"tag {at} needs a begin, an end, a json_schema as content, and a trigger that its begin "
-        "starts with"
-    )
+    return TagRules(prepared).grammar(constraint.value["format"])
 
 
 def first_line(message: str) -> str:
