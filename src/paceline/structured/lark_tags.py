@@ -39,8 +39,8 @@ class TagRules:
                 return self._triggered(tags, named, format)
             case {"type": str(kind)}:
                 raise RequestError(
-                    f"llguidance does not support {kind!r} in structural tags, or not in this "
-                    f"form; there are {SUPPORTED}"
+                    f"the type {kind!r} in structural tags is not supported, or not in this form; "
+                    f"there are {SUPPORTED}"
                 )
             case _:
                 raise RequestError(f"a part of the structural tag has no type: {format!r:.200}")
@@ -53,7 +53,7 @@ class TagRules:
 
     def _document(self, schema: object, form: Format) -> str:
         if form.get("style", "json") != "json":
-            raise RequestError(f"llguidance does not support the style {form['style']!r}")
+            raise RequestError(f"the style {form['style']!r} is not supported")
         prepared = self._prepare(schema)
         fields = cast(Format, prepared) if isinstance(prepared, dict) else {}
         options: Format = {"coerce_one_of": False, "lenient": False}
