@@ -46,9 +46,3 @@ def test_what_is_needed_and_missing_is_refused(capability: str) -> None:
 
 def test_a_plain_request_needs_nothing() -> None:
     Capabilities().check(Request(id="a", prompt=PROMPT))
-
-
-def test_beams_follow_no_constraint() -> None:
-    request = Request(id="a", prompt=PROMPT, beam_width=2, constraint=Constraint.regex("a"))
-    with pytest.raises(RequestError, match=r"a constraint and beams; .* remove"):
-        Capabilities(constraints=True).check(request)

@@ -197,8 +197,3 @@ def test_structured_outputs_are_a_constraint_or_what_vllm_takes(given: Any) -> N
 def test_structured_outputs_that_constrain_nothing_are_refused(given: Any) -> None:
     with pytest.raises(RequestError, match=r"structured_outputs|regex"):
         SamplingParams(structured_outputs=given)
-
-
-def test_beams_follow_no_constraint() -> None:
-    with pytest.raises(RequestError, match="structured_outputs cannot be combined with beam"):
-        SamplingParams(structured_outputs={"regex": "a"}, use_beam_search=True, beam_width=2)

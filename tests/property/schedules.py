@@ -278,7 +278,7 @@ class Drive:
             kind = self.embedding.choice(POOLING_KINDS)
             reads = kind == LAST and self.embedding.random() < 0.7
             return replace(request, pooling=kind, reads_cache=reads, max_tokens=1, min_tokens=0)
-        if not self.constrained or request.beam_width or self.shaping.random() < 0.4:
+        if not self.constrained or self.shaping.random() < 0.4:
             return request
         constraint = Constraint.regex(self.shaping.choice(PATTERNS))
         return replace(request, constraint=constraint, eos_token_ids=(END,))
@@ -377,6 +377,7 @@ class Drive:
             self.seen[name] += len(told[name])
         self.seen[plan.kind] += 1
         self._count_hits(plan)
+        self.grammars.follow(plan)
         self._count_adapters(plan)
         self._check_encoder(plan)
         assert not (plan.swap_out and plan.swap_in), "swapped in and out in one step"
@@ -698,7 +699,7 @@ class Drive:
             return
         self.seen["beams" if request.beam_width else "best_of"] += 1
         if request.beam_width:
-            found = beam_search(request, self.vocab, length)
+            found = beam_search(request, self.vocab, length, mask_of(request, self.vocab))
             expected = [list(one.tokens) for one in found]
             assert end == found[0].finish.value
         else:

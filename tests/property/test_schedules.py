@@ -72,6 +72,7 @@ def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None
         "stale",
         "retried",
         "best_of",
+        "beams",
     ):
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
 

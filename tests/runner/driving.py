@@ -52,6 +52,8 @@ def drive(
     flight: deque[Plan] = deque()
     while not scheduler.idle:
         plan = scheduler.plan(now=0.0)
+        if constrained is not None:
+            constrained.follow(plan)
         runner.launch(plan)
         if not plan.empty:
             flight.append(plan)

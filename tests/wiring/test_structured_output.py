@@ -102,6 +102,15 @@ def test_every_sample_of_a_request_follows_it(llm: LLM) -> None:
     assert re.fullmatch("(ab)*a?", best.outputs[0].text)
 
 
+def test_every_beam_follows_it(llm: LLM) -> None:
+    few = params({"choice": ["yes", "no", "nobody"]}, n=3, beam_width=3)
+    many = params(DOCUMENT, n=2, beam_width=3)
+    first, second = outputs(llm, few, many)
+    assert {choice.text for choice in first.outputs} == {"yes", "no", "nobody"}
+    for choice in second.outputs:
+        jsonschema.validate(json.loads(choice.text), SCHEMA)
+
+
 def test_other_settings_apply_within_the_constraint(llm: LLM) -> None:
     long = params({"regex": "[0-9]*"}, min_tokens=5, max_tokens=8)
     endless = params({"regex": "[0-9]{4}"}, ignore_eos=True)

@@ -72,8 +72,3 @@ class Capabilities:
                 f"request {request.id!r} has a constraint ({request.constraint.kind}); this engine "
                 "has no structured output: remove `structured_outputs`"
             )
-        if request.beam_width:
-            raise RequestError(
-                f"request {request.id!r} has a constraint and beams; beam search follows no "
-                "constraint: remove `structured_outputs` or `use_beam_search`"
-            )

@@ -224,7 +224,6 @@ class SamplingParams(Validated):
         changed = [name for name in EDITS if getattr(chosen, name) != getattr(PLAIN, name)]
         changed += ["temperature"] * (chosen.temperature not in (0, 1))
         changed += ["min_tokens"] * (self.min_tokens > 0)
-        changed += ["structured_outputs"] * (self.structured_outputs is not None)
         if changed:
             raise RequestError(
                 f"{changed[0]} cannot be combined with beam search; remove {changed[0]}"

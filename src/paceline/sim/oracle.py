@@ -304,7 +304,8 @@ class OracleRunner:
         )
         for row, track in enumerate(tracks):
             if track.request.beam_width and count[row]:
-                best = likeliest(track.digests[-1], self.vocab, track.request.candidates)
+                most, allowed = track.request.candidates, track.allowed([])
+                best = likeliest(track.digests[-1], self.vocab, most, allowed)
                 for place, (token, value) in enumerate(best):
                     found.ids[row, place], found.logprob[row, place] = token, value
             for place in range(int(count[row])):

@@ -13,6 +13,7 @@ from paceline.core.plan import Choice
 from paceline.core.request import Finish, Request
 
 MASK = (1 << 61) - 1
+NO_SCORE = -1e9  # of beams that repeat another one
 Mask = Callable[[list[int]], list[int]]  # from outputs to the tokens that may follow them
 
 
@@ -54,9 +55,15 @@ def logprobs(digest: int, vocab: int) -> list[float]:
     return values
 
 
-def likeliest(digest: int, vocab: int, count: int) -> list[tuple[int, float]]:
-    """The best tokens and their log-probabilities, best first."""
-    ranked = sorted(enumerate(logprobs(digest, vocab)), key=lambda pair: (-pair[1], pair[0]))
+def likeliest(
+    digest: int, vocab: int, count: int, allowed: Sequence[int] | None = None
+) -> list[tuple[int, float]]:
+    """The best tokens, of those that are allowed, and their log-probabilities, best first."""
+    values = logprobs(digest, vocab)
+    tokens = range(vocab) if allowed is None else allowed
+    ranked = sorted(
+        ((token, values[token]) for token in tokens), key=lambda pair: (-pair[1], pair[0])
+    )
     return ranked[:count]
 
 
@@ -107,18 +114,22 @@ def best_of(
     return [tokens for _, tokens in scored[: request.n]]
 
 
-def beam_search(request: Request, vocab: int, max_model_len: int) -> list[Choice]:
+def beam_search(
+    request: Request, vocab: int, max_model_len: int, mask: Mask | None = None
+) -> list[Choice]:
     """What a beam search returns: every continuation of every beam is looked at."""
     width, room = request.beam_width, max_model_len - len(request.prompt)
     most = room if request.max_tokens is None else min(room, request.max_tokens)
     nothing: list[int] = []
-    beams = [(0.0 if beam == 0 else -1e9, nothing) for beam in range(width)]
+    beams = [(0.0 if beam == 0 else NO_SCORE, nothing) for beam in range(width)]
     ends: list[Choice] = []
     for length in range(1, most + 1):
         reached = [
             (score + value, [*tokens, token])
             for score, tokens in beams
-            for token, value in likeliest(digest_of(request, tokens), vocab, vocab)
+            for token, value in likeliest(
+                digest_of(request, tokens), vocab, vocab, mask(tokens) if mask else None
+            )
         ]
         reached.sort(key=lambda pair: -pair[0])
         reached = reached[: request.candidates]
@@ -136,6 +147,7 @@ def beam_search(request: Request, vocab: int, max_model_len: int) -> list[Choice
         beams = going[:width]
         if not beams:
             break
+        beams += [(NO_SCORE, beams[0][1])] * (width - len(beams))
         longest = (
             most if request.early_stopping == "never" and request.length_penalty > 0 else length
         )

@@ -12,9 +12,10 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.masks import MaskRows
 from paceline.core.plan import Failed, Plan, Rows, StepResult
-from paceline.core.request import Request
+from paceline.core.request import Request, child_label
+from paceline.engine.core.grammar_progress import BeamGrammars, GrammarProgress
 from paceline.engine.core.messages import EngineFailed
-from paceline.structured.backend import Grammar, Matcher
+from paceline.structured.backend import Grammar
 from paceline.structured.compiler import GrammarCounts
 
 PARKED_FOR = "grammar"  # the reason for which a request is parked while its grammar is compiled
@@ -33,15 +34,6 @@ class ConstraintCompiler(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class GrammarProgress:
-    """How far one sequence has come in its grammar."""
-
-    matcher: Matcher
-    outputs: int = 0  # tokens that the grammar has accepted
-    error: str = ""  # why no mask could be computed
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +68,8 @@ class ConstrainedRequests:
             self._ends[token >> 5] |= np.uint32(1 << (token & 31))
         self._others = (~self._ends).view(np.int32)
         self._bits = np.empty((0, words), np.int32)  # room for the masks of a step
+        self._beams = BeamGrammars()
+        self._searches: dict[str, str] = {}  # from beams to their requests
         self._latest: Rows | None = None  # the rows that were looked at last
         self._wanted: list[int] = []  # of these, those that sample under a constraint
 
@@ -87,6 +81,8 @@ class ConstrainedRequests:
         assert request.constraint is not None
         compiled = self._compiler.submit(request.constraint)
         self._open[request.id] = ConstrainedRequest(request, compiled)
+        for beam in range(request.beam_width):
+            self._searches[child_label(request.id, beam)] = request.id
         self._latest = None
         if compiled.done():
             return True
@@ -131,6 +127,8 @@ class ConstrainedRequests:
         if one is not None:
             one.compiled.cancel()
             self._latest = None
+            for beam in range(one.request.beam_width):
+                del self._searches[child_label(request_id, beam)]
 
     def close(self) -> None:
         for request_id in tuple(self._open):
@@ -138,6 +136,13 @@ class ConstrainedRequests:
         self._compiler.close()
 
     # -- steps ----------------------------------------------------------------
+
+    def follow(self, plan: Plan) -> None:
+        """A plan is launched: beams may go on from others."""
+        if self._searches and (plan.admitted or plan.chosen):
+            owners = {beam: self._open[own].compiled for beam, own in self._searches.items()}
+            grammars = {beam: one.result() for beam, one in owners.items() if one.done()}
+            self._beams.follow(plan, grammars)
 
     def wants(self, plan: Plan) -> bool:
         return bool(self._rows(plan.rows))
@@ -150,7 +155,9 @@ class ConstrainedRequests:
             if row not in wanted:
                 continue
             one = self._open[str(rows.request_id[row])]
-            progress = one.progress(int(rows.serial[row]))
+            progress = self._progress(rows, row)
+            if progress is None:
+                continue
             given = [] if drafts is None else proposed(drafts[place])
             own = bits[len(lines) : len(lines) + 1 + len(given)]
             allowed = self._fill_rows(own, given, one.request, progress)
@@ -190,10 +197,12 @@ class ConstrainedRequests:
         for row in self._rows(plan.rows):
             if not sampled[row]:
                 continue
-            one = self._open[plan.rows.request_id[row]]
-            progress = one.progress(int(plan.rows.serial[row]))
-            tokens = result.ids[row, : int(result.count[row])].tolist()
-            if reason := progress.error or advanced(progress, tokens):
+            progress = self._progress(plan.rows, row)
+            assert progress is not None, f"row {row} has no place in its grammar"
+            is_beam = self._open[plan.rows.request_id[row]].request.beam_width > 0
+            count = 0 if is_beam else int(result.count[row])
+            tokens: list[int] = result.ids[row, :count].tolist()
+            if reason := progress.advance(tokens):
                 failed.append(Failed(row, reason))
         if not failed:
             return result
@@ -201,6 +210,14 @@ class ConstrainedRequests:
         for one in failed:
             ids[one.row], count[one.row] = -1, 0
         return replace(result, ids=ids, count=count, failed=(*result.failed, *failed))
+
+    def _progress(self, rows: Rows, row: int) -> GrammarProgress | None:
+        """The place of a row in its grammar; None for a beam that has left its slot."""
+        one = self._open[str(rows.request_id[row])]
+        if one.request.beam_width:  # the host chooses its tokens: see `follow`
+            beam = child_label(one.request.id, int(rows.child[row]))
+            return self._beams.at(int(rows.slot[row]), beam)
+        return one.progress(int(rows.serial[row]))
 
     def _rows(self, rows: Rows) -> list[int]:
         """Rows that sample under a constraint. Steady steps share their rows."""
@@ -216,18 +233,3 @@ class ConstrainedRequests:
 def proposed(drafts: I32) -> list[int]:
     """The drafts of a row, without the places that have none."""
     return [token for token in drafts.tolist() if token >= 0]
-
-
-def advanced(progress: GrammarProgress, tokens: list[int]) -> str:
-    """Accept tokens in order, up to an end token: drafts may go on behind it. Returns what is wrong
-    with the first that is not accepted."""
-    for token in tokens:
-        if progress.matcher.terminated:
-            break
-        try:
-            if not progress.matcher.accept(token):
-                return f"the constraint does not allow token {token} as output {progress.outputs}"
-        except RequestError as error:
-            return str(error)
-        progress.outputs += 1
-    return ""

@@ -33,6 +33,8 @@ class Pipeline:
 
     def launch(self, plan: Plan) -> None:
         self.suspect = self._flight[0] if plan.empty and self._flight else plan
+        if self._constrained is not None:
+            self._constrained.follow(plan)
         try:
             self._runner.launch(plan)
         except Exception as error:  # a device may fail in any way

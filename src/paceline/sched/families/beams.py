@@ -1,6 +1,6 @@
 """Beam search over candidates: which continuations go on, which have ended, when to stop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core.plan import Choice
 from paceline.core.request import Finish, Request
@@ -55,11 +55,10 @@ class BeamSearch:
             if stop is not None:
                 self._finish(outputs[one.parent], one, stop)
         going = [one for one, stop in ranked if stop is None][:width]
-        if len(going) < width:  # only if the vocabulary is that small
-            for one in going:
-                self._finish(outputs[one.parent], one, Finish.LENGTH)
+        if not going or self._over(going[0], length):
             return []
-        return [] if self._over(going[0], length) else going
+        # Where a constraint allows few tokens, beams without a continuation repeat the best one.
+        return going + [replace(going[0], score=NO_SCORE)] * (width - len(going))
 
     def follow(self, assigned: dict[int, Continuation]) -> None:
         """Record the continuation that each beam has taken, best first."""
