@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -165,3 +166,13 @@ def test_a_message_does_not_pass_through_the_inbox_of_other_threads() -> None:
         one.send(*(submitted(str(number)) for number in range(50)), wire.AbortMessage(Abort("7")))
         _, deliveries = one.run()
     assert "7" in [end.request_id for delivery in deliveries for end in delivery.ended]
+
+
+def test_a_message_from_another_thread_of_the_core_wakes_it() -> None:
+    """Else this waits for a message of the parent, for ever."""
+    with parent() as one:
+        asked = Request("a", [5, 6], max_tokens=1, ignore_eos=True)  # pyright: ignore[reportArgumentType]
+        Timer(0.01, one.loop._engine.submit, [asked]).start()
+        while not (found := one.sent()):
+            one.turn()
+    assert [end.request_id for end in found[0].ended] == ["a"]

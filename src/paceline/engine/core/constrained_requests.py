@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -96,15 +96,6 @@ class ConstrainedRequests:
     @property
     def any_open(self) -> bool:
         return bool(self._open)
-
-    @property
-    def any_compiling(self) -> bool:
-        return any(not one.compiled.done() for one in self._open.values())
-
-    def figures(self) -> dict[str, float]:
-        """Requests that wait for their grammar, and what the compiler has done."""
-        waiting = sum(not one.compiled.done() for one in self._open.values())
-        return {"waiting_for_grammar": waiting, **asdict(self._compiler.counts)}
 
     def has_compiled(self, request_id: str) -> bool:
         """Whether compiling a request's constraint has ended, well or badly."""

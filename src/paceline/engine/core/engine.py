@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -17,7 +18,6 @@ from paceline.core.errors import (
 )
 from paceline.core.plan import (
     NO_OUTPUTS,
-    Candidates,
     Ended,
     Outputs,
     Plan,
@@ -46,6 +46,7 @@ from paceline.engine.core.pipeline import Pipeline
 from paceline.engine.core.ports import Clock, Runner, StepObserver
 from paceline.engine.core.queries import answer
 from paceline.engine.core.step_counts import StepCounts
+from paceline.engine.core.step_scores import scored
 from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
@@ -120,6 +121,10 @@ class Engine:
         """End a present or the next `rest`."""
         self._inbox.nudge()
 
+    def call_for_messages(self, alarm: Callable[[], None]) -> None:
+        """Call `alarm` for each message, for a thread that does not `rest`."""
+        self._inbox.alarm = alarm
+
     # -- for its own thread -------------------------------------------------
 
     @property
@@ -139,8 +144,6 @@ class Engine:
             return 0.0
         if self.idle:
             return None
-        if self._constrained is not None and self._constrained.any_compiling:
-            return RETRY_S  # a core process does not see that a grammar is ready
         return RETRY_S if self.scheduler.view.is_runnable else PARKED_RETRY_S
 
     @property
@@ -379,8 +382,7 @@ class Engine:
     def _delivery(self, outputs: Outputs, result: StepResult | None, now: float) -> Delivery | None:
         if outputs.finished:
             self._forget(*(end.request_id for end in outputs.finished if end.child < 0))
-        ended = (*self._ended, *outputs.finished)
-        refused = tuple(self._refused)
+        ended, refused = (*self._ended, *outputs.finished), tuple(self._refused)
         self._ended, self._refused = [], []
         prompt, pooled = ((), ()) if result is None else (result.prompt, result.pooled)
         if not (ended or refused or prompt or pooled or len(outputs.count)):
@@ -396,12 +398,3 @@ class Engine:
             pooled=pooled,
         )
         return delivery if result is None else scored(delivery, outputs, result)
-
-
-def scored(delivery: Delivery, outputs: Outputs, result: StepResult) -> Delivery:
-    """Add the log-probabilities of the rows that are not stale."""
-    logprob, found, rows = result.logprob, result.candidates, outputs.row
-    if rows is not None:
-        logprob = None if logprob is None else logprob[rows]
-        found = None if found is None else Candidates(found.ids[rows], found.logprob[rows])
-    return replace(delivery, logprob=logprob, candidates=found)

@@ -1,12 +1,17 @@
 """Messages to an engine, until its next turn."""
 
 from collections import deque
+from collections.abc import Callable
 from threading import Condition
 from typing import Any, Generic, TypeVar
 
 from paceline.core.errors import QueueFull
 
 T = TypeVar("T")
+
+
+def silent() -> None:
+    """`wait` returns anyway."""
 
 
 class Inbox(Generic[T]):
@@ -17,6 +22,7 @@ class Inbox(Generic[T]):
         self._changed = Condition()
         self._messages: deque[T] = deque()
         self.requests = 0  # of the messages
+        self.alarm: Callable[[], None] = silent  # called with each message, on any thread
         self._nudged = False
 
     def put(self, message: T) -> None:
@@ -27,6 +33,7 @@ class Inbox(Generic[T]):
                 self.requests += 1
             self._messages.append(message)
             self._changed.notify()
+        self.alarm()
 
     def drain(self, most: int | None = None) -> list[T]:
         """The oldest messages, with at most so many requests; without `most`, all messages."""

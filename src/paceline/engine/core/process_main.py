@@ -4,7 +4,9 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from threading import Lock, Thread
 
@@ -18,6 +20,8 @@ from paceline.engine.core.engine import Engine
 from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import Question, Submit
 from paceline.engine.settings import EngineSettings
+
+ALARMS = 4096  # read at once, at most
 
 log = logging.getLogger("paceline.engine.core.process_main")  # its name is __main__ here
 
@@ -69,6 +73,12 @@ class Outbox(logging.Handler):
         self.send(wire.LogMessage(record.name, record.levelno, self.format(record)))
 
 
+def ring(alarm: int) -> None:
+    """Wake the loop. A full pipe has woken it already."""
+    with suppress(BlockingIOError):
+        os.write(alarm, b"!")
+
+
 def die_with_parent() -> None:
     """Exit when stdin closes: the parent holds its other end until it exits or dies.
 
@@ -96,6 +106,13 @@ class CoreLoop:
         self._engine, self._commands, self._send = engine, commands, outbox.send
         self._inbox = Inbox[wire.ToCore](engine.settings.inbox_requests, wire.EncodedRequest)
         self._closing = False
+        self._alarm, alarm = os.pipe()  # readable when another thread has a message for the engine
+        for end in (self._alarm, alarm):
+            os.set_blocking(end, False)
+        engine.call_for_messages(partial(ring, alarm))
+        self._poller = zmq.Poller()
+        self._poller.register(commands, zmq.POLLIN)
+        self._poller.register(self._alarm, zmq.POLLIN)
 
     def run(self) -> str:
         """Until the parent closes it or the engine stops; returns why the engine stopped."""
@@ -114,8 +131,9 @@ class CoreLoop:
     def _receive(self) -> None:
         """Take every message out of the socket; wait for one if nothing else is due."""
         patience_s = 0.0 if self._inbox else self._engine.patience_s
-        if not self._commands.poll(None if patience_s is None else ceil(patience_s * 1000)):
-            return
+        found = self._poller.poll(None if patience_s is None else ceil(patience_s * 1000))
+        if any(one == self._alarm for one, _ in found):
+            os.read(self._alarm, ALARMS)
         while (frame := received(self._commands)) is not None:
             message: wire.ToCore = wire.to_core.decode(frame)
             try:
