@@ -150,7 +150,7 @@ def test_some_token_must_be_left() -> None:
 )
 def test_ids_can_be_checked_against_a_vocabulary(sampling: Sampling) -> None:
     sampling.check_vocab(101)
-    with pytest.raises(RequestError, match=r"^\w+ names token 100; the model has 100$"):
+    with pytest.raises(RequestError, match=r"^\w+ has 100, which is out of vocabulary; the"):
         sampling.check_vocab(100)
 
 

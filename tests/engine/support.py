@@ -111,8 +111,11 @@ class OraclePort:
             if wanted[row] is None or not result.count[row]:
                 continue
             digest = track.digests[-1]
-            chosen[row, 0] = logprobs(digest, self.oracle.vocab)[int(result.ids[row, 0])]
-            for place, (id, value) in enumerate(likeliest(digest, self.oracle.vocab, most)):
+            values = logprobs(digest, self.oracle.vocab)
+            chosen[row, 0] = values[int(result.ids[row, 0])]
+            named = [(id, values[id]) for id in track.request.sampling.logprob_token_ids]
+            pairs = named or likeliest(digest, self.oracle.vocab, most)
+            for place, (id, value) in enumerate(pairs):
                 found.ids[row, place], found.logprob[row, place] = id, value
         return replace(result, logprob=chosen, candidates=found)
 

@@ -34,8 +34,8 @@ def test_a_search_takes_no_defaults() -> None:
 
 
 def test_wrong_recommendations_are_refused_at_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"temperature is 7; .* set generation_config to 'none'"):
-        SamplingRules.of({"temperature": 7}, 20)
+    with pytest.raises(ConfigError, match=r"temperature is -7; .* set generation_config to 'none'"):
+        SamplingRules.of({"temperature": -7}, 20)
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
@@ -68,3 +68,12 @@ def test_requests_of_a_script_without_parameters_have_those_of_the_model() -> No
         assert len(many.outputs[0].logprobs[0].top) == 30
         (refused,) = llm.generate([prompt], SamplingParams(logprobs=31), progress=False)
         assert refused.error.startswith("logprobs is 31")
+
+
+def test_named_tokens_count_as_alternatives() -> None:
+    NO_RULES.check(SamplingParams(logprob_token_ids=range(20)))
+    with pytest.raises(RequestError, match="number of logprob_token_ids is 21; it must lie in"):
+        NO_RULES.check(SamplingParams(logprob_token_ids=range(21)))
+    assert SamplingParams(logprob_token_ids=[7, 5, 7], logprobs=9).logprobs == 2
+    with pytest.raises(RequestError, match="logprob_token_ids is empty"):
+        SamplingParams(logprob_token_ids=[])

@@ -486,6 +486,27 @@ def test_any_token_can_be_scored() -> None:
     assert found.rank.max() <= 500
 
 
+def test_named_tokens_are_scored_instead_of_the_likeliest() -> None:
+    sampler = Sampler(8, 64, torch.device("cpu"))
+    asked = (
+        Sampling(temperature=0, logprob_token_ids=[6, 1, 6]),
+        Sampling(temperature=0, logprobs=3),
+        Sampling(temperature=0, logprob_token_ids=[2]),
+    )
+    for slot, sampling in enumerate(asked):
+        request = Request(id=str(slot), prompt=[1], max_tokens=2, sampling=sampling)
+        sampler.admit(slot, request, request.prompt)
+    logits = torch.arange(24, dtype=torch.float).view(3, 8) / 7
+    controls = sampler.controls(range(3))
+    found = sampler.sample(logits.clone(), controls, torch.ones(3, dtype=torch.long)).scores
+    assert found is not None
+    assert found.ids[0, :2].tolist() == [1, 6]
+    assert found.ids[1].tolist() == [7, 6, 5]
+    assert found.ids[2, 0] == 2
+    expected = logits.log_softmax(-1).gather(-1, found.ids)
+    torch.testing.assert_close(found.values, expected)
+
+
 def test_scores_bear_masked_logits() -> None:
     logits = torch.full((1, 64), -torch.inf)
     logits[0, 3] = 5.0

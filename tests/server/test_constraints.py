@@ -65,7 +65,6 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
         ("documents", [{"text": "a"}]),
         ("prompt_embeds", "AAAA"),
         ("custom_logit_processor", "AAAA"),
-        ("logprob_token_ids", [5]),
         ("stop_regex", "a+"),
         ("kv_transfer_params", {"do_remote_decode": True}),
         ("web_search_options", {}),
@@ -178,6 +177,11 @@ def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
         ("/v1/responses", {"truncation": "auto"}, "truncation"),
         ("/v1/responses", {"prompt": {"id": "mine"}}, "prompt"),
         ("/v1/responses", {"return_token_ids": True}, "return_token_ids"),
+        ("/v1/responses", {"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ("/v1/completions", {"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ("/v1/completions", {"logprob_token_ids": [], "logprobs": 1}, "logprob_token_ids"),
+        ("/v1/completions", {"logprob_token_ids": [9999], "logprobs": 1}, "logprob_token_ids"),
+        ("/v1/chat/completions", {"logprob_token_ids": [5]}, "logprob_token_ids"),
     ],
 )
 def test_what_one_route_cannot_do_is_refused_there(

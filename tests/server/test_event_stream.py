@@ -44,6 +44,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"n": 2, "logprobs": True, "top_logprobs": 2}),
     (CHAT, {"n": 2, "echo": True, "add_generation_prompt": False}),
     (CHAT, {"logprobs": True, "return_tokens_as_token_ids": True, "stream_options": USAGE}),
+    (COMPLETIONS, {"prompt": ["a", "b"], "logprobs": 1, "logprob_token_ids": [5, 7, 9]}),
     (COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2}),
     (COMPLETIONS, {"prompt": ["a", 'b\n"c"'], "n": 2, "echo": True}),
     (COMPLETIONS, {"prompt": ["a", "b"], "logprobs": 2, "stream_options": RUNNING}),

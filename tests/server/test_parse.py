@@ -38,7 +38,10 @@ SAMPLING: list[dict[str, Any]] = [
     {"allowed_token_ids": [7]},
     {"structured_outputs": {"choice": ["a", "b"]}},
 ]
-ELSEWHERE = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs"}
+ELSEWHERE = {
+    *("max_tokens", "logprobs", "prompt_logprobs", "logprob_token_ids"),
+    *("logit_bias", "structured_outputs"),
+}
 
 
 def asked(**given: Any) -> list[GenerationRequest]:

@@ -94,6 +94,7 @@ class Sampling:
     bad_token_ids        never these
     logprobs             alternatives reported with each token's log-probability; None: neither
     prompt_logprobs      the same for each token of the prompt
+    logprob_token_ids    these are the alternatives, not the likeliest tokens; empty: the likeliest
 
     Log-probabilities are those of the model, before anything above is applied.
     """
@@ -110,6 +111,7 @@ class Sampling:
     bad_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -125,7 +127,10 @@ class Sampling:
                 fix(self, name, whole(name, getattr(self, name), 0, LARGEST_ID, bounds))
         if self.logit_bias is not NO_BIAS:
             fix(self, "logit_bias", biases(self.logit_bias))
-        fix(self, "bad_token_ids", token_ids("bad_token_ids", self.bad_token_ids))
+        for name in ("bad_token_ids", "logprob_token_ids"):
+            fix(self, name, token_ids(name, getattr(self, name)))
+        if self.logprob_token_ids:
+            fix(self, "logprobs", len(self.logprob_token_ids))
         if self.allowed_token_ids is not None:
             allowed = token_ids("allowed_token_ids", self.allowed_token_ids)
             if not set(allowed) - set(self.bad_token_ids):
@@ -155,10 +160,14 @@ class Sampling:
             "logit_bias": tuple(self.logit_bias),
             "allowed_token_ids": self.allowed_token_ids or (),
             "bad_token_ids": self.bad_token_ids,
+            "logprob_token_ids": self.logprob_token_ids,
         }
         for name, ids in named.items():
             if ids and ids[-1] >= vocab:
-                raise RequestError(f"{name} names token {ids[-1]}; the model has {vocab}")
+                raise RequestError(
+                    f"{name} has {ids[-1]}, which is out of vocabulary; the vocabulary has {vocab} "
+                    "tokens"
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A mapping proxy cannot be sent to another process, a dict can."""

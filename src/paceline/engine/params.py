@@ -108,6 +108,8 @@ class SamplingParams(Validated):
             None: no log-probabilities.
         prompt_logprobs: The same for the tokens of the prompt, which is computed without the
             prefix cache.
+        logprob_token_ids: Tokens whose log-probabilities are reported with each output token,
+            beside the token itself, instead of those of the likeliest ones.
         logit_bias: Added to the logits of single tokens, by token id.
         include_stop_str_in_output: Keep the stop string in the text.
         skip_special_tokens: Leave special tokens out of the text.
@@ -144,6 +146,7 @@ class SamplingParams(Validated):
     bad_token_ids: Iterable[int] = ()
     allowed_token_ids: Iterable[int] | None = None
     structured_outputs: Constraint | Mapping[str, Any] | None = None
+    logprob_token_ids: Iterable[int] | None = None
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -154,6 +157,8 @@ class SamplingParams(Validated):
         fix(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         if self.structured_outputs is not None:
             fix(self, "structured_outputs", constraint_from(self.structured_outputs))
+        if self.logprob_token_ids is not None:
+            self._fix_scored()
         self._check_numbers()
         self._check_family()
         chosen = self._chosen()
@@ -161,6 +166,14 @@ class SamplingParams(Validated):
         fix(self, "_sampling", chosen)
         for name in ("logit_bias", "bad_token_ids", "allowed_token_ids"):
             fix(self, name, getattr(chosen, name))
+
+    def _fix_scored(self) -> None:
+        """The number of alternatives is that of the tokens that are named."""
+        found = token_ids("logprob_token_ids", self.logprob_token_ids)
+        if not found:
+            raise RequestError("logprob_token_ids is empty; give at least one token id")
+        object.__setattr__(self, "logprob_token_ids", found)
+        object.__setattr__(self, "logprobs", len(found))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a dict: a mapping proxy cannot be pickled."""
@@ -271,6 +284,7 @@ class SamplingParams(Validated):
             bad_token_ids=tuple(self.bad_token_ids),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            logprob_token_ids=tuple(self.logprob_token_ids or ()),
         )
 
 
@@ -281,7 +295,7 @@ class SamplingFields(TypedDict, total=False):
     top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, seed; max_tokens,
     min_tokens, stop, stop_token_ids, ignore_eos; logprobs, prompt_logprobs, logit_bias,
     include_stop_str_in_output, skip_special_tokens, bad_token_ids, allowed_token_ids;
-    structured_outputs.
+    structured_outputs, logprob_token_ids.
     """
 
     n: int
@@ -311,3 +325,4 @@ class SamplingFields(TypedDict, total=False):
     bad_token_ids: Iterable[int]
     allowed_token_ids: Iterable[int] | None
     structured_outputs: Constraint | Mapping[str, Any] | None
+    logprob_token_ids: Iterable[int] | None

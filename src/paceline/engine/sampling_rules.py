@@ -54,8 +54,9 @@ class SamplingRules:
 
     def check(self, params: SamplingParams) -> None:
         """RequestError if more alternatives are wanted than the engine returns."""
-        for name in ("logprobs", "prompt_logprobs"):
-            self.check_logprobs(name, getattr(params, name))
+        named = "the number of logprob_token_ids" if params.logprob_token_ids else "logprobs"
+        self.check_logprobs(named, params.logprobs)
+        self.check_logprobs("prompt_logprobs", params.prompt_logprobs)
 
     def check_logprobs(self, name: str, wanted: int | None) -> None:
         if wanted is not None and 0 <= self.max_logprobs < wanted:

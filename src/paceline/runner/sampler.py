@@ -21,7 +21,7 @@ class TokenScores:
     """Log-probabilities from unmodified logits: of a given token, and of the likeliest tokens.
 
     Alternatives are in descending order, ties by ascending id, so that the first few are the same
-    however many there are.
+    however many there are. A row that names its alternatives has them in the order of their ids.
     """
 
     given: Tensor  # [scored]
@@ -60,14 +60,21 @@ def seed_of(request: Request) -> int:
     return int.from_bytes(digest, "little")
 
 
-def score(logits: Tensor, ids: Tensor, alternatives: int) -> TokenScores:
-    """Score the given ids [scored] and the likeliest ids by logits [scored, vocab]."""
+def score(
+    logits: Tensor, ids: Tensor, alternatives: int, named: Tensor | None = None
+) -> TokenScores:
+    """Score the given ids [scored] and the likeliest ids by logits [scored, vocab].
+
+    Instead of the likeliest, those in `named` [scored, alternatives] are scored, except for -1.
+    """
     peak = logits.amax(-1, keepdim=True)
     total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
     norm = peak + total.log()[:, None]  # [scored, 1]
     own = logits.gather(-1, ids[:, None])
     above = torch.gt(logits, own, out=torch.empty_like(logits))
     best = likeliest(logits, alternatives)
+    if named is not None:
+        best = torch.where(named < 0, best, named)
     return TokenScores(
         given=(own - norm)[:, 0].float(),
         rank=by_cells(above).sum(-1).sum(-1).long() + 1,
@@ -140,7 +147,8 @@ def chosen(
     ids = ids.masked_fill(bad, 0)
     if scored is None or raw is None:
         return Sampled(ids, bad, None)
-    return Sampled(ids, bad, score(raw, ids.index_select(0, scored.rows), scored.most))
+    given = ids.index_select(0, scored.rows)
+    return Sampled(ids, bad, score(raw, given, scored.most, scored.named))
 
 
 def drawn_at(place: int, drafts: Tensor, probabilities: Tensor | None) -> DrawnDrafts | None:

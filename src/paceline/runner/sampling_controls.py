@@ -76,10 +76,14 @@ class SamplingGroup(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRows:
-    """Rows with log-probabilities, and the largest number of alternatives."""
+    """Rows with log-probabilities, and the largest number of alternatives.
 
-    rows: Tensor
+    `named` has the alternatives of rows that name them, and -1 where the likeliest are reported.
+    """
+
+    rows: Tensor  # [scored]
     most: int
+    named: Tensor | None = None  # [scored, most]; None: no row names any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +194,13 @@ def scored_of(
     }
     if not asked:
         return None
-    return ScoredRows(indices(list(asked), device), min(max(asked.values()), vocab))
+    most = min(max(asked.values()), vocab)
+    names = [residents[row].sampling.logprob_token_ids for row in asked]
+    if not any(names):
+        return ScoredRows(indices(list(asked), device), most)
+    lines = [[*ids, *[-1] * (most - len(ids))] for ids in names]
+    named = torch.tensor(lines, dtype=torch.long, device=device)
+    return ScoredRows(indices(list(asked), device), most, named)
 
 
 def filters_of(sampling: Sampling, vocab: int) -> tuple[type[Filter], ...]:

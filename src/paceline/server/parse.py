@@ -69,10 +69,21 @@ def sampling(
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
     given["structured_outputs"] = constraint(constraining(body))
+    if isinstance(body, ScoredBody):
+        given["logprob_token_ids"] = named_tokens(body, logprobs)
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return rules.params(
         max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **chosen
     )
+
+
+def named_tokens(body: ScoredBody, logprobs: int | None) -> Sequence[int] | None:
+    """Tokens whose log-probabilities are wanted."""
+    if body.logprob_token_ids and logprobs is None:
+        raise unsupported(
+            "logprob_token_ids", "it needs logprobs; set logprobs, or remove logprob_token_ids"
+        )
+    return body.logprob_token_ids
 
 
 def constraining(body: GenerationBody) -> dict[str, Any]:

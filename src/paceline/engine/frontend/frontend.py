@@ -384,9 +384,15 @@ class Frontend:
         entries = [TokenLogprob(self._alternative(*pair), ()) for pair in chosen]
         found = delivery.candidates
         if wanted and found is not None:
-            pairs = zip(found.ids[row].tolist(), found.logprob[row].tolist(), strict=True)
-            top = [self._alternative(*pair) for pair in list(pairs)[:wanted] if pair[0] >= 0]
-            entries[0] = replace(entries[0], top=tuple(top))
+            pairs = list(zip(found.ids[row].tolist(), found.logprob[row].tolist(), strict=True))
+            first, named = entries[0].chosen, open_request.request.sampling.logprob_token_ids
+            if named:
+                others = {*named} - {first.token_id}
+                pairs = [(first.token_id, first.logprob), *(p for p in pairs if p[0] in others)]
+            else:
+                pairs = [pair for pair in pairs[:wanted] if pair[0] >= 0]
+            top = tuple(self._alternative(*pair) for pair in pairs)
+            entries[0] = replace(entries[0], top=top)
         return entries
 
     def _add_prompt_logprobs(self, scores: PromptScores) -> None:

@@ -151,9 +151,11 @@ class CompletionWriter:
         self, part: int, index: int, delta: TextDelta, echoes: bool
     ) -> TextLogprobs | None:
         """Logprobs of the tokens of a delta, after those of the prompt if it is echoed here."""
-        most = self._body.logprobs
-        if most is None or delta.logprobs is None:
+        if self._body.logprobs is None or delta.logprobs is None:
             return None
+        # Those that are named come after the token itself.
+        named = self._body.logprob_token_ids
+        most = len(named) + 1 if named else self._body.logprobs
         ids, spell = [one.chosen.token_id for one in delta.logprobs], self._speller.spell
         offsets = self._offsets_of(part, index).of(ids)
         entries: list[TokenLogprob | None] = list(delta.logprobs)

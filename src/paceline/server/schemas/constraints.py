@@ -40,7 +40,9 @@ NoTransfer = Annotated[None, refused("the KV cache is not transferred"), REFUSED
 NoSearch = Annotated[None, refused("the web is not searched"), REFUSED]
 Regexes = Annotated[None, refused("an answer stops at strings; see stop"), REFUSED]
 ChosenLogprobs = Annotated[
-    None, refused("logprobs of chosen tokens are not supported; see top_logprobs"), REFUSED
+    None,
+    refused("logprobs of chosen tokens are not returned on this route; see top_logprobs"),
+    REFUSED,
 ]
 HiddenStates = Annotated[None, refused("hidden states are not returned"), REFUSED]
 OwnArguments = Annotated[None, refused("there are no arguments of extensions"), REFUSED]
@@ -67,7 +69,7 @@ class Constraints(RequestBody):
     response_format, modalities, function_call, functions, add_special_tokens, chat_template,
     structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar, regex,
     json_schema, ebnf, bad_words, logits_processors, custom_logit_processor, documents,
-    prompt_embeds, logprob_token_ids, stop_regex, kv_transfer_params, web_search_options,
+    prompt_embeds, stop_regex, kv_transfer_params, web_search_options,
     vllm_xargs, return_hidden_states, thinking_token_budget, detokenize, verbosity;
     adapters: adapter, lora, lora_path, lora_request; inputs that are no text: images,
     image_data, video_data, audio, audio_data, multi_modal_data.
@@ -100,7 +102,6 @@ class Constraints(RequestBody):
     documents: Documents = None
     prompt_embeds: Embeddings = None
     custom_logit_processor: Processors = None
-    logprob_token_ids: ChosenLogprobs = None
     stop_regex: Regexes = None
     kv_transfer_params: NoTransfer = None
     web_search_options: NoSearch = None

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.core.sampling import LARGEST_ID
 from paceline.server.schemas.constraints import (
+    ChosenLogprobs,
     Constraints,
     Documents,
     NoEcho,
@@ -134,6 +135,9 @@ class ScoredBody(GenerationBody):
     prompt_logprobs: int | None = Field(
         None, ge=0, description="alternatives returned with the logprob of each token of the prompt"
     )
+    logprob_token_ids: Annotated[IdList, Field(min_length=1)] | None = Field(
+        None, description="tokens whose logprobs are returned, instead of the likeliest ones"
+    )
     return_token_ids: bool | None = Field(
         None, description="return token_ids, and prompt_token_ids once"
     )
@@ -201,7 +205,7 @@ class ResponseRequest(GenerationBody):
     Own fields: input, instructions, max_output_tokens, metadata, previous_response_id,
     conversation, store, background, tools, tool_choice, parallel_tool_calls, include_reasoning,
     text, reasoning, reasoning_effort, truncation, prompt, echo, continue_final_message,
-    return_token_ids, return_tokens_as_token_ids, include, top_logprobs.
+    logprob_token_ids, return_token_ids, return_tokens_as_token_ids, include, top_logprobs.
     """
 
     input: str | Messages = Field(description="a text, or messages")
@@ -227,6 +231,7 @@ class ResponseRequest(GenerationBody):
     prompt: StoredPrompt = None
     echo: NoEcho = None
     continue_final_message: OwnTemplate = None
+    logprob_token_ids: ChosenLogprobs = None
     return_token_ids: NoTokenIds = None
     return_tokens_as_token_ids: NoTokenIds = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = Field(

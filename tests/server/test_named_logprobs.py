@@ -1,0 +1,74 @@
+"""Log-probabilities of tokens that the client names, beside those of the text."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import Play
+from tests.server.support import Site
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+NAMED = [300, 5, 7]
+SHORT = {"max_tokens": 4, "temperature": 0, "return_tokens_as_token_ids": True}
+TALK = [{"role": "user", "content": "hello"}]
+
+
+def named(id: int) -> str:
+    return f"token_id:{id}"
+
+
+async def scores(site: Site, path: str, **fields: Any) -> list[dict[str, float]]:
+    """The alternatives at each position, by name, and a check of the token itself."""
+    body = {"prompt": "the"} if path == COMPLETIONS else {"messages": TALK}
+    response = await site.post(path, **body, **SHORT, ignore_eos=True, **fields)
+    assert response.status_code == 200, response.text
+    found = response.json()["choices"][0]["logprobs"]
+    if path == COMPLETIONS:
+        for token, top in zip(found["tokens"], found["top_logprobs"], strict=True):
+            assert token in top
+        return found["top_logprobs"]
+    if "logprob_token_ids" in fields:
+        firsts = [one["top_logprobs"][0]["token"] for one in found["content"]]
+        assert firsts == [one["token"] for one in found["content"]]
+    return [
+        {top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in found["content"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "some", "every"),
+    [
+        (COMPLETIONS, {"logprobs": 0}, {"logprobs": 20}),
+        (CHAT, {"logprobs": True}, {"logprobs": True, "top_logprobs": 20}),
+    ],
+)
+def test_named_tokens_are_scored_beside_the_token_itself(
+    on: Play, path: str, some: dict[str, Any], every: dict[str, Any]
+) -> None:
+    async def scenario(site: Site) -> None:
+        found = await scores(site, path, **some, logprob_token_ids=NAMED)
+        likeliest = await scores(site, path, **every)
+        assert len(found) == 4
+        for top, best in zip(found, likeliest, strict=True):
+            assert {named(id) for id in NAMED} <= set(top)
+            assert len(top) <= len(NAMED) + 1
+            for name in set(top) & set(best):
+                assert top[name] == pytest.approx(best[name], abs=1e-5)
+
+    on(scenario)
+
+
+def test_a_real_model_scores_named_tokens(real: httpx.Client) -> None:
+    """In one batch with requests that want the likeliest tokens, or none."""
+    likeliest = real.post(COMPLETIONS, json={"prompt": "the", **SHORT, "logprobs": 20}).json()
+    expected = likeliest["choices"][0]["logprobs"]["top_logprobs"]
+    ids = [int(name.removeprefix("token_id:")) for name in list(expected[0])[3:6]]
+    asked = {"prompt": ["the", "the quick"], **SHORT, "logprobs": 1, "logprob_token_ids": ids}
+    one, other = real.post(COMPLETIONS, json=asked).json()["choices"]
+    assert one["text"] == likeliest["choices"][0]["text"]
+    for choice in (one, other):
+        for top in choice["logprobs"]["top_logprobs"]:
+            assert {named(id) for id in ids} <= set(top)
+    first = one["logprobs"]["top_logprobs"][0]
+    assert first == pytest.approx({name: expected[0][name] for name in first}, abs=1e-4)
