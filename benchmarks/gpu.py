@@ -92,6 +92,17 @@ class OneToken(Dummy):
         return weight.zero_() if name == "lm_head.weight" else weight
 
 
+class Counting(Dummy):
+    """Random weights of a model that samples the id after the latest one, whatever else it reads:
+    layers add nothing to the embedding, and the head looks for the embedding of the id before."""
+
+    def read(self, name: str) -> Tensor:
+        if name == "lm_head.weight":
+            return super().read("model.embed_tokens.weight").roll(1, 0)
+        weight = super().read(name)
+        return weight.zero_() if name.endswith(("o_proj.weight", "down_proj.weight")) else weight
+
+
 class Bench:
     """A model on the GPU, and a scheduler for each workload."""
 
@@ -102,9 +113,10 @@ class Bench:
         block_size: int = 16,
         proposer: Drafter | None = None,
         masks: TokenMasks | None = None,
+        weights: type[Dummy] = OneToken,
     ) -> None:
-        """With a proposer, the graphs for drafts are captured too, and every sample is one token:
-        the drafts of a benchmark are right where it says so, whatever a step rounds."""
+        """With a proposer, the graphs for drafts are captured too, and by these weights samples are
+        known: the drafts of a benchmark are right where it says so, whatever a step rounds."""
         raw = self.shape(name)
         begin = perf_counter()
         self.name, self.attention = name, attention
@@ -112,8 +124,8 @@ class Bench:
         if proposer:
             self.config = replace(self.config, tied_embedding=False)
         self.floor = Floor.of(self.config)
-        weights = OneToken if proposer else Dummy
-        self.model = CudaModel.load(weights(self.config, device="cuda"), MAX_MODEL_LEN)
+        kind = weights if proposer else Dummy
+        self.model = CudaModel.load(kind(self.config, device="cuda"), MAX_MODEL_LEN)
         torch.cuda.synchronize()
         self.load_s = perf_counter() - begin
         self.blocks, self.block_size = ROWS * 1152 // block_size, block_size
