@@ -207,12 +207,16 @@ def test_outputs_are_kept_when_their_slots_are_released() -> None:
     assert proposed(drafter, [1, 2], [5, 6], [6, 6]) == [[3, 4], [], []]
 
 
-def test_many_outputs_are_read_even_if_no_request_drafts() -> None:
+def test_while_no_request_drafts_only_the_latest_outputs_are_kept() -> None:
     drafter = made()
+    columns = drafter._columns
+    assert columns is not None
     for number in range(100):
         follow(drafter, admitted(0, f"r{number}", [1]))
+        columns.tokens[0, 1:4] = torch.tensor([number, number + 200, number + 300])
+        columns.position[0] = 3
         follow(drafter, released=(0,))
-        assert len(drafter._unread) <= suffix.UNREAD
+    assert proposed(drafter, [99, 299], [98, 298], [1, 201]) == [[399], [398], []]
 
 
 def test_none_are_kept_if_none_may_be() -> None:

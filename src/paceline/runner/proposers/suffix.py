@@ -26,7 +26,7 @@ PLACES = 32  # where they occurred that are looked at, latest first
 NODES = 4  # of the tree that are compared, deepest first
 CAPACITY = 1 << 20  # tokens of past outputs
 GRAMS = (6, LEAST)  # numbers of tokens that places in past outputs are found by, longest first
-UNREAD = 32  # outputs that are kept on the device before they are read
+UNREAD = 64  # outputs that are kept on the device until drafts are wanted
 
 
 class Text(Protocol):
@@ -64,8 +64,9 @@ NOTHING = Guess([], 0.0)
 class Suffix(Drafter):
     """Drafts the path with the best score, from the sequence or from past outputs.
 
-    Reading tokens on the host, it waits for the step in flight. Outputs of requests that ended are
-    copied on the device at once, and read when drafts are wanted.
+    Reading tokens on the host, it waits for the step in flight. So outputs of requests that ended
+    are copied on the device, and read when drafts are wanted; while speculation pauses, only the
+    latest ones are kept, and they cost no time on the host.
     """
 
     def __init__(self, config: SpeculationConfig) -> None:
@@ -78,7 +79,8 @@ class Suffix(Drafter):
         self._past = PastOutputs(config.suffix_decoding_max_cached_requests)
         self._columns: SlotColumns | None = None
         self._prompts: dict[int, tuple[str, int]] = {}  # by slot: request, and tokens of its prompt
-        self._unread: list[tuple[Tensor, Tensor, int]] = []  # tokens, position, and the prompt
+        # Tokens, position of the last one, and tokens of the prompt.
+        self._unread: deque[tuple[Tensor, Tensor, int]] = deque(maxlen=UNREAD)
 
     def attach(self, runner: DraftingFor) -> None:
         self._columns = runner.columns
@@ -99,8 +101,6 @@ class Suffix(Drafter):
             if request and request not in plan.preempted and self._past.most_outputs:
                 columns = self._columns.tokens[slot].clone(), self._columns.position[slot].clone()
                 self._unread.append((*columns, prompt))
-        if len(self._unread) > UNREAD:
-            self._read()
 
     def _read(self) -> None:
         for tokens, position, prompt in self._unread:
