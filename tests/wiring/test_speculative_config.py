@@ -1,14 +1,17 @@
 """vLLM's `speculative_config`: its names become our settings, and what is wrong is named."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
+from paceline.wiring.llm import LLM
 from paceline.wiring.settings import sort_settings
 from paceline.wiring.speculative_config import spelled_out
+from tests.wiring.support import dummy_model
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 4}
 
@@ -91,3 +94,24 @@ def test_a_value_of_the_wrong_type_is_named() -> None:
 def test_two_different_values_are_an_error() -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens is 2, and 4 in speculative_co"):
         spelled_out({"speculative_config": LOOKUP, "num_speculative_tokens": 2})
+
+
+def test_an_engine_drafts_as_it_says_and_counts_drafts_as_vllm_does(tmp_path: Path) -> None:
+    prompts = ["to be or not to be", "to be or not"]
+    outputs: list[Any] = []
+    for given in (None, LOOKUP, {"method": "suffix", "num_speculative_tokens": 4}):
+        settings = {"speculative_config": given, "speculation": "fixed"} if given else {}
+        settings |= {"load_format": "dummy", "device": "cpu", "max_num_seqs": 2}
+        with LLM(str(dummy_model(tmp_path)), **settings) as llm:
+            found = [
+                llm.generate(prompts, temperature=heat, seed=1, max_tokens=24, progress=False)
+                for heat in (0.0, 0.7, 0.7)
+            ]
+            outputs.append([[one.outputs[0].token_ids for one in each] for each in found])
+            report = llm.get_metrics()
+        counters = report.counters
+        drafted = counters["spec_decode_num_draft_tokens"]
+        accepted = counters["spec_decode_num_accepted_tokens"]
+        assert (drafted > 0) == (counters["spec_decode_num_drafts"] > 0) == (given is not None)
+        assert accepted == sum(report.accepted_at) <= drafted
+    assert outputs[0] == outputs[1] == outputs[2]

@@ -112,7 +112,7 @@ class Suffix(Drafter):
         tokens, known = rows.tokens.cpu().numpy(), rows.known.tolist()
         found = np.full((len(known), rows.most), -1, np.int64)
         for row, (length, number) in enumerate(zip(known, rows.number.tolist(), strict=True)):
-            drafts = self._guess(tokens[row, :length])[:number]
+            drafts = self._guess(tokens[row, :length])[:number] if number else []
             found[row, : len(drafts)] = drafts
         return Drafts(torch.from_numpy(found).to(rows.tokens.device))
 
