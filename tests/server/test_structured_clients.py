@@ -13,10 +13,11 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
 from tests.server.real import running
-from tests.server.thinking_model import thinking_model
+from tests.server.thinking_model import biases, thinking_model
 
 TALK: Any = [{"role": "user", "content": "hi"}]
-ONCE: dict[str, Any] = {"max_tokens": 600, "temperature": 1.0}
+# Random weights write much whitespace between the tokens of JSON.
+ONCE: dict[str, Any] = {"max_tokens": 600, "logit_bias": biases(" \t\r\n", -100.0)}
 
 
 class Part(BaseModel):
@@ -47,7 +48,7 @@ LOOK = Look.model_json_schema()
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = thinking_model(tmp_path_factory.mktemp("thinking"))
-    with running(folder, load_format="dummy", reasoning_parser="qwen3") as found:
+    with running(folder, load_format="dummy", reasoning_parser="qwen3", core="thread") as found:
         yield found.http
 
 
@@ -94,13 +95,10 @@ def test_chat_completions_parse_calls(client: openai.OpenAI, model: str) -> None
 
 
 def test_responses_parse(client: openai.OpenAI, model: str) -> None:
-    answer = client.responses.parse(
-        model=model, input="hi", text_format=Report, max_output_tokens=600
-    )
+    body: dict[str, Any] = {"model": model, "input": "hi", "text_format": Report}
+    answer = client.responses.parse(**body, extra_body=ONCE)
     assert answer.output_parsed is not None
-    with client.responses.stream(
-        model=model, input="hi", text_format=Report, max_output_tokens=600
-    ) as stream:
+    with client.responses.stream(**body, extra_body=ONCE) as stream:
         assert stream.get_final_response().output_parsed is not None
 
 
@@ -144,28 +142,23 @@ def test_instructor(client: openai.OpenAI, model: str, mode: str) -> None:
 # -- the server alone -----------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def thinking(server: httpx.Client) -> dict[str, Any]:
-    """The body of a chat with some tokens of reasoning and an answer that follows a schema."""
-    (close,) = post(server, "/tokenize", prompt="</think>", add_special_tokens=False)["tokens"]
-    return {
-        "messages": TALK,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "look", "schema": LOOK},
-        },
-        "chat_template_kwargs": {"enable_thinking": True},
-        "logit_bias": {str(close): 3.0},  # behind the reasoning it is not allowed
-        **ONCE,
-    }
+CLOSE = biases("</think>", 3.0)  # behind the reasoning it is not allowed
 
 
-def test_an_answer_is_held_behind_the_reasoning(
-    server: httpx.Client, thinking: dict[str, Any]
-) -> None:
+# A chat with some tokens of reasoning and an answer that follows a schema.
+THINKING: dict[str, Any] = {
+    "messages": TALK,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "look", "schema": LOOK}},
+    "chat_template_kwargs": {"enable_thinking": True},
+    "max_tokens": 600,
+    "logit_bias": ONCE["logit_bias"] | CLOSE,
+}
+
+
+def test_an_answer_is_held_behind_the_reasoning(server: httpx.Client) -> None:
     """The reasoning is free text, and its tokens are counted."""
-    path, (close,) = "/v1/chat/completions", map(int, thinking["logit_bias"])
-    answer = post(server, path, **thinking, return_token_ids=True, n=3)
+    path, (close,) = "/v1/chat/completions", map(int, CLOSE)
+    answer = post(server, path, **THINKING, return_token_ids=True, n=3)
     reasoning = 0
     for choice in answer["choices"]:
         Look.model_validate_json(choice["message"]["content"])
@@ -173,30 +166,31 @@ def test_an_answer_is_held_behind_the_reasoning(
         assert choice["token_ids"].count(close) == 1
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": reasoning}
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    streamed = server.post(path, json={**thinking, **options}).text
+    streamed = server.post(path, json={**THINKING, **options}).text
     last = json.loads(streamed.strip().split("\n\n")[-2].removeprefix("data: "))
     used = last["usage"]
     assert 0 < used["completion_tokens_details"]["reasoning_tokens"] < used["completion_tokens"]
 
 
-def test_every_chat_of_a_batch_is_held(server: httpx.Client, thinking: dict[str, Any]) -> None:
-    body = {**thinking, "messages": [TALK, TALK]}
+def test_every_chat_of_a_batch_is_held(server: httpx.Client) -> None:
+    body = {**THINKING, "messages": [TALK, TALK]}
     choices = post(server, "/v1/chat/completions/batch", **body)["choices"]
     assert len(choices) == 2
     for choice in choices:
         Look.model_validate_json(choice["message"]["content"])
 
 
-def test_grammars_are_counted(server: httpx.Client, thinking: dict[str, Any]) -> None:
+def test_grammars_are_counted(server: httpx.Client) -> None:
     def counted() -> dict[str, float]:
         lines = server.get("/metrics").text.splitlines()
         own = [line for line in lines if line.startswith("paceline:") and "grammar" in line]
         pairs = [line.removeprefix("paceline:").partition("{") for line in own]
         return {name: float(rest.rpartition(" ")[2]) for name, _, rest in pairs}
 
-    post(server, "/v1/chat/completions", **thinking)
+    body = {"prompt": "hi", "guided_choice": ["yes", "no"]}
+    post(server, "/v1/completions", **body)
     before = counted()
-    post(server, "/v1/chat/completions", **thinking)
+    post(server, "/v1/completions", **body)
     after = counted()
     assert before["grammars_compiled_total"] == after["grammars_compiled_total"] > 0
     assert before["grammar_compile_seconds_total"] > 0

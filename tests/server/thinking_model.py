@@ -1,6 +1,7 @@
 """A small model with random weights that can write any text, calls tools and reasons."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -25,9 +26,9 @@ SIZES = {
 }
 
 
-def thinking_model(folder: Path) -> Path:
-    """Load it with `load_format="dummy"`. The template opens the block of reasoning with
-    `enable_thinking`, and closes it without."""
+@cache
+def thinking_tokenizer() -> Tokenizer:
+    """A token for each byte, and the markers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,6 +40,18 @@ def thinking_model(folder: Path) -> Path:
     )
     tokenizer.train_from_iterator([], trainer)
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in MARKERS])
+    return tokenizer
+
+
+def biases(text: str, bias: float) -> dict[str, float]:
+    """A `logit_bias` for each token of a text."""
+    return {str(id): bias for id in thinking_tokenizer().encode(text).ids}
+
+
+def thinking_model(folder: Path) -> Path:
+    """Load it with `load_format="dummy"`. The template opens the block of reasoning with
+    `enable_thinking`, and closes it without."""
+    tokenizer = thinking_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     words = {"eos_token": "<|im_end|>", "chat_template": QWEN + OPENED}
     (folder / "tokenizer_config.json").write_text(json.dumps(words))
