@@ -40,6 +40,11 @@ PROMPT, PASSAGE = 96, 64  # tokens
 OUTPUT = 96  # tokens
 BLOCK = 16  # tokens, of the KV cache
 MACHINE = {"cpu": platform.machine()}
+PROSE = 0.96  # share of letters, spaces and commas in a text without formulas
+EXAMPLE = (
+    "Every object has a type. The type of an object says which operations the object supports, "
+    "and it does not change while the object exists."
+)
 Line = dict[str, Any]
 
 
@@ -126,17 +131,22 @@ def texts_of(kind: str, count: int, seed: int, tokenizer: Tokenizer) -> list[lis
         return [[random.randrange(1000, 40_000) for _ in range(PROMPT)] for _ in range(count)]
     found = random.sample(passages(tokenizer), count)
     if kind == "editing":
-        texts = [" ".join(tokenizer.decode(one).split()) for one in found]
-        return [list(tokenizer.encode(edited(one, texts[0][:160]))) for one in texts]
+        texts = [" ".join(tokenizer.decode(one).split()) for one in passages(tokenizer)]
+        plain = [one for one in texts if sum(map(is_plain, one)) > PROSE * len(one)]
+        return [list(tokenizer.encode(edited(one))) for one in random.sample(plain, count)]
     if kind != "copying":
         return found
     return [[*one[:PASSAGE], *one[:PASSAGE], *one[:PASSAGE], *one[:8]] for one in found]
 
 
-def edited(text: str, example: str) -> str:
+def is_plain(letter: str) -> bool:
+    return letter.isalpha() or letter in " ,."
+
+
+def edited(text: str) -> str:
     """An example of an edit, and a text of which the same edit is to come."""
-    done = example.replace(" the ", " this ")
-    return f"Original: {example}\nEdited: {done}\n\nOriginal: {text}\nEdited:"
+    done = EXAMPLE.replace("object", "OBJECT")
+    return f"Original: {EXAMPLE}\nEdited: {done}\n\nOriginal: {text}\nEdited:"
 
 
 def line_of(case: str, plain: list[Run], drafted: list[Run]) -> Line:
