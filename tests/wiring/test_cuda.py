@@ -4,7 +4,9 @@ import os
 import re
 from functools import partial
 from itertools import product
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,15 +21,18 @@ from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.cuda import runner as runners
+from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
 from paceline.wiring.settings import sort_settings
 from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
 from tests.runner.driving import drive
+from tests.runner.eagle3 import head_folder
 from tests.runner.support import tiny
 
 # As in real models, sizes are multiples of 16.
@@ -57,6 +62,14 @@ WAYS: dict[str, dict[str, Any]] = {
         "swap_space": 0.001,
         "num_gpu_blocks_override": 40,
     },
+    "drafted by a head": {
+        "num_speculative_tokens": 3,
+        "speculation": "fixed",
+        "proposer": "eagle3",
+        "preemption_mode": "swap",
+        "swap_space": 0.001,
+        "num_gpu_blocks_override": 40,
+    },
     "swapped": {"num_gpu_blocks_override": 40, "preemption_mode": "swap", "swap_space": 0.001},
 }
 
@@ -77,6 +90,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(cuda, "free_bytes", lambda _: 1 << 30)
     monkeypatch.setattr(cuda, "KVStore", lambda *given: KVStore(*given[:-1]))
     monkeypatch.setattr(CudaModel, "load", partial(CudaModel.load, device="cpu"))
+    on_host = partial(CudaEagle3Head.load, device="cpu", linear_kind=ShapesOnly)
+    monkeypatch.setattr(CudaEagle3Head, "load", on_host)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     return Launches(monkeypatch)
 
@@ -87,7 +102,12 @@ def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[
     rest, own = sort_settings({**SETTINGS, **settings})
     # Another number of heads and of layers: its kernels are others.
     smaller = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    draft = Dummy(tiny(**SHAPE, **smaller)) if settings.get("proposer") == "draft_model" else None
+    draft: Any = None
+    if settings.get("proposer") == "draft_model":
+        draft = Dummy(tiny(**SHAPE, **smaller))
+    if settings.get("proposer") == "eagle3":
+        with TemporaryDirectory() as folder:
+            draft = Eagle3Folder(head_folder(Path(folder), config, intermediate_size=96))
     return cuda.assemble(rest, own, Dummy(config, seed=3), masks=masks, draft=draft)
 
 

@@ -16,6 +16,8 @@ from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.cuda.block_copies import RING_BYTES
 from paceline.runner.cuda.draft_model import CudaDraftModel
+from paceline.runner.cuda.eagle3 import CudaEagle3
+from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -23,7 +25,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import Eagle3Folder
+from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.wiring import memory
@@ -134,7 +136,9 @@ def drafter_of(
         return load_proposer(config)
     dtype, kv_dtype = dtypes
     if isinstance(draft, Eagle3Folder):
-        raise ConfigError("proposer 'eagle3' runs on a CPU; on a GPU, use 'draft_model'")
+        head = CudaEagle3Head.load(draft, draft.head, step.max_model_len, dtype)
+        embedding = draft.read(EMBEDDING) if draft.has_embedding else None
+        return CudaEagle3(config, head, draft.target_ids(), embedding, kv_dtype)
     return CudaDraftModel(config, CudaModel.load(draft, step.max_model_len, dtype), kv_dtype)
 
 

@@ -24,6 +24,7 @@ from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.cuda.mixture import CudaMixture
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.linear import DenseLinear, Linear
 from paceline.runner.layers.stack import STORED
 from paceline.runner.models.architecture import (
@@ -267,14 +268,23 @@ class CudaModel:
         kv: KVStore,
         attention: Prepared,
         wanted: Tensor | None = None,
+        inputs: LayerInputs | None = None,
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
-        values of all positions are in the store afterwards."""
+        values of all positions are in the store afterwards, and what some layers read in
+        `inputs`."""
         hidden = F.embedding(batch.tokens, self._embedding)
         step = CudaLayerContext(batch.position, cells, kv, attention)
-        for layer in self._layers[:-1]:
-            layer(hidden, step)
-        return self._layers[-1](hidden, step, wanted)
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            if inputs is not None:
+                inputs.keep(number, hidden)
+            hidden = layer(hidden, step, wanted if number == last else None)
+        return hidden
+
+    def plain_embedding(self) -> Tensor:
+        """The embedding of every token id, as the residual stream begins, [vocab, width]."""
+        return self._embedding
 
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.graphs.mixed import MixedCapturable
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.layer_inputs import LayerInputs
 
 
 def cells_in(store: KVStore, other: KVStore, cells: Tensor) -> Tensor:
@@ -87,9 +88,10 @@ class PairedModel(CudaModel):
         kv: KVStore,
         attention: Prepared,
         wanted: Tensor | None = None,
+        inputs: LayerInputs | None = None,
     ) -> Tensor:
         assert isinstance(attention, PairedPrepared)
-        hidden = self._main.forward(batch, cells, kv, attention.main, wanted)
+        hidden = self._main.forward(batch, cells, kv, attention.main, wanted, inputs)
         own = cells_in(self._kv, kv, cells)
         self._second.forward(batch, own, self._kv, attention.second, self._none)
         return hidden

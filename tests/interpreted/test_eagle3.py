@@ -1,0 +1,25 @@
+"""An EAGLE-3 head for a GPU drafts what a plain head over whole sequences does."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline import Request
+from paceline.runner.cuda.kernels import few_rows
+from paceline.runner.weights.dummy import Dummy
+from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
+from tests.gpu.eagle3 import compare_drafts
+from tests.interpreted.host_device import use_host
+from tests.runner.support import tiny
+
+
+def test_drafts_are_those_of_a_plain_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
+    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
+    use_host(monkeypatch)
+    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
+    source, prompt = Dummy(tiny(**SMALL), seed=3), list(range(5, 15))  # in two chunks
+    asked = [Request(id="a", prompt=prompt, max_tokens=7, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
+    how = {"max_num_batched_tokens": 8}
+    compare_drafts("cpu", LaidOutForGPU, source, tmp_path, asked, **how)
