@@ -53,6 +53,7 @@ CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 COPIES_OF_LOGITS = 9
 SPARE_BYTES = 256 << 20  # for libraries
 KEPT_BLOCKS = 1 << 16  # more than most models leave room for
+DRAFT_STORES = 2  # of an EAGLE-3 head: KV, and hidden states of the model
 LINES = 10  # of the log, from beginning to end of a stage
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,8 @@ def assemble(
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
     needed, rate = run_largest_step(model, drafter, sizes, kv_dtype, masks)
-    needed += RING_BYTES if own.swap_space else 0
+    stores = 1 if draft is None else 1 + DRAFT_STORES
+    needed += stores * RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
     log.info("%.1f GiB are left for KV", free / GIB)
     if free <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:

@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.block_copies import BlockCopies
-from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphAttention
+from paceline.runner.cuda.graphs.decode import DecodeGraphAttention
 from paceline.runner.cuda.graphs.drafts import ROWS
+from paceline.runner.cuda.graphs.mixed import MixedCapturable
 from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.kv_store import KVStore
@@ -62,7 +64,7 @@ class CudaModelDrafter(Drafter):
         """With so many heads of queries."""
         super().__init__(config)
         self._heads = heads
-        self._attention: Capturable | None = None
+        self._attention: Any = None  # a backend, from `accompany` on
         self._held: dict[int, DecodeGraphAttention] = {}
 
     def attach(self, runner: DraftingFor) -> None:
@@ -90,6 +92,9 @@ class CudaModelDrafter(Drafter):
         return ids
 
     def accompany(self, model: Any, attention: Any) -> tuple[Any, Any]:
+        if not isinstance(attention, MixedCapturable):
+            proposer = self.config.proposer
+            raise ConfigError(f"proposer {proposer!r} needs attention 'triton' on a GPU: set it")
         self._attention = attention
         return model, attention
 
@@ -142,7 +147,6 @@ class CudaModelDrafter(Drafter):
         starts = buffers.row_start[: rows + 1]
         batch = Batch(tokens, at, starts, context, table, cells, starts[:rows])
         if rows not in self._held:
-            assert self._attention is not None, "no runner is attached"
             self._held[rows] = self._attention.prepare_graph(batch, self.kv, self._heads)
         self._held[rows].lay_out()
         return batch, self._held[rows]

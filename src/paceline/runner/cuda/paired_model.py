@@ -1,16 +1,14 @@
 """Two models that compute the same positions, each with KV of its own in the same blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32
-from paceline.core.errors import ConfigError
 from paceline.runner.attention.backend import Prepared, Queries
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.graphs.mixed import MixedCapturable
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.layer_inputs import LayerInputs
@@ -47,10 +45,7 @@ class PairedAttention:
     """An attention backend that prepares steps for both models."""
 
     def __init__(self, attention: Any, second: CudaModel, kv: KVStore) -> None:
-        if not isinstance(attention, MixedCapturable):
-            raise ConfigError("a draft model needs attention with graphs: use attention 'triton'")
-        self._attention: Any = attention
-        self._second, self._kv = second, kv
+        self._attention, self._second, self._kv = attention, second, kv
 
     def prepare(self, batch: Batch, kv: KVStore) -> PairedPrepared:
         prepare = self._attention.prepare
@@ -93,7 +88,9 @@ class PairedModel(CudaModel):
         assert isinstance(attention, PairedPrepared)
         hidden = self._main.forward(batch, cells, kv, attention.main, wanted, inputs)
         own = cells_in(self._kv, kv, cells)
-        self._second.forward(batch, own, self._kv, attention.second, self._none)
+        # Embeddings of images are those of the first model.
+        plain = batch if batch.items is None else replace(batch, items=None)
+        self._second.forward(plain, own, self._kv, attention.second, self._none)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
