@@ -8,6 +8,7 @@ from paceline.core.openmp import limit_spinning
 # At run time these names are imported on first use: numpy and torch take long, and an interrupt
 # meanwhile must reach the command line, which starts after this import.
 if TYPE_CHECKING:
+    from paceline.core.adapter import LoRARequest
     from paceline.core.errors import (
         ConfigError,
         PacelineError,
@@ -45,6 +46,7 @@ __all__ = [
     "Finish",
     "GenerationRequest",
     "Item",
+    "LoRARequest",
     "Outputs",
     "PacelineError",
     "Plan",
@@ -69,6 +71,7 @@ MODULES = {
         *("RequestError", "RequestFailed", "StepError"),
     ),
     "paceline.core.plan": ("Outputs", "Plan", "StepResult"),
+    "paceline.core.adapter": ("LoRARequest",),
     "paceline.core.item": ("Item",),
     "paceline.core.request": ("Finish", "Request"),
     "paceline.core.sampling": ("Sampling",),

@@ -15,6 +15,7 @@ from paceline.cli.setting_help import (
     UNITS,
     unit_of,
 )
+from paceline.core.adapter import AdapterConfig
 from paceline.core.config import COMPONENTS, Config, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.wiring.settings import (
@@ -28,7 +29,7 @@ from paceline.wiring.settings import (
 
 def test_every_setting_has_a_flag() -> None:
     names = {one.name for one in Settings.all()}
-    kinds = (LoadConfig, *COMPONENTS.values(), RecordConfig)
+    kinds = (LoadConfig, AdapterConfig, *COMPONENTS.values(), RecordConfig)
     known = {one.name for kind in kinds for one in fields(kind)}
     assert names == known - (set(HIDDEN) - {"swap_space"})
 
@@ -50,7 +51,7 @@ def test_every_number_has_a_unit() -> None:
 
 
 def test_defaults_of_engines_are_those_of_the_build() -> None:
-    by_model = {"max_model_len", "fill_positions"}
+    by_model = {"max_model_len", "fill_positions", "max_loras"}
     by_device = CPU_DEFAULTS.keys() | CUDA_DEFAULTS.keys()
     assert OF_ENGINES.keys() == by_device | BATCH_DEFAULTS.keys() | by_model
     for name, value in BATCH_DEFAULTS.items():

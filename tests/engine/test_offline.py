@@ -349,8 +349,8 @@ def test_sampling_fields_may_be_given_by_name() -> None:
     assert named.outputs == model.generate(question, params, progress=False)[0].outputs
     model.enqueue("hello", max_tokens=1)
     assert [one.usage.completion_tokens for one in model.step()] == [1]
-    with pytest.raises(RequestError, match="lora_request is not supported"):
-        model.generate("hello", lora_request=1)  # type: ignore[call-arg]
+    with pytest.raises(RequestError, match="priority is not supported"):
+        model.generate("hello", priority=1)  # type: ignore[call-arg]
 
 
 def test_a_conversation_may_have_a_template_of_its_own() -> None:

@@ -17,6 +17,7 @@ from paceline.cli.setting_help import (
     TITLES,
     unit_of,
 )
+from paceline.core.adapter import AdapterConfig
 from paceline.core.config import COMPONENTS, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
 from paceline.engine.settings import CoreSettings, EngineSettings
@@ -87,6 +88,7 @@ class Settings(dict[str, Any]):
 
     components: ClassVar[dict[str, type[Any]]] = {
         "load": LoadConfig,
+        "adapters": AdapterConfig,
         **COMPONENTS,
         "record": RecordConfig,
     }

@@ -5,6 +5,7 @@ TITLES = {
     "loop": "Engine loop",
     "core": "Engine process",
     "load": "Model and device",
+    "adapters": "Adapters",
     "cache": "KV cache",
     "step": "Step",
     "queue": "Queue",
@@ -26,6 +27,7 @@ NAMES = {
 METAVARS = {
     "tenant_weights": "NAME=WEIGHT",
     "record": "FILE",
+    "lora_modules": "NAME=PATH",
     "record_max_bytes": "BYTES",
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
@@ -43,6 +45,7 @@ OF_ENGINES = {
     "policy": "fcfs; for batches longest",
     "ageing_s": "60.0; for batches 3600.0",
     "max_model_len": "the model's own",
+    "max_loras": "0; with enable_lora 1",
 }
 
 # Defaults of a server that depend on the machine.
@@ -73,6 +76,8 @@ UNITS = {
     "watermark": "fraction",
     "max_wait": "seconds",
     "max_loras": "adapters",
+    "max_cpu_loras": "adapters",
+    "max_lora_rank": "rank",
     "max_num_queued_reqs": "requests",
     "fill_positions": "tokens",
     "prefill_tokens_per_s": "tokens/s",
@@ -215,6 +220,12 @@ SENTENCES = {
     "watermark": "Fraction of blocks that admission leaves free for running sequences.",
     "discipline": "How a step is filled: unified, prefill_first, or a dotted path to a class.",
     "max_wait": "prefill_first: maximum time that new prompts may delay decodes.",
+    "enable_lora": "Serve LoRA adapters in PEFT's format.",
+    "lora_modules": "Adapter to load at start, as NAME=PATH or as JSON with name and path; may be "
+    "repeated.",
+    "max_lora_rank": "Largest rank of an adapter.",
+    "max_cpu_loras": "Maximum number of adapters in host memory; further ones are read again when "
+    "they are needed; 0: max_loras.",
     "max_loras": "Maximum number of different adapters among running sequences; 0: no limit.",
     "max_num_queued_reqs": "Maximum length of the waiting queue; more requests are refused with "
     "status 429.",

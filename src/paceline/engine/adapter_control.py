@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from paceline.core.adapter import LoRARequest
-from paceline.core.errors import RequestError
 from paceline.engine.core.messages import Question, Verb
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
@@ -45,19 +44,3 @@ def loaded_name(question: Question) -> str:
     """The name in a question about loading or unloading."""
     is_load = question.verb == "load_adapter"
     return json.loads(question.argument)[0] if is_load else question.argument
-
-
-def one_adapter_each(given: Any, prompts: int) -> list[LoRARequest | None]:
-    """One adapter for all prompts, or one for each. RequestError if it is something else."""
-    if given is None or isinstance(given, LoRARequest):
-        return [given] * prompts
-    is_list = isinstance(given, list | tuple)
-    found = list(cast("Sequence[Any]", given)) if is_list else []
-    if not is_list or not all(one is None or isinstance(one, LoRARequest) for one in found):
-        raise RequestError(f"lora_request is {given!r:.80}; give a LoRARequest, or a list of them")
-    if len(found) != prompts:
-        raise RequestError(
-            f"there are {prompts} prompts and {len(found)} lora_requests; give one for all "
-            "prompts, or one for each"
-        )
-    return found

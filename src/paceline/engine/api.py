@@ -8,6 +8,7 @@ from paceline.core.arrays import F32
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
 from paceline.core.item import Item
 from paceline.core.plan import Timings
+from paceline.engine.adapter_control import AdapterControl
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.frontend.metrics import Report
 from paceline.engine.params import SamplingParams
@@ -78,6 +79,7 @@ class GenerationRequest:
         priority: Smaller goes first under the policy `priority`.
         tenant: The account that the policy `fair` charges.
         cache_salt: Only requests with the same salt share cached prefixes.
+        adapter: Name of a loaded adapter; empty: the model alone.
         deadline: Seconds from arrival to the first token, by which a policy may order requests.
         timeout: Seconds from arrival after which the request ends with "timeout".
         arrival: Seconds on the engine's clock. None: now.
@@ -105,6 +107,7 @@ class GenerationRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    adapter: str = ""
     deadline: float | None = None
     timeout: float | None = None
     arrival: float | None = None
@@ -289,6 +292,11 @@ class AsyncEngine(Protocol):
     @property
     def rules(self) -> SamplingRules:
         """Sampling defaults of the model, and limits."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterControl:
+        """Loads and unloads adapters."""
         ...
 
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from paceline.core.errors import RequestError
+from paceline.engine.adapter_control import LoRARequests
 from paceline.engine.params import SamplingFields, SamplingParams
 
 
@@ -13,6 +14,7 @@ class GenerateFields(SamplingFields, total=False):
     """Keyword arguments of `LLM.generate`: fields of `SamplingParams`, and vLLM's own."""
 
     use_tqdm: bool  # the same as `progress`
+    lora_request: LoRARequests  # one for all prompts, or one for each
 
 
 class TemplateFields(SamplingFields, total=False):
@@ -46,7 +48,7 @@ UNSUPPORTED = {
     "detokenize": "read token_ids and ignore the text",
     "guided_decoding": "see structured_outputs",
     "logits_processors": "see logit_bias, bad_token_ids and allowed_token_ids",
-    "lora_request": "adapters are not supported",
+    "lora_request": "load the adapter, and give a GenerationRequest with its name as adapter",
     "mm_processor_kwargs": "only text is supported",
     "output_kind": "LLM returns whole outputs, and AsyncLLM streams the new text",
     "priority": "give a GenerationRequest with a priority",

@@ -8,7 +8,8 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from paceline.core.errors import PacelineError, RequestError
+from paceline.core.adapter import LoRARequest
+from paceline.core.errors import RequestError
 from paceline.core.request import Finish, Request
 from paceline.engine import embeddings as pooling
 from paceline.engine.api import (
@@ -17,7 +18,6 @@ from paceline.engine.api import (
     Report,
     RequestOutput,
     SamplingParams,
-    TextDelta,
 )
 from paceline.engine.arguments import ChatFields, GenerateFields, split
 from paceline.engine.core.components import Factory
@@ -26,8 +26,10 @@ from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.embeddings import Embedding, PoolingOutput, Score
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import interrupts_deferred
+from paceline.engine.offline_adapters import adapted, load_now
+from paceline.engine.output_collector import OutputCollector
 from paceline.engine.params import SamplingFields
-from paceline.engine.prompt_batch import PromptBatch, refusal
+from paceline.engine.prompt_batch import PromptBatch
 from paceline.engine.prompt_reader import tokenized
 from paceline.engine.prompts import (
     Params,
@@ -39,22 +41,6 @@ from paceline.engine.prompts import (
     with_params,
 )
 from paceline.text.tokenizer import Tokenizer
-
-
-class OutputCollector:
-    """Keeps the finished output of a request and ignores its deltas."""
-
-    def __init__(self, generation: GenerationRequest, done: dict[str, RequestOutput]) -> None:
-        self._generation, self._done = generation, done
-
-    def put(self, delta: TextDelta) -> None:
-        pass
-
-    def close(self, output: RequestOutput) -> None:
-        self._done[self._generation.request_id] = output
-
-    def refuse(self, error: PacelineError) -> None:
-        self._done[self._generation.request_id] = refusal(self._generation, error)
 
 
 class OfflineEngine:
@@ -143,7 +129,10 @@ class OfflineEngine:
         ```
         """
         shown = fields.pop("use_tqdm", progress)
-        generations = [as_generation(prompt) for prompt in several(prompts)]
+        lora = fields.pop("lora_request", None)
+        generations = adapted(
+            [as_generation(prompt) for prompt in several(prompts)], lora, self.load_adapter
+        )
         rules = self._frontend.rules
         asked = with_params(generations, sampling_params, fields, rules)
         return self._run(asked, shown, raise_on_error)
@@ -169,11 +158,10 @@ class OfflineEngine:
         print(output.outputs[0].text)
         ```
         """
-        shown = fields.pop("use_tqdm", progress)
+        shown, lora = fields.pop("use_tqdm", progress), fields.pop("lora_request", None)
         template, rest = split(fields)
-        generations = [
-            GenerationRequest(messages=one, **template) for one in conversations(messages)
-        ]
+        asked = [GenerationRequest(messages=one, **template) for one in conversations(messages)]
+        generations = adapted(asked, lora, self.load_adapter)
         rules = self._frontend.rules
         asked = with_params(generations, sampling_params, rest, rules)
         return self._run(asked, shown, raise_on_error)
@@ -325,6 +313,16 @@ class OfflineEngine:
             else:
                 self._engine.abort(name)
         return bool(found)
+
+    # -- adapters -----------------------------------------------------------
+
+    def load_adapter(self, adapter: LoRARequest) -> None:
+        """Read an adapter, unless it is loaded. RequestError if its files are wrong."""
+        load_now(self._engine, adapter, self._turn)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; open requests that use it finish."""
+        self._engine.answer(Question("unload_adapter", name))
 
     # -- state --------------------------------------------------------------
 

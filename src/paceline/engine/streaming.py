@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, Unpack
 
 from paceline.core.errors import QueueFull
 from paceline.core.request import Finish
+from paceline.engine.adapter_control import AdapterControl
 from paceline.engine.api import (
     GenerationRequest,
     Message,
@@ -66,6 +67,7 @@ class StreamingEngine:
         self._quiet = Event()  # set while no request is open
         self._gone = Event()
         self._end = ""  # why the core stopped for good
+        self.adapters = AdapterControl(self._ask)
         capacity = core.ready()
         frontend.max_model_len = capacity.max_model_len
         frontend.max_num_seqs = capacity.max_num_seqs

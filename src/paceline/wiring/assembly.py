@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.config import Config, LoadConfig, RecordConfig
+from paceline.core.config import Config, LoadConfig, RecordConfig, require
 from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
 from paceline.engine.core.components import EngineComponents
@@ -16,6 +16,7 @@ from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
+from paceline.wiring.adapters import pop_adapters, served_adapters
 from paceline.wiring.constraints import constrained_requests
 from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.encoder import assemble as assemble_encoder
@@ -33,9 +34,11 @@ def build(
 ) -> EngineComponents:
     """Download a model if necessary, load it, and build a scheduler and a runner for it."""
     record: RecordConfig = pop_settings(RecordConfig, settings)
+    lora = pop_adapters(settings)
     rest, own = sort_settings(settings)
     device = device_of(own.device)
     if (folder := encoder_folder(model, own, progress)) is not None:
+        require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
         return build_encoder(model, folder, rest, own, partial(scheduler_of, record=record))
     with collection_paused():
         source: ModelSource = find_model(
@@ -52,7 +55,13 @@ def build(
     usual, longest = on.USUAL_TOKENS, source.checkpoint.config.max_position
     rest = with_encoder_room(rest, images, usual, longest)
     scheduler, runner = on.assemble(
-        rest, own, source.checkpoint, partial(scheduler_of, record=record), constrained, draft
+        rest,
+        own,
+        source.checkpoint,
+        partial(scheduler_of, record=record),
+        constrained,
+        draft,
+        lora,
     )
     depth = own.steps_in_flight(on.DEPTH)
     rules = sampling_rules(source.tokenizer, own)
@@ -66,6 +75,7 @@ def build(
         rules=rules,
         constrained=constrained,
         images=images,
+        adapters=served_adapters(lora, scheduler.config.step.max_loras, runner.host_adapters),
     )
 
 

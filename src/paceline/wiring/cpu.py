@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.openmp import limit_early
+from paceline.runner.adapters.host import HostAdapters
+from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention, runs_on_gpu
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.coordinates import Coordinates
@@ -60,6 +63,7 @@ def assemble(
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
     masks: TokenMasks | None = None,
     draft: DraftWeights | None = None,
+    adapters: AdapterConfig = NO_ADAPTERS,
 ) -> tuple[Scheduler, TorchRunner]:
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a GPU; on a CPU, set weights")
@@ -86,6 +90,10 @@ def assemble(
     )
     if loaded.images is not None:
         runner.use_items(items_of(loaded.images, config))
+    if adapters.enable_lora:
+        host = HostAdapters(loaded.targets, adapters.max_lora_rank)
+        places = step.max_loras, step.max_num_seqs
+        runner.use_adapters(ResidentAdapters(host, loaded.adapters, *places))
     scheduler = scheduler_of(config)
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)

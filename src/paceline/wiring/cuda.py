@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
@@ -66,9 +67,12 @@ def assemble(
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
     masks: TokenMasks | None = None,
     draft: DraftWeights | None = None,
+    adapters: AdapterConfig = NO_ADAPTERS,
 ) -> tuple[Scheduler, CudaRunner]:
     """Load the model, run the largest step once, give the remaining memory to KV, and compile and
     capture everything that requests may need."""
+    if adapters.enable_lora:
+        raise ConfigError("adapters run on a CPU only; use device 'cpu', or remove enable_lora")
     if own.weights != "auto" or own.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
     check_room(swap_bytes(own), memory.free_bytes())

@@ -48,7 +48,6 @@ VLLM_ONLY = {
     "data_parallel_size": "a model runs on one GPU; remove it",
     "disable_log_stats": "get_metrics() returns the metrics; remove it",
     "download_dir": "set HF_HOME or PACELINE_CACHE",
-    "enable_lora": "adapters are not supported",
     "guided_decoding_backend": "see structured_outputs_backend",
     "pipeline_parallel_size": "a model runs on one GPU; remove it",
     "quantization": "the format is read from the file; on a CPU, see weights",

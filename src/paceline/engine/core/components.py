@@ -6,6 +6,7 @@ from importlib import import_module
 
 from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
+from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.ports import PromptImages, Runner
@@ -31,15 +32,19 @@ class EngineComponents:
     rules: SamplingRules = NO_RULES
     constrained: ConstrainedRequests | None = None  # the masks of the runner come from it
     images: PromptImages | None = None  # None: the model reads no images
+    adapters: AdapterRequests | None = None  # None: no request may have an adapter
 
     def engine(self) -> Engine:
-        return Engine(
+        engine = Engine(
             self.scheduler,
             self.runner,
             depth=self.depth,
             settings=self.settings,
             constrained=self.constrained,
         )
+        if self.adapters is not None:
+            engine.serve_adapters(self.adapters)
+        return engine
 
     def frontend(self, engine: Engine) -> Frontend:
         found = Frontend(self.tokenizer, self.template, engine.clock, self.rules)

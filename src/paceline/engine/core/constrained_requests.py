@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -75,6 +75,11 @@ class ConstrainedRequests:
 
     # -- requests come and go -------------------------------------------------
 
+    parked_for = PARKED_FOR
+
+    def concerns(self, request: Request) -> bool:
+        return request.constraint is not None
+
     def begin(self, request: Request, ready: Callable[[str], None]) -> bool:
         """Compile the constraint of a request. Returns whether that has ended already; if not,
         `ready` is called with its id when it has, on any thread."""
@@ -89,7 +94,7 @@ class ConstrainedRequests:
         compiled.add_done_callback(lambda _: ready(request.id))
         return False
 
-    def is_compiling(self, request_id: str) -> bool:
+    def is_pending(self, request_id: str) -> bool:
         one = self._open.get(request_id)
         return one is not None and not one.compiled.done()
 
@@ -97,7 +102,12 @@ class ConstrainedRequests:
     def any_open(self) -> bool:
         return bool(self._open)
 
-    def has_compiled(self, request_id: str) -> bool:
+    def figures(self) -> dict[str, float]:
+        """Requests that wait for their grammar, and what the compiler has done."""
+        waiting = sum(not one.compiled.done() for one in self._open.values())
+        return {"waiting_for_grammar": waiting, **asdict(self._compiler.counts)}
+
+    def is_done(self, request_id: str) -> bool:
         """Whether compiling a request's constraint has ended, well or badly."""
         one = self._open.get(request_id)
         return one is not None and one.compiled.done()

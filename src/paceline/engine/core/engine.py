@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -21,32 +21,34 @@ from paceline.core.plan import (
     Ended,
     Outputs,
     Plan,
-    PromptScores,
     StepResult,
 )
-from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish, Request
-from paceline.engine.core.constrained_requests import PARKED_FOR, ConstrainedRequests
+from paceline.engine.core.adapters import AdapterRequests
+from paceline.engine.core.answers import settle, when_done
+from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import (
     Abort,
+    AdapterRead,
     Capacity,
     Command,
     Delivery,
     EngineFailed,
-    GrammarReady,
     Park,
     PendingQuestion,
     Question,
     Refused,
+    RequestPrepared,
     Submit,
     Wake,
 )
 from paceline.engine.core.pipeline import Pipeline
 from paceline.engine.core.ports import Clock, Runner, StepObserver
-from paceline.engine.core.queries import answer
+from paceline.engine.core.preparations import Preparations
+from paceline.engine.core.queries import ADAPTER_VERBS, answer, answer_about
+from paceline.engine.core.scored import of_live_requests, scored
 from paceline.engine.core.step_counts import StepCounts
-from paceline.engine.core.step_scores import scored
 from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
@@ -84,12 +86,18 @@ class Engine:
         self.resting = True  # did the latest turn find nothing to run?
         self.settings, self._runner, self._observer = settings, runner, observer
         self._constrained = constrained  # None: no request may have a constraint
+        self._preparations = Preparations(constrained)
         self._pipeline = Pipeline(runner, depth, constrained)
         self._inbox = Inbox[Command](settings.inbox_requests, Submit)
         self._counts = StepCounts()
         self._refused: list[Refused] = []
         self._ended: list[Ended] = []  # ended outside a commit
         self._has_news = False  # were commands applied since the latest turn?
+
+    def serve_adapters(self, adapters: AdapterRequests) -> None:
+        """Let requests name adapters. Call it before the first turn."""
+        self._preparations.serve_adapters(adapters)
+        adapters.news = lambda: self._inbox.put(AdapterRead())
 
     # -- for any thread -----------------------------------------------------
 
@@ -189,8 +197,7 @@ class Engine:
     def close(self) -> None:
         self._pipeline.abandon()
         self._runner.close()
-        if self._constrained is not None:
-            self._constrained.close()
+        self._preparations.close()
         self.scheduler.close()
 
     # -- commands, on its own thread ----------------------------------------
@@ -212,8 +219,11 @@ class Engine:
                 self._wake(request_id)
             case PendingQuestion():
                 self._answer(command)
-            case GrammarReady(request_id):
-                self._compiled(request_id)
+            case RequestPrepared(request_id):
+                self._prepared(request_id)
+            case AdapterRead():
+                assert self._preparations.adapters is not None
+                self._preparations.adapters.poll()
 
     def refuse(self, request_id: str, error: PacelineError) -> None:
         """Report in the next turn that a request never started."""
@@ -231,41 +241,36 @@ class Engine:
             if self.broken:
                 raise EngineFailed(self.broken)
             self._runner.capabilities.check(request)
-            if request.constraint is None:
-                self.scheduler.submit(request, self.clock(), parked)
+            request = self._preparations.named(request)
+            if needed := self._preparations.needed(request):
+                self.scheduler.submit(request, self.clock(), parked or needed)
+                self._preparations.begin(
+                    request, lambda name: self._inbox.put(RequestPrepared(name))
+                )
+                self._prepared(request.id)
             else:
-                self._submit_constrained(request, parked)
+                self.scheduler.submit(request, self.clock(), parked)
         except PluginError as error:  # others run on: only this request was ranked wrongly
             log.error("request %r is refused: %s", request.id, error)
             self.refuse(request.id, EngineFailed(str(error)))
         except (RequestError, EngineFailed) as error:
             self.refuse(request.id, error)
 
-    def _submit_constrained(self, request: Request, parked: str) -> None:
-        """Park a request until its constraint is compiled."""
-        if self._constrained is None:
-            raise RequestError("this engine has no structured output: remove `structured_outputs`")
-        self.scheduler.submit(request, self.clock(), parked or PARKED_FOR)
-        if self._constrained.begin(request, lambda name: self._inbox.put(GrammarReady(name))):
-            self._compiled(request.id)
-
-    def _compiled(self, request_id: str) -> None:
-        """Wake a request whose constraint is compiled, or refuse it if that failed."""
-        waiting = self._constrained
-        if waiting is None or not waiting.has_compiled(request_id):
-            return  # it has ended, and another request may have its id
-        if (error := waiting.refusal(request_id)) is not None:
-            waiting.forget(request_id)
+    def _prepared(self, request_id: str) -> None:
+        """Wake a request that has all it needs, or refuse it if something cannot be had."""
+        if not self.scheduler.view.is_live(request_id):
+            return
+        if (error := self._preparations.refusal(request_id)) is not None:
+            self._forget(request_id)
             self.scheduler.abort(request_id, self.clock())
             self.refuse(request_id, error)
-        elif self.scheduler.view.parked_for(request_id) == PARKED_FOR:
+        elif self._preparations.is_outdated(request_id, self.scheduler.view.parked_for(request_id)):
             self._wake(request_id)
 
     def _forget(self, *request_ids: str) -> None:
         """Requests have ended."""
-        if self._constrained is not None:
-            for request_id in request_ids:
-                self._constrained.forget(request_id)
+        for request_id in request_ids:
+            self._preparations.forget(request_id)
 
     def _wake(self, request_id: str) -> None:
         try:
@@ -275,18 +280,23 @@ class Engine:
             self._ended += outputs.finished
             self._forget(*(end.request_id for end in outputs.finished))
             return
-        if woken and self._constrained is not None and self._constrained.is_compiling(request_id):
-            self.scheduler.park(request_id, PARKED_FOR, self.clock())
+        if woken and (missing := self._preparations.pending(request_id)):
+            self.scheduler.park(request_id, missing, self.clock())
 
     def _answer(self, pending: PendingQuestion) -> None:
         if not pending.answer.set_running_or_notify_cancel():
             return
         try:
-            pending.answer.set_result(self.answer(pending.question))
+            found = self.answer(pending.question)
         except PacelineError as error:
             pending.answer.set_exception(error)
+        else:
+            when_done(found, partial(settle, pending.answer))
 
     def answer(self, question: Question) -> Any:
+        """The answer, or a future with it."""
+        if question.verb in ADAPTER_VERBS:
+            return answer_about(self._preparations.adapters, question)
         found = answer(self.scheduler, question, self.clock())
         if question.verb != "gauges":
             return found
@@ -307,7 +317,7 @@ class Engine:
                     return NO_OUTPUTS, None  # the next turn plans another step before any result
             plan, result = self._pipeline.land()
             self._counts.landed(plan, result)
-            result = self._of_live_requests(result)
+            result = of_live_requests(self.scheduler.view, result)
             if self._constrained is not None and self._constrained.any_open:
                 alive = self.scheduler.view.alive(plan.rows)
                 result = self._constrained.accept(plan, result, alive)
@@ -316,24 +326,6 @@ class Engine:
             return self._fail(error), None
         except PluginError as error:
             return self._halt(error), None
-
-    def _of_live_requests(self, result: StepResult) -> StepResult:
-        """Drop what was found about prompts of requests that have ended: another request may have
-        their id.
-
-        What was found of a preempted sequence is kept: its blocks may be found in the cache when
-        it resumes, and are not computed again then.
-        """
-        if not (result.prompt or result.pooled):
-            return result
-        leader = self.scheduler.view.leader_serial
-
-        def is_live(one: PromptScores | PooledSpan) -> bool:
-            serial = leader(one.request_id)
-            return serial is not None and serial <= one.serial
-
-        prompt, pooled = filter(is_live, result.prompt), filter(is_live, result.pooled)
-        return replace(result, prompt=tuple(prompt), pooled=tuple(pooled))
 
     def _launch(self) -> Plan:
         """Plan a step and launch it; an empty plan still lists the slots that were released."""

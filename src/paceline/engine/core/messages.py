@@ -19,6 +19,9 @@ Verb = Literal[
     "resume",
     "drain",
     "reset_prefix_cache",
+    "adapters",
+    "load_adapter",
+    "unload_adapter",
 ]
 
 
@@ -75,7 +78,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to the scheduler between two steps; the answer is plain data."""
+    """A question to the engine between two steps; the answer is plain data."""
 
     verb: Verb
     argument: str = ""
@@ -90,14 +93,19 @@ class PendingQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarReady:
-    """Compiling the constraint of a request has ended, well or badly."""
+class RequestPrepared:
+    """Something that a request needs before it runs is there, or cannot be had."""
 
     request_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """The files of an adapter were read, well or badly."""
+
+
 Command = (
-    Submit | Abort | Park | Wake | PendingQuestion | GrammarReady
+    Submit | Abort | Park | Wake | PendingQuestion | RequestPrepared | AdapterRead
 )  # from any thread to an engine
 
 

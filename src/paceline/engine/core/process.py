@@ -1,7 +1,7 @@
 """The step loop in another process, as its parent sees it."""
 
 import logging
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
 from threading import Lock, Thread
@@ -10,6 +10,7 @@ from typing import Any
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.core import wire
+from paceline.engine.core.answers import settle
 from paceline.engine.core.child_process import ChildProcess
 from paceline.engine.core.messages import Abort, Capacity, EngineFailed, Park, Question, Wake
 from paceline.engine.core.ports import Receiver
@@ -155,11 +156,3 @@ class ProcessCore:
         while self._questions:
             settle(self._questions.popitem()[1], None, EngineFailed(self._death))
         return receiver
-
-
-def settle(answer: Future[Any], value: Any, error: PacelineError | None) -> None:
-    with suppress(InvalidStateError):  # it is settled already, or was cancelled
-        if error is None:
-            answer.set_result(value)
-        else:
-            answer.set_exception(error)

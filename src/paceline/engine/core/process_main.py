@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 from threading import Lock, Thread
+from typing import Any
 
 import zmq
 
 from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.garbage import keep_heap
 from paceline.engine.core import wire
+from paceline.engine.core.answers import when_done
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.inbox import Inbox
@@ -158,9 +160,15 @@ class CoreLoop:
 
     def _answer(self, number: int, question: Question) -> None:
         try:
-            self._send(wire.NumberedAnswer(number, self._engine.answer(question)))
+            found = self._engine.answer(question)
         except PacelineError as error:
-            self._send(wire.NumberedAnswer(number, fault=wire.EncodedError.of(error)))
+            self._send_answer(number, None, error)
+        else:
+            when_done(found, partial(self._send_answer, number))
+
+    def _send_answer(self, number: int, value: Any, error: BaseException | None) -> None:
+        fault = None if error is None else wire.EncodedError.of(error)
+        self._send(wire.NumberedAnswer(number, value, fault))
 
 
 def received(socket: zmq.Socket[bytes]) -> bytes | None:

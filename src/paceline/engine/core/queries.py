@@ -1,13 +1,17 @@
 """Answers questions about the scheduler with plain data."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from paceline.core.adapter import LoRARequest
 from paceline.core.errors import RequestError
+from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.messages import Question, Verb
 from paceline.sched.scheduler import Scheduler
 
+ADAPTER_VERBS = ("adapters", "load_adapter", "unload_adapter")
 Answerer = Callable[[Scheduler, str, float], Any]
 
 
@@ -17,6 +21,19 @@ def answer(scheduler: Scheduler, question: Question, now: float) -> Any:
     if known is None:
         raise RequestError(f"unknown question {question.verb!r}")
     return known(scheduler, question.argument, now)
+
+
+def answer_about(adapters: AdapterRequests | None, question: Question) -> Any:
+    """Answer a question about adapters; the answer to `load_adapter` is a future."""
+    if question.verb == "adapters":
+        return [] if adapters is None else adapters.listed()
+    if adapters is None:
+        raise RequestError("this engine serves no adapters; start it with enable_lora")
+    if question.verb == "unload_adapter":
+        adapters.unload(question.argument)
+        return None
+    name, path, in_place = json.loads(question.argument)
+    return adapters.load(LoRARequest(name, 1, path), in_place)
 
 
 def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, float]:

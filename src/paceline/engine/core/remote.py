@@ -10,6 +10,7 @@ import zmq
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.core import wire
+from paceline.engine.core.answers import settle
 from paceline.engine.core.front_end_wire import (
     CoreDeath,
     CoreHealth,
@@ -25,7 +26,6 @@ from paceline.engine.core.front_end_wire import (
 )
 from paceline.engine.core.messages import Abort, Capacity, Park, Question, Wake
 from paceline.engine.core.ports import Receiver
-from paceline.engine.core.process import settle
 
 POLL_MS = 100  # between two checks whether it is closed
 FLUSH_MS = 1000  # for the last messages

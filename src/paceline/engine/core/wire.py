@@ -47,7 +47,7 @@ class EncodedError(msgspec.Struct, array_like=True, frozen=True):
     message: str
 
     @staticmethod
-    def of(error: Exception) -> "EncodedError":
+    def of(error: BaseException) -> "EncodedError":
         kind = type(error).__name__
         return (
             EncodedError(kind, str(error))

@@ -198,6 +198,7 @@ class Frontend:
             tenant=generation.tenant,
             deadline=generation.deadline,
             cache_salt=salt,
+            adapter=generation.adapter,
             n=params.n,
             best_of=None if params.beams else params.best_of,
             beam_width=params.beams,
