@@ -7,8 +7,8 @@ from sys import float_info
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from paceline.core.encoder_config import EncoderConfig
 from paceline.core.errors import ConfigError
+from paceline.core.multimodal_config import MultimodalConfig
 from paceline.core.sampling import MOST_LOGPROBS
 from paceline.core.setting_checks import check_types, not_negative, one_of, positive, require
 from paceline.core.speculation_config import SpeculationConfig
@@ -279,7 +279,7 @@ COMPONENTS: dict[str, type[Any]] = {
     "preemption": PreemptionConfig,
     "speculation": SpeculationConfig,
     "journal": JournalConfig,
-    "encoder": EncoderConfig,
+    "encoder": MultimodalConfig,
 }
 
 
@@ -294,7 +294,7 @@ class Config:
     preemption: PreemptionConfig = PreemptionConfig()
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     journal: JournalConfig = JournalConfig()
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    encoder: MultimodalConfig = field(default_factory=MultimodalConfig)
 
     def __post_init__(self) -> None:
         is_filling = self.policy.policy == "longest" and self.policy.fill_positions > 0

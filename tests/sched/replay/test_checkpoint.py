@@ -8,8 +8,8 @@ import pytest
 
 from paceline import Item, Request, Scheduler, StepResult
 from paceline.core.config import Config
-from paceline.core.encoder_config import EncoderConfig
 from paceline.core.item import ItemContent
+from paceline.core.multimodal_config import MultimodalConfig
 from paceline.sched.policies.fcfs import Fcfs
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
 from paceline.sched.replay.plans_in_flight import PlansInFlight
@@ -56,7 +56,7 @@ def test_a_scheduler_goes_on_from_its_state(policy: str) -> None:
 
 def test_items_go_on_from_their_state_without_their_content() -> None:
     config = Config.of(max_num_seqs=3, max_model_len=64, num_blocks=24, block_size=4)
-    config = replace(config, encoder=EncoderConfig(encoder_cache_size=8))
+    config = replace(config, encoder=MultimodalConfig(encoder_cache_size=8))
     scheduler = Scheduler(config)
     pixels = ItemContent.of("image", {"pixels": np.full(50_000, 7, np.uint8)})
     for number in range(4):

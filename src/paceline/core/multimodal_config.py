@@ -6,7 +6,7 @@ from paceline.core.setting_checks import check_types, not_negative
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderConfig:
+class MultimodalConfig:
     """How much a step encodes, and how much of that is kept. An embedding stands for one position
     of a multimodal item. The names are those of vLLM."""
 
