@@ -39,7 +39,10 @@ def rows(*numbers: int) -> np.ndarray:
 
 
 def test_items_are_written_to_their_rows_and_read_by_positions() -> None:
-    store, asked = EncoderStore(PixelEncoder(), 5), requests(picture("x", 1, 2), picture("y", 4, 1))
+    store, asked = (
+        EncoderStore(PixelEncoder(), torch.zeros(5, WIDTH)),
+        requests(picture("x", 1, 2), picture("y", 4, 1)),
+    )
     store.encode([Encoding(4, 0, "x", rows(3, 0)), Encoding(4, 1, "y", rows(2))], asked)
     reads = Embedded(np.array([1, 1, 2]), rows(1, 2, 0), rows(3, 0, 2))
     found = store.read(reads, torch.tensor([0, 2, 5, 6]))
@@ -49,11 +52,16 @@ def test_items_are_written_to_their_rows_and_read_by_positions() -> None:
 
 
 def test_a_step_without_items_reads_nothing() -> None:
-    assert EncoderStore(PixelEncoder(), 1).read(NOTHING_EMBEDDED, torch.tensor([0, 1])) is None
+    assert (
+        EncoderStore(PixelEncoder(), torch.zeros(1, WIDTH)).read(
+            NOTHING_EMBEDDED, torch.tensor([0, 1])
+        )
+        is None
+    )
 
 
 def test_what_cannot_be_encoded_fails_the_step() -> None:
-    store = EncoderStore(PixelEncoder(), 5)
+    store = EncoderStore(PixelEncoder(), torch.zeros(5, WIDTH))
     with pytest.raises(StepError, match="item 'x' came without the content"):
         store.encode([Encoding(4, 0, "x", rows(0))], requests(Item("x", 1, 1)))
     with pytest.raises(StepError, match=r"returned \(2, 3\) numbers for item 'x'; \(1, 3\)"):

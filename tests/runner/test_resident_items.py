@@ -64,7 +64,7 @@ def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: An
     runner.reserve_host(config.preemption.swap_space)
     assert model.images is not None
     square = model.images.square
-    store = EncoderStore(model.images, config.encoder_capacity)
+    store = EncoderStore(model.images, torch.zeros(config.encoder_capacity, model.images.width))
     runner.use_items(ResidentItems(store, Coordinates(slots, square) if square else None))
     assert runner.capabilities.items
     return drive(scheduler, runner, requests, depth), scheduler

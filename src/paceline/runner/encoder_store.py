@@ -31,15 +31,9 @@ class EncoderStore:
     """A table of embeddings. The scheduler says which of its rows an item is written to, and from
     which rows the positions of a step read."""
 
-    def __init__(
-        self,
-        encoder: ItemEncoder,
-        rows: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, encoder: ItemEncoder, content: Tensor) -> None:
         self._encoder = encoder
-        self.content = torch.zeros((rows, encoder.width), dtype=dtype, device=device)
+        self.content = content  # [rows, width]
 
     @torch.inference_mode()
     def encode(self, encodings: Sequence[Encoding], requests: Mapping[int, Request]) -> None:

@@ -106,7 +106,7 @@ def assemble(
 
 def items_of(images: ImageEncoder, config: Config) -> ResidentItems:
     """Room for embeddings of images."""
-    store = EncoderStore(images, config.encoder_capacity)
+    store = EncoderStore(images, torch.zeros(config.encoder_capacity, images.width))
     slots = config.step.max_num_seqs
     return ResidentItems(store, Coordinates(slots, images.square) if images.square else None)
 

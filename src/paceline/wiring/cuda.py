@@ -11,6 +11,7 @@ from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
+from paceline.core.multimodal_config import MultimodalConfig
 from paceline.engine.core.turn_times import TurnTimer
 from paceline.engine.core.warm_up import WarmUp
 from paceline.runner.attention.backend import load as load_attention
@@ -20,6 +21,7 @@ from paceline.runner.cuda.draft_model import CudaDraftModel
 from paceline.runner.cuda.eagle3 import CudaEagle3
 from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.graphs.decode import Capturable
+from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
@@ -88,7 +90,7 @@ def assemble(
     step = part_of(StepConfig, chosen)
     log.info("loading weights")
     drafter = drafter_of(part_of(SpeculationConfig, chosen), draft, step, (dtype, kv_dtype))
-    model = CudaModel.load(checkpoint, step.max_model_len, dtype)
+    model = load_model(checkpoint, chosen, dtype, may_read_images=draft is None)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
     needed, rate = run_largest_step(model, drafter, sizes, kv_dtype, masks)
@@ -108,7 +110,7 @@ def assemble(
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda")
     sizes = sizes_of(config.step, own)
-    runner = CudaRunner(model, kv, attention, drafter, sizes, masks)
+    runner = with_items(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
     depth = own.steps_in_flight(DEPTH)
     if not own.enforce_eager:
         warm_up(runner, config, depth)
@@ -122,6 +124,25 @@ def assemble(
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(rate, runner.blocks_per_s()))
     return scheduler, runner
+
+
+def load_model(
+    checkpoint: Checkpoint, settings: dict[str, Any], dtype: torch.dtype, may_read_images: bool
+) -> CudaModel:
+    """Load weights, with room for embeddings of images if the model reads some."""
+    step, encoder = part_of(StepConfig, settings), part_of(MultimodalConfig, settings)
+    rows = encoder.encoder_cache_size or step.max_num_batched_tokens
+    model = CudaModel.load(checkpoint, step.max_model_len, dtype, item_rows=rows)
+    if model.images is not None and not may_read_images:
+        raise ConfigError("a draft model reads no images on a GPU: remove `speculative_config`")
+    return model
+
+
+def with_items(runner: CudaRunner, model: CudaModel) -> CudaRunner:
+    """The runner, which computes prompts with images if the model reads some."""
+    if model.images is not None:
+        runner.use_items(CudaItems(model.images, model, runner.state))
+    return runner
 
 
 def capturable(name: str) -> Capturable:
@@ -190,6 +211,8 @@ def run_largest_step(
     runner = CudaRunner(model, kv, capturable(ATTENTION), drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
+    if model.images is not None:
+        model.images.rehearse(len(model.item_table))
     peak = torch.cuda.max_memory_allocated() - before
     logits = sizes.slots * model.config.vocab * 4
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.

@@ -37,6 +37,7 @@ from paceline.runner.models.architecture import (
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 # Up to so many rows, a norm after the product is cheaper than a kernel before it. With more inputs
@@ -64,6 +65,8 @@ CUDA = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=mixture",
+            "vision",
+            "vision=siglip",
         }
     ),
     one_value={**STORED, "number of heads": lambda layer: [layer.attention.heads]},
@@ -228,12 +231,24 @@ def rotary_table(rope: Rope, positions: int, device: torch.device | str) -> Tens
 
 
 class CudaModel:
-    """Weights on a GPU in their final form. `forward` changes only the KV store."""
+    """Weights on a GPU in their final form. `forward` changes only the KV store.
 
-    def __init__(self, factory: LayerFactory, spec: DecoderSpec, max_model_len: int) -> None:
+    In a model that reads images, the table of token embeddings goes on with `item_table`, whose
+    rows have ids from `first_item_id` on.
+    """
+
+    def __init__(
+        self, factory: LayerFactory, spec: DecoderSpec, max_model_len: int, item_rows: int = 0
+    ) -> None:
         self.config, self.dtype = factory.checkpoint.config, factory.dtype
         scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
-        self._embedding = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
+        table = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
+        self.images = image_encoder(factory, spec)  # None: the model has no images
+        self.first_item_id = len(table)
+        if self.images is not None:
+            table = torch.cat((table, table.new_zeros(item_rows, table.shape[1])))
+        self._embedding = table
+        self.item_table = table[self.first_item_id :]
         turns = {
             rope: rotary_table(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
@@ -252,13 +267,15 @@ class CudaModel:
         max_model_len: int,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
+        item_rows: int = 0,
     ) -> "CudaModel":
+        """Load weights, with room for so many embeddings of images."""
         spec = describe(checkpoint.config, max_model_len)
         CUDA.require(spec)
         verify(checkpoint)
         with torch.inference_mode():
             factory = LayerFactory(checkpoint, dtype, device, DenseLinear)
-            return CudaModel(factory, spec, max_model_len)
+            return CudaModel(factory, spec, max_model_len, item_rows)
 
     @torch.inference_mode()
     def forward(

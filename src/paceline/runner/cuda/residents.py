@@ -1,10 +1,13 @@
 """The requests in the slots of a GPU runner, and the order of their rows in a step."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 
 from paceline.core.arrays import Index
 from paceline.core.plan import Plan
 from paceline.core.request import Request
+from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.kernels.sampling import is_plain
 from paceline.runner.sampler import Sampler
 
@@ -16,6 +19,7 @@ class Residents:
         self.requests: dict[int, Request] = {}  # by slot
         self.asking: dict[int, Request] = {}  # with prompt_logprobs, by slot
         self.pooling: dict[int, Request] = {}  # with pooling, by slot
+        self.items: CudaItems | None = None  # None: prompts have no items
         self._sampler = sampler
         self._plain = np.zeros(slots, np.bool_)  # samples by temperature alone
         self._first_block = np.zeros(slots, np.int32)  # equal for rows that share a prefix
@@ -37,6 +41,13 @@ class Residents:
             is_free = not request.min_tokens and not request.silent
             self._plain[new.slot] = is_free and is_plain(request.sampling, self._sampler.vocab)
             self._first_block[new.slot] = new.blocks[0]
+
+    def encoded(self, plan: Plan) -> AbstractContextManager[None]:
+        """Encode the items of a plan, and let its positions have them while it is launched."""
+        if self.items is None:
+            return nullcontext()
+        self.items.encode(plan, self.requests)
+        return self.items.in_place(plan)
 
     def are_plain(self, slot: Index) -> bool:
         return bool(self._plain[slot].all())

@@ -23,6 +23,7 @@ from paceline.runner.cuda.graphs.capture import GraphMemory
 from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedCapturable, MixedGraphs
+from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.kernels.columns import settle
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.masks import LogitMasks
@@ -115,10 +116,17 @@ class CudaRunner:
 
     @property
     def capabilities(self) -> Capabilities:
-        constraints = self.graphs.masks is not None
         return Capabilities(
-            logprobs=True, prompt_logprobs=True, constraints=constraints, pooling=True
+            logprobs=True,
+            prompt_logprobs=True,
+            items=self._residents.items is not None,
+            constraints=self.graphs.masks is not None,
+            pooling=True,
         )
+
+    def use_items(self, items: CudaItems) -> None:
+        """Compute prompts with multimodal items from now on."""
+        self._residents.items = items
 
     def reserve_host(self, blocks: int) -> None:
         """Allocate host memory for swapping."""
@@ -183,12 +191,15 @@ class CudaRunner:
         if is_moving and getattr(self._attention, "plans_on_host", False):
             plan = replace(plan, start=self.state.stands(plan.rows.slot))
             is_moving = False
+        with self._residents.encoded(plan):
+            self._flight.append(self._launched(plan, is_moving))
+
+    def _launched(self, plan: Plan, is_moving: bool) -> LaunchedStep | UnsampledStep:
         if plan.rows.drafts.any():
             self._same = self._controls = None
             order = self._residents.order(plan)
-            self._flight.append(self._drafted.launch(plan, order, is_moving, self._of(plan)))
-        else:
-            self._flight.append(self._run(plan, self._batching(plan), is_moving))
+            return self._drafted.launch(plan, order, is_moving, self._of(plan))
+        return self._run(plan, self._batching(plan), is_moving)
 
     @torch.inference_mode()
     def wait(self) -> StepResult:

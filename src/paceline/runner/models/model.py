@@ -19,17 +19,8 @@ from paceline.runner.layers.packing import PackedStore
 from paceline.runner.layers.stack import TORCH, TorchStack
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
-from paceline.runner.vision.image_encoder import ImageEncoder
-from paceline.runner.vision.tower import tower
+from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.weights.checkpoint import Checkpoint, verify
-
-
-def image_encoder(factory: LayerFactory, spec: DecoderSpec) -> ImageEncoder | None:
-    if (vision := spec.vision) is None:
-        return None
-    has_axes = any(layer.attention.rope.axes for layer in spec.layers)
-    square = vision.patch.weights[0].shape[-1] * vision.merge if has_axes else 0
-    return ImageEncoder(tower(factory, vision), spec.width, square)
 
 
 class Model:

@@ -1,14 +1,27 @@
 """Turns the images of prompts into embeddings."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paceline.core.item import ItemContent
-from paceline.runner.vision.tower import Tower
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.models.architecture import DecoderSpec
+from paceline.runner.models.vision_spec import SigLIPSpec
+from paceline.runner.vision.tower import Tower, tower
 
+CHANNELS = 3
 PIXELS = "pixels"  # the array of an image: [height, width, channels], bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Pixels along each side of an image, and the embeddings that it becomes."""
+
+    side: int
+    embeddings: int
 
 
 class ImageEncoder:
@@ -16,11 +29,31 @@ class ImageEncoder:
 
     square   pixels along each side of what becomes one embedding, where positions have rows and
              columns; 0: a position is one number
+    tile     what an image of a fixed size has; None: images have any size
     """
 
-    def __init__(self, tower: Tower, width: int, square: int = 0) -> None:
-        self.width, self.tower, self.square = width, tower, square
+    def __init__(self, tower: Tower, width: int, square: int = 0, tile: Tile | None = None) -> None:
+        self.width, self.tower, self.square, self.tile = width, tower, square, tile
 
     def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""
         return self.tower([torch.from_numpy(item[PIXELS].copy()) for item in items])
+
+    def rehearse(self, embeddings: int) -> None:
+        """Encode as many images as have so many embeddings, to see what memory that takes."""
+        if (tile := self.tile) is not None:
+            blank = torch.zeros(tile.side, tile.side, CHANNELS, dtype=torch.uint8)
+            self.tower([blank] * max(1, embeddings // tile.embeddings))
+
+
+def image_encoder(factory: LayerFactory, spec: DecoderSpec) -> ImageEncoder | None:
+    """The encoder of a model; None if it reads no images."""
+    if (vision := spec.vision) is None:
+        return None
+    has_axes = any(layer.attention.rope.axes for layer in spec.layers)
+    square = vision.patch.weights[0].shape[-1] * vision.merge if has_axes else 0
+    tile = None
+    if isinstance(vision, SigLIPSpec):
+        side = vision.side * vision.patch.weights[0].shape[-1]
+        tile = Tile(side, (vision.side // vision.merge) ** 2)
+    return ImageEncoder(tower(factory, vision), spec.width, square, tile)
