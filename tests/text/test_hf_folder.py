@@ -86,6 +86,8 @@ def test_a_template_in_a_file_counts_before_the_one_in_the_settings(folder: Path
     assert hf_vocabulary(folder).chat_template is None
     write(folder, "tokenizer_config.json", {"chat_template": "inline"})
     assert hf_vocabulary(folder).chat_template == "inline"
+    write(folder, "chat_template.json", {"chat_template": "with images"})
+    assert hf_vocabulary(folder).chat_template == "with images"
     (folder / "chat_template.jinja").write_text("file ▁", encoding="utf-8")
     assert hf_vocabulary(folder).chat_template == "file ▁"
 
@@ -129,3 +131,8 @@ def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> Non
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         hf_vocabulary(folder)
+
+
+def test_the_size_of_a_vocabulary_may_be_beside_that_of_a_vision_tower(folder: Path) -> None:
+    write(folder, "config.json", {"text_config": {"vocab_size": 1000}, "vision_config": {}})
+    assert hf_vocabulary(folder).size == 1000

@@ -37,6 +37,9 @@ WANTED = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "model.safetensors.index.json",
 )
 IN_FOLDERS = "*/*"

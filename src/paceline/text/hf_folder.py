@@ -17,7 +17,8 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
     backend = tokenizer_file(folder / "tokenizer.json")
     settings = fields(folder / "tokenizer_config.json")
     generation = fields(folder / "generation_config.json")
-    model = {**fields(folder / "config.json"), **generation}
+    config = fields(folder / "config.json")
+    model = {**config.get("text_config", {}), **config, **generation}
     bos = token_id(backend, settings.get("bos_token"), model.get("bos_token_id"))
     eos = token_id(backend, settings.get("eos_token"), None)
     ends = [eos, *listed(model.get("eos_token_id"))]
@@ -59,10 +60,15 @@ def listed(ids: int | list[int] | None) -> list[int] | list[int | None]:
 
 
 def chat_template(folder: Path, inline: object) -> str | None:
-    """A file of its own takes precedence; of several named templates, the default."""
+    """A file of its own takes precedence; of several named templates, the default.
+
+    Models with images have had another file, whose template shows images.
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
+    if isinstance(older := fields(folder / "chat_template.json").get("chat_template"), str):
+        return older
     if inline is None or isinstance(inline, str):
         return inline
     if not isinstance(inline, list):
