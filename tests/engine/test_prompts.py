@@ -67,6 +67,8 @@ def test_a_dict_is_a_prompt_with_its_salt() -> None:
     for given in ("x", ["x"]):
         shown = as_generation({"prompt": "a", "multi_modal_data": {"image": given}})
         assert shown.all_images() == ["x"]
+    with pytest.raises(RequestError, match="parts of its messages"):
+        as_generation({"messages": [MESSAGE], "multi_modal_data": {"image": "x"}})
     with pytest.raises(RequestError, match="only its key 'image' is supported"):
         as_generation({"prompt": "a", "multi_modal_data": {"video": []}})
     with pytest.raises(RequestError, match="2 conversations are given"):

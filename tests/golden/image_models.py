@@ -1,9 +1,11 @@
 """Small models with vision towers that transformers makes, in folders as it saves them."""
 
+import atexit
 import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
@@ -140,6 +142,7 @@ def image_model(name: str) -> ImageModel:
         spread = 0.3 if is_norm or label.endswith("bias") else tensor[0].numel() ** -0.5
         tensor.normal_(1.0 if is_norm else 0.0, spread, generator=generator)
     folder = Path(mkdtemp(prefix=f"paceline-{name}-"))
+    atexit.register(rmtree, folder)
     theirs.save_pretrained(folder)
     processor = getattr(transformers, family.processor)(**family.settings)
     processor.save_pretrained(folder)

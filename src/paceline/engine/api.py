@@ -129,6 +129,8 @@ class GenerationRequest:
             raise RequestError("give one of prompt, prompt_token_ids and messages")
         if self.messages is None:
             self._check_template_fields()
+        elif self.images:
+            raise RequestError("images of a conversation are parts of its messages; remove images")
         if self.timeout is not None and not self.timeout > 0:
             raise RequestError(f"timeout is {self.timeout}; it must be positive")
         most = self.truncate_prompt_tokens

@@ -2,6 +2,8 @@
 
 import binascii
 from base64 import b64decode
+from collections.abc import Generator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
@@ -34,26 +36,34 @@ def decoded(source: Any, max_pixels: int) -> Image.Image:
             "shape [height, width, 3], the bytes of a file, or a data URL"
         )
     check_size(source, max_pixels)
-    return rgb(source)
+    with readable("an image"):
+        return rgb(source)
+
+
+@contextmanager
+def readable(what: str) -> Generator[None]:
+    """Turn errors of a decoder into a RequestError."""
+    try:
+        yield
+    except RequestError:
+        raise  # it is a ValueError too
+    except Image.DecompressionBombError as error:
+        raise RequestError(f"{what} is too large: {error}") from None
+    except UnidentifiedImageError:
+        raise RequestError(f"{what} is in no known format; use {', '.join(FORMATS)}") from None
+    except (OSError, ValueError, SyntaxError, ArithmeticError, LookupError, MemoryError) as error:
+        raise RequestError(f"{what} cannot be decoded: {error}") from None
 
 
 def from_bytes(content: bytes, max_pixels: int) -> Image.Image:
     """The content of a file. Its head says how large it is, before any pixel is decoded."""
-    try:
+    with readable(f"an image of {len(content)} bytes"):
         with catch_warnings():
             simplefilter("ignore", Image.DecompressionBombWarning)  # `check_size` is stricter
             image = Image.open(BytesIO(content), formats=FORMATS)
         check_size(image, max_pixels)
         image.load()
         return rgb(ImageOps.exif_transpose(image))
-    except UnidentifiedImageError:
-        raise RequestError(
-            f"an image of {len(content)} bytes is in no known format; use {', '.join(FORMATS)}"
-        ) from None
-    except Image.DecompressionBombError as error:
-        raise RequestError(f"an image is too large: {error}") from None
-    except (OSError, ValueError, SyntaxError, ArithmeticError, LookupError, MemoryError) as error:
-        raise RequestError(f"an image of {len(content)} bytes cannot be decoded: {error}") from None
 
 
 def from_array(array: np.ndarray[Any, Any]) -> Image.Image:
