@@ -66,7 +66,7 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         length_penalty=np.float32(0.3),  # pyright: ignore[reportArgumentType]
         early_stopping="never",
         sampling=Sampling(temperature=0.7, top_k=5, logit_bias={3: 1.5}, allowed_token_ids=(2, 3)),
-        constraint=Constraint.json(True, any_whitespace=False),
+        constraint=Constraint.json(True, any_whitespace=False).after_reasoning("<a>", "<b>"),
     )
     for request in (full, ask()):
         made = Submission(request, 1e-9, "grammar")

@@ -99,7 +99,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Item):
         return [value.identity, value.offset, value.length]
     if isinstance(value, Constraint):
-        return [value.kind, value.text, value.any_whitespace]
+        return [getattr(value, one.name) for one in fields(Constraint)]
     if isinstance(value, Sampling):
         pairs = [(one.name, getattr(value, one.name)) for one in fields(Sampling)]
         return {name: given for name, given in pairs if given != getattr(GREEDY, name)}
