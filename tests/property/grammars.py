@@ -10,6 +10,7 @@ from paceline.core.request import Request
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.sim.reference import Mask
 from paceline.structured.backend import Grammar, GrammarBackend, load_backend
+from paceline.structured.compiler import GrammarCounts
 from paceline.structured.token_table import TokenTable
 from tests.structured.support import torch_hidden
 
@@ -33,6 +34,7 @@ def grammar(vocab: int, constraint: Constraint) -> Grammar:
 class CompilesAtOnce:
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
+        self.counts = GrammarCounts()
 
     def submit(self, constraint: Constraint) -> Future[Grammar]:
         done: Future[Grammar] = Future()

@@ -14,12 +14,13 @@ from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Delivery
+from paceline.engine.core.messages import Delivery, Question
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.clock import VirtualClock
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.runner import SimulatedDevice, SimulatedRunner
 from paceline.structured.backend import Grammar
+from paceline.structured.compiler import GrammarCounts
 from tests.property.grammars import END, constrained_requests, grammar
 
 VOCAB, SIZES = 7, {"num_blocks": 16, "block_size": 4, "max_model_len": 32, "max_num_seqs": 4}
@@ -30,6 +31,7 @@ class LateCompiler:
 
     def __init__(self) -> None:
         self.futures: list[Future[Grammar]] = []
+        self.counts = GrammarCounts(grammars_compiled=3)
         self.closed = False
 
     def submit(self, constraint: Constraint) -> Future[Grammar]:
@@ -96,6 +98,16 @@ def test_it_waits_for_its_grammar_and_follows_it() -> None:
     assert found[-1].ended[0].finish.value == "stop"
     assert at.engine.idle
     assert not at.constrained.any_open
+
+
+def test_the_engine_says_how_many_wait_for_their_grammar() -> None:
+    setting = Setting()
+    setting.submit()
+    setting.engine.turn()
+    figures = setting.engine.answer(Question("gauges"))
+    assert (figures["waiting_for_grammar"], figures["grammars_compiled"]) == (1, 3)
+    setting.compiled()
+    assert setting.engine.answer(Question("gauges"))["waiting_for_grammar"] == 0
 
 
 def test_one_that_does_not_compile_is_refused() -> None:
