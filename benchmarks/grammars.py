@@ -6,6 +6,11 @@ Times are CPU times of one thread. A text of each case is fed to its grammar tok
 `--rounds` times with a new matcher; the first round is reported apart, since llguidance builds its
 automata while it runs. `rows_us` is five rows, for four drafts. `forced` counts the tokens that the
 grammar forces before the model is asked for them.
+
+    python benchmarks/grammars.py MODEL.gguf --decode 64
+
+compares decoding of so many sequences under a schema with decoding without one, in CPU time of the
+whole process.
 """
 
 import argparse
@@ -13,18 +18,21 @@ import json
 import platform
 from pathlib import Path
 from statistics import mean, median
-from time import thread_time_ns
+from time import process_time, thread_time_ns
 from typing import Any
 
 import numpy as np
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
+from paceline.engine.api import SamplingParams
 from paceline.structured.backend import BACKENDS, GrammarBackend, Matcher, load_backend
 from paceline.structured.token_table import TokenTable
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.llm import LLM
 
 DRAFTS = 4
+OUTPUT = 48  # tokens of each sequence that is decoded
 TEXT = {"type": "string"}
 ADDRESS = {
     "type": "object",
@@ -130,12 +138,41 @@ def measured(
     }
 
 
+def decoding(model: Path, rows: int, threads: int, rounds: int = 3) -> dict[str, Any]:
+    """CPU seconds of `rows` sequences of `OUTPUT` tokens, under a schema and without one."""
+    people = {"type": "array", "items": PERSON, "minItems": 20}
+    asked: dict[str, Any] = {"max_tokens": OUTPUT, "ignore_eos": True, "temperature": 0}
+    cases = {
+        "free": SamplingParams(**asked),
+        "schema": SamplingParams(**asked, structured_outputs={"json": people}),
+    }
+    prompts = [f"Write a list of people, number {number}." for number in range(rows)]
+    taken: dict[str, list[float]] = {case: [] for case in cases}
+    settings: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 256, "threads": threads}
+    with LLM(str(model), enable_prefix_caching=False, **settings) as llm:
+        for number in range(1 + rounds):
+            for case, params in cases.items():
+                begin = process_time()
+                llm.generate(prompts, params, progress=False)
+                if number:  # the first round compiles the grammar
+                    taken[case].append(process_time() - begin)
+    ratios = [held / free for free, held in zip(*taken.values(), strict=True)]
+    seconds = {f"{case}_s": [round(one, 2) for one in taken[case]] for case in cases}
+    return {"case": "decoding", "rows": rows, "ratio": round(median(ratios), 3), **seconds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what grammars cost.")
     parser.add_argument("model", type=Path, help="a GGUF file, or a folder with a tokenizer.json")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--decode", type=int, metavar="ROWS", help="compare decoding instead")
+    parser.add_argument("--threads", type=int, default=1, help="for --decode")
     parser.add_argument("--json", type=Path, help="append the lines to this file too")
     options = parser.parse_args()
+    if options.decode:
+        found = decoding(options.model, options.decode, options.threads)
+        print(json.dumps({**found, "machine": platform.machine(), "threads": options.threads}))
+        return
     table = TokenTable.of(Tokenizer.load(options.model))
     for name in BACKENDS:
         backend = load_backend(name, table)
