@@ -21,6 +21,7 @@ from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import Engine
 from paceline.runner.models.config import ModelConfig
 from paceline.structured.backend import Grammar, load_backend
+from paceline.structured.compiler import GrammarCounts
 from paceline.structured.token_table import TokenTable
 
 ROUNDS, PROMPT, OUTPUT = 5, 64, 128
@@ -52,6 +53,8 @@ def vocabulary(size: int) -> TokenTable:
 class CompilesAtOnce:
     """Compiles each constraint once, on the caller's thread."""
 
+    counts = GrammarCounts()
+
     def __init__(self, table: TokenTable) -> None:
         self._backend = load_backend("xgrammar", table)
         self._known: dict[Constraint, Future[Grammar]] = {}
@@ -72,7 +75,7 @@ def step_s(bench: Bench, masks: ConstrainedRequests, rows: int, **fields: Any) -
     for number, prompt in enumerate(drawn(rows, PROMPT)):
         sampling = Sampling(temperature=1.0)
         asked = {"ignore_eos": True, "sampling": sampling, "seed": number, **fields}
-        engine.submit(Request(f"r{number}", prompt, max_tokens=OUTPUT, **asked))  # pyright: ignore[reportArgumentType]
+        engine.submit(Request(f"r{number}", prompt, max_tokens=OUTPUT, **asked))
     times = [perf_counter()]
     while not engine.idle:
         if (delivery := engine.turn()) is not None:
