@@ -103,7 +103,7 @@ class OraclePort:
         wanted = [track.request.sampling.logprobs for track in tracks]
         if not any(one is not None for one in wanted):
             return result
-        most = max(one or 1 for one in wanted)
+        most = min(max(one or 1 for one in wanted), self.oracle.vocab)
         chosen = np.zeros(result.ids.shape, np.float32)
         shape = len(tracks), most
         found = Candidates(np.full(shape, -1, np.int32), np.zeros(shape, np.float32))

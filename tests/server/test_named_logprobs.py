@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from tests.server.conftest import Play
 from tests.server.support import Site
 
@@ -72,3 +73,22 @@ def test_a_real_model_scores_named_tokens(real: httpx.Client) -> None:
             assert {named(id) for id in ids} <= set(top)
     first = one["logprobs"]["top_logprobs"][0]
     assert first == pytest.approx({name: expected[0][name] for name in first}, abs=1e-4)
+
+
+def test_all_tokens_are_alternatives_if_the_server_allows_it(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        vocabulary, front_end = site.context.tokenizer.vocab_size, site.engine._frontend
+        for path, fields in (
+            (COMPLETIONS, {"logprobs": -1}),
+            (CHAT, {"logprobs": True, "top_logprobs": -1}),
+        ):
+            front_end.rules = SamplingRules(max_logprobs=-1)
+            found = await scores(site, path, **fields)
+            front_end.rules = NO_RULES
+            assert [len(top) for top in found] == [vocabulary] * 4
+        refused = await site.post(CHAT, messages=TALK, logprobs=True, top_logprobs=-1)
+        assert "top_logprobs is -1; it must lie in 0..20" in refused.text
+        refused = await site.post(CHAT, messages=TALK, prompt_logprobs=-1)
+        assert "prompt_logprobs is -1; it must lie in 0..20" in refused.text
+
+    on(scenario)

@@ -12,6 +12,7 @@ from paceline.core.errors import RequestError
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the most likely token alone
 MOST_LOGPROBS = 20  # alternatives per token, unless an engine has another limit
 LARGEST_ID = 2**31 - 1
+EVERY = LARGEST_ID  # alternatives: as many as there are tokens
 MOST_BIAS = 100.0  # either way
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -25,6 +26,11 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "presence_penalty": (-2.0, 2.0, "[-2, 2]"),
     "frequency_penalty": (-2.0, 2.0, "[-2, 2]"),
 }
+
+
+def alternatives(wanted: int) -> int:
+    """The number of alternatives; -1 stands for all tokens."""
+    return EVERY if wanted == -1 else wanted
 
 
 def whole(name: str, value: Any, least: int, most: int, bounds: str) -> int:

@@ -11,6 +11,7 @@ from paceline.core.sampling import (
     LARGEST_ID,
     NO_BIAS,
     Sampling,
+    alternatives,
     token_ids,
     whole,
 )
@@ -105,7 +106,7 @@ class SamplingParams(Validated):
         stop_token_ids: Tokens that end the output.
         ignore_eos: Continue after the model's own end token.
         logprobs: Number of alternatives reported with the log-probability of each output token.
-            None: no log-probabilities.
+            None: no log-probabilities. -1: all tokens, if `max_logprobs` is -1 too.
         prompt_logprobs: The same for the tokens of the prompt, which is computed without the
             prefix cache.
         logprob_token_ids: Tokens whose log-probabilities are reported with each output token,
@@ -190,8 +191,9 @@ class SamplingParams(Validated):
             bounds = "must fit in 64 bits"
             whole("seed", self.seed, -SEED_BOUNDS, SEED_BOUNDS - 1, bounds)
         for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 0, LARGEST_ID, "cannot be negative")
+            if (wanted := getattr(self, name)) is not None:
+                whole(name, wanted, -1, LARGEST_ID, "must be at least 0, or -1 for all tokens")
+                object.__setattr__(self, name, alternatives(wanted))
 
     def _check_family(self) -> None:
         whole("n", self.n, 1, MOST_SEQUENCES, f"must lie in 1..{MOST_SEQUENCES}")

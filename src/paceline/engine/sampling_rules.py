@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.core.sampling import MOST_LOGPROBS
+from paceline.core.sampling import EVERY, MOST_LOGPROBS, alternatives
 from paceline.engine.params import SamplingParams
 from paceline.text.pooling_files import NO_DEFAULTS, EmbeddingDefaults
 
@@ -59,10 +59,10 @@ class SamplingRules:
         self.check_logprobs("prompt_logprobs", params.prompt_logprobs)
 
     def check_logprobs(self, name: str, wanted: int | None) -> None:
-        if wanted is not None and 0 <= self.max_logprobs < wanted:
+        if wanted is not None and 0 <= self.max_logprobs < alternatives(wanted):
+            shown = -1 if wanted == EVERY else wanted
             raise RequestError(
-                f"{name} is {wanted}; it must lie in 0..{self.max_logprobs}, "
-                "which max_logprobs sets"
+                f"{name} is {shown}; it must lie in 0..{self.max_logprobs}, which max_logprobs sets"
             )
 
     @property

@@ -5,7 +5,7 @@ from typing import Any, cast, get_args
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.sampling import LARGEST_ID
+from paceline.core.sampling import LARGEST_ID, alternatives
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.engine.sampling_rules import SamplingRules
@@ -279,7 +279,7 @@ def check_prompts(body: CompletionRequest, most: int) -> None:
 def completion_prompt_logprobs(body: CompletionRequest) -> int | None:
     """An echoed prompt has logprobs too. The larger of both numbers is computed."""
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    return max((number for number in asked if number is not None), default=None)
+    return max((alternatives(number) for number in asked if number is not None), default=None)
 
 
 def prompts(body: CompletionRequest) -> Sequence[str | Sequence[int]]:

@@ -28,6 +28,7 @@ SAMPLINGS = (
     Sampling(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
     Sampling(logit_bias={TOKEN: 1.0}, bad_token_ids=(OTHER,)),
     Sampling(allowed_token_ids=(OTHER, TOKEN)),
+    Sampling(logprob_token_ids=(OTHER,)),
 )
 
 

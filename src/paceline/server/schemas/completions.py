@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from paceline.core.sampling import alternatives
 from paceline.engine.api import (
     Alternative,
     FinishReason,
@@ -262,7 +263,7 @@ class TokenSpeller:
         Of other tokens with the same text only the likeliest is kept.
         """
         found: dict[str, float] = {}
-        for one in (entry.chosen, *entry.top[:most]):
+        for one in (entry.chosen, *entry.top[: alternatives(most)]):
             name = self.spell(one.token_id, one.bytes) or id_text(one.token_id)
             found.setdefault(name, one.logprob)
         best_first = sorted(found.items(), key=lambda pair: -pair[1])
@@ -279,7 +280,7 @@ def prompt_column(
     """Prompt logprobs with at most `most` alternatives; None if `most` is."""
     if entries is None or most is None:
         return None
-    return [entry and ranked(entry, most) for entry in entries]
+    return [entry and ranked(entry, alternatives(most)) for entry in entries]
 
 
 def ranked(entry: PromptLogprob, most: int) -> dict[str, RankedLogprob]:

@@ -133,7 +133,7 @@ class ScoredBody(GenerationBody):
     """Fields that chats and completions share: what is returned besides the text."""
 
     prompt_logprobs: int | None = Field(
-        None, ge=0, description="alternatives returned with the logprob of each token of the prompt"
+        None, ge=-1, description="alternatives returned with each token of the prompt; -1: all"
     )
     logprob_token_ids: Annotated[IdList, Field(min_length=1)] | None = Field(
         None, description="tokens whose logprobs are returned, instead of the likeliest ones"
@@ -156,7 +156,7 @@ class ChatBody(ScoredBody):
 
     max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: int | None = Field(None, ge=-1, description="alternatives; -1: all")
     tools: Objects | None = Field(None, description="functions that the model may call")
     tool_choice: str | dict[str, Any] | None = Field(
         None, description="none, auto, required, or one function"
@@ -237,7 +237,7 @@ class ResponseRequest(GenerationBody):
     include: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, description="message.output_text.logprobs"
     )
-    top_logprobs: int | None = Field(None, ge=0, description="alternatives of each token")
+    top_logprobs: int | None = Field(None, ge=-1, description="alternatives; -1: all")
 
 
 class TokenizeRequest(RequestBody):
