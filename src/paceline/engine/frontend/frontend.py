@@ -13,7 +13,6 @@ from paceline.core.plan import Ended, PromptScores, Timings
 from paceline.core.pooling import LAST
 from paceline.core.request import Finish, Request
 from paceline.engine.api import (
-    Alternative,
     GenerationRequest,
     RequestOutput,
     TokenizedPrompt,
@@ -24,7 +23,7 @@ from paceline.engine.core.ports import Clock, PromptImages, Sink
 from paceline.engine.frontend.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenChoice, OpenRequest
-from paceline.engine.frontend.prompt_entries import alternative
+from paceline.engine.frontend.token_entries import token_entries
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer, check_text
@@ -252,7 +251,7 @@ class Frontend:
         for place, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
             choice = self._rows.owner(row)
             of = choice.request
-            logprobs = self._logprobs(delivery, place, of) if scored else ()
+            logprobs = self._entries(delivery, place, of) if scored else ()
             ended = ends.get((of.request.id, choice.child)) if ends else None
             if choice.add(ids[:count], logprobs, ended) and ended is None:
                 aborts.append(Abort(of.request.id, None if of.all_ended else choice.child))
@@ -372,35 +371,11 @@ class Frontend:
 
     # -- log-probabilities ---------------------------------------------------
 
-    def _logprobs(
-        self, delivery: Delivery, row: int, open_request: OpenRequest
-    ) -> list[TokenLogprob]:
-        """One entry for each new token; alternatives are known for the first of them."""
-        wanted = open_request.params.logprobs
-        if wanted is None or delivery.logprob is None:
-            return []
-        count = int(delivery.count[row])
-        ids, values = delivery.ids[row, :count].tolist(), delivery.logprob[row].tolist()
-        chosen = zip(ids, values[:count], strict=True)
-        entries = [TokenLogprob(self._alternative(*pair), ()) for pair in chosen]
-        found = delivery.candidates
-        if wanted and found is not None:
-            pairs = list(zip(found.ids[row].tolist(), found.logprob[row].tolist(), strict=True))
-            first, named = entries[0].chosen, open_request.request.sampling.logprob_token_ids
-            if named:
-                others = {*named} - {first.token_id}
-                pairs = [(first.token_id, first.logprob), *(p for p in pairs if p[0] in others)]
-            else:
-                pairs = [pair for pair in pairs[:wanted] if pair[0] >= 0]
-            top = tuple(self._alternative(*pair) for pair in pairs)
-            entries[0] = replace(entries[0], top=top)
-        return entries
+    def _entries(self, delivery: Delivery, row: int, of: OpenRequest) -> list[TokenLogprob]:
+        return token_entries(delivery, row, of.request.sampling, self.tokenizer)
 
     def _add_prompt_logprobs(self, scores: PromptScores) -> None:
         if (open_request := self.open.get(scores.request_id)) is None:
             return
         assert open_request.scores is not None, "no prompt log-probabilities were requested"
         open_request.scores.add(scores)
-
-    def _alternative(self, id: int, logprob: float) -> Alternative:
-        return alternative(self.tokenizer, id, logprob)
