@@ -12,9 +12,9 @@ from paceline.runner.block_moves import BlockMoves
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
-from paceline.runner.token_choice import Greedy, draw, random_words, relative_weights
+from paceline.runner.rejection import draw_drafts
+from paceline.runner.token_choice import Greedy
 
-OTHER_KEY = 0x5851F42D4C957F2D  # drafts must not be drawn by the numbers that they are judged by
 VALUE_BYTES = 4  # of a number in KV on a CPU
 
 
@@ -103,14 +103,9 @@ def choose_drafts(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the likeliest ids [rows], or random ones of rows with a temperature, together with the
     probabilities [rows, vocab] that they were drawn by; None if no row has a temperature."""
-    best, peak = Greedy(slice(None)).choose(logits, position)
-    is_warm = temperature > 0
-    if not bool(is_warm.any()):
-        return best, None
-    heat = torch.where(is_warm, temperature, 1.0)[:, None]
-    weights = relative_weights((logits - peak[:, None]).div_(heat))
-    drawn = draw(weights, random_words(key ^ OTHER_KEY, position))
-    return torch.where(is_warm, drawn, best), weights / weights.sum(-1, keepdim=True)
+    if not bool((temperature > 0.0).any()):
+        return Greedy(slice(None)).choose(logits, position)[0], None
+    return draw_drafts(logits, temperature, key, position)
 
 
 def check_vocab(drafts: ModelConfig, model: ModelConfig) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.token_choice import (
+    Greedy,
     by_cells,
     draw,
     random_words,
@@ -59,9 +60,10 @@ def draw_drafts(
     [rows], and the probabilities that they were drawn by. At temperature 0, it is the likeliest."""
     is_greedy = temperature <= 0.0
     heat = torch.where(is_greedy, 1.0, temperature)[:, None]
-    weights = relative_weights((logits - logits.amax(-1, keepdim=True)).div_(heat))
+    best, peak = Greedy(slice(None)).choose(logits, positions)
+    weights = relative_weights((logits - peak[:, None]).div_(heat))
     drawn = draw(weights, random_words(keys ^ DRAWING, positions))
-    return torch.where(is_greedy, logits.argmax(-1), drawn), weights / total(weights)
+    return torch.where(is_greedy, best, drawn), weights / total(weights)
 
 
 def total(weights: Tensor) -> Tensor:
