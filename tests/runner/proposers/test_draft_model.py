@@ -12,7 +12,6 @@ from paceline.core.sampling import Sampling
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
-from paceline.runner.model_drafter import choose_drafts
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput
 from paceline.runner.proposers.draft_model import DraftModel
@@ -119,15 +118,3 @@ def test_rows_of_any_number_of_drafts(model: Model) -> None:
         assert torch.equal(alone.ids, got.ids[one])
         assert alone.probabilities is None
     runner.close()
-
-
-def test_random_drafts_follow_their_probabilities() -> None:
-    logits = torch.tensor([[1.0, 0.0, -torch.inf, 2.0]]).expand(4000, 4)
-    heat, keys = torch.full((4000,), 1.5), torch.arange(4000)
-    ids, shares = choose_drafts(logits, heat, keys, torch.full((4000,), 7))
-    assert shares is not None
-    torch.testing.assert_close(shares, (logits / 1.5).softmax(-1))
-    drawn = torch.bincount(ids, minlength=4) / 4000
-    torch.testing.assert_close(drawn, shares[0], rtol=0, atol=0.04)
-    ids, shares = choose_drafts(logits[:2], torch.zeros(2), keys[:2], torch.arange(2))
-    assert (ids.tolist(), shares) == ([3, 3], None)
