@@ -101,11 +101,11 @@ class ModelDrafter(Drafter):
 def choose_drafts(
     logits: Tensor, temperature: Tensor, key: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the likeliest ids [rows], or random ones of rows with a temperature, together with the
-    probabilities [rows, vocab] that they were drawn by; None if no row has a temperature."""
-    if not bool((temperature > 0.0).any()):
-        return Greedy(slice(None)).choose(logits, position)[0], None
-    return draw_drafts(logits, temperature, key, position)
+    """Return drafts [rows], and the probabilities [rows, vocab] that they were drawn by; None if
+    every row takes the likeliest token."""
+    if bool((temperature > 0).any()):
+        return draw_drafts(logits, temperature, key, position)
+    return Greedy(slice(None)).choose(logits, position)[0], None
 
 
 def check_vocab(drafts: ModelConfig, model: ModelConfig) -> None:
