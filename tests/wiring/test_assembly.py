@@ -68,7 +68,7 @@ def test_a_proposer_that_does_not_exist_is_refused_before_weights_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.wiring.cpu.Model", None)
-    with pytest.raises(ConfigError, match="no proposer 'nope': there are ngram"):
+    with pytest.raises(ConfigError, match="no proposer 'nope': there are draft_model"):
         LLM(str(folder), num_speculative_tokens=2, proposer="nope")
 
 
