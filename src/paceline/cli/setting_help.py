@@ -220,6 +220,8 @@ SENTENCES = {
     "watermark": "Fraction of blocks that admission leaves free for running sequences.",
     "discipline": "How a step is filled: unified, prefill_first, or a dotted path to a class.",
     "max_wait": "prefill_first: maximum time that new prompts may delay decodes.",
+    "allow_runtime_lora_updating": "Let clients load adapters from any folder of this machine, and "
+    "unload them: /v1/load_lora_adapter and /v1/unload_lora_adapter.",
     "enable_lora": "Serve LoRA adapters in PEFT's format.",
     "lora_modules": "Adapter to load at start, as NAME=PATH or as JSON with name and path; may be "
     "repeated.",

@@ -18,6 +18,7 @@ from paceline.server.middleware import (
     PathBelow,
     RequestGuard,
 )
+from paceline.server.routes.adapters import adapter_routes
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
 from paceline.server.routes.embeddings import embedding_routes
@@ -34,6 +35,7 @@ from paceline.server.turnstile import PacedRequests
 from paceline.text.tokenizer import Tokenizer
 
 ROUTES = (
+    adapter_routes,
     chat_routes,
     completion_routes,
     response_routes,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -50,6 +51,7 @@ class ServerContext:
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.models = (model_name, *settings.aliases)
+        self.adapters: dict[str, str] = {}  # folders by name
         self.cache_labels: Mapping[str, Any] = {}  # further labels of the metric cache_config_info
         self.given_settings: Mapping[str, Any] = {}  # of the engine
         self.board = Scoreboard() if board is None else board
@@ -66,11 +68,21 @@ class ServerContext:
         """The name to answer under: the given one if the model has it. 404 for another name."""
         if name is None:
             return self.models[0]
-        if name not in self.models:
-            known = ", ".join(self.models)
+        if name not in self.models and name not in self.adapters:
+            known = ", ".join((*self.models, *self.adapters))
             problem = f"the model {name!r} does not exist; use {known}"
             raise ApiError(NOT_FOUND, problem, param="model", code="model_not_found")
         return name
+
+    async def read_adapters(self) -> None:
+        """Learn which adapters the engine has."""
+        self.adapters = await self.engine.adapters.listed()
+
+    def _adapted(self, generation: GenerationRequest) -> GenerationRequest:
+        """A request has the name of its model as `adapter`, which may be no adapter."""
+        if not generation.adapter or generation.adapter in self.adapters:
+            return generation
+        return replace(generation, adapter="")
 
     @cached_property
     def formats(self) -> ReplyFormats:
@@ -173,7 +185,10 @@ class ServerContext:
             some = generations[start : start + READ_AT_ONCE]
             prompts += await asyncio.gather(*map(self.tokenized, some))
         given = zip(generations, prompts, parts, strict=True)
-        return [generation.ready(prompt, part, timeout) for generation, prompt, part in given]
+        return [
+            self._adapted(generation).ready(prompt, part, timeout)
+            for generation, prompt, part in given
+        ]
 
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
         """Fetch the images of a prompt, and tokenize it."""

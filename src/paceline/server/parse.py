@@ -149,6 +149,7 @@ def common(body: GenerationBody) -> dict[str, Any]:
         "priority": body.priority or 0,
         "tenant": body.user or "",
         "cache_salt": body.cache_salt or "",
+        "adapter": body.model or "",
         "deadline": body.deadline,
         "timeout": body.timeout,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,

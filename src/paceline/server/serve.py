@@ -186,6 +186,7 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, uds: st
 
     Raises EngineFailed if the engine has stopped for good.
     """
+    await app.state.context.read_adapters()
     server = draining_server(app, host, port, uds)
     watching = asyncio.create_task(server.end_with_engine())
     context = app.state.context

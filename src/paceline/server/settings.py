@@ -47,6 +47,7 @@ class ServerSettings:
     reasoning_parser  the format of the model's reasoning; auto: by its chat template; none:
                       reasoning stays in the text
     enable_auto_tool_choice  let the model choose whether it calls a tool
+    allow_runtime_lora_updating  let clients load adapters from folders of this machine
     allowed_media_domains  hosts that images are fetched from; "*": all that are public; none:
                       images come as data URLs alone
     media_bytes      largest image that is fetched
@@ -84,6 +85,7 @@ class ServerSettings:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     enable_auto_tool_choice: bool = True
+    allow_runtime_lora_updating: bool = False
     allowed_media_domains: tuple[str, ...] = ()
     media_bytes: int = 20 * 2**20
     media_s: float = 5.0

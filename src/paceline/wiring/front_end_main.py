@@ -81,6 +81,7 @@ async def serve(core: RemoteCore, settings: FrontEndSettings) -> None:
     server = draining_server(app, "", 0)
     server.listening = lambda _: core.report_ready()
     core.control = LoopControl(server, context, asyncio.get_running_loop())
+    await context.read_adapters()
     keep_heap()
     sockets = listeners(settings.sockets)
     reading = asyncio.create_task(server.end_with_engine())

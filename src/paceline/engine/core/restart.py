@@ -4,12 +4,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Lock, Thread
 from time import monotonic
 from typing import Any
 
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
+from paceline.engine.adapter_control import loaded_name
 from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.process import ProcessCore
@@ -48,6 +50,7 @@ class RestartingCore:
         self._lock = Lock()
         self._trouble = ""
         self._closing = False
+        self._adapters: dict[str, Question] = {}  # the latest successful question about each
         self._receiver: Receiver | None = None
         self._replacing: Thread | None = None
         self._core = make()
@@ -74,7 +77,17 @@ class RestartingCore:
         self._core.wake(request_id)
 
     def ask(self, question: Question) -> Future[Any]:
-        return self._present().ask(question)
+        answer = self._present().ask(question)
+        if question.verb in ("load_adapter", "unload_adapter"):
+            answer.add_done_callback(lambda found: self._note_adapter(question, found))
+        return answer
+
+    def _note_adapter(self, question: Question, answer: Future[Any]) -> None:
+        """Remember what was loaded and unloaded, for the next core."""
+        if not answer.cancelled() and answer.exception() is None:
+            name = loaded_name(question)
+            self._adapters.pop(name, None)
+            self._adapters[name] = question
 
     def healthy(self) -> str | None:
         return self._trouble or self._core.healthy()
@@ -145,6 +158,9 @@ class RestartingCore:
         except (PacelineError, OSError) as error:  # there may be no memory for a new process
             return str(error)
         core.start(self)  # before a request can be submitted
+        for question in [*self._adapters.values()]:
+            with suppress(PacelineError):  # its files may be gone, and its requests are refused
+                core.ask(question).result()
         with self._lock:
             dead = core.healthy()  # it may have died before the start
             self._trouble = dead or ""

@@ -125,6 +125,7 @@ def chat_of(body: MessagesPrompt) -> ChatRequest:
     thinking = (body.thinking or {}).get("type")
     return ChatRequest.model_validate(
         {
+            "model": body.model,
             "messages": [*system, *chat_messages(body.messages)],
             "reasoning_effort": effort,
             "chat_template_kwargs": thinking and {"enable_thinking": thinking != "disabled"},

@@ -137,6 +137,9 @@ async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, 
             return [sent(await cancelled_here(context, name)) for name in names]
         case "remove":
             return [removed_here(context, name) for name in names]
+        case "adapters":
+            await context.read_adapters()
+            return []
 
 
 def sent(found: StoredResponse | None) -> bytes:

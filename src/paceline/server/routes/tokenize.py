@@ -100,13 +100,15 @@ def model_routes(context: ServerContext) -> APIRouter:
             "object": "model",
             "created": since,
             "owned_by": "paceline",
-            "root": context.models[0],
+            "root": context.adapters.get(name, context.models[0]),
+            "parent": context.models[0] if name in context.adapters else None,
             "max_model_len": context.engine.max_model_len,
         }
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in context.models]}
+        names = (*context.models, *context.adapters)
+        return {"object": "list", "data": [card(name) for name in names]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

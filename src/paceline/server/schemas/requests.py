@@ -263,6 +263,20 @@ class DetokenizeRequest(RequestBody):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
+class LoadAdapterRequest(RequestBody):
+    """An adapter to load: its name, its folder, and whether it replaces one of that name."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(RequestBody):
+    """The name of the adapter to unload."""
+
+    lora_name: str
+
+
 class AbortRequest(RequestBody):
     """The ids of the requests to abort."""
 
