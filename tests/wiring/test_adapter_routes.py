@@ -68,6 +68,9 @@ def test_the_model_field_chooses_an_adapter(model: Path, adapters: dict[str, str
     async def test(client: httpx.AsyncClient) -> None:
         plain, adapted = await asyncio.gather(text(client, "tiny"), text(client, "x"))
         assert plain != adapted
+        metrics = (await client.get("/metrics")).text
+        (lora,) = [one for one in metrics.splitlines() if one.startswith("vllm:lora_requests_info")]
+        assert 'max_lora="2",model_name="tiny",running_lora_adapters=""' in lora
         listed = (await client.get("/v1/models")).json()["data"]
         assert [(one["id"], one["root"], one["parent"]) for one in listed] == [
             ("tiny", "tiny", None),

@@ -116,6 +116,13 @@ class SchedulerView:
             drafting_paused=state.speculation.is_paused,
         )
 
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """Adapters of running requests, and of requests that are queued."""
+        state = self._state
+        queued = (*state.queue, *state.swapped, *state.queue.parked.values())
+        waiting = dict.fromkeys(one.request.adapter for one in queued if one.request.adapter)
+        return [*state.table.adapters], [*waiting]
+
     @property
     def kv_usage(self) -> float:
         """Share of blocks held. Cached blocks without a holder are free."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from paceline.core.adapter import LoRARequest
+from paceline.core.adapter import LoRARequest, adapter_name
 from paceline.core.errors import RequestError
 from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.messages import Question, Verb
@@ -36,11 +36,21 @@ def answer_about(adapters: AdapterRequests | None, question: Question) -> Any:
     return adapters.load(LoRARequest(name, 1, path), in_place)
 
 
-def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, float]:
+def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, Any]:
     """The present state, and totals since the start."""
     caching = scheduler.config.cache.enable_prefix_caching
     now = asdict(scheduler.view.gauges())
-    return {**scheduler.stats.to_dict(), **now, "enable_prefix_caching": caching}
+    found = {**scheduler.stats.to_dict(), **now, "enable_prefix_caching": caching}
+    return found | {"lora": lora_labels(scheduler)}
+
+
+def lora_labels(scheduler: Scheduler) -> dict[str, str]:
+    """The adapters in use, as labels of vLLM's metric; none without a limit on their number."""
+    if not (most := scheduler.config.step.max_loras):
+        return {}
+    running, waiting = (",".join(map(adapter_name, some)) for some in scheduler.view.adapters())
+    names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    return dict(zip(names, (str(most), running, waiting), strict=True))
 
 
 def pause(scheduler: Scheduler, mode: str, _now: float) -> None:

@@ -96,6 +96,7 @@ class Report:
     drafting_paused: bool  # does speculation not draft, because it does not pay?
     waiting_for_grammar: int  # requests
     grammars: Mapping[str, float]  # totals of the compiler of grammars
+    lora: Mapping[str, str]  # adapters in use, as labels; empty: no adapters are served
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,7 @@ class Metrics:
             failed_rows=int(now["failed_rows"]),
             drafting_paused=bool(now["drafting_paused"]),
             waiting_for_grammar=int(now.get("waiting_for_grammar", 0)),
+            lora=now.get("lora", {}),
             grammars={name: now.get(counted, 0) for name, counted in GRAMMARS.items()},
             cache_config={
                 "num_gpu_blocks": int(now["total_blocks"]),

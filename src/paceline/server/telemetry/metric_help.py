@@ -8,6 +8,8 @@ METRIC_HELP = {
     "num_requests_waiting_by_reason": "Waiting requests: for capacity, or deferred until an event.",
     "kv_cache_usage_perc": "Share of the KV blocks that requests hold, 0 to 1.",
     "gpu_cache_usage_perc": "The old name of kv_cache_usage_perc.",
+    "lora_requests_info": "Adapters of running and of waiting requests, as labels; its value is a "
+    "time in seconds.",
     "cache_config_info": "Settings of the KV cache, as labels.",
     # counters
     "prompt_tokens": "Prompt tokens of requests that have their first token.",

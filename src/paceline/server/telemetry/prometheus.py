@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
+from time import time
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -20,6 +21,7 @@ from paceline.engine.frontend.metrics import Report
 from paceline.server.telemetry.metric_help import METRIC_HELP
 
 LABELS = ("model_name", "engine")
+LORA = "vllm:lora_requests_info"
 WAITING = ("num_requests_waiting_by_reason", "reason")
 ACCEPTED = ("spec_decode_num_accepted_tokens_per_pos", "position")
 # Old names that routers still read, and their present names.
@@ -72,6 +74,11 @@ class Exposition(Collector):
             for value, count in counts.items():
                 family.add_metric((*self._values, value), count)
             yield family
+        if report.lora:
+            names, used = (*LABELS, *report.lora), (*self._values, *report.lora.values())
+            lora = GaugeMetricFamily(LORA, METRIC_HELP["lora_requests_info"], labels=names)
+            lora.add_metric(used, time())
+            yield lora
         labels = {**self._cache, **report.cache_config}
         config = {name: str(value) for name, value in sorted(labels.items())}
         cache = GaugeMetricFamily(
