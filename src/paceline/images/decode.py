@@ -25,7 +25,7 @@ def decoded(source: Any, max_pixels: int) -> Image.Image:
     RequestError if there is none, or one with more pixels.
     """
     if isinstance(source, str):
-        source = data_of(source)
+        source = bytes_of_url(source)
     if isinstance(source, bytes):
         return from_bytes(source, max_pixels)
     if isinstance(source, np.ndarray):
@@ -93,7 +93,7 @@ def rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer).convert("RGB")
 
 
-def data_of(url: str) -> bytes:
+def bytes_of_url(url: str) -> bytes:
     """The bytes in a data URL. RequestError for any other URL."""
     head, comma, content = url.partition(",")
     if not head.startswith("data:"):

@@ -23,6 +23,7 @@ from paceline.engine.core.ports import Clock, PromptImages, Sink
 from paceline.engine.frontend.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenChoice, OpenRequest
+from paceline.engine.frontend.prompt_images import read_images
 from paceline.engine.frontend.token_entries import token_entries
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 from paceline.text.chat_template import ChatTemplate
@@ -86,8 +87,7 @@ class Frontend:
                 f"the prompt has token id {largest}, which is out of vocabulary; "
                 f"the vocabulary has {vocabulary} tokens"
             )
-        params = generation.params
-        text, timeout = prompt.text, generation.timeout
+        params, text, timeout = generation.params, prompt.text, generation.timeout
         one = OpenRequest(request, params, text, sink, self._rows, self.tokenizer, arrival, timeout)
         self.open[name] = one
         # A stop string must be found as the text grows; scores come with each token.
@@ -104,31 +104,26 @@ class Frontend:
 
     def encode(self, generation: GenerationRequest) -> TokenizedPrompt:
         """The prompt as text, if it has one, and as token ids."""
-        text = self.text_of(generation)
+        text, images = self.text_of(generation), generation.all_images()
         if text is None:
-            ids = generation.prompt_token_ids or ()
-            return self.whole(generation, generation.text, ids, generation.all_images())
+            return self.whole(generation, generation.text, generation.prompt_token_ids, images)
         is_whole = generation.truncate_prompt_tokens is None
         ids = self.ids_of(text, generation.messages is None, is_whole)
-        return self.whole(generation, text, ids, generation.all_images())
+        return self.whole(generation, text, ids, images)
 
     def whole(
         self,
         generation: GenerationRequest,
         text: str | None,
-        ids: Sequence[int],
+        ids: Sequence[int] | None,
         images: Sequence[Any],
     ) -> TokenizedPrompt:
         """A prompt with its images in their places, or after truncation, on any thread."""
-        if not images:
-            kept = generation.truncated(ids, self.max_model_len)
-            return TokenizedPrompt(kept, text, generation.items)
-        if self.images is None:
-            raise RequestError("this model reads no images; send text only")
-        if generation.truncate_prompt_tokens is not None:
-            raise RequestError("a prompt with images cannot be truncated; remove the setting")
-        found = self.images.read(ids, images)
-        return TokenizedPrompt(found.token_ids, text, found.items)
+        if images:
+            found = read_images(self.images, generation, ids or (), images)
+            return TokenizedPrompt(found.token_ids, text, found.items)
+        kept = generation.truncated(ids or (), self.max_model_len)
+        return TokenizedPrompt(kept, text, generation.items)
 
     def text_of(self, generation: GenerationRequest) -> str | None:
         """The text to tokenize; None if the prompt is token ids."""
