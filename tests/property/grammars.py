@@ -10,7 +10,7 @@ from paceline.core.request import Request
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.sim.reference import Mask
 from paceline.structured.backend import Grammar, GrammarBackend, load_backend
-from paceline.structured.compiler import GrammarCounts
+from paceline.structured.grammar_counts import GrammarCounts
 from paceline.structured.token_table import TokenTable
 from tests.structured.support import torch_hidden
 

@@ -13,6 +13,7 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.masks import MaskRows, TokenMasks
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
+from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
@@ -83,6 +84,11 @@ class TorchRunner:
         """Make room on the host for swapping."""
         self._moves.reserve(blocks)
         self._drafter.reserve_host(blocks)
+
+    @property
+    def host_adapters(self) -> HostAdapters | None:
+        """The adapters in host memory; None: no adapters are applied."""
+        return None if self._adapters is None else self._adapters.host
 
     def use_adapters(self, adapters: ResidentAdapters) -> None:
         """Apply adapters from now on."""

@@ -39,6 +39,10 @@ class ServerContext:
 
     `open_requests` maps it to the ids of its parts in the engine: a completion of several prompts
     has one part per prompt.
+
+    What is served: engine, tokenizer, models, adapters, settings, given_settings. Who else serves
+    it: board, peers. Figures: cache_labels, tracing. Work and its order: long_work, turnstile.
+    Requests: open_requests, aborted_early, _recent, draining.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from paceline.structured.backend import (
     load_backend,
 )
 from paceline.structured.cache import GrammarCache
+from paceline.structured.grammar_counts import GrammarCounts
 from paceline.structured.reasoning_markers import ReasoningMarkers
 from paceline.structured.reasoning_matcher import ReasoningGrammar
 from paceline.structured.token_table import TokenTable
@@ -36,16 +37,6 @@ class CompilerLimits:
 
 
 DEFAULTS = CompilerLimits()
-
-
-@dataclass(slots=True)
-class GrammarCounts:
-    """What a compiler has done since its start."""
-
-    grammars_compiled: int = 0
-    grammars_refused: int = 0  # malformed, not supported, or too costly
-    grammar_cache_hits: int = 0  # constraints whose grammar or refusal was kept
-    grammar_compile_s: float = 0.0  # seconds, of refused ones too
 
 
 @dataclass(eq=False)

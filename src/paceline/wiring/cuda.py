@@ -73,10 +73,7 @@ def assemble(
 ) -> tuple[Scheduler, CudaRunner]:
     """Load the model, run the largest step once, give the remaining memory to KV, and compile and
     capture everything that requests may need."""
-    if adapters.enable_lora:
-        raise ConfigError("adapters run on a CPU only; use device 'cpu', or remove enable_lora")
-    if own.weights != "auto" or own.threads:
-        raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
+    check_options(own, adapters)
     check_room(swap_bytes(own), memory.free_bytes())
     attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
     most = getattr(attention, "most_in_flight", own.depth)
@@ -124,6 +121,14 @@ def assemble(
         runner.reserve_host(config.preemption.swap_space)
         scheduler.measure(Rates(rate, runner.blocks_per_s()))
     return scheduler, runner
+
+
+def check_options(own: LoadConfig, adapters: AdapterConfig) -> None:
+    """Refuse what a GPU does not have."""
+    if adapters.enable_lora:
+        raise ConfigError("adapters run on a CPU only; use device 'cpu', or remove enable_lora")
+    if own.weights != "auto" or own.threads:
+        raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
 
 
 def load_model(

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from paceline.core.config import Config, LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.hub.progress import Progress
-from paceline.runner.encoders.config import BERT, EncoderConfig, encoder_config
-from paceline.runner.encoders.model import Encoder
+from paceline.runner.encoders.config import BERT, TextEncoderConfig, encoder_config
+from paceline.runner.encoders.model import TextEncoder
 from paceline.runner.encoders.runner import EncoderRunner
 from paceline.runner.weights.safetensors import files_in
 from paceline.sched.scheduler import Scheduler
@@ -44,7 +44,7 @@ def assemble(
     assert config is not None
     dtype = DTYPES[device] if own.dtype == "auto" else getattr(torch, own.dtype)
     tensors = {name: one for file in files_in(folder) for name, one in load_file(file).items()}
-    model = Encoder(config, tensors, dtype, device)
+    model = TextEncoder(config, tensors, dtype, device)
     if own.threads:
         torch.set_num_threads(own.threads)
     separator = next((id for id in tokenizer.special if tokenizer.token(id) == SEPARATOR), None)
@@ -54,7 +54,7 @@ def assemble(
     )
 
 
-def completed(given: dict[str, Any], config: EncoderConfig) -> dict[str, Any]:
+def completed(given: dict[str, Any], config: TextEncoderConfig) -> dict[str, Any]:
     """Settings of the scheduler: a text is never divided, and nothing of it is cached.
 
     A sequence has one more place than its text, for the token that ends it.

@@ -20,7 +20,7 @@ from paceline.sim.clock import VirtualClock
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.runner import SimulatedDevice, SimulatedRunner
 from paceline.structured.backend import Grammar
-from paceline.structured.compiler import GrammarCounts
+from paceline.structured.grammar_counts import GrammarCounts
 from tests.property.grammars import END, constrained_requests, grammar
 
 VOCAB, SIZES = 7, {"num_blocks": 16, "block_size": 4, "max_model_len": 32, "max_num_seqs": 4}

@@ -16,7 +16,7 @@ from paceline.core.request import Request, child_label
 from paceline.engine.core.grammar_progress import BeamGrammars, GrammarProgress
 from paceline.engine.core.messages import EngineFailed
 from paceline.structured.backend import Grammar
-from paceline.structured.compiler import GrammarCounts
+from paceline.structured.grammar_counts import GrammarCounts
 
 PARKED_FOR = "grammar"  # the reason for which a request is parked while its grammar is compiled
 

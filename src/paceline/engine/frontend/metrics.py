@@ -57,10 +57,11 @@ GRAMMARS = {
     "grammar_cache_hits": "grammar_cache_hits",
     "grammar_compile_seconds": "grammar_compile_s",
 }
+WAITING_FOR_GRAMMAR = "waiting_for_grammar"
 NO_REQUESTS: dict[str, Any] = dict.fromkeys(
     (
         *("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused", "pid"),
-        "waiting_for_grammar",
+        WAITING_FOR_GRAMMAR,
     ),
     0,
 )
@@ -94,8 +95,7 @@ class Report:
     crashes: int  # of the step loop
     failed_rows: int  # results that ended their request with an error, and no other
     drafting_paused: bool  # does speculation not draft, because it does not pay?
-    waiting_for_grammar: int  # requests
-    grammars: Mapping[str, float]  # totals of the compiler of grammars
+    grammars: Mapping[str, float]  # totals of the compiler of grammars, and who waits for it
     lora: Mapping[str, str]  # adapters in use, as labels; empty: no adapters are served
 
 
@@ -244,9 +244,9 @@ class Metrics:
             crashes=total("crashes"),
             failed_rows=int(now["failed_rows"]),
             drafting_paused=bool(now["drafting_paused"]),
-            waiting_for_grammar=int(now.get("waiting_for_grammar", 0)),
             lora=now.get("lora", {}),
-            grammars={name: now.get(counted, 0) for name, counted in GRAMMARS.items()},
+            grammars={name: now.get(counted, 0) for name, counted in GRAMMARS.items()}
+            | {WAITING_FOR_GRAMMAR: now.get(WAITING_FOR_GRAMMAR, 0)},
             cache_config={
                 "num_gpu_blocks": int(now["total_blocks"]),
                 "block_size": int(now["block_size"]),

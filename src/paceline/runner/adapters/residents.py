@@ -21,7 +21,7 @@ class ResidentAdapters:
         slots: int,
     ) -> None:
         """`weights` of the model get the adapters by place."""
-        self._host, self._weights = host, weights
+        self.host, self._weights = host, weights
         self._places = AdapterPlaces(max_loras, slots, self._fill)
 
     def apply(self, plan: Plan) -> None:
@@ -38,4 +38,4 @@ class ResidentAdapters:
         return torch.from_numpy(np.repeat(place, rows.count))
 
     def _fill(self, place: int, identity: str) -> None:
-        self._weights[place] = self._host.weights(identity)
+        self._weights[place] = self.host.weights(identity)

@@ -14,6 +14,7 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.errors import StepError
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, Rows, StepResult
+from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.block_copies import BlockCopies
 from paceline.runner.cuda.drafts import DraftedSteps, Verification
@@ -113,6 +114,11 @@ class CudaRunner:
         self._drafted = DraftedSteps(model, state, drafted, *steps)
         self._moves = BlockCopies(kv, 0)
         self._flight: deque[LaunchedStep | UnsampledStep] = deque()
+
+    @property
+    def host_adapters(self) -> HostAdapters | None:
+        """The adapters in host memory; None: no adapters are applied on a GPU."""
+        return None
 
     @property
     def capabilities(self) -> Capabilities:

@@ -25,7 +25,7 @@ ACTIVATIONS = ("gelu", "relu", "gelu_new", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderConfig:
+class TextEncoderConfig:
     """Sizes of an encoder, and how its tensors are named."""
 
     kind: str  # BERT or ROBERTA
@@ -42,7 +42,7 @@ class EncoderConfig:
     activation: str
 
     @staticmethod
-    def of_hf(raw: Mapping[str, Any]) -> "EncoderConfig":
+    def of_hf(raw: Mapping[str, Any]) -> "TextEncoderConfig":
         name = architecture(raw)
         kind, prefix = ARCHITECTURES[name]
         if raw.get("position_embedding_type", "absolute") != "absolute":
@@ -52,7 +52,7 @@ class EncoderConfig:
             raise ConfigError(f"hidden_act is {activation!r}; {', '.join(ACTIVATIONS)} are known")
         first = int(raw.get("pad_token_id", 1)) + 1 if kind == ROBERTA else 0
         classes = len(raw.get("id2label") or {0: "", 1: ""})
-        return EncoderConfig(
+        return TextEncoderConfig(
             kind=kind,
             prefix=prefix,
             classes=classes if name.endswith("ForSequenceClassification") else 0,
@@ -73,7 +73,7 @@ def architecture(raw: Mapping[str, Any]) -> str:
     return str(named[0])
 
 
-def encoder_config(folder: Path) -> EncoderConfig | None:
+def encoder_config(folder: Path) -> TextEncoderConfig | None:
     """The configuration of an encoder in a folder; None if there is another model."""
     file = folder / "config.json"
     if not file.is_file():
@@ -82,6 +82,6 @@ def encoder_config(folder: Path) -> EncoderConfig | None:
     if architecture(raw) not in ARCHITECTURES:
         return None
     try:
-        return EncoderConfig.of_hf(raw)
+        return TextEncoderConfig.of_hf(raw)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file} is no configuration of an encoder: {error!r}") from None

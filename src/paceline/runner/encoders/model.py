@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.encoders.config import BERT, EncoderConfig
+from paceline.runner.encoders.config import BERT, TextEncoderConfig
 
 UNUSED = ("position_ids", "token_type_ids", "cls.", "lm_head.", "pooler.")
 
@@ -32,10 +32,10 @@ class Weights:
         return self(f"{name}.weight", has_prefix), self(f"{name}.bias", has_prefix)
 
 
-class EncoderLayer:
+class TextEncoderLayer:
     """Attention and a feed-forward part, each followed by a norm of the sum with its input."""
 
-    def __init__(self, weights: Weights, config: EncoderConfig, number: int) -> None:
+    def __init__(self, weights: Weights, config: TextEncoderConfig, number: int) -> None:
         self._heads, self._width, self._floor = config.heads, config.width, config.floor
         name = f"encoder.layer.{number}"
         parts = [weights.pair(f"{name}.attention.self.{one}") for one in ("query", "key", "value")]
@@ -69,12 +69,12 @@ def activated(x: Tensor, name: str) -> Tensor:
     return F.gelu(x, approximate="none" if name == "gelu" else "tanh")
 
 
-class Encoder:
+class TextEncoder:
     """Weights in their final form."""
 
     def __init__(
         self,
-        config: EncoderConfig,
+        config: TextEncoderConfig,
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
@@ -85,7 +85,9 @@ class Encoder:
         self._positions = weights("embeddings.position_embeddings.weight")
         self._segments = weights("embeddings.token_type_embeddings.weight")
         self._norm = weights.pair("embeddings.LayerNorm")
-        self._layers = [EncoderLayer(weights, config, number) for number in range(config.layers)]
+        self._layers = [
+            TextEncoderLayer(weights, config, number) for number in range(config.layers)
+        ]
         self._head: list[tuple[Tensor, Tensor]] = []  # of a classifier
         if config.classes and config.kind == BERT:
             self._head = [weights.pair("pooler.dense"), weights.pair("classifier", False)]

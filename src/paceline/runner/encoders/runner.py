@@ -12,7 +12,7 @@ from paceline.core.plan import Plan, StepResult
 from paceline.core.pool_spans import PoolSpan, pool_spans, pooled_span
 from paceline.core.pooling import PooledSpan
 from paceline.core.request import Request
-from paceline.runner.encoders.model import Encoder
+from paceline.runner.encoders.model import TextEncoder
 
 ALIKE = 1.25  # texts are padded to the same length if the longest is at most this much longer
 
@@ -25,7 +25,7 @@ class EncoderRunner:
 
     capabilities = Capabilities(pooling=True, generation=False)
 
-    def __init__(self, model: Encoder, separator: int | None = None) -> None:
+    def __init__(self, model: TextEncoder, separator: int | None = None) -> None:
         self._model, self._separator = model, separator
         self._requests: dict[int, Request] = {}  # by slot
         self._results: deque[StepResult] = deque()

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from paceline.core.request import Finish
 from paceline.engine.frontend.histogram import Histogram
-from paceline.engine.frontend.metrics import Report
+from paceline.engine.frontend.metrics import GRAMMARS, WAITING_FOR_GRAMMAR, Report
 from paceline.server.telemetry.metric_help import METRIC_HELP
 
 LABELS = ("model_name", "engine")
@@ -93,8 +93,12 @@ class Exposition(Collector):
         for kind, name, value in (
             (GaugeMetricFamily, "engine_healthy", float(self._healthy)),
             (GaugeMetricFamily, "drafting_paused", float(report.drafting_paused)),
-            (GaugeMetricFamily, "num_requests_waiting_for_grammar", report.waiting_for_grammar),
-            *((CounterMetricFamily, name, total) for name, total in report.grammars.items()),
+            (
+                GaugeMetricFamily,
+                "num_requests_waiting_for_grammar",
+                report.grammars[WAITING_FOR_GRAMMAR],
+            ),
+            *((CounterMetricFamily, name, report.grammars[name]) for name in GRAMMARS),
             (CounterMetricFamily, "engine_crashes", report.crashes),
             (CounterMetricFamily, "failed_rows", report.failed_rows),
         ):
