@@ -67,6 +67,7 @@ UNITS = {
     "depth": "steps",
     "threads": "threads",
     "max_logprobs": "tokens",
+    "max_stored_responses": "responses",
     "max_image_pixels": "pixels",
     "block_size": "tokens",
     "max_num_seqs": "sequences",
