@@ -27,6 +27,10 @@ NEEDS: dict[str, tuple[dict[str, Any], str]] = {
         {"items": (Item("cat", 0, 2),)},
         "'a' has 1 multimodal items; this engine reads text alone: remove `items`",
     ),
+    "pooling": (
+        {"pooling": "last", "max_tokens": 1},
+        "'a' wants an embedding; this engine has none: remove `pooling`",
+    ),
     "constraints": (
         {"constraint": Constraint.regex("a+")},
         r"'a' has a constraint \(regex\); .* remove `structured_outputs`",
@@ -46,3 +50,10 @@ def test_what_is_needed_and_missing_is_refused(capability: str) -> None:
 
 def test_a_plain_request_needs_nothing() -> None:
     Capabilities().check(Request(id="a", prompt=PROMPT))
+
+
+def test_an_engine_that_only_embeds_refuses_to_generate() -> None:
+    embeds = Capabilities(pooling=True, generation=False)
+    embeds.check(Request(id="a", prompt=PROMPT, max_tokens=1, pooling="last"))
+    with pytest.raises(RequestError, match="'a' wants text; this model only makes embeddings"):
+        embeds.check(Request(id="a", prompt=PROMPT))

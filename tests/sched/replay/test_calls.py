@@ -68,7 +68,8 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         sampling=Sampling(temperature=0.7, top_k=5, logit_bias={3: 1.5}, allowed_token_ids=(2, 3)),
         constraint=Constraint.json(True, any_whitespace=False).after_reasoning("<a>", "<b>"),
     )
-    for request in (full, ask()):
+    pooled = Request(id="e", prompt=[1, 2], max_tokens=1, pooling="mean", reads_cache=False)
+    for request in (full, pooled, ask()):
         made = Submission(request, 1e-9, "grammar")
         again = Submission.decoded(payload(tmp_path, made.encoded()))
         assert (again.now, again.parked) == (1e-9, "grammar")
@@ -76,13 +77,15 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
             one, other = getattr(request, field.name), getattr(again.request, field.name)
             assert np.array_equal(one, other) if field.name == "prompt" else one == other
     recorded = [field for field in fields(Request)[2:] if field.name != "handle"]
-    assert all(getattr(full, field.name) != field.default for field in recorded)
+    for field in recorded:
+        assert any(getattr(one, field.name) != field.default for one in (full, pooled)), field.name
 
 
 def test_every_field_of_a_result_that_decides_something_is_recorded() -> None:
-    """A scheduler does not read `prompt`; a field that it reads gets a record in `calls.py`."""
+    """A scheduler reads neither `prompt` nor `pooled`; a field that it reads gets a record in
+    `calls.py`."""
     recorded = {"ids", "count", "logprob", "candidates", "failed", "computed_drafts"}
-    assert {field.name for field in fields(StepResult)} == recorded | {"prompt"}
+    assert {field.name for field in fields(StepResult)} == recorded | {"prompt", "pooled"}
 
 
 @pytest.mark.parametrize(
