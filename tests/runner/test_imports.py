@@ -12,6 +12,7 @@ ALLOWED = {"paceline", "numpy", "torch"}
 READERS = {
     "weights/safetensors.py": {"safetensors"},
     "weights/eagle3.py": {"safetensors"},
+    "adapters/weights.py": {"safetensors"},
     "layers/packed_cache.py": {"safetensors"},
 }
 KERNELS = {

@@ -45,7 +45,6 @@ def test_decoders_are_read(decoder: decoders.Decoder, spelling: Spelling) -> Non
     ("decoder", "complaint"),
     [
         (None, "no decoder"),
-        (decoders.WordPiece(), "WordPiece"),
         (decoders.Sequence([decoders.Fuse(), decoders.CTC()]), "CTC"),
         (decoders.Strip("_", 1, 0), "Strip"),
     ],

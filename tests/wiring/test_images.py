@@ -6,7 +6,8 @@ from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import images
-from paceline.wiring.images import as_json, images_per_prompt, load_images
+from paceline.wiring.images import images_per_prompt, load_images
+from paceline.wiring.json_settings import as_json
 from paceline.wiring.tokenizer import bytes_as_tokens
 from tests.golden.image_models import image_model
 

@@ -13,8 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
 from paceline.engine.core.ports import PromptImages
 from paceline.text.tokenizer import Tokenizer
-
-LIMIT = "limit_mm_per_prompt"
+from paceline.wiring.json_settings import LIMIT
 
 
 def load_images(path: str, tokenizer: Tokenizer, load: LoadConfig) -> PromptImages | None:
@@ -48,11 +47,3 @@ def images_per_prompt(given: str) -> int:
     if found or type(most) is not int or most < 0:
         raise ConfigError(f"{LIMIT} is {given!r:.200}; it maps 'image' to the most of a prompt")
     return most
-
-
-def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings, with a limit that is a mapping written as JSON."""
-    given = settings.get(LIMIT)
-    return (
-        {**settings, LIMIT: json.dumps(dict(given))} if isinstance(given, Mapping) else {**settings}
-    )

@@ -40,7 +40,8 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
 from paceline.wiring.front_end_settings import FrontEndSettings
-from paceline.wiring.images import as_json, load_images
+from paceline.wiring.images import load_images
+from paceline.wiring.json_settings import as_json
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import check_record
 from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings

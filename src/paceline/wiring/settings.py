@@ -14,7 +14,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
 from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS
 from paceline.sched.scheduler import Scheduler
-from paceline.wiring.images import as_json
+from paceline.wiring.json_settings import as_json
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.speculative_config import spelled_out
 

@@ -11,7 +11,7 @@ from paceline.runner.layers.native import NativeLinear
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import OWN_SIZES, architectures
+from tests.conformance.architectures import OWN_SIZES, architectures, traits_of
 from tests.conformance.native_backend import FourBits
 from tests.runner.support import Piece, batch_of, tiny
 
@@ -43,8 +43,11 @@ def run(model: Model, attention: str, pieces: list[Piece], kv: KVStore) -> Tenso
     return model.logits(model.forward(batch, kv, load(attention))[batch.sample_at])
 
 
+FAMILIES = [one for one in architectures() if not traits_of(one).vision]
+
+
 @pytest.mark.parametrize("kind", [Dummy, FourBits])
-@pytest.mark.parametrize("family", architectures())
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_bits_alone_batched_and_in_chunks(family: str, kind: type[Dummy]) -> None:
     model = model_of(family, kind)
     kv = KVStore(model.config, 30, 4)
@@ -61,7 +64,7 @@ def test_the_same_bits_alone_batched_and_in_chunks(family: str, kind: type[Dummy
 
 
 @pytest.mark.parametrize("kind", [Dummy, FourBits])
-@pytest.mark.parametrize("family", architectures())
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_bits_where_only_some_positions_are_wanted(family: str, kind: type[Dummy]) -> None:
     """In any order, several times, more of them than there are, and none."""
     model, attention = model_of(family, kind), load("native")

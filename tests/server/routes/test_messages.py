@@ -135,7 +135,7 @@ def test_tokens_are_counted(on: Play) -> None:
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            *(400, "invalid_request_error", "'image' is not supported"),
+            *(400, "invalid_request_error", "the source of an image must be base64"),
         ),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0] must be"),
         ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking"),

@@ -17,6 +17,7 @@ from paceline.runner.cuda.model_drafter import CudaModelDrafter
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.describe import describe
 from paceline.runner.proposer import DraftingFor
 
 
@@ -133,7 +134,7 @@ class ObservedModel(CudaModel):
 
 def shared_embedding(model: CudaModel) -> Tensor:
     """The embedding of the model, [vocab, width]."""
-    if model.config.traits.scaled_embedding:
+    if describe(model.config).embedding_scale != 1.0:
         raise ConfigError(
             "the EAGLE-3 head has no embedding, and the model scales its own: use a head that has "
             "one, or device 'cpu'"

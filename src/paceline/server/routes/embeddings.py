@@ -59,7 +59,7 @@ def embedding_routes(context: ServerContext) -> APIRouter:
         return job.response(prompts, job.embedding_list)
 
     @router.post("/v1/score")
-    @router.post("/score")
+    @router.post("/score", include_in_schema=False)
     async def create_score(body: ScoreRequest, request: Request) -> Response:
         """Say how well texts match."""
         job = PoolingJob(context, body, request, "score")
@@ -69,8 +69,8 @@ def embedding_routes(context: ServerContext) -> APIRouter:
         return job.response(compared.prompts, lambda outputs: job.score_list(compared, outputs))
 
     @router.post("/v1/rerank")
-    @router.post("/v2/rerank")
-    @router.post("/rerank")
+    @router.post("/v2/rerank", include_in_schema=False)
+    @router.post("/rerank", include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Put documents in order by how well they match a query."""
         job = PoolingJob(context, body, request, "rerank")

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paceline import __version__
 from paceline.core.cores import usable_cores
+from paceline.server.body import check_values
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, UNAVAILABLE, ApiError
 from paceline.server.schemas.openapi import ERRORS, GENERATED, INVOKED, PROBED
@@ -40,7 +41,9 @@ def hosting_routes(context: ServerContext) -> APIRouter:
     @router.post("/invocations", responses=GENERATED, openapi_extra=INVOKED)
     async def invoke(request: Request) -> Response:
         """Answer a chat, a completion or a response, by the fields of the body."""
-        return Invocation(await request.body())
+        body = await request.body()
+        check_values(body, context.settings.body_values)
+        return Invocation(body)
 
     @router.get("/server_info", responses=ERRORS)
     async def describe_server(config_format: Literal["text", "json"] = "text") -> dict[str, Any]:
