@@ -178,7 +178,7 @@ def interpreted(
     return drive(scheduler, runner, asked, depth, masks), scheduler
 
 
-@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("depth", [3])
 def test_tokens_are_those_of_a_run_without_drafts(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,12 +16,12 @@ from hypothesis.stateful import (
 
 from tests.property.schedules import MOST_TURNS, Drive, drive
 
-SEEDS, CHUNKS = 240, 4
-SEEDS_LOADING, CHUNKS_LOADING = 60, 3
-SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 60, 2
-SEEDS_ADAPTED = 48
-SEEDS_POOLED = 40
-SEEDS_PICTURED, CHUNKS_PICTURED = 60, 2
+SEEDS, CHUNKS = 120, 2
+SEEDS_LOADING, CHUNKS_LOADING = 30, 1
+SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 36, 1
+SEEDS_ADAPTED = 36
+SEEDS_POOLED = 24
+SEEDS_PICTURED, CHUNKS_PICTURED = 32, 1
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -203,7 +203,7 @@ def test_any_order_of_calls() -> None:
     run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
         Operator,
         settings=settings(
-            max_examples=40,
+            max_examples=25,
             stateful_step_count=60,
             deadline=None,
             derandomize=True,

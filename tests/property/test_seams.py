@@ -20,7 +20,7 @@ from paceline.sched.limits.rows import WantedRows
 from paceline.sched.state import SchedulerState
 from tests.property.schedules import Drive
 
-SEEDS, CHUNKS = 60, 2
+SEEDS, CHUNKS = 30, 1
 
 
 class AlignedIfPossible(Limit):
