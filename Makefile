@@ -5,6 +5,8 @@ VENV := .venv
 CANDIDATES = $(strip $(PYTHON) python3 python3.13 python3.12 python3.11)
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
+# Python compiles what it imports; to compile every file of torch and others takes a minute more.
+INSTALL := $(PIP) install --no-compile
 
 .PHONY: run test docs clean
 
@@ -33,10 +35,10 @@ $(VENV)/.run-stamp: pyproject.toml
 	fi; \
 	echo "Preparing $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
-	@$(PIP) install -e '.[serve]'
+	@$(INSTALL) -e '.[serve]'
 	@touch $@
 
 $(VENV)/.test-stamp: $(VENV)/.run-stamp
 	@echo "Installing the tools of the tests"
-	@$(PIP) install -e '.[serve,dev]'
+	@$(INSTALL) -e '.[serve,dev]'
 	@touch $@
