@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from tests.property.schedules import MOST_TURNS, Drive, drive
 
-SEEDS, CHUNKS = 120, 2
+SEEDS, CHUNKS = 90, 1
 SEEDS_LOADING, CHUNKS_LOADING = 30, 1
 SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 36, 1
 SEEDS_ADAPTED = 36
