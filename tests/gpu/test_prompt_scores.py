@@ -11,25 +11,15 @@ from paceline.core.plan import Plan, PromptScores
 from paceline.core.sampling import Sampling
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_runner import both, gpu_runner, on_gpu
-from tests.runner.driving import SETTINGS, TIGHT, drive
+from tests.runner.driving import SETTINGS, drive
+from tests.runner.pooling_ways import PROMPT
+from tests.runner.pooling_ways import WAYS as UNDRAFTED
 from tests.runner.test_runner import runner_for as cpu_runner
 
 pytestmark = ON_GPU
 
-PROMPT = [5, 9, 2, 7, 1, 1, 3, 44, 60, 0, 12, 30, 30, 8]
 PROMPTS = {"a": PROMPT, "b": [*PROMPT[:9], 4, 4], "c": [7, 8] * 5, "d": PROMPT[::-1]}
-WAYS: dict[str, dict[str, Any]] = {
-    "whole": {},
-    "in chunks": {"max_num_batched_tokens": 8},
-    "ahead": {"max_num_batched_tokens": 8, "depth": 3},
-    "tight, ahead": {**TIGHT, "max_num_batched_tokens": 12, "depth": 2},
-    "swapped, ahead": {
-        **TIGHT,
-        "max_num_batched_tokens": 12,
-        "depth": 2,
-        "preemption_mode": "swap",
-        "swap_space": 32,
-    },
+WAYS: dict[str, dict[str, Any]] = UNDRAFTED | {
     "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
     "drafted, ahead, in chunks": {
         "num_speculative_tokens": 2,

@@ -17,7 +17,7 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, ApiError, api_error_of
 from paceline.server.event_stream import EventStream
 from paceline.server.reply_parsing import PLAIN_REPLY, ReplyParsing
-from paceline.server.response_writer import ResponseWriter, weight, written
+from paceline.server.response_writer import ResponseWriter, WholeWriter, weight, written
 from paceline.server.telemetry.request_log import UNREAD, RequestLogEntry
 
 JSON = b"application/json"
@@ -34,7 +34,7 @@ class GenerationJob:
     client: ClientHeaders
     name: str
     generations: Sequence[GenerationRequest]
-    writer: ResponseWriter
+    writer: ResponseWriter | WholeWriter
     stream: bool
     reply: ReplyParsing = PLAIN_REPLY
 
@@ -106,10 +106,9 @@ class GenerationResponse(Response):
     # -- streamed -----------------------------------------------------------
 
     async def _send_stream(self, scope: Scope, send: Send, entry: RequestLogEntry) -> None:
-        job, streams = self._job, self._streams
-        events = EventStream(
-            job.writer, streams, job.generations[0].params, self._context.long_work
-        )
+        job, streams, writer = self._job, self._streams, self._job.writer
+        assert not isinstance(writer, WholeWriter), "this route does not stream"
+        events = EventStream(writer, streams, job.generations[0].params, self._context.long_work)
         try:
             if not await events.begun():
                 self._check(self._outputs())
@@ -118,10 +117,10 @@ class GenerationResponse(Response):
             try:
                 outputs = await events.write_to(body)
                 self._check(outputs)
-                last = job.writer.closing(outputs)
+                last = writer.closing(outputs)
             except PacelineError as error:
                 entry.end_by(error, unread=False)
-                last = job.writer.failing(api_error_of(error).body)
+                last = writer.failing(api_error_of(error).body)
             await body.drain()
             await send({"type": "http.response.body", "body": last})
         finally:

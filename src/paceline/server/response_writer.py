@@ -41,21 +41,6 @@ class WholeWriter:
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         return self._write(outputs)
 
-    def opening(self, streams: Sequence[Stream]) -> bytes:
-        raise NotImplementedError("this route does not stream")
-
-    def delta(self, part: int, delta: TextDelta) -> bytes:
-        raise NotImplementedError("this route does not stream")
-
-    def frame(self, part: int, index: int) -> TextFrame | None:
-        raise NotImplementedError("this route does not stream")
-
-    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
-        raise NotImplementedError("this route does not stream")
-
-    def failing(self, error: ErrorBody) -> bytes:
-        raise NotImplementedError("this route does not stream")
-
 
 def weight(params: SamplingParams, prompt: int, output: int) -> int:
     """The number of tokens to write, each with its alternatives."""

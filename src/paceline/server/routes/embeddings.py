@@ -56,7 +56,7 @@ def embedding_routes(context: ServerContext) -> APIRouter:
         """Turn texts into vectors."""
         job = PoolingJob(context, body, request, "embd")
         prompts = await parsed(request, embedding_prompts, context, body)
-        return job.response(prompts, job.embedding_list)
+        return job.response(prompts, lambda outputs: job.embedding_list(outputs, body))
 
     @router.post("/v1/score")
     @router.post("/score", include_in_schema=False)
@@ -172,9 +172,7 @@ class PoolingJob:
         job = GenerationJob(self._client, self._name, generations, WholeWriter(write), stream=False)
         return GenerationResponse(self._context, job)
 
-    def embedding_list(self, outputs: Sequence[RequestOutput]) -> bytes:
-        body = self._body
-        assert isinstance(body, EmbeddingRequest)
+    def embedding_list(self, outputs: Sequence[RequestOutput], body: EmbeddingRequest) -> bytes:
         own = self._context.engine.rules.embedding.normalize
         scaled = own if body.normalize is None else body.normalize
         items = [
