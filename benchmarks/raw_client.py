@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ from time import monotonic, process_time, sleep
 from typing import Any
 
 READ_BYTES = 1 << 16
-LATEST_READS = 4  # of a stream, to see how it ended
+TAIL_BYTES = 2048  # the end of a stream that is kept, to see how it ended
 ERROR_BYTES = 300  # of an answer that is not what it should be
 FEW = 16  # clients of a process that are read at once; more are read every NAP_S
 NAP_S = (
@@ -136,7 +135,7 @@ class Connection:
         self._stream = RawStream(request.tokens, sent=monotonic())
         self.streams.append(self._stream)
         self._unsent = request.body
-        self._latest: deque[bytes] = deque((b"",), LATEST_READS)
+        self._tail = b""
         self._status = b""
         self._socket = socket.socket()
         self._socket.setblocking(False)
@@ -157,12 +156,12 @@ class Connection:
         if not got:
             return False
         events = got.count(EVENT_END)
-        if got[0] == NEWLINE and self._latest[-1].endswith(b"\n"):
+        if got[0] == NEWLINE and self._tail.endswith(b"\n"):
             events += 1  # its blank line was divided
         if events:
             self._stream.reads.append(now)
             self._stream.events += events
-        self._latest.append(got)
+        self._tail = (self._tail + got)[-TAIL_BYTES:]
         if len(self._status) < len(STATUS_OK):
             self._status = (self._status + got)[: len(STATUS_OK)]
         return True
@@ -171,7 +170,7 @@ class Connection:
         """Close the connection and check that the answer is whole."""
         self._poll.unregister(self._socket)
         self._socket.close()
-        tail = b"".join(self._latest)
+        tail = self._tail
         if error or self._status != STATUS_OK or DONE not in tail or LENGTH not in tail:
             self._stream.error = error or f"answered {tail[-ERROR_BYTES:]!r}"
 
