@@ -364,7 +364,7 @@ def test_tenants_that_come_and_go_are_not_further_apart(seed: int) -> None:
 
 # -- many tenants -----------------------------------------------------------
 
-MOST_KEPT = 2_500  # entries of any one container, where a handful of tenants is here
+MOST_KEPT = 400  # entries of any one container, where a handful of tenants is here
 
 
 def kept(scheduler: Scheduler) -> int:
