@@ -28,6 +28,10 @@ ALL_OTHERWISE: dict[str, Any] = {
     "enable_prefix_caching": False,
     "free_order": "lru",
     "enable_kv_cache_events": True,
+    "attention_groups": [
+        {"kind": "full", "window": 0, "count": 1},
+        {"kind": "sliding_window", "window": 8, "count": 5},
+    ],
     "max_num_seqs": 3,
     "max_num_batched_tokens": 100,
     "max_model_len": 50,
@@ -116,6 +120,7 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "enable_prefix_caching": True,
         "free_order": "unsealed_first",
         "enable_kv_cache_events": False,
+        "attention_groups": [{"kind": "full", "window": 0, "count": 1}],
         "max_num_seqs": 128,
         "max_num_batched_tokens": 2048,
         "max_model_len": 8192,
@@ -423,6 +428,10 @@ def test_a_setting_of_the_wrong_type_is_refused_by_its_name() -> None:
         ("tenant_weights", "8"),
         ("tenant_weights", {3: 1.0}),
         ("tenant_weights", {"a": "1"}),
+        ("attention_groups", "full"),
+        ("attention_groups", []),
+        ("attention_groups", ["full"]),
+        ("attention_groups", [{"kind": "full", "size": 4}]),
     ]
     for setting in (setting for kind in COMPONENTS.values() for setting in fields(kind)):
         if type(setting.default) is bool:

@@ -1,7 +1,7 @@
 """Plans, results and outputs as plain data, and back."""
 
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.errors import StepError
 from paceline.core.plan import (
+    NO_BLOCK,
     NO_IDS,
     NO_OUTPUTS,
     NO_ROWS,
@@ -124,6 +125,19 @@ def test_what_grew_in_two_goes_is_told_in_that_order() -> None:
     assert made.to_dict()["blocks"] == {"a": [[21, 23]], "b": [[22]]}
     assert NOTHING_GROWN.followed_by(both).block.tolist() == [21, 22, 23]
     assert both.followed_by(NOTHING_GROWN).block.dtype == np.int32
+
+
+def test_new_blocks_are_told_by_group_without_entries_that_have_none() -> None:
+    first = replace(grown([10], [4], [21]), more=(grown([10, 11], [4, 1], [31, 32]),))
+    both = first.followed_by(replace(NOTHING_GROWN, more=(grown([11], [2], [33]),)))
+    new = replace(admitted("c", 12, (40, 41), resumed=False), more=((NO_BLOCK, 51),))
+    made = plan(rows("a", "b", "c", count=[1, 1, 1]), grown=both, admitted=(new,))
+    assert made.to_dict()["blocks"] == {
+        "a": [[21], [31]],
+        "b": [[], [32, 33]],
+        "c": [[40, 41], [51]],
+    }
+    assert first.followed_by(NOTHING_GROWN).more[0].block.tolist() == [31, 32]
 
 
 def test_rows_keep_their_order() -> None:

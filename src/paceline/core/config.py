@@ -7,6 +7,7 @@ from sys import float_info
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from paceline.core.attention_group import FULL_ATTENTION, AttentionGroup, attention_groups
 from paceline.core.errors import ConfigError
 from paceline.core.multimodal_config import MultimodalConfig
 from paceline.core.sampling import MOST_LOGPROBS
@@ -45,11 +46,18 @@ class CacheConfig:
     enable_prefix_caching: bool = True  # let equal prefixes share blocks
     free_order: FreeOrder = "unsealed_first"  # which free block is reused first; "lru": oldest
     enable_kv_cache_events: bool = False  # record stored and removed blocks for routers
+    attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION  # which positions layers read
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "attention_groups", attention_groups(self.attention_groups))
         check_types(self)
         positive(self, "num_blocks", "block_size")
         one_of("free_order", self.free_order, get_args(FreeOrder))
+
+    @property
+    def groups(self) -> tuple[AttentionGroup, ...]:
+        """Every group that has block tables of its own, in the order of their numbers."""
+        return tuple(one for one in self.attention_groups for _ in range(one.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,4 +343,5 @@ class Config:
             values = getattr(self, component)
             flat |= {setting.name: getattr(values, setting.name) for setting in fields(kind)}
         flat["tenant_weights"] = dict(flat["tenant_weights"])
+        flat["attention_groups"] = [one.to_dict() for one in self.cache.attention_groups]
         return flat

@@ -15,6 +15,8 @@ from paceline.core.request import Finish, Request, child_label, token_array
 Kind = Literal["mixed", "prefill", "decode"]
 Stage = Literal["queue", "prefill", "decode"]
 Pairs = tuple[tuple[int, int], ...]
+Blocks = tuple[int, ...]  # of one sequence, by index
+NO_BLOCK = -1  # an index without a block: no position of the sequence reads it any more
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +27,9 @@ class Admitted:
     request: Request
     tokens: I32  # every token known so far
     computed: int  # positions already present in the KV cache
-    blocks: tuple[int, ...]
+    blocks: Blocks  # of group 0
     resumed: bool  # it ran before, and was preempted
+    more: tuple[Blocks, ...] = ()  # of the groups from 1 on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +66,22 @@ class Grown:
     slot: Index
     index: Index
     block: I32
+    more: "tuple[Grown, ...]" = ()  # of the groups from 1 on; this one is of group 0
 
     def followed_by(self, other: "Grown") -> "Grown":
         return Grown(
             np.concatenate([self.slot, other.slot]),
             np.concatenate([self.index, other.index]),
             np.concatenate([self.block, other.block]),
+            _each_followed_by(self.more, other.more),
         )
+
+
+def _each_followed_by(first: tuple[Grown, ...], then: tuple[Grown, ...]) -> tuple[Grown, ...]:
+    """The entries of several groups; nothing has grown in a plan that lists no groups."""
+    if not first or not then:
+        return first or then
+    return tuple(one.followed_by(other) for one, other in zip(first, then, strict=True))
 
 
 NOTHING_GROWN = Grown(NO_INDEX, NO_INDEX, NO_I32)
@@ -83,6 +95,13 @@ class Plan:
     `swap_out` to the host, then `swap_in` from it, each in the order listed. Then it does
     `encode`, and computes the rows, in which the positions of `embedded` have what was encoded in
     this step or before.
+
+    Layers that read different positions are in different groups, numbered as in
+    `CacheConfig.groups`. All groups take blocks from one pool, and each has a block table of its
+    own. `Admitted.blocks` and `Grown` are of group 0, and their `more` has the same for groups 1, 2
+    and so on: empty if there is one group. Groups may grow by different numbers of blocks. Entries
+    that a sequence reads no more are `NO_BLOCK` when it is admitted. The blocks of entries that it
+    passes later are reused; no message says so, because no position of it reads them.
     """
 
     step: int
@@ -116,11 +135,6 @@ class Plan:
         rows = self.rows
         ids = rows.labels
         name = dict(zip(rows.slot.tolist(), ids, strict=True))
-        blocks: dict[str, list[list[int]]] = {
-            new.request.id: [list(new.blocks)] for new in self.admitted
-        }
-        for slot, block in zip(self.grown.slot.tolist(), self.grown.block.tolist(), strict=True):
-            blocks.setdefault(name[slot], [[]])[0].append(block)
         drafts = zip(ids, rows.drafts.tolist(), strict=True)
         encoder: dict[str, list[int]] = {}
         for one in self.encode:
@@ -135,11 +149,25 @@ class Plan:
             "total": self.total,
             "drafts": {request_id: count for request_id, count in drafts if count},
             "encoder": encoder,
-            "blocks": blocks,
+            "blocks": self._new_blocks(name),
             "copies": [list(pair) for pair in self.copies],
             "swap_out": [list(pair) for pair in self.swap_out],
             "swap_in": [list(pair) for pair in self.swap_in],
         }
+
+    def _new_blocks(self, name: dict[int, str]) -> dict[str, list[list[int]]]:
+        """New blocks by request id and group; `name` is by slot."""
+        blocks = {
+            new.request.id: [
+                [block for block in group if block != NO_BLOCK] for group in (new.blocks, *new.more)
+            ]
+            for new in self.admitted
+        }
+        grown = self.grown, *self.grown.more
+        for group, one in enumerate(grown):
+            for slot, block in zip(one.slot.tolist(), one.block.tolist(), strict=True):
+                blocks.setdefault(name[slot], [[] for _ in grown])[group].append(block)
+        return blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,6 +42,7 @@ SCHEDULER_ONLY = {
     "swap_blocks_per_s": "an engine measures it",
     "enable_kv_cache_events": "an engine does not publish the events; see Scheduler.cache_events",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
+    "attention_groups": "an engine reads them from the model",
 }
 # Settings of vLLM that paceline does not have, and what to do instead.
 VLLM_ONLY = {

@@ -14,10 +14,10 @@ DIGESTED = {
     Plan: "step rows start grown admitted released preempted finished copies swap_out swap_in "
     "chosen kind encode embedded",
     Rows: "slot epoch serial request_id child count drafts samples",
-    Grown: "slot index block",
+    Grown: "slot index block more",
     Encoding: "slot item identity rows",
     Embedded: "row place source",
-    Admitted: "slot request tokens computed blocks resumed",
+    Admitted: "slot request tokens computed blocks resumed more",
 }
 
 
@@ -31,9 +31,9 @@ def sample_plan() -> Plan:
     names = np.array(["a", "b"], object)
     samples = np.array([True, False])
     rows = Rows(slot, column, slot, names, column, column, column, samples)
-    new = Admitted(2, ask("b"), np.arange(3, dtype=np.int32), 0, (8, 9), False)
+    new = Admitted(2, ask("b"), np.arange(3, dtype=np.int32), 0, (8, 9), False, ((4, 5),))
     pairs = (((1, 2),), ((3, 4),), ((5, 6),), ((7, 8),))
-    grown = Grown(slot, slot, column)
+    grown = Grown(slot, slot, column, (Grown(slot, slot, column),))
     changes = grown, (new,), (5,), ("p",), ("f",), *pairs
     encode = (Encoding(2, 0, "cat", column),)
     return Plan(7, rows, column, *changes, "mixed", encode, Embedded(slot, column, column))
@@ -75,7 +75,7 @@ def test_the_digest_covers_every_field() -> None:
         value = altered(getattr(plan.embedded, name))
         others.append(replace(plan, embedded=replace(plan.embedded, **{name: value})))
     digests = [Fingerprint().of(one) for one in (plan, *others)]
-    assert len(set(digests)) == len(digests) == 37
+    assert len(set(digests)) == len(digests) == 39
     assert {len(digest) for digest in digests} == {PART_BYTES * len(PARTS)}
     assert Fingerprint().of(sample_plan()) == digests[0]
 

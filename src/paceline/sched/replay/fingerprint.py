@@ -21,9 +21,16 @@ def rows_part(rows: Rows) -> bytes:
 
 
 def blocks_part(grown: Grown, admitted: tuple[Admitted, ...]) -> bytes:
+    """Further groups add something only where there are any."""
     given = [new.blocks for new in admitted]
+    further = [new.more for new in admitted if new.more]
+    pieces = [piece for one in (grown, *grown.more) for piece in grown_pieces(one)]
+    return part(*pieces, arguments(given), arguments(further) if further else b"")
+
+
+def grown_pieces(grown: Grown) -> list[bytes]:
     numbers = map(column, (grown.slot, grown.index, grown.block))
-    return part(LENGTH.pack(len(grown.block)), *numbers, arguments(given))
+    return [LENGTH.pack(len(grown.block)), *numbers]
 
 
 def changes_part(plan: Plan) -> bytes:
@@ -61,7 +68,7 @@ class Fingerprint:
         """Every field of a plan, in 32 bytes."""
         if plan.rows is not self._rows:
             self._rows, self._rows_part = plan.rows, rows_part(plan.rows)
-        came, grew = plan.admitted, len(plan.grown.block)
+        came, grew = plan.admitted, len(plan.grown.block) or plan.grown.more
         changed = came or plan.released or plan.preempted or plan.finished or plan.chosen
         moved = plan.copies or plan.swap_out or plan.swap_in or plan.kind != "mixed"
         moved = moved or len(plan.embedded)
