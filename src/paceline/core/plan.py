@@ -325,6 +325,7 @@ class Ended:
     unreturned: int = 0  # tokens of samples that were generated and are not among the best
     timings: Timings = NO_TIMINGS
     cached: int = 0  # prompt tokens found in the prefix cache
+    kv_transfer_params: Mapping[str, Any] | None = None  # of a connector: who may load its KV
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """What a client asked for, and how far it has got."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -121,6 +121,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "handle": (int,),
     "pooling": (str,),
     "reads_cache": (bool,),
+    "kv_transfer_params": (dict, NONE),
 }
 TYPED_FIELDS = attrgetter(*FIELD_TYPES)
 RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
@@ -169,6 +170,7 @@ class Request:
         pooling: Which hidden states of the prompt are reported: "last", "mean" or "cls". Its one
             token has no meaning then. "": none.
         reads_cache: Whether cached prefixes may be used instead of computing them.
+        kv_transfer_params: Where its KV comes from or goes to, for the connector.
     """
 
     id: str
@@ -198,6 +200,7 @@ class Request:
     handle: int = -1
     pooling: str = ""
     reads_cache: bool = True
+    kv_transfer_params: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:  # pyright: ignore[reportUnnecessaryIsInstance]

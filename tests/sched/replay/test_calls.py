@@ -67,6 +67,7 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         early_stopping="never",
         sampling=Sampling(temperature=0.7, top_k=5, logit_bias={3: 1.5}, allowed_token_ids=(2, 3)),
         constraint=Constraint.json(True, any_whitespace=False).after_reasoning("<a>", "<b>"),
+        kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": [1, 2]},
     )
     pooled = Request(id="e", prompt=[1, 2], max_tokens=1, pooling="mean", reads_cache=False)
     for request in (full, pooled, ask()):

@@ -1,0 +1,174 @@
+"""The port of connectors: KV that is kept outside of the device's blocks, or sent elsewhere."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core import plugins
+from paceline.core.connector_config import ConnectorConfig
+from paceline.core.errors import ConfigError
+from paceline.core.request import Finish, Request
+from paceline.kv.fence import TransferTicket
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """Blocks that a connector reads or writes.
+
+    The scheduler fences the blocks until `poll` returns the end of the ticket: until then they are
+    neither freed nor written by a step, whatever becomes of the request.
+    """
+
+    ticket: TransferTicket
+    request: Request
+    first: int  # which block of the sequence is blocks[0]
+    keys: tuple[bytes, ...]  # keys[i] names the content of blocks[i]
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnd:
+    """The connector no longer reads or writes the blocks of a transfer.
+
+    Content that follows a bad block is worth nothing, so one number says which blocks are bad.
+    """
+
+    ticket: TransferTicket
+    bad: int | None = None  # the first of its blocks without the right content; None: all have it
+    reason: str = ""  # why not all of them have it
+
+
+class BlockStore(Protocol):
+    """The blocks of the device as bytes. Any thread may call it.
+
+    A connector may read the blocks of a `store` and write those of a `fetch`, until it reports the
+    end of the transfer. The scheduler orders that with the steps: blocks are stored when the step
+    that filled them has been committed, and loaded blocks are in no table before their end was
+    reported. So a copy needs no other synchronization with the computation.
+    """
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        ...
+
+    @property
+    def layout(self) -> str:
+        """Names the model and the layout of a block: only stores with the same layout may exchange
+        content. Letters, digits and hyphens."""
+        ...
+
+    def read(self, blocks: Sequence[int]) -> Bytes:
+        """The content of blocks, [blocks, block_bytes]: a copy, complete on return."""
+        ...
+
+    def write(self, blocks: Sequence[int], content: Bytes) -> None:
+        """Replace the content of blocks; complete on return."""
+        ...
+
+
+News = Callable[[], None]
+"""Wakes the engine, so that it polls soon. Any thread may call it."""
+
+
+class Connector(ABC):
+    """Supplies and takes KV by content key. Its class has one file in `kv/connectors`.
+
+    All methods are called on the engine's thread and return at once: work that may block belongs on
+    a thread of the connector's own. Of what they answer, only the scheduler's decisions depend: the
+    same answers at the same calls give the same plans.
+
+    A key is the same in every process for the same tokens, adapter, salt and items. It does not
+    depend on the model: put `store.layout` in front of it where content outlives the engine or is
+    shared.
+    """
+
+    def __init__(self, config: ConnectorConfig) -> None:
+        """ConfigError if an option is wrong."""
+        self.config = config
+
+    def attach(self, store: BlockStore, news: News) -> None:  # noqa: B027
+        """Called once, before any other method: the blocks that are read and written, and what to
+        call when `poll` or `offer` has something new to say."""
+
+    # -- loading ------------------------------------------------------------
+
+    @abstractmethod
+    def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
+        """How many blocks after the first `have` it could supply; None: ask again later.
+
+        `keys` are those of all full blocks that the request could load. The request is not
+        admitted while the answer is None. It is asked again in later steps, and computes its prompt
+        after `kv_load_timeout_s`. An offer is no promise: the load may fail.
+        """
+
+    @abstractmethod
+    def fetch(self, transfer: Transfer) -> None:
+        """Begin to write the content of `transfer.keys` into `transfer.blocks`."""
+
+    # -- storing ------------------------------------------------------------
+
+    def keep(self, keys: Sequence[bytes]) -> int:
+        """Keep what it has of `keys` for longer, since it is in use. Returns how many of the first
+        ones need not be stored. `store` follows with the others, unless there are none."""
+        return 0
+
+    @abstractmethod
+    def store(self, transfer: Transfer) -> None:
+        """Begin to read `transfer.blocks`, to supply their content later.
+
+        The transfer ends when the blocks have been read, before the content is written to a disk or
+        sent. A store that cannot be made ends too: it is the connector's loss.
+        """
+
+    def finished(self, transfer: Transfer, finish: Finish) -> Mapping[str, Any] | None:
+        """A request has ended by itself, and all its full blocks are in `transfer`.
+
+        None: nothing is kept. A mapping is reported to the client as `kv_transfer_params`, and the
+        blocks are kept until `poll` returns the end of the ticket.
+        """
+        return None
+
+    # -- both ---------------------------------------------------------------
+
+    @abstractmethod
+    def poll(self) -> Sequence[TransferEnd]:
+        """The transfers that ended since the previous call, each once, in any order."""
+
+    def forget(self, keys: Sequence[bytes]) -> None:  # noqa: B027
+        """The content of these keys is wrong; do not offer it again."""
+
+    def clear(self) -> None:  # noqa: B027
+        """Forget all content, also that of stores that are under way."""
+
+    def close(self) -> None:  # noqa: B027
+        """End all work. No method is called afterwards."""
+
+
+def load(config: ConnectorConfig) -> Connector:
+    """The connector by module name in `connectors`, or by dotted path to a class."""
+    kind = plugins.load("kv_connector", config.kv_connector, "paceline.kv.connectors", Connector)
+    return kind(config)
+
+
+def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
+    """The options of a connector, completed with defaults. ConfigError names an unknown option, or
+    one of another type than its default."""
+    given = config.kv_connector_extra_config
+    for name, value in given.items():
+        if name not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise ConfigError(
+                f"kv_connector {config.kv_connector!r} has no option {name!r}: it has {known}"
+            )
+        kind = type(defaults[name])
+        wrong = isinstance(value, bool) != (kind is bool)
+        if wrong or not isinstance(value, (int, float) if kind is float else kind):
+            raise ConfigError(f"{name} is {value!r}; it must be of type {kind.__name__}")
+    return defaults | dict(given)

@@ -1,0 +1,1 @@
+"""Where KV goes beyond the device, one connector per file."""
