@@ -52,9 +52,9 @@ def test_the_requests_of_a_recording_are_listed(
         recorder.submit(Request(id="c", prompt=[1, 2], max_tokens=3), now=9.0)
     assert main(["explain", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "'a': 3 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
-        "'b': 3 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
-        "'c': 2 tokens of prompt, at most 3 new; WAITING.",
+        "'a': 3 tokens of prompt, at most 2 new; finished: reached max_tokens.",
+        "'b': 3 tokens of prompt, at most 2 new; finished: reached max_tokens.",
+        "'c': 2 tokens of prompt, at most 3 new; waiting.",
     ]
 
 

@@ -119,7 +119,7 @@ def test_until_shows_an_earlier_state(path: Path, capsys: pytest.CaptureFixture[
     assert run(path, "--until", 2, "--explain", "b") == IDENTICAL
     out = capsys.readouterr().out
     assert "replayed  2 steps" in out
-    assert "; WAITING." in out
+    assert "; waiting." in out
     assert "ends " not in out
 
 

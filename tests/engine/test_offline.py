@@ -526,6 +526,6 @@ def test_the_tokenizer_is_the_models() -> None:
 def test_explaining_a_forgotten_request_names_the_setting() -> None:
     model = llm(journal_requests=2)
     outputs = model.generate(["a", "b", "c"], SamplingParams(max_tokens=1), progress=False)
-    assert "FINISHED" in model.explain(outputs[-1].request_id)
+    assert "finished: " in model.explain(outputs[-1].request_id)
     with pytest.raises(RequestError, match="last 2 finished requests: raise journal_requests"):
         model.explain(outputs[0].request_id)

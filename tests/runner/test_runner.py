@@ -272,7 +272,7 @@ def test_who_meets_no_numbers_fails_alone(
         assert {name for name, tokens in got.items() if tokens} == set(plainly)
         for one in bad:
             assert "not finite" in scheduler.explain(one.id)
-            assert "FINISHED_ERROR" in scheduler.explain(one.id)
+            assert "finished: failed" in scheduler.explain(one.id)
     assert scheduler.stats.failed_rows >= 2 * len(bad)
 
 

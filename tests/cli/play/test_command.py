@@ -362,7 +362,7 @@ def test_options_outrank_the_workload(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_explain_tells_a_life(capsys: pytest.CaptureFixture[str]) -> None:
     out = play(capsys, "--explain", "eve", "--explain", "ada")
-    assert "'eve': 20 tokens of prompt, at most 12 new; FINISHED_STOPPED." in out
+    assert "'eve': 20 tokens of prompt, at most 12 new; finished: the text came to its end." in out
     assert "preempted in step 11" in out
     assert out.index("'eve': ") < out.index("'ada': ")
 

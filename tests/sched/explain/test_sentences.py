@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline import RequestError, Scheduler
+from paceline import Request, RequestError, Scheduler
 from paceline.core.arrays import I32, Index
 from paceline.core.step_times import StepTimes
 from paceline.sched.explain.sentences import plural, seconds, tokens
@@ -49,7 +49,7 @@ def test_a_request_that_just_came() -> None:
     scheduler = small()
     scheduler.submit(ask("a", 5, max_tokens=3), 0.0)
     assert scheduler.explain("a").splitlines() == [
-        "'a': 5 tokens of prompt, at most 3 new; WAITING.",
+        "'a': 5 tokens of prompt, at most 3 new; waiting.",
         "  0 ms: submitted, with 0 requests waiting.",
     ]
 
@@ -59,7 +59,7 @@ def test_a_running_request() -> None:
     scheduler.submit(ask("a", 12, max_tokens=3), 0.0)
     step(scheduler, 0.5)
     assert scheduler.explain("a").splitlines() == [
-        "'a': 12 tokens of prompt, at most 3 new; RUNNING.",
+        "'a': 12 tokens of prompt, at most 3 new; running.",
         "  0 ms: submitted, with 0 requests waiting.",
         "  waited 500 ms.",
         "  500 ms: admitted in step 1; 0 tokens came from the prefix cache.",
@@ -101,12 +101,20 @@ def test_an_ended_request() -> None:
     scheduler.submit(ask("a", 5, max_tokens=2), 1.0)
     steps(scheduler, 1, 2)
     assert scheduler.explain("a").splitlines() == [
-        "'a': 5 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
+        "'a': 5 tokens of prompt, at most 2 new; finished: reached max_tokens.",
         "  0 ms: submitted, with 0 requests waiting.",
         "  0 ms: admitted in step 1; 0 tokens came from the prefix cache.",
         "  0 ms: first token, from step 1.",
         "  1.0 s: ended (length) with 7 tokens known.",
     ]
+
+
+def test_a_request_may_end_at_the_length_of_the_model() -> None:
+    scheduler = small(max_model_len=8)
+    for most in (None, 6):
+        scheduler.submit(Request("a", [5] * 6, max_tokens=most), 0.0)
+        finish_all(scheduler)
+        assert "at most 2 new; finished: reached max_model_len." in scheduler.explain("a")
 
 
 def test_a_wait_that_would_read_as_0_ms_is_left_out() -> None:
@@ -135,7 +143,7 @@ def test_a_waiting_request_has_waited_until_now() -> None:
     scheduler.submit(ask("a", 5, max_tokens=20), 0.0)
     scheduler.submit(ask("b", 5), 0.0)
     steps(scheduler, 0, 3)
-    assert "'b': 5 tokens of prompt, at most 4 new; WAITING." in scheduler.explain("b")
+    assert "'b': 5 tokens of prompt, at most 4 new; waiting." in scheduler.explain("b")
     assert line(scheduler, "b", "waited") == "waited 3.0 s: 3.0 s for a slot (max_num_seqs)."
 
 
@@ -160,7 +168,7 @@ def test_ended_requests_are_remembered_until_too_many_came_after() -> None:
     for name in "abc":
         scheduler.submit(ask(name, 5, max_tokens=1), 0.0)
         finish_all(scheduler)
-    assert "FINISHED_LENGTH" in scheduler.explain("b")
+    assert "finished: reached max_tokens" in scheduler.explain("b")
     with pytest.raises(RequestError) as caught:
         scheduler.explain("a")
     assert str(caught.value) == (
@@ -174,7 +182,7 @@ def test_an_id_used_again_is_explained_by_its_present_life() -> None:
     scheduler.submit(ask("a", 5, max_tokens=1), 0.0)
     finish_all(scheduler)
     scheduler.submit(ask("a", 7), 5.0)
-    assert scheduler.explain("a").startswith("'a': 7 tokens of prompt, at most 4 new; WAITING.")
+    assert scheduler.explain("a").startswith("'a': 7 tokens of prompt, at most 4 new; waiting.")
 
 
 # -- what it waited for ------------------------------------------------------
@@ -335,7 +343,7 @@ def test_time_in_the_parking_place_is_not_a_wait() -> None:
     scheduler.submit(ask("a", 5), 0.0, parked="grammar")
     steps(scheduler, 0, 2)
     assert "parked for grammar" in scheduler.explain("a")
-    assert "WAITING_FOR_GRAMMAR" in scheduler.explain("a")
+    assert "new; waiting for grammar." in scheduler.explain("a")
     assert "waited" not in scheduler.explain("a")
     scheduler.wake("a", 3.0)
     step(scheduler, 3.5)
@@ -368,7 +376,7 @@ def test_a_preemption_names_its_cause_and_the_wait_that_followed() -> None:
     told = line(scheduler, "b", "preempted in")
     assert told.startswith("1.0 s: preempted in step 2 with 5 tokens known, for ")
     assert told.endswith("for want of 1 block for itself.")
-    assert "PREEMPTED" in scheduler.explain("b")
+    assert "new; preempted." in scheduler.explain("b")
     steps(scheduler, 2, 4)
     assert "4.0 s: resumed in step 5; 4 tokens were still in the cache." in scheduler.explain("b")
     waited = line(scheduler, "b", "waited")
@@ -405,7 +413,7 @@ def test_a_failed_step_tells_what_went_wrong() -> None:
     scheduler.submit(ask("a", 5), 0.0)
     scheduler.fail(scheduler.plan(0.0), 1.0, "out of memory")
     assert line(scheduler, "a", "ended") == "1.0 s: ended (out of memory) with 5 tokens known."
-    assert "FINISHED_ERROR" in scheduler.explain("a")
+    assert "finished: failed" in scheduler.explain("a")
 
 
 def test_a_missed_deadline_tells_that_it_was_refused() -> None:
@@ -520,7 +528,7 @@ def test_a_family_lives_one_life() -> None:
     scheduler.submit(ask("a", 5, max_tokens=2, n=3), 0.0)
     steps(scheduler, 0, 2)
     assert scheduler.explain("a").splitlines() == [
-        "'a': 5 tokens of prompt, at most 2 new; FINISHED_LENGTH.",
+        "'a': 5 tokens of prompt, at most 2 new; finished: reached max_tokens.",
         "  0 ms: submitted, with 0 requests waiting.",
         "  0 ms: admitted in step 1; 0 tokens came from the prefix cache.",
         "  1.0 s: forked into 3 sequences that share the prompt.",

@@ -291,7 +291,7 @@ def test_the_first_child_may_end_before_the_others() -> None:
     step(scheduler, **{"0_a": [STOP]})
     assert scheduler.snapshot()["free_blocks"] == 16 - 4
     assert scheduler.snapshot()["running"] == ["a"]
-    assert "RUNNING" in scheduler.explain("a")
+    assert "new; running." in scheduler.explain("a")
     assert set(finish_all(scheduler)) == {"1_a", "2_a", "a"}
 
 

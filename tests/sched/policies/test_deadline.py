@@ -153,7 +153,7 @@ def test_explain_tells_why_it_was_refused() -> None:
     step(scheduler, now=6.0)
     told = scheduler.explain("late")
     assert "its deadline passed in the queue" in told
-    assert "FINISHED_TIMED_OUT" in told
+    assert "finished: timed out" in told
 
 
 def test_refusals_are_told_even_if_nobody_else_is_here() -> None:

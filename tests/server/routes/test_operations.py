@@ -184,7 +184,7 @@ def test_all_parts_of_a_request_are_explained() -> None:
         await site.until(lambda: len(site.open_here) == 3)
         heads = [f"'three {part}': " for part in range(3)]
         waiting = (await explanation("three")).text
-        assert [line for line in waiting.splitlines() if "WAITING" in line]
+        assert [line for line in waiting.splitlines() if "; waiting." in line]
         assert all(head in waiting for head in heads)
         await site.http.post("/resume")
         await asked

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
-from paceline.core.request import Sequence
+from paceline.core.request import Finish, Sequence
 from paceline.sched.explain.journal import Passage, Spell
 from paceline.sched.slots import Idle
 from paceline.sched.state import SchedulerState
@@ -40,7 +40,7 @@ def tell(sequence: Sequence, at: SchedulerState) -> str:
     new = sequence.limit - len(request.prompt)
     lines = [
         f"{request.id!r}: {tokens(len(request.prompt))} of prompt, at most {new:,} new; "
-        f"{sequence.state}."
+        f"{standing(sequence)}."
     ]
     start = sequence.queued_at
     begin: Moment | None = None  # of the wait that is not over yet
@@ -58,6 +58,27 @@ def tell(sequence: Sequence, at: SchedulerState) -> str:
         if at.table.most_drafts[sequence.slot]:
             lines.append(f"  {drafting(sequence, at)}")
     return "\n".join(lines)
+
+
+ENDINGS = {
+    Finish.STOP: "the text came to its end",
+    Finish.LENGTH: "reached max_tokens",
+    Finish.ABORT: "aborted",
+    Finish.TIMEOUT: "timed out",
+    Finish.ERROR: "failed",
+}
+
+
+def standing(sequence: Sequence) -> str:
+    """Where a request is, or how it ended."""
+    most, new = sequence.request.max_tokens, sequence.limit - len(sequence.request.prompt)
+    if sequence.finish is Finish.LENGTH and most != new:
+        return "finished: reached max_model_len"
+    if sequence.finish is not None:
+        return f"finished: {ENDINGS[sequence.finish]}"
+    if sequence.parked:
+        return f"waiting for {sequence.parked}"
+    return sequence.state.lower()
 
 
 BEGINS_WAIT = (Happened.SUBMITTED, Happened.WOKEN, Happened.PREEMPTED)
