@@ -118,9 +118,32 @@ def paired(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]
     return [(place, place) for place in range(len(first))]
 
 
-def pair_prompt(tokenizer: Tokenizer, text: str, other: str) -> GenerationRequest:
-    """Two texts as the prompt of a classifier."""
-    return GenerationRequest(prompt_token_ids=tokenizer.encode_pair(text, other))
+class Comparison:
+    """Pairs of texts, the prompts that they need, and their scores.
+
+    A classifier reads the two texts of a pair as one prompt. Another model embeds each text.
+    """
+
+    def __init__(
+        self,
+        texts: str | Sequence[str],
+        others: str | Sequence[str],
+        tokenizer: Tokenizer,
+        defaults: EmbeddingDefaults,
+    ) -> None:
+        first, second = ([one] if isinstance(one, str) else [*one] for one in (texts, others))
+        self._pairs, self._count = paired(first, second), len(first)
+        self._is_classifier = defaults.classifies
+        self.prompts = [GenerationRequest(prompt=text) for text in (*first, *second)]
+        if self._is_classifier:
+            pairs = [(first[left], second[right]) for left, right in self._pairs]
+            ids = [tokenizer.encode_pair(*pair) for pair in pairs]
+            self.prompts = [GenerationRequest(prompt_token_ids=one) for one in ids]
+
+    def scores(self, outputs: Sequence[RequestOutput]) -> "list[PoolingOutput[Score]]":
+        if self._is_classifier:
+            return classified(outputs)
+        return similarities(outputs[: self._count], outputs[self._count :], self._pairs)
 
 
 def similarities(

@@ -184,7 +184,8 @@ class OfflineEngine:
         ```
         """
         defaults = self._frontend.rules.embedding
-        outputs = self._run(self._pooled(prompts), progress, raise_on_error=False)
+        asked = [pooling.pooled(as_generation(prompt), defaults) for prompt in several(prompts)]
+        outputs = self._run(asked, progress, raise_on_error=False)
         scaled = defaults.normalize if normalize is None else normalize
         return pooling.embeddings(outputs, scaled, dimensions)
 
@@ -196,19 +197,10 @@ class OfflineEngine:
         The score is that of the model if it is a classifier of two texts, and otherwise the cosine
         of the embeddings.
         """
-        first, second = ([one] if isinstance(one, str) else [*one] for one in (texts, others))
-        pairs = pooling.paired(first, second)
-        if self._frontend.rules.embedding.classifies:
-            read = self.get_tokenizer()
-            asked = [pooling.pair_prompt(read, first[one], second[other]) for one, other in pairs]
-            found = self._run(self._pooled(asked), progress, raise_on_error=False)
-            return pooling.classified(found)
-        found = self._run(self._pooled([*first, *second]), progress, raise_on_error=False)
-        return pooling.similarities(found[: len(first)], found[len(first) :], pairs)
-
-    def _pooled(self, prompts: Prompt | Iterable[Prompt]) -> list[GenerationRequest]:
         defaults = self._frontend.rules.embedding
-        return [pooling.pooled(as_generation(prompt), defaults) for prompt in several(prompts)]
+        compared = pooling.Comparison(texts, others, self.get_tokenizer(), defaults)
+        asked = [pooling.pooled(prompt, defaults) for prompt in compared.prompts]
+        return compared.scores(self._run(asked, progress, raise_on_error=False))
 
     def _run(
         self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool

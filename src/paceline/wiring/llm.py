@@ -1,15 +1,26 @@
 """`LLM` and `AsyncLLM`: a model in a script or in an event loop, without a server."""
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from paceline.engine import offline, streaming
+from paceline.engine.api import GenerationRequest, RequestOutput
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.thread import ThreadCore
+from paceline.engine.embeddings import (
+    Comparison,
+    Embedding,
+    PoolingOutput,
+    Score,
+    embeddings,
+    pooled,
+)
+from paceline.engine.prompts import Prompt, as_generation, several
+from paceline.engine.streamed_batch import outputs_of
 from paceline.hub.catalogue import DEFAULT
 from paceline.wiring.recording import check_record
 from paceline.wiring.settings import for_batches
@@ -78,3 +89,42 @@ class AsyncLLM(streaming.StreamingEngine):
             components = factory_named(FACTORY)(model, **chosen)
         engine = components.engine()
         super().__init__(ThreadCore(engine), components.frontend(engine))
+
+    async def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+    ) -> list[PoolingOutput[Embedding]]:
+        """Turn each prompt into a vector, as the files of the model say, or the setting `pooling`.
+
+        `dimensions` keeps the first numbers of each vector. `normalize` says whether vectors have
+        length 1; None: as the model's files say. A prompt that cannot run does not stop the others:
+        its output has an `error`.
+
+        ```py
+        outputs = await llm.embed(["one text", "another"])
+        vectors = [output.outputs.embedding for output in outputs]
+        ```
+        """
+        scaled = self.rules.embedding.normalize if normalize is None else normalize
+        asked = [as_generation(prompt) for prompt in several(prompts)]
+        return embeddings(await self._pooled(asked), scaled, dimensions)
+
+    async def score(
+        self, texts: str | Sequence[str], others: str | Sequence[str]
+    ) -> list[PoolingOutput[Score]]:
+        """Say how well texts match: one with each of the others, or each with its counterpart.
+
+        The score is that of the model if it is a classifier of two texts, and otherwise the cosine
+        of the embeddings.
+        """
+        compared = Comparison(texts, others, self.get_tokenizer(), self.rules.embedding)
+        return compared.scores(await self._pooled(compared.prompts))
+
+    async def _pooled(self, prompts: Iterable[GenerationRequest]) -> list[RequestOutput]:
+        """No more at once than the queue takes, and enough to keep the model busy."""
+        at_once = max(min(2 * self._frontend.max_num_seqs, self._max_queued), 1)
+        asked = [pooled(prompt, self.rules.embedding) for prompt in prompts]
+        return await outputs_of(self, asked, at_once)

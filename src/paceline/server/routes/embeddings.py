@@ -10,14 +10,11 @@ from msgspec import UNSET
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, RequestOutput
 from paceline.engine.embeddings import (
+    Comparison,
     PoolingOutput,
     Score,
-    classified,
     embedding_of,
-    pair_prompt,
-    paired,
     pooled,
-    similarities,
     vector_of,
 )
 from paceline.server.body import parsed
@@ -65,8 +62,8 @@ def embedding_routes(context: ServerContext) -> APIRouter:
         job = PoolingJob(context, body, request, "score")
         first = texts_of("text_1", body.text_1, body.queries)
         second = texts_of("text_2", body.text_2, body.documents)
-        compared = await parsed(request, Comparison, context, first, second)
-        return job.response(compared.prompts, lambda outputs: job.score_list(compared, outputs))
+        pairs = await parsed(request, compared, context, first, second)
+        return job.response(pairs.prompts, lambda outputs: job.score_list(pairs, outputs))
 
     @router.post("/v1/rerank")
     @router.post("/v2/rerank", include_in_schema=False)
@@ -74,10 +71,8 @@ def embedding_routes(context: ServerContext) -> APIRouter:
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Put documents in order by how well they match a query."""
         job = PoolingJob(context, body, request, "rerank")
-        compared = await parsed(request, Comparison, context, [body.query], body.documents)
-        return job.response(
-            compared.prompts, lambda outputs: job.rerank_list(compared, outputs, body)
-        )
+        pairs = await parsed(request, compared, context, [body.query], body.documents)
+        return job.response(pairs.prompts, lambda outputs: job.rerank_list(pairs, outputs, body))
 
     return router
 
@@ -112,27 +107,12 @@ def texts_of(name: str, given: str | list[str] | None, newer: str | list[str] | 
     return [found] if isinstance(found, str) else found
 
 
-class Comparison:
-    """Pairs of texts, the prompts that they need, and their scores."""
-
-    def __init__(self, context: ServerContext, first: Sequence[str], second: Sequence[str]) -> None:
-        try:
-            self._pairs = paired(first, second)
-        except RequestError as error:
-            raise unsupported("text_2", str(error)) from None
-        self._count = len(first)
-        self._is_classifier = context.engine.rules.embedding.classifies
-        if self._is_classifier:
-            texts = [(first[left], second[right]) for left, right in self._pairs]
-            self.prompts = [pair_prompt(context.tokenizer, *pair) for pair in texts]
-        else:
-            self.prompts = [GenerationRequest(prompt=text) for text in (*first, *second)]
-
-    def scores(self, outputs: Sequence[RequestOutput]) -> Scores:
-        if self._is_classifier:
-            return classified(outputs)
-        first, second = outputs[: self._count], outputs[self._count :]
-        return similarities(first, second, self._pairs)
+def compared(context: ServerContext, first: list[str], second: list[str]) -> Comparison:
+    """400 if the texts cannot be compared."""
+    try:
+        return Comparison(first, second, context.tokenizer, context.engine.rules.embedding)
+    except RequestError as error:
+        raise unsupported("text_2", str(error)) from None
 
 
 class PoolingJob:
@@ -186,16 +166,16 @@ class PoolingJob:
         ]
         return encode(EmbeddingList(self._name, int(time()), self._model, items, usage(outputs)))
 
-    def score_list(self, compared: Comparison, outputs: Sequence[RequestOutput]) -> bytes:
+    def score_list(self, pairs: Comparison, outputs: Sequence[RequestOutput]) -> bytes:
         items = [
-            ScoreItem(place, score) for place, score in enumerate(values(compared.scores(outputs)))
+            ScoreItem(place, score) for place, score in enumerate(values(pairs.scores(outputs)))
         ]
         return encode(ScoreList(self._name, int(time()), self._model, items, usage(outputs)))
 
     def rerank_list(
-        self, compared: Comparison, outputs: Sequence[RequestOutput], body: RerankRequest
+        self, pairs: Comparison, outputs: Sequence[RequestOutput], body: RerankRequest
     ) -> bytes:
-        found = values(compared.scores(outputs))
+        found = values(pairs.scores(outputs))
         order = sorted(range(len(found)), key=lambda place: -found[place])
         results = [
             RerankItem(
