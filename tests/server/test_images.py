@@ -49,6 +49,9 @@ async def text_of_chat(client: httpx.AsyncClient) -> str:
     choice = answer["choices"][0]
     expected = their_tokens(image_model("SmolVLM"), answer["prompt_token_ids"], [PICTURE])
     assert choice["token_ids"] == expected[:8]
+    counted = (await client.post("/tokenize", json=chat(URL))).json()
+    assert counted["tokens"] == answer["prompt_token_ids"]
+    assert counted["count"] == answer["usage"]["prompt_tokens"]
     return choice["message"]["content"]
 
 
@@ -67,6 +70,10 @@ def test_three_forms_of_a_conversation_have_the_same_answer() -> None:
         asked = {"messages": [{"role": "user", "content": blocks}], **GREEDY}
         message = (await client.post("/v1/messages", json={"model": "small", **asked})).json()
         assert message["content"][0]["text"] == said
+        used = message["usage"]
+        counted = await client.post("/v1/messages/count_tokens", json={"model": "small", **asked})
+        due = used["input_tokens"] + used["cache_read_input_tokens"]
+        assert counted.json()["input_tokens"] == due == response["usage"]["input_tokens"]
 
     play(scene)
 

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Response
 
+from paceline.engine.api import GenerationRequest
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.parse import unsupported
 from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import DetokenizeRequest, TokenizeRequest
+from paceline.text.image_parts import images_of
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -20,9 +22,17 @@ def token_routes(context: ServerContext) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
-        """The token ids of a text, or of a conversation after the chat template."""
+        """The token ids of a text, or of a conversation after the chat template.
+
+        An image counts as the tokens that it becomes.
+        """
         context.model(body.model)
-        answer = await context.long_work.run(tokenized, context, body)
+        check_tokenize(body)
+        if images_of(body.messages or ()):
+            ids = (await context.tokenized(conversation(body))).token_ids
+        else:
+            ids = await context.long_work.run(encoded, context, body)
+        answer = await context.long_work.run(listed, context, ids, body.return_token_strs)
         return Response(answer, media_type="application/json")
 
     @router.post("/detokenize")
@@ -59,10 +69,9 @@ def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return tokenizer.decode(ids, skip_special=False)
 
 
-def tokenized(context: ServerContext, body: TokenizeRequest) -> bytes:
+def listed(context: ServerContext, ids: Sequence[int], with_strings: bool) -> bytes:
     """The body of the response, made on a thread because a text may be long."""
-    ids = encoded(context, body)
-    strings = [context.tokenizer.token(id) for id in ids] if body.return_token_strs else None
+    strings = [context.tokenizer.token(id) for id in ids] if with_strings else None
     answer = {
         "count": len(ids),
         "max_model_len": context.engine.max_model_len,
@@ -72,14 +81,17 @@ def tokenized(context: ServerContext, body: TokenizeRequest) -> bytes:
     return msgspec.json.encode(answer)
 
 
-def encoded(context: ServerContext, body: TokenizeRequest) -> list[int]:
+def check_tokenize(body: TokenizeRequest) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(BAD_REQUEST, "give one of prompt and messages", param="prompt")
+    if body.messages is not None and body.add_special_tokens:
+        raise unsupported("add_special_tokens", "a chat template writes its own; remove it")
+
+
+def encoded(context: ServerContext, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         framed = body.add_special_tokens is not False
         return context.tokenizer.encode(body.prompt, special=framed)
-    if body.add_special_tokens:
-        raise unsupported("add_special_tokens", "a chat template writes its own; remove it")
     text = context.template.render(
         body.messages or (),
         add_generation_prompt=body.add_generation_prompt,
@@ -88,6 +100,16 @@ def encoded(context: ServerContext, body: TokenizeRequest) -> list[int]:
         variables=body.chat_template_kwargs,
     )
     return context.tokenizer.encode(text, special=False)
+
+
+def conversation(body: TokenizeRequest) -> GenerationRequest:
+    return GenerationRequest(
+        messages=body.messages,
+        tools=body.tools,
+        variables=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
 
 
 def model_routes(context: ServerContext) -> APIRouter:
