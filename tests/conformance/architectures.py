@@ -25,6 +25,7 @@ SIZES: dict[str, Any] = {
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
 }
 THETA = 10_000.0
 LLAMA3 = {
@@ -63,6 +64,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
+    "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},
     "qwen3moe": {
         "all shares": {"norm_topk_prob": True},
         "some layers, all shares": {"decoder_sparse_step": 2, "norm_topk_prob": True},

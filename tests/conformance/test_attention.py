@@ -76,6 +76,8 @@ def reference(
     window: int | None,
     scale: float,
     cap: float | None = None,
+    *,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Position by position, as the definition goes."""
     out = torch.empty(query.shape)
@@ -88,8 +90,9 @@ def reference(
         cells = kv.content[blocks, layer, seen % kv.block_size].float()
         keys, values = cells.repeat_interleave(group, 1).chunk(2, 1)  # [seen, heads, head_dim]
         scores = (keys * query[index].float()).sum(-1) * scale  # [seen, heads]
-        weights = (scores if cap is None else cap * (scores / cap).tanh()).softmax(0)
-        out[index] = (weights[..., None] * values).sum(0)
+        scores = scores if cap is None else cap * (scores / cap).tanh()
+        scores = scores if sinks is None else torch.cat((scores, sinks[None]))
+        out[index] = (scores.softmax(0)[: len(seen), :, None] * values).sum(0)
     return out
 
 
@@ -99,16 +102,20 @@ def compare(
     shape: Shape,
     window: int | None,
     cap: float | None = None,
+    has_sinks: bool = False,
 ) -> None:
     batch, blocks = rows_of(counts, shape.block_size)
     kv = store(shape, blocks)
     heads = torch.randn(batch.positions, shape.heads + 2, shape.head_dim)
     query = heads[:, : shape.heads]  # a view into more, as a model has it
+    sinks = torch.randn(shape.heads) if has_sinks else None
     prepared = load(name).prepare(batch, kv)
     before = kv.content.clone()
-    expected = {layer: reference(query, batch, kv, layer, window, 0.3, cap) for layer in (0, 2)}
+    expected = {
+        layer: reference(query, batch, kv, layer, window, 0.3, cap, sinks=sinks) for layer in (0, 2)
+    }
     for layer in (2, 0, 2):
-        got = prepared.attend(query, layer, window, 0.3, cap)
+        got = prepared.attend(query, layer, window, 0.3, cap, sinks)
         torch.testing.assert_close(got, expected[layer], rtol=1e-4, atol=1e-5)
     assert torch.equal(kv.content, before), "attention only reads"
 
@@ -138,6 +145,13 @@ def test_heads_that_share(name: str, heads: int, kv_heads: int) -> None:
 def test_scores_are_capped(name: str, counts: list[tuple[int, int]]) -> None:
     compare(name, counts, Shape(4, 2, 16, 8), None, cap=0.7)
     compare(name, counts, Shape(4, 2, 16, 8), 7, cap=0.7)
+
+
+@every_backend
+@pytest.mark.parametrize("counts", [DECODES, CHUNKS, DRAFTS], ids=str)
+def test_sinks_take_weight_and_have_no_value(name: str, counts: list[tuple[int, int]]) -> None:
+    compare(name, counts, Shape(6, 2, 16, 8), None, has_sinks=True)
+    compare(name, counts, Shape(6, 2, 16, 8), 7, has_sinks=True)
 
 
 @every_backend

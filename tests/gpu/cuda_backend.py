@@ -37,6 +37,7 @@ SHAPES = {
     "groups of three",
     "biases everywhere",
     "low caps",
+    "low limit",
     *MIXED_TRAITS,
 }  # variants that kernels see; others differ in the numbers of tensors alone
 

@@ -55,6 +55,19 @@ def test_scores_are_capped() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_sinks_take_weight_and_have_no_value() -> None:
+    counts: Rows = [(1, 9), (1, 90), (6, 6), (4, 20)]
+    batch, blocks = rows_of(counts, 8)
+    kv, sinks = store_for(4, 2, 16, blocks, 8), torch.randn(4)
+    query, truth = torch.randn(batch.positions, 4, 16), load("sdpa").prepare(batch, kv)
+    asked = Queries(4, torch.float32, has_sinks=True)
+    held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asked)
+    for window in (None, 7):
+        expected = truth.attend(query, 1, window, 0.3, None, sinks)
+        got = held.attend(query, 1, window, 0.3, None, sinks)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows", [1, 6])
 def test_whoever_ends_last_joins_the_pieces_of_a_context(rows: int) -> None:
     random = Random(rows)

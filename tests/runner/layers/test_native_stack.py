@@ -8,10 +8,12 @@ from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_stack import NATIVE
+from paceline.runner.models.describe import describe
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import OWN_SIZES, architectures, traits_of
+from tests.conformance.architectures import OWN_SIZES, Case, architectures, traits_of
 from tests.conformance.native_backend import FourBits
 from tests.runner.support import Piece, batch_of, tiny
 
@@ -43,7 +45,11 @@ def run(model: Model, attention: str, pieces: list[Piece], kv: KVStore) -> Tenso
     return model.logits(model.forward(batch, kv, load(attention))[batch.sample_at])
 
 
-FAMILIES = [one for one in architectures() if not traits_of(one).vision]
+FAMILIES = [
+    one
+    for one in architectures()
+    if not traits_of(one).vision and NATIVE.supports(describe(Case(one).config())) is None
+]
 
 
 @pytest.mark.parametrize("kind", [Dummy, FourBits])

@@ -11,7 +11,13 @@ from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE
 from paceline.runner.layers.stack import TORCH
 from paceline.runner.models import model as module
-from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MixtureSpec,
+    MLPSpec,
+)
 from paceline.runner.models.backend_support import BackendSupport, features_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
@@ -21,7 +27,7 @@ from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
 PLAIN = BackendSupport("plain", frozenset())
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, Rope)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MixtureSpec, Rope)
 
 
 @dataclass(frozen=True, slots=True)

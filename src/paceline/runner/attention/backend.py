@@ -25,12 +25,14 @@ class Prepared(Protocol):
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of every position over its row, which the store holds already.
 
         `query` is [positions, heads, head_dim] and so is the result. Heads share keys in equal
         runs. With a window, a position sees itself and the window - 1 positions before it. With a
-        cap, a score s becomes cap * tanh(s / cap).
+        cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are a further score of each head,
+        which takes weight and has no value.
         """
         ...
 
@@ -42,6 +44,7 @@ class Queries:
     heads: int
     dtype: torch.dtype
     is_capped: bool = False  # whether their scores are
+    has_sinks: bool = False  # a further score of each head, without a value
 
 
 class GraphAttention(Prepared, Protocol):

@@ -62,7 +62,12 @@ def check_supported(kv: KVStore) -> None:
         )
 
 
-def refuse_caps(cap: float | None) -> None:
+def refuse_other_scores(cap: float | None, sinks: Tensor | None) -> None:
+    if sinks is not None:
+        raise ConfigError(
+            "the heads of this model have sinks, which the FlashInfer backend does not compute; "
+            "choose another attention backend"
+        )
     if cap is not None:
         raise ConfigError(
             f"the scores of this model are capped at {cap}, which the FlashInfer backend does not "
@@ -122,8 +127,9 @@ class FlashinferStep:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        refuse_caps(cap)
+        refuse_other_scores(cap, sinks)
         if window not in self._planned:
             self._planned[window] = [
                 self._plan(rows, query, window, scale) for rows in self._groups
@@ -251,8 +257,9 @@ class FlashinferDecodeGraph:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        refuse_caps(cap)
+        refuse_other_scores(cap, sinks)
         if window is not None:
             raise ConfigError(
                 "FlashInfer does not support sliding windows in CUDA graphs; choose "

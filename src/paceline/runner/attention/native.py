@@ -62,17 +62,20 @@ class NativeStep:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         plain = query.float()
         if not plain[0].is_contiguous():
             plain = plain.contiguous()
         out = torch.empty(query.shape)
+        own = None if sinks is None else sinks.float().contiguous()
         self._kernels.attend(
             self.step,
             layer,
             window or 0,
             scale,
             cap or 0.0,
+            None if own is None else own.data_ptr(),
             plain.data_ptr(),
             plain.stride(0),
             query.shape[1],

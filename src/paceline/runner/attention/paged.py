@@ -1,12 +1,12 @@
 """Attention in torch for CPUs: many short rows at once, long rows one by one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from paceline.runner.attention.sdpa import attention
+from paceline.runner.attention.sdpa import ScoreRule, attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
@@ -59,6 +59,7 @@ class PagedStep:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         positions, heads, head_dim = query.shape
         shared = query.view(positions, self._kv.kv_heads, -1, head_dim)
@@ -66,8 +67,11 @@ class PagedStep:
         if pieces is None:
             pieces = self._pieces[window] = list(self._cut(window, shared))
         out = torch.empty(shared.shape, dtype=query.dtype, device=query.device)
+        if sinks is not None:
+            sinks = sinks.view(self._kv.kv_heads, -1)  # [kv_heads, group]
+        rule = ScoreRule(scale, cap, sinks)
         for piece in pieces:
-            piece.attend(shared, layer, (scale, cap), out)
+            piece.attend(shared, layer, rule, out)
         return out.view(positions, heads, head_dim)
 
     def _cut(self, window: int | None, query: Tensor) -> Iterator["ShortRows | LongRow"]:
@@ -183,14 +187,14 @@ class ShortRows:
         self._mask = mask.unsqueeze(1)
         self._count, self._at = count, _places([row.first for row in rows], count, device)
 
-    def attend(
-        self, query: Tensor, layer: int, scale: tuple[float, float | None], out: Tensor
-    ) -> None:
-        """`scale` is the factor of scores and their cap."""
+    def attend(self, query: Tensor, layer: int, rule: ScoreRule, out: Tensor) -> None:
+        """The rule has sinks [kv_heads, group]."""
         self._context.fill(layer)
         asked = query[self._at].unflatten(0, (-1, self._count))
         asked = asked.transpose(1, 2).flatten(2, 3)
-        found = attention(asked, self._context.keys, self._context.values, self._mask, *scale)
+        if rule.sinks is not None:
+            rule = replace(rule, sinks=rule.sinks.repeat(1, self._count).unsqueeze(-1))
+        found = attention(asked, self._context.keys, self._context.values, self._mask, rule)
         out[self._at] = found.unflatten(2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
 
 
@@ -226,18 +230,18 @@ class LongRow:
             key_at = torch.arange(first_key, row.context, device=query.device)
             self._mask = mask_of(unseen(batch.position[self._span], key_at, window), query)
 
-    def attend(
-        self, query: Tensor, layer: int, scale: tuple[float, float | None], out: Tensor
-    ) -> None:
-        """`scale` is the factor of scores and their cap."""
+    def attend(self, query: Tensor, layer: int, rule: ScoreRule, out: Tensor) -> None:
+        """The rule has sinks [kv_heads, group]."""
         self._context.fill(layer)
         asked = query[self._span].permute(1, 2, 0, 3)
+        if rule.sinks is not None:
+            rule = replace(rule, sinks=rule.sinks[..., None, None])
         found = attention(
             asked,
             self._shared(self._context.keys, asked),
             self._shared(self._context.values, asked),
             self._mask,
-            *scale,
+            rule,
         )
         out[self._span] = found.permute(2, 0, 1, 3)
 

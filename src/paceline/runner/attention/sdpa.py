@@ -1,5 +1,7 @@
 """Attention row by row in float32: slow, and the reference for the other backends."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,23 +10,37 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRule:
+    """How scores of queries and keys become those that weights are made of.
+
+    scale   factor of every score
+    cap     a score s becomes cap * tanh(s / cap); None: it stays as it is
+    sinks   a further score of each query [..., queries or 1, 1], which takes weight and has no
+            value
+    """
+
+    scale: float
+    cap: float | None = None
+    sinks: Tensor | None = None
+
+
 def attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
-    scale: float,
-    cap: float | None,
+    rule: ScoreRule,
 ) -> Tensor:
     """Queries [..., queries, head_dim] over keys and values [..., keys, head_dim].
 
-    The mask is added to the scores; without one, a query sees the keys up to its own place. With a
-    cap, a score s becomes cap * tanh(s / cap), which torch's own attention does not compute.
+    The mask is added to the scores; without one, a query sees the keys up to its own place.
+    Torch's own attention computes neither caps nor sinks.
     """
-    if cap is not None:
-        return explicit_attention(query, keys, values, mask, scale, cap)
+    if rule.cap is not None or rule.sinks is not None:
+        return explicit_attention(query, keys, values, mask, rule)
     return F.scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+        query, keys, values, attn_mask=mask, is_causal=mask is None, scale=rule.scale
     )
 
 
@@ -33,17 +49,20 @@ def explicit_attention(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
-    scale: float,
-    cap: float | None,
+    rule: ScoreRule,
 ) -> Tensor:
     """The same by its formula, in float32."""
-    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale)
-    if cap is not None:
-        scores = scores.div_(cap).tanh_().mul_(cap)
+    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(rule.scale)
+    if rule.cap is not None:
+        scores = scores.div_(rule.cap).tanh_().mul_(rule.cap)
     if mask is None:
         hidden = torch.full(scores.shape[-2:], float("-inf"), device=scores.device)
         mask = hidden.triu_(1)
-    return (scores.add_(mask).softmax(dim=-1) @ values.float()).to(query.dtype)
+    scores.add_(mask)
+    if rule.sinks is not None:
+        scores = torch.cat((scores, rule.sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[-2]]
+    return (weights @ values.float()).to(query.dtype)
 
 
 class Sdpa:
@@ -66,8 +85,12 @@ class SdpaStep:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if sinks is not None:
+            sinks = sinks.view(self._kv.kv_heads, -1, 1, 1)  # [kv_heads, group, 1, 1]
+        rule = ScoreRule(scale, cap, sinks)
         for row, (first, end, context) in enumerate(self._rows):
             keys, values = self._context(row, layer, context)
             distance = self._batch.position[first:end, None] - torch.arange(
@@ -82,8 +105,7 @@ class SdpaStep:
                 keys.transpose(0, 1).unsqueeze(1).expand(-1, asked.shape[2], -1, -1),
                 values.transpose(0, 1).unsqueeze(1).expand(-1, asked.shape[2], -1, -1),
                 mask,
-                scale,
-                cap,
+                rule,
             )
             out[first:end] = found.permute(2, 0, 1, 3).flatten(1, 2)
         return out

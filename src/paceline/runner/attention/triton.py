@@ -127,9 +127,10 @@ class DecodeAttention:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.attend_into(out, query, layer, window, scale, cap)
+        self.attend_into(out, query, layer, window, scale, cap, sinks)
         return out
 
     def attend_into(
@@ -140,8 +141,9 @@ class DecodeAttention:
         window: int | None,
         scale: float,
         cap: float | None,
+        sinks: Tensor | None,
     ) -> None:
-        how = layer, window, scale, cap
+        how = layer, window, scale, cap, sinks
         self._run(out, query, (query, query, 0.0), how, {"NEW": False, "NORMED": False})
 
     def _run(
@@ -149,11 +151,11 @@ class DecodeAttention:
         out: Tensor,
         query: Tensor,
         given: tuple[Tensor, Tensor, float],
-        how: tuple[int, int | None, float, float | None],
+        how: tuple[int, int | None, float, float | None, Tensor | None],
         sizes: dict[str, bool],
     ) -> None:
         batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._split
-        (_, heads, dim), (layer, window, scale, cap) = out.shape, how
+        (_, heads, dim), (layer, window, scale, cap, sinks) = out.shape, how
         is_small = query.element_size() < FLOAT_BYTES
         parts, peaks = out, out
         if sharing.splits > 1:
@@ -172,6 +174,7 @@ class DecodeAttention:
             self._ended,
             self._ended if bounds is None else bounds,
             *given,
+            query if sinks is None else sinks,
             scale,
             window or 0,
             query.stride(0),
@@ -192,6 +195,7 @@ class DecodeAttention:
             WHOLE=sharing.whole,
             BOUNDED=bounds is not None,
             CAP=cap or 0.0,
+            SINKS=sinks is not None,
             num_warps=2 if is_small and dim <= FEW_DIMS and not sizes["NEW"] else 4,
             num_stages=STAGES if is_small else 1,
             launch_pdl=True,
@@ -211,6 +215,7 @@ class FusedDecodeAttention(DecodeAttention):
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """`rotate_and_store` and attention in one kernel, for few rows.
 
@@ -222,7 +227,7 @@ class FusedDecodeAttention(DecodeAttention):
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
         given = turn.turns, qkv if turn.factor is None else turn.factor, turn.floor
         sizes = {"NEW": True, "NORMED": turn.factor is not None}
-        self._run(out, qkv, given, (layer, window, scale, cap), sizes)
+        self._run(out, qkv, given, (layer, window, scale, cap, sinks), sizes)
         return out
 
 
@@ -249,9 +254,10 @@ class TiledAttention:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.attend_into(out, query, layer, window, scale, cap)
+        self.attend_into(out, query, layer, window, scale, cap, sinks)
         return out
 
     def attend_into(
@@ -262,6 +268,7 @@ class TiledAttention:
         window: int | None,
         scale: float,
         cap: float | None,
+        sinks: Tensor | None,
     ) -> None:
         batch, kv = self._batch, self._kv
         positions, heads, dim = query.shape
@@ -277,6 +284,7 @@ class TiledAttention:
             batch.row_start,
             out,
             self._bounds,
+            query if sinks is None else sinks,
             scale,
             window or 0,
             query.stride(0),
@@ -293,6 +301,7 @@ class TiledAttention:
             BLOCK=kv.block_size,
             CELLS=64 if is_small and positions <= FEW else 32,
             CAP=cap or 0.0,
+            SINKS=sinks is not None,
             num_warps=4,
             num_stages=2 if is_small else 1,
             launch_pdl=True,
@@ -318,8 +327,9 @@ class MixedAttention:
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.others.attend_into(out, query, layer, window, scale, cap)
-        self._singles.attend_into(out, query, layer, window, scale, cap)
+        self.others.attend_into(out, query, layer, window, scale, cap, sinks)
+        self._singles.attend_into(out, query, layer, window, scale, cap, sinks)
         return out

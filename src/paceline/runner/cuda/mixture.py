@@ -20,8 +20,12 @@ class CudaMixture:
         self._spec, self._floor = spec, spec.norm.floor
         self._is_silu = spec.activation == "silu"
         self._router = factory.router(spec.router, spec.norm).t().contiguous()  # [width, experts]
+        biases = spec.router.biases
+        self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self._gate_up = _stacked(factory, [one.gate_up for one in spec.experts], spec.norm)
         self._down = _stacked(factory, [one.down for one in spec.experts])
+        self._gate_up_bias = _biases(factory, [one.gate_up for one in spec.experts])
+        self._down_bias = _biases(factory, [one.down for one in spec.experts])
         self._every = torch.arange(
             len(spec.experts) + 1, dtype=torch.int32, device=self._router.device
         )
@@ -30,9 +34,12 @@ class CudaMixture:
         """Add the mixture of the residual stream to it."""
         x, spec = normalized(hidden, self._floor), self._spec
         scores = x.float() @ self._router
+        if self._router_bias is not None:
+            scores += self._router_bias
         choice = choose_experts(scores, spec.chosen, spec.shares_sum_to_one, self._every)
-        inner = gated_by_experts(x, self._gate_up, choice, self._is_silu)
-        summed_by_experts(hidden, inner, self._down, choice)
+        gate_up = self._gate_up, choice, self._is_silu, self._gate_up_bias, spec.clamp
+        inner = gated_by_experts(x, *gate_up)
+        summed_by_experts(hidden, inner, self._down, choice, self._down_bias)
 
 
 def _stacked(
@@ -46,3 +53,10 @@ def _stacked(
         weight = factory.joined(product.weights)
         found[at] = weight if factor is None else weight * factor
     return found
+
+
+def _biases(factory: LayerFactory, products: list[ProductSpec]) -> Tensor | None:
+    """The biases of several products, [products, outputs] in float32; None if they have none."""
+    if not products[0].biases:
+        return None
+    return torch.stack([factory.joined(product.biases) for product in products])

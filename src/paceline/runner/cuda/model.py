@@ -60,11 +60,16 @@ CUDA = BackendSupport(
             "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
+            "layers.attention.sinks",
             "layers.mlp.activation=gelu_pytorch_tanh",
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=mixture",
+            "layers.mlp.router.biases",
+            "layers.mlp.experts.gate_up.biases",
+            "layers.mlp.experts.down.biases",
+            "layers.mlp.clamp",
             "vision",
             "vision=siglip",
         }
@@ -90,6 +95,7 @@ class RotatingAttention(Protocol):
         window: int | None,
         scale: float,
         cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor: ...
 
 
@@ -113,6 +119,7 @@ class CudaLayer:
         self._out = ResidualLinear(factory, attention.output, attention.output_norm)
         is_plain = isinstance(mlp, MLPSpec)
         self._mlp = CudaMLP(factory, mlp) if is_plain else CudaMixture(factory, mlp)
+        self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
         self._turn = HeadRotation(turns, None, 0.0)
         if attention.head_norms is not None:
             factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
@@ -123,7 +130,7 @@ class CudaLayer:
     ) -> Tensor:
         """The residual stream after this layer, of all positions or of the wanted ones."""
         n, attention, spec = len(hidden), step.attention, self._attention
-        how = self._layer, spec.window, spec.scale, spec.score_cap
+        how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
         turning = attention if n <= MOST_ROWS and isinstance(attention, RotatingAttention) else None
         found, late = self._qkv(hidden)
         qkv = found.view(n, -1, spec.head_dim)

@@ -60,7 +60,8 @@ class PairedAttention:
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
     ) -> PairedPrepared:
         prepare, config = self._attention.prepare_mixed_graph, self._second.config
-        own = Queries(config.heads, self._second.dtype, config.score_cap is not None)
+        is_capped, has_sinks = config.score_cap is not None, config.has_sinks
+        own = Queries(config.heads, self._second.dtype, is_capped, has_sinks)
         second = prepare(batch, self._kv, bounds, longer, own)
         return PairedPrepared(prepare(batch, kv, bounds, longer, queries), second)
 

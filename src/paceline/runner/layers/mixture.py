@@ -1,10 +1,11 @@
 """A mixture of experts: each position is computed by the few that its router chooses."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.mlp import GatedProducts
+from paceline.runner.layers.mlp import GatedProducts, clamped_gate, plain_gate
 from paceline.runner.models.architecture import MixtureSpec
 
 
@@ -15,10 +16,11 @@ class Mixture:
         self._spec = spec
         self._input_norm = factory.unscaled_norm(spec.norm.floor)
         self.router = factory.router(spec.router, spec.norm)  # [experts, width]
+        biases = spec.router.biases
+        self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self.output_norm = None  # no architecture has one here
-        self.experts = [
-            GatedProducts(factory, expert, spec.norm, spec.activation) for expert in spec.experts
-        ]
+        gate = plain_gate(spec.activation) if spec.clamp is None else clamped_gate(spec.clamp)
+        self.experts = [GatedProducts(factory, one, spec.norm, gate) for one in spec.experts]
 
     def add_to(self, hidden: Tensor) -> None:
         """Add the mixture of the residual stream to it."""
@@ -36,7 +38,7 @@ class Mixture:
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Experts of every position and their shares, [positions, chosen] each."""
-        scores = x.float() @ self.router.t()  # [positions, experts]
+        scores = F.linear(x.float(), self.router, self._router_bias)  # [positions, experts]
         share, chosen = scores.softmax(dim=-1).topk(self._spec.chosen)
         if self._spec.shares_sum_to_one:
             share = share / share.sum(dim=-1, keepdim=True)

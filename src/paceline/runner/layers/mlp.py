@@ -8,12 +8,34 @@ from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import add_product
-from paceline.runner.models.architecture import Activation, ExpertSpec, MLPSpec, NormSpec
+from paceline.runner.models.architecture import (
+    Activation,
+    ClampedGate,
+    ExpertSpec,
+    MLPSpec,
+    NormSpec,
+)
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
+
+
+Gate = Callable[[Tensor, Tensor], Tensor]  # of gate and up, [positions, width] each
+
+
+def plain_gate(activation: Activation) -> Gate:
+    """activation(gate) * up"""
+    return lambda gate, up: ACTIVATIONS[activation](gate).mul_(up)
+
+
+def clamped_gate(clamp: ClampedGate) -> Gate:
+    def apply(gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+        return (gate * clamp.alpha).sigmoid_().mul_(gate).mul_(up.add_(1.0))
+
+    return apply
 
 
 class GatedProducts:
@@ -24,22 +46,22 @@ class GatedProducts:
         factory: LayerFactory,
         spec: MLPSpec | ExpertSpec,
         norm: NormSpec,
-        activation: Activation,
+        gate: Gate,
     ) -> None:
         self.gate_up = factory.linear(spec.gate_up, norm)
-        self._activation = ACTIVATIONS[activation]
+        self._gate = gate
         self.down = factory.linear(spec.down)
 
     def gated(self, x: Tensor) -> Tensor:
         """The input of `down`."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # [positions, width] each
-        return self._activation(gate).mul_(up)
+        return self._gate(gate, up)
 
 
 class MLP:
     def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
         self._input_norm = factory.unscaled_norm(spec.norm.floor)
-        self.products = GatedProducts(factory, spec, spec.norm, spec.activation)
+        self.products = GatedProducts(factory, spec, spec.norm, plain_gate(spec.activation))
         self.output_norm = factory.optional_norm(spec.output_norm)
 
     def add_to(self, hidden: Tensor) -> None:

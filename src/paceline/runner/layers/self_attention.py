@@ -37,6 +37,7 @@ class SelfAttention:
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
         self.output = factory.linear(spec.output)
+        self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
         """Everything but the product with `output`, which the layer adds to the residual stream."""
@@ -48,5 +49,6 @@ class SelfAttention:
         context.rotations[spec.rope].turn(rotated)
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
-        seen = context.attention.attend(query, layer, spec.window, spec.scale, spec.score_cap)
+        how = spec.window, spec.scale, spec.score_cap, self._sinks
+        seen = context.attention.attend(query, layer, *how)
         return seen.view(len(x), -1)  # [positions, heads * head_dim]

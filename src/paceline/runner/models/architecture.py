@@ -95,6 +95,7 @@ class AttentionSpec:
     score_cap          a score s becomes cap * tanh(s / cap); None: it stays as it is
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
+    sinks              [heads]; a further score of each head, which takes weight and has no value
     """
 
     norm: NormSpec
@@ -111,6 +112,15 @@ class AttentionSpec:
     score_cap: float | None = None
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
+    sinks: TensorSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """gate * sigmoid(alpha * gate) * (up + 1), of gates up to `limit` and ups from -limit to it."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +156,7 @@ class MixtureSpec:
     chosen             experts of a position
     shares_sum_to_one  shares of the chosen experts are divided by their sum
     activation         of all experts
+    clamp              what experts compute of gate and up instead; None: activation(gate) * up
     """
 
     FEATURE: ClassVar[str] = "mixture"
@@ -156,6 +167,7 @@ class MixtureSpec:
     chosen: int
     shares_sum_to_one: bool
     activation: Activation = "silu"
+    clamp: ClampedGate | None = None
 
     @property
     def width(self) -> int:

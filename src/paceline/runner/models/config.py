@@ -96,6 +96,11 @@ class ModelConfig:
         if any(window is not None and window < 1 for window in self.windows):
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether each head has a score that takes weight and has no value."""
+        return self.traits.sinks
+
     @classmethod
     def of_hf(
         cls, raw: Mapping[str, Any], images: Mapping[str, Any] = NO_SETTINGS

@@ -1,7 +1,7 @@
 """Describes a model: from its sizes and the traits of its architecture to every tensor."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.runner.models.architecture import (
     AttentionSpec,
@@ -17,7 +17,7 @@ from paceline.runner.models.architecture import (
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import HEAD
-from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
+from paceline.runner.models.tensor_spec import GGUFForm, Shape, StackedForm, TensorSpec
 from paceline.runner.models.traits import ExpertNames
 
 
@@ -87,6 +87,9 @@ def _attention(
         window=window,
         score_cap=config.score_cap,
         output_norm=output_norm,
+        sinks=tensors.vector("self_attn.sinks", "attn_sinks", config.heads)
+        if traits.sinks
+        else None,
     )
 
 
@@ -130,25 +133,43 @@ def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
 def _mixture(
     config: ModelConfig, sizes: ExpertSizes, names: ExpertNames, tensors: "LayerTensors"
 ) -> MixtureSpec:
-    """A GGUF file has one tensor for all experts; HF's files have one for each."""
+    """A GGUF file has one tensor for all experts; HF's files have one for each, or for all."""
     width, inner = config.width, sizes.width
 
     def product(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> ProductSpec:
         stem = f"{names.block}.experts.{expert}.{name}"
-        return tensors.product(stem, f"ffn_{gguf}_exps", shape, part=expert)
+        has_bias = names.has_biases
+        return tensors.product(stem, f"ffn_{gguf}_exps", shape, has_bias, part=expert)
 
     def one(expert: int) -> ExpertSpec:
         gate = product(expert, names.gate, "gate", (inner, width))
         up = product(expert, names.up, "up", (inner, width))
-        return ExpertSpec(_joined([gate, up]), product(expert, names.down, "down", (width, inner)))
+        down = product(expert, names.down, "down", (width, inner))
+        if names.is_stacked:
+            stem = tensors.stem(f"{names.block}.experts")
+            gate = _stacked(gate, StackedForm(f"{stem}.gate_up_proj", expert, 0, 2))
+            up = _stacked(up, StackedForm(f"{stem}.gate_up_proj", expert, 1, 2))
+            down = _stacked(down, StackedForm(f"{stem}.down_proj", expert))
+        return ExpertSpec(_joined([gate, up]), down)
 
+    router = f"{names.block}.{names.router}"
     return MixtureSpec(
         norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
-        router=tensors.product(f"{names.block}.gate", "ffn_gate_inp", (sizes.count, width)),
+        router=tensors.product(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
         experts=tuple(one(expert) for expert in range(sizes.count)),
         chosen=sizes.chosen,
         shares_sum_to_one=sizes.shares_sum_to_one,
         activation=config.traits.activation,
+        clamp=sizes.clamp,
+    )
+
+
+def _stacked(product: ProductSpec, form: StackedForm) -> ProductSpec:
+    """A product whose tensors are in one of all experts; that of the biases has a name like it."""
+    of_biases = replace(form, name=f"{form.name}_bias")
+    return ProductSpec(
+        tuple(replace(one, stack=form) for one in product.weights),
+        tuple(replace(one, stack=of_biases) for one in product.biases),
     )
 
 
@@ -190,6 +211,16 @@ class LayerTensors:
 
         bias = (one("bias", shape[:1]),) if has_bias else ()
         return ProductSpec((one("weight", shape),), bias)
+
+    def vector(self, name: str, gguf: str, size: int) -> TensorSpec:
+        """A tensor that HF's files name without an ending."""
+        name, gguf = self._names(name, gguf)
+        whole, older = _names(self.config, name)
+        return TensorSpec(whole, (size,), GGUFForm(f"{gguf}.weight"), older=older)
+
+    def stem(self, name: str) -> str:
+        """The whole name of a part of the layer in HF's files."""
+        return _names(self.config, self._names(name, "")[0])[0]
 
     def _names(self, name: str, gguf: str) -> tuple[str, str]:
         return f"layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import ClampedGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class ExpertSizes:
     width              inside an expert
     shares_sum_to_one  shares of the chosen experts are divided by their sum
     layers             whether each layer is a mixture; the others have a plain MLP
+    clamp              what experts compute of gate and up, if not activation(gate) * up
     """
 
     count: int
@@ -21,6 +23,7 @@ class ExpertSizes:
     width: int
     shares_sum_to_one: bool
     layers: tuple[bool, ...]
+    clamp: ClampedGate | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.chosen <= self.count:

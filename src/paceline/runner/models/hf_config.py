@@ -3,6 +3,7 @@
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import ClampedGate
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
@@ -13,6 +14,7 @@ THETA = 10_000.0
 ENDINGS = {"ForCausalLM": False, "ForConditionalGeneration": True}  # with images?
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 UNSUPPORTED = ("use_bidirectional_attention", "quantization_config")
+MXFP4 = "mxfp4"  # what experts may be quantized by
 
 
 def architecture(read: ConfigEntries) -> tuple[str, Traits]:
@@ -38,11 +40,19 @@ def of_decoder(read: ConfigEntries, traits: Traits) -> ConfigEntries:
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
     for key in UNSUPPORTED:
-        if read.get(key):
+        if read.get(key) and not (
+            key == "quantization_config" and has_packed_experts(read, traits)
+        ):
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
     for key in ("hidden_act", "hidden_activation"):
         if read.get(key, traits.activation) != traits.activation:
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
+
+
+def has_packed_experts(read: ConfigEntries, traits: Traits) -> bool:
+    """Whether experts are in MXFP4, in one tensor for all of them."""
+    is_stacked = traits.experts is not None and traits.experts.is_stacked
+    return is_stacked and read.get("quantization_config", {}).get("quant_method") == MXFP4
 
 
 def ids(value: int | list[int] | None) -> tuple[int, ...]:
@@ -83,7 +93,16 @@ def experts(read: ConfigEntries, layers: int, traits: Traits) -> ExpertSizes | N
         width=int(read.get("moe_intermediate_size") or read.number("intermediate_size")),
         shares_sum_to_one=read.get("norm_topk_prob", traits.shares_sum_to_one),
         layers=tuple(layer not in plain and (layer + 1) % every == 0 for layer in range(layers)),
+        clamp=clamp(read, traits),
     )
+
+
+def clamp(read: ConfigEntries, traits: Traits) -> ClampedGate | None:
+    """How experts limit gates and ups."""
+    if (usual := traits.clamp) is None:
+        return None
+    alpha, limit = read.get("swiglu_alpha", usual.alpha), read.get("swiglu_limit", usual.limit)
+    return ClampedGate(float(alpha), float(limit))
 
 
 def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeChoice:

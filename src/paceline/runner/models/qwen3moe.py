@@ -4,5 +4,5 @@ from paceline.runner.models.traits import ExpertNames, Traits
 
 TRAITS = Traits(
     qk_norm=True,
-    experts=ExpertNames("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+    experts=ExpertNames("mlp"),
 )

@@ -23,6 +23,25 @@ class GGUFForm:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedForm:
+    """How HF's files store a tensor of an expert in one tensor of all experts.
+
+        weights   [experts, inputs, outputs of several tensors]
+        biases    [experts, outputs of several tensors]
+
+    name     of the tensor in the file
+    part     index of the expert
+    first    output that is the first of this tensor
+    every    how far its outputs are apart: those of other tensors lie between
+    """
+
+    name: str
+    part: int
+    first: int = 0
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor of a checkpoint, in the layout of HF.
 
@@ -30,6 +49,7 @@ class TensorSpec:
     gguf     its form in a GGUF file
     copies   further names under which HF's files may repeat it
     older    its name in files of older versions of transformers; empty: the same
+    stack    where HF's files have it, if that is in a tensor of all experts
     """
 
     name: str
@@ -37,3 +57,4 @@ class TensorSpec:
     gguf: GGUFForm
     copies: tuple[str, ...] = ()
     older: str = ""
+    stack: StackedForm | None = None

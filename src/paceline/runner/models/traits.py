@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Activation
+from paceline.runner.models.architecture import Activation, ClampedGate
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.vision_spec import VisionSpec
 
@@ -16,13 +16,21 @@ from paceline.runner.models.vision_spec import VisionSpec
 class ExpertNames:
     """What HF's files call the products of a mixture of experts.
 
-    A router is `<block>.gate`, and a product of expert 3 is `<block>.experts.3.<gate, up or down>`.
+    A router is `<block>.<router>`, and a product of expert 3 is `<block>.experts.3.<gate, up or
+    down>`.
+
+    is_stacked   one tensor has a product of all experts: `<block>.experts.gate_up_proj`, in which
+                 gate and up take turns, and `<block>.experts.down_proj`
+    has_biases   all products have biases
     """
 
     block: str
-    gate: str
-    up: str
-    down: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    router: str = "gate"
+    is_stacked: bool = False
+    has_biases: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class Traits:
     logit_cap          soft cap of logits *
     experts            layers may be mixtures of experts
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
+    clamp              what experts compute of gate and up, if not activation(gate) * up *
+    sinks              each head has a score that takes weight and has no value
     fused_products     queries, keys, values are one tensor, and so are gate and up
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
     decoder            what the names of its tensors begin with
@@ -88,6 +98,8 @@ class Traits:
     logit_cap: float | None = None
     experts: ExpertNames | None = None
     shares_sum_to_one: bool = False
+    clamp: ClampedGate | None = None
+    sinks: bool = False
     fused_products: bool = False
     paired_in_gguf: bool = False
     decoder: DecoderNames = DecoderNames()

@@ -19,10 +19,12 @@ enum { MOST_HELD = FLOATS == 4 ? 8 : HELD }; /* if there are fewer than TOGETHER
  * many at once, and keys are announced as they are read, so many positions ahead. */
 enum { IS_TURNED = FLOATS > 4, AHEAD = 8 };
 
-/* How scores are made: of which positions, times what, and below which soft cap; 0: none. */
+/* How scores are made: of which positions, times what, below which soft cap (0: none), and beside
+ * which sink of each head, or NULL. */
 struct scores {
     int64_t window;
     float scale, cap;
+    const float *sinks;
 };
 
 struct query {
@@ -286,7 +288,8 @@ static void attend_tile(
             .out = out + ((at + place) * heads + head) * head_dim,
             .first = window && until > window ? until - window : 0,
             .end = until,
-            .top = -INFINITY};
+            .top = scores.sinks ? scores.sinks[head] : -INFINITY,
+            .total = {scores.sinks ? 1.0f : 0.0f}};
         memset(queries[q].out, 0, (size_t)head_dim * sizeof(float));
     }
     for (int64_t from = seen / CHUNK * CHUNK; from < end; from += CHUNK) {
@@ -329,8 +332,8 @@ static void attend_tiles(const void *task, int64_t begin, int64_t end) {
 
 void attend(
     const struct step *step, int64_t layer, int64_t window, float scale, float cap,
-    const float *query, int64_t query_stride, int64_t heads, float *out, int threads) {
-    struct scores scores = {window, scale, cap};
+    const float *sinks, const float *query, int64_t query_stride, int64_t heads, float *out, int threads) {
+    struct scores scores = {window, scale, cap, sinks};
     struct attending all = {step, layer, scores, query, query_stride, heads, out};
     share(attend_tiles, &all, step->tile_count * step->kv_heads, threads);
 }

@@ -14,10 +14,10 @@ struct step {
     int64_t positions, tile_count, table_width, layers, block_size, kv_heads, head_dim;
 };
 
-/* Attention of a layer, by all threads. A window or a cap of 0 is none. `out` is [positions, heads,
- * head_dim]. */
+/* Attention of a layer, by all threads. A window or a cap of 0 is none. `sinks` are a further score
+ * of each head, which takes weight and has no value, or NULL. `out` is [positions, heads, head_dim]. */
 void attend(
     const struct step *step, int64_t layer, int64_t window, float scale, float cap,
-    const float *query, int64_t query_stride, int64_t heads, float *out, int threads);
+    const float *sinks, const float *query, int64_t query_stride, int64_t heads, float *out, int threads);
 
 #endif

@@ -269,7 +269,7 @@ static void attention(const struct pass *p) {
     share(round_for_qkv, p, rows, p->threads);
     multiply(&(struct product){l->qkv, room->rounded, rows, room->wide, stride, 0}, p->threads);
     share(turn_and_write, p, rows, p->threads);
-    attend(p->s, l - d->layers, l->window, d->query_scale, d->score_cap, room->wide, stride,
+    attend(p->s, l - d->layers, l->window, d->query_scale, d->score_cap, 0, room->wide, stride,
            d->heads, room->found, p->threads);
 }
 

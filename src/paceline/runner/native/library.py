@@ -100,7 +100,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             POINTER(StepStruct),
             *[c_int64] * 2,
             *[c_float] * 2,
-            c_void_p,
+            *[c_void_p] * 2,
             *[c_int64] * 2,
             c_void_p,
             c_int,

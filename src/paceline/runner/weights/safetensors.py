@@ -12,16 +12,16 @@ from paceline.core.json_file import json_object
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.weights.expert_stacks import ExpertStacks
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
+PACKED = "U8"  # of experts in MXFP4
 DERIVED = ".rotary_emb.inv_freq"  # old files have tensors that follow from the configuration
 
 
 class SafetensorsFolder:
     """A checkpoint in HF's format. Files stay mapped while the checkpoint is used."""
-
-    is_quantized = False  # other types than FLOATS are refused
 
     def __init__(self, folder: Path) -> None:
         raw = json_object(folder / "config.json")
@@ -33,12 +33,18 @@ class SafetensorsFolder:
         self._newer: dict[str, str] = {
             tensor.older: tensor.name for tensor in described if tensor.older
         }
+        self._stacks = ExpertStacks(described)
         self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
         self._file: dict[str, tuple[Any, str]] = {}  # by tensor: with its name in the file
         self.files = files_in(folder)
         for path in self.files:
             self._add(path)
+        self.shapes |= self._stacks.shapes()
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._stacks.is_quantized  # other types than FLOATS are refused
 
     def _add(self, path: Path) -> None:
         try:
@@ -48,22 +54,31 @@ class SafetensorsFolder:
         stored: str
         for stored in file.keys():  # noqa: SIM118 - it is no mapping
             name = self._newer.get(stored, stored)
-            if name in self.shapes:
+            if name in self._file:
                 raise ConfigError(f"{path} repeats tensor {name!r} of another file")
             if not self._is_copy(name):
-                part = file.get_slice(stored)
-                if (kind := part.get_dtype()) not in FLOATS:
-                    raise ConfigError(
-                        f"{path}: tensor {name!r} has type {kind}, which is not supported"
-                    )
-                self.shapes[name] = tuple(part.get_shape())
                 self._file[name] = file, stored
+                self._add_tensor(name, path)
+
+    def _add_tensor(self, name: str, path: Path) -> None:
+        file, stored = self._file[name]
+        part = file.get_slice(stored)
+        is_stack = self._stacks.takes(name)
+        known = (PACKED,) if is_stack and self._stacks.is_packed(name) else FLOATS
+        if (kind := part.get_dtype()) not in known:
+            raise ConfigError(f"{path}: tensor {name!r} has type {kind}, which is not supported")
+        if is_stack:
+            self._stacks.add(name, file)
+        else:
+            self.shapes[name] = tuple(part.get_shape())
 
     def _is_copy(self, name: str) -> bool:
         """Whether a tensor follows from others: some files repeat a tied embedding as the head."""
         return name.endswith(DERIVED) or name in self._copies
 
     def read(self, name: str) -> Tensor:
+        if name in self._stacks:
+            return self._stacks.read(name)
         file, stored = self._file[name]
         return file.get_tensor(stored)
 

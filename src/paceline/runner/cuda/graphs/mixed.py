@@ -220,7 +220,8 @@ class MixedGraphs:
         if positions not in self._held:
             longer = min(rows, max(positions // self._extent.share, LEAST_ROWS))
             config = self._model.config
-            queries = Queries(config.heads, self._model.dtype, config.score_cap is not None)
+            is_capped, has_sinks = config.score_cap is not None, config.has_sinks
+            queries = Queries(config.heads, self._model.dtype, is_capped, has_sinks)
             held = self._attention.prepare_mixed_graph(
                 batch, self._kv, columns[BOUNDS], longer, queries
             )

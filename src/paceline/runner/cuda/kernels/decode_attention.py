@@ -23,6 +23,7 @@ def decode(
     turns,
     factor,
     floor,
+    sinks,
     scale,
     window,
     query_stride,
@@ -43,6 +44,7 @@ def decode(
     WHOLE: tl.constexpr,
     BOUNDED: tl.constexpr,
     CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     NEW: tl.constexpr,
     NORMED: tl.constexpr,
 ):
@@ -102,6 +104,11 @@ def decode(
     peak = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     found = tl.zeros([GROUP, WIDTH], tl.float32)
+    is_first = split == 0
+    if SINKS:  # a score without a value, in the first program of a context
+        sink = tl.load(sinks + head, mask=places < group, other=0.0).to(tl.float32)
+        peak = tl.where(is_first, sink * 1.4426950408889634, peak)
+        total = tl.where(is_first, 1.0, total)
     if NEW:
         angle = turns + (end - 1).to(tl.int64) * DIM
         q = _turned(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
@@ -114,15 +121,21 @@ def decode(
         value = value.to(content.dtype.element_ty)
         newest = tl.load(own + (end - 1) // BLOCK).to(tl.int64) * block_stride
         spot = keys + newest + ((end - 1) % BLOCK) * cell_stride + dims[None, :]
-        is_first = split == 0
         tl.store(spot, key, mask=whole & is_first)
         tl.store(spot + KV_HEADS * DIM, value, mask=whole & is_first)
         score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * turn
         if CAP > 0:
             score = capped(score, CAP)
+        weight = 1.0
+        if SINKS:
+            highest = tl.maximum(peak, score)
+            weight = tl.exp2(score - highest)
+            total = total * tl.exp2(peak - highest) + weight
+            score, weight = highest, weight[:, None]
+        else:
+            total = tl.where(is_first, 1.0, total)
         peak = tl.where(is_first, score, peak)
-        total = tl.where(is_first, 1.0, total)
-        found = tl.where(is_first, value.to(tl.float32), found)
+        found = tl.where(is_first, value.to(tl.float32) * weight, found)
     elif BOUNDED:  # not from L1, which may be older than the kernel before `tiles`
         q = tl.load(
             line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0, cache_modifier=".cg"

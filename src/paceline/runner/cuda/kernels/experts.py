@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.models.architecture import ClampedGate
+
 FLOAT_BYTES = 4  # of float32, whose tiles must be smaller
 LEAST, MOST = 16, 128  # pairs of a program
 WIDE = 1024  # outputs of a program that adds up
@@ -68,19 +70,28 @@ def choose_experts(
     return ExpertChoice(share, pairs, torch.searchsorted(ordered, every))
 
 
-def gated_by_experts(x: Tensor, weight: Tensor, choice: ExpertChoice, is_silu: bool) -> Tensor:
+def gated_by_experts(
+    x: Tensor,
+    weight: Tensor,
+    choice: ExpertChoice,
+    is_silu: bool,
+    bias: Tensor | None = None,
+    clamp: ClampedGate | None = None,
+) -> Tensor:
     """act(gate) * up of every pair, [pairs, width], of x [positions, inputs] and gates and ups
-    [experts, 2 * width, inputs]."""
+    [experts, 2 * width, inputs], with biases [experts, 2 * width]. A clamp replaces `act`."""
     out = torch.empty((len(choice.pairs), weight.shape[1] // 2), dtype=x.dtype, device=x.device)
-    _run(x, weight, choice, out, is_silu)
+    _run(x, weight, choice, out, bias, is_silu, clamp)
     return out
 
 
-def summed_by_experts(total: Tensor, x: Tensor, weight: Tensor, choice: ExpertChoice) -> None:
+def summed_by_experts(
+    total: Tensor, x: Tensor, weight: Tensor, choice: ExpertChoice, bias: Tensor | None = None
+) -> None:
     """total [positions, width] += the products of all pairs x [pairs, inputs] with their experts
-    [experts, width, inputs], times their shares."""
+    [experts, width, inputs] and biases [experts, width], times their shares."""
     parts = torch.empty((len(choice.pairs), weight.shape[1]), dtype=x.dtype, device=x.device)
-    _run(x, weight, choice, parts, None)
+    _run(x, weight, choice, parts, bias)
     rows, width = total.shape
     places = min(triton.next_power_of_2(width), WIDE)
     _sum[(rows, triton.cdiv(width, places))](
@@ -89,7 +100,13 @@ def summed_by_experts(total: Tensor, x: Tensor, weight: Tensor, choice: ExpertCh
 
 
 def _run(
-    x: Tensor, weight: Tensor, choice: ExpertChoice, out: Tensor, is_silu: bool | None
+    x: Tensor,
+    weight: Tensor,
+    choice: ExpertChoice,
+    out: Tensor,
+    bias: Tensor | None,
+    is_silu: bool | None = None,
+    clamp: ClampedGate | None = None,
 ) -> None:
     pairs, outputs, experts = len(choice.pairs), out.shape[1], choice.experts
     rows = min(max(triton.next_power_of_2(pairs // experts), LEAST), MOST)
@@ -102,6 +119,7 @@ def _run(
         choice.pairs,
         choice.starts,
         choice.share,
+        out if bias is None else bias,
         out,
         COUNT=experts,
         EXPERTS=triton.next_power_of_2(experts),
@@ -113,6 +131,9 @@ def _run(
         CHUNK=32 if not is_small else 128 if is_thin else 64,
         GATED=is_silu is not None,
         SILU=is_silu is True,
+        BIASED=bias is not None,
+        ALPHA=0.0 if clamp is None else clamp.alpha,
+        LIMIT=0.0 if clamp is None else clamp.limit,
         num_warps=8 if rows == MOST else 4,
         num_stages=2 if not is_small else 4 if is_thin else 3,
         launch_pdl=True,
@@ -176,6 +197,7 @@ def _grouped(
     pairs,
     starts,
     share,
+    bias,
     out,
     COUNT: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -187,9 +209,13 @@ def _grouped(
     CHUNK: tl.constexpr,
     GATED: tl.constexpr,
     SILU: tl.constexpr,
+    BIASED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
     """If gated, x has a row for each position and a second weight is OUTPUTS lines further on;
-    otherwise x has a row for each pair, and the product is multiplied by its share."""
+    otherwise x has a row for each pair, and the product is multiplied by its share. With a limit,
+    gate and up are those of `ClampedGate`."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     expert, pair, there = _pairs_of(pairs, starts, tl.program_id(0), COUNT, EXPERTS, ROWS)
@@ -213,8 +239,17 @@ def _grouped(
         if GATED:
             part = tl.load(factors + OUTPUTS * INPUTS + at, mask=inside & left[:, None], other=0.0)
             other = tl.dot(given, part, other, input_precision="ieee")
+    if BIASED:
+        spot = bias + expert * lines + line
+        found += tl.load(spot, mask=line < OUTPUTS, other=0.0)[None, :]
+        if GATED:
+            other += tl.load(spot + OUTPUTS, mask=line < OUTPUTS, other=0.0)[None, :]
     if GATED:
-        if SILU:
+        if LIMIT > 0:
+            found = tl.minimum(found, LIMIT)
+            other = tl.minimum(tl.maximum(other, -LIMIT), LIMIT)
+            found = found / (1.0 + tl.exp(-ALPHA * found)) * (other + 1.0)
+        elif SILU:
             found = found / (1.0 + tl.exp(-found)) * other
         else:
             inner = 0.7978845608028654 * (found + 0.044715 * found * found * found)

@@ -66,7 +66,8 @@ class PrefillAttention:
         is_shaped = kv.head_dim == DIM and kv.block_size % CHUNK == 0
         is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_PLACES
         is_typed = kv.dtype == queries.dtype == torch.bfloat16
-        return is_shaped and is_typed and not queries.is_capped and can_compile(kv.content.device)
+        is_plain = not (queries.is_capped or queries.has_sinks)
+        return is_shaped and is_typed and is_plain and can_compile(kv.content.device)
 
     def lay_out(self) -> None:
         self._tiles.lay_out()
@@ -79,9 +80,11 @@ class PrefillAttention:
         window: int | None,
         scale: float,
         cap: float | None,
+        sinks: Tensor | None,
     ) -> None:
         """Attend with queries [positions, heads, head_dim], which need not be contiguous."""
         assert cap is None, "the kernel does not cap scores"
+        assert sinks is None, "the kernel has no sinks"
         kv, table, tiles = self._kv, self._table, self._tiles
         halves = query.view(*query.shape[:2], DIM // HALF, HALF)
         arguments = (

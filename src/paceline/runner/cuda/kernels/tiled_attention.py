@@ -92,6 +92,7 @@ def tiles(
     row_start,
     out,
     bounds,
+    sinks,
     scale,
     window,
     query_stride,
@@ -108,6 +109,7 @@ def tiles(
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length."""
     tl.extra.cuda.gdc_wait()
@@ -144,6 +146,9 @@ def tiles(
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
     total = tl.zeros([PAIRS], tl.float32)
     found = tl.zeros([PAIRS, WIDTH], tl.float32)
+    if SINKS:  # a score without a value
+        peak = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        total = tl.full([PAIRS], 1.0, tl.float32)
     turn = scale * 1.4426950408889634
     keys = content + layer_at + kv_head * DIM
     own = table + row.to(tl.int64) * table_stride
