@@ -66,7 +66,6 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
         ("prompt_embeds", "AAAA"),
         ("custom_logit_processor", "AAAA"),
         ("stop_regex", "a+"),
-        ("kv_transfer_params", {"do_remote_decode": True}),
         ("web_search_options", {}),
         ("vllm_xargs", {"a": 1}),
         ("return_hidden_states", True),
@@ -259,3 +258,25 @@ def test_a_constraint_that_cannot_be_followed_is_refused(
     response = real.post(path, json={**BODIES[path], "max_tokens": 4, **constraint})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+@EVERYWHERE
+def test_a_server_without_a_role_transfers_no_kv(on: Play, path: str) -> None:
+    async def scenario(site: Site) -> None:
+        asked = {**BODIES[path], "kv_transfer_params": {"do_remote_decode": True}}
+        response = await site.post(path, **asked)
+        assert response.status_code == 400
+        assert "kv_transfer_params" in response.json()["error"]["message"]
+
+    on(scenario)
+
+
+def test_a_transfer_has_one_prompt(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        given = {"do_remote_decode": True}
+        response = await site.post("/v1/completions", prompt=["a", "b"], kv_transfer_params=given)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "kv_transfer_params"
+        assert "there are 2 prompts" in response.json()["error"]["message"]
+
+    on(scenario)

@@ -97,6 +97,7 @@ class GenerationRequest:
         images: Images of a prompt that is no conversation, one for each of its marks: PIL images,
             arrays, bytes of files, or data URLs.
         items: Images that are in the token ids already.
+        kv_transfer_params: Where the KV of the prompt comes from or goes to, for the connector.
     """
 
     prompt: str | None = None
@@ -122,6 +123,7 @@ class GenerationRequest:
     pooling: str = ""
     images: Sequence[Any] = ()
     items: tuple[Item, ...] = ()
+    kv_transfer_params: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -214,6 +216,8 @@ class RequestOutput:
         error: What went wrong, for the finish reasons "error" and "timeout". The choices have the
             tokens that were generated before.
         pooled: The vector of the prompt, if the request has `pooling`.
+        kv_transfer_params: Where another engine can read the KV of the prompt, if the request asked
+            the connector for it.
     """
 
     request_id: str
@@ -225,6 +229,7 @@ class RequestOutput:
     finished: bool = True
     error: str = ""
     pooled: F32 | None = None
+    kv_transfer_params: Mapping[str, Any] | None = None
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:

@@ -143,6 +143,15 @@ def check_prompt(body: ScoredBody) -> None:
         )
 
 
+def transfer(body: ScoredBody, prompts: int) -> dict[str, Any]:
+    """The field of the engine's request that says where the KV of its one prompt comes from."""
+    given = body.kv_transfer_params or None
+    if given is not None and prompts > 1:
+        problem = f"there are {prompts} prompts; send each in a request of its own"
+        raise unsupported("kv_transfer_params", problem)
+    return {"kv_transfer_params": given}
+
+
 def common(body: GenerationBody) -> dict[str, Any]:
     """Fields of the engine's request that all routes share."""
     return {
@@ -183,6 +192,7 @@ def chat_asks(
         "add_generation_prompt": begins_message(body),
         "continue_final_message": bool(body.continue_final_message),
         **common(body),
+        **transfer(body, len(conversations)),
     }
     return [GenerationRequest(messages=messages, **shared) for messages in conversations]
 
@@ -253,7 +263,7 @@ def completion_asks(body: CompletionRequest, rules: SamplingRules) -> list[Gener
         raise unsupported("suffix", "insertion is not supported; remove suffix")
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling(body, rules, most, body.logprobs, completion_prompt_logprobs(body))
-    rest = common(body)
+    rest = common(body) | transfer(body, len(prompts(body)))
     if not body.prompt:
         raise unsupported("prompt", "it is empty; give at least one token")
     return [

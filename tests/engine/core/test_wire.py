@@ -56,6 +56,7 @@ def sent(message: Any) -> Any:
             length_penalty=0.5,
             early_stopping="never",
             constraint=Constraint.json(True, any_whitespace=False),
+            kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": [3, 1]},
             sampling=Sampling(
                 temperature=0.3,
                 logit_bias={3: 1.0, 9: -2.0},
@@ -105,7 +106,8 @@ def prompt_scores(alternatives: int) -> PromptScores:
 def test_a_delivery() -> None:
     choice = Choice((1, 2), Finish.STOP, -0.5, 2)
     times = Timings(1, 2, 3, 6, 1)
-    gone = Ended("a", Finish.STOP, 2, choices=(choice,), timings=times, cached=4)
+    kept = {"do_remote_prefill": True, "remote_host": "h", "remote_block_ids": [3, 1]}
+    gone = Ended("a", Finish.STOP, 2, "", -1, (choice,), 0, times, 4, kept)
     found = Candidates(np.array([[1, 2, 3], [4, 5, -1]], np.int32), np.ones((2, 3), np.float32))
     one = Delivery(
         1.5,

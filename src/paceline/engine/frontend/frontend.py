@@ -205,6 +205,7 @@ class Frontend:
             handle=self._rows.next_handle(params.beams or params.best_of or params.n),
             pooling=generation.pooling,
             reads_cache=generation.pooling in ("", LAST),
+            kv_transfer_params=generation.kv_transfer_params,
         )
 
     # -- out ----------------------------------------------------------------

@@ -202,4 +202,5 @@ class OpenRequest:
             ended.timings,
             error=ended.message,
             pooled=None if self.pooled is None else self.pooled.value(),
+            kv_transfer_params=ended.kv_transfer_params,
         )

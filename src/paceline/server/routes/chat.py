@@ -34,7 +34,7 @@ from paceline.server.schemas.completions import (
     event,
     prompt_column,
 )
-from paceline.server.schemas.envelope import Envelope
+from paceline.server.schemas.envelope import Envelope, transfer_of
 from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.ready_events import TextFrame
 from paceline.server.schemas.requests import BatchChatRequest, ChatBody, ChatRequest
@@ -178,6 +178,7 @@ class ChatWriter:
                 envelope.spent(outputs),
                 None if self._is_batch else self._prompt_column(first),
                 UNSET if self._is_batch else self._prompt_ids(first),
+                transfer_of(outputs),
             )
         )
 

@@ -22,7 +22,7 @@ from paceline.server.schemas.completions import (
     finite,
     prompt_column,
 )
-from paceline.server.schemas.envelope import Envelope
+from paceline.server.schemas.envelope import Envelope, transfer_of
 from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.ready_events import TextFrame
 from paceline.server.schemas.requests import CompletionRequest
@@ -129,7 +129,8 @@ class CompletionWriter:
         ]
         usage, timings = envelope.usage(outputs), envelope.spent(outputs)
         model, created = envelope.model, envelope.created
-        return encode(Completion(envelope.id, created, model, choices, usage, timings))
+        transfer = transfer_of(outputs)
+        return encode(Completion(envelope.id, created, model, choices, usage, timings, transfer))
 
     def _choice(self, part: int, delta: TextDelta) -> TextChoice:
         body, index = self._body, self._index(part, delta.index)

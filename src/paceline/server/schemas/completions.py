@@ -1,9 +1,9 @@
 """Bodies of responses, with the fields of OpenAI's API."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -103,6 +103,7 @@ class RankedLogprob(Struct, frozen=True):
     decoded_token: str
 
 
+KVTransferParams = Mapping[str, Any] | UnsetType
 PromptColumn = list[
     dict[str, RankedLogprob] | None
 ]  # by token id; the token of the prompt is first
@@ -155,6 +156,7 @@ class ChatChunk(Struct, frozen=True):
     usage: CompletionUsage | UnsetType | None = UNSET
     timings: StageTimings | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -169,6 +171,7 @@ class ChatCompletion(Struct, frozen=True):
     timings: StageTimings | UnsetType = UNSET
     prompt_logprobs: PromptColumn | UnsetType | None = None
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams = UNSET
     object: str = "chat.completion"
 
 
@@ -181,6 +184,7 @@ class Completion(Struct, frozen=True):
     choices: Sequence[TextChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
     timings: StageTimings | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams = UNSET
     object: str = "text_completion"
 
 

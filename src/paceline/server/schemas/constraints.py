@@ -36,7 +36,7 @@ Documents = Annotated[
     None, refused("documents are not supported; write their text into messages"), REFUSED
 ]
 Embeddings = Annotated[None, refused("a prompt is a text or token ids"), REFUSED]
-NoTransfer = Annotated[None, refused("the KV cache is not transferred"), REFUSED]
+NoTransfer = Annotated[None, refused("this route transfers no KV"), REFUSED]
 NoSearch = Annotated[None, refused("the web is not searched"), REFUSED]
 Regexes = Annotated[None, refused("an answer stops at strings; see stop"), REFUSED]
 ChosenLogprobs = Annotated[
@@ -69,8 +69,8 @@ class Constraints(RequestBody):
     response_format, modalities, function_call, functions, add_special_tokens, chat_template,
     structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar, regex,
     json_schema, ebnf, bad_words, logits_processors, custom_logit_processor, documents,
-    prompt_embeds, stop_regex, kv_transfer_params, web_search_options,
-    vllm_xargs, return_hidden_states, thinking_token_budget, detokenize, verbosity;
+    prompt_embeds, stop_regex, web_search_options, vllm_xargs, return_hidden_states,
+    thinking_token_budget, detokenize, verbosity;
     adapters: adapter, lora, lora_path, lora_request; inputs that are no text: images,
     image_data, video_data, audio, audio_data, multi_modal_data.
     """
@@ -103,7 +103,6 @@ class Constraints(RequestBody):
     prompt_embeds: Embeddings = None
     custom_logit_processor: Processors = None
     stop_regex: Regexes = None
-    kv_transfer_params: NoTransfer = None
     web_search_options: NoSearch = None
     vllm_xargs: OwnArguments = None
     return_hidden_states: HiddenStates = None

@@ -12,6 +12,7 @@ from paceline.server.schemas.completions import (
     ChatChunkChoice,
     Completion,
     CompletionUsage,
+    KVTransferParams,
     PromptTokensDetails,
     StageTimings,
     TextChoice,
@@ -77,10 +78,13 @@ class Envelope:
 
     def closing(self, kind: Chunk, outputs: Sequence[RequestOutput]) -> bytes:
         """The end of a stream, after a chunk with usage and timings if they are requested."""
-        if not (self._include or self._timings):
+        transfer = transfer_of(outputs)
+        if not (self._include or self._timings or transfer):
             return DONE
-        usage = self.usage(outputs) if self._include else UNSET
-        last = kind(self.id, self.created, self.model, (), usage, self.spent(outputs))
+        usage, spent = self.usage(outputs) if self._include else UNSET, self.spent(outputs)
+        last = kind(
+            self.id, self.created, self.model, (), usage, spent, kv_transfer_params=transfer
+        )
         return event(last) + DONE
 
     def _running_usage(self) -> CompletionUsage | UnsetType | None:
@@ -100,3 +104,8 @@ class Envelope:
 
     def spent(self, outputs: Sequence[RequestOutput]) -> StageTimings | UnsetType:
         return spent_by(outputs) if self._timings else UNSET
+
+
+def transfer_of(outputs: Sequence[RequestOutput]) -> KVTransferParams:
+    """Where another engine can read the KV of the prompt, if it was asked for."""
+    return outputs[0].kv_transfer_params or UNSET

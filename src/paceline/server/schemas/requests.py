@@ -13,6 +13,7 @@ from paceline.server.schemas.constraints import (
     NoEcho,
     NoEffort,
     NoTokenIds,
+    NoTransfer,
     OwnTemplate,
     Reasoning,
     RequestBody,
@@ -144,6 +145,9 @@ class ScoredBody(GenerationBody):
     return_tokens_as_token_ids: bool | None = Field(
         None, description="write the tokens of logprobs as token_id:ID"
     )
+    kv_transfer_params: dict[str, Any] | None = Field(
+        None, description="which engine reads the KV of the prompt, or has it"
+    )
 
 
 class ChatBody(ScoredBody):
@@ -205,7 +209,8 @@ class ResponseRequest(GenerationBody):
     Own fields: input, instructions, max_output_tokens, metadata, previous_response_id,
     conversation, store, background, tools, tool_choice, parallel_tool_calls, include_reasoning,
     text, reasoning, reasoning_effort, truncation, prompt, echo, continue_final_message,
-    logprob_token_ids, return_token_ids, return_tokens_as_token_ids, include, top_logprobs.
+    logprob_token_ids, return_token_ids, return_tokens_as_token_ids, kv_transfer_params, include,
+    top_logprobs.
     """
 
     input: str | Messages = Field(description="a text, or messages")
@@ -234,6 +239,7 @@ class ResponseRequest(GenerationBody):
     logprob_token_ids: ChosenLogprobs = None
     return_token_ids: NoTokenIds = None
     return_tokens_as_token_ids: NoTokenIds = None
+    kv_transfer_params: NoTransfer = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, description="message.output_text.logprobs"
     )
