@@ -21,6 +21,7 @@ from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.attention.backend import load
+from paceline.runner.cuda.adapted_products import AdapterSizes
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
@@ -114,9 +115,13 @@ class Bench:
         proposer: Drafter | None = None,
         masks: TokenMasks | None = None,
         weights: type[Dummy] = OneToken,
+        *,
+        room: AdapterSizes | None = None,
+        warms: bool = True,
     ) -> None:
         """With a proposer, the graphs for drafts are captured too, and by these weights samples are
-        known: the drafts of a benchmark are right where it says so, whatever a step rounds."""
+        known: the drafts of a benchmark are right where it says so, whatever a step rounds. Without
+        `warms`, a graph is captured when it is first used."""
         raw = self.shape(name)
         begin = perf_counter()
         self.name, self.attention = name, attention
@@ -125,7 +130,8 @@ class Bench:
             self.config = replace(self.config, tied_embedding=False)
         self.floor = Floor.of(self.config)
         kind = weights if proposer else Dummy
-        self.model = CudaModel.load(kind(self.config, device="cuda"), MAX_MODEL_LEN)
+        source = kind(self.config, device="cuda")
+        self.model = CudaModel.load(source, MAX_MODEL_LEN, adapters=room)
         torch.cuda.synchronize()
         self.load_s = perf_counter() - begin
         self.blocks, self.block_size = ROWS * 1152 // block_size, block_size
@@ -135,7 +141,8 @@ class Bench:
         sizes = RunnerSizes(ROWS, MAX_MODEL_LEN, BUDGET)
         self.runner = CudaRunner(self.model, kv, load(attention), proposes, sizes, masks)
         begin = perf_counter()
-        self.runner.warm(drafts=proposer is not None)
+        if warms:
+            self.runner.warm(drafts=proposer is not None)
         torch.cuda.synchronize()
         self.capture_s = perf_counter() - begin
 

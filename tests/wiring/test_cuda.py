@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,8 +19,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 from paceline import Request, Scheduler
+from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.constraint import Constraint
+from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
+from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
@@ -97,7 +101,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[Scheduler, Any]:
-    masks = settings.pop("masks", None)
+    masks, adapters = settings.pop("masks", None), settings.pop("adapters", NO_ADAPTERS)
     config = tiny(architectures=[architecture], **{**SHAPE, **MODELS[architecture]})
     rest, own = sort_settings({**SETTINGS, **settings})
     # Another number of heads and of layers: its kernels are others.
@@ -108,7 +112,8 @@ def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[
     if settings.get("proposer") == "eagle3":
         with TemporaryDirectory() as folder:
             draft = Eagle3Folder(head_folder(Path(folder), config, intermediate_size=96))
-    return cuda.assemble(rest, own, Dummy(config, seed=3), masks=masks, draft=draft)
+    given: dict[str, Any] = {"masks": masks, "draft": draft, "adapters": adapters}
+    return cuda.assemble(rest, own, Dummy(config, seed=3), **given)
 
 
 def random_requests(random: Random) -> list[Request]:
@@ -147,6 +152,49 @@ def test_requests_compile_nothing(architecture: str, way: str, launches: Launche
         drive(scheduler, runner, [one], 2, masks)
     drive(scheduler, runner, requests[6:], 2, masks)
     assert launches.seen - ready == set()
+
+
+ADAPTED: dict[str, Any] = {
+    "adapters": AdapterConfig(enable_lora=True, max_lora_rank=8),
+    "max_loras": 2,
+}
+
+
+@pytest.mark.parametrize("way", ["plainly", "drafted by a model"])
+def test_requests_with_adapters_compile_nothing(way: str, launches: Launches) -> None:
+    """Some have none, and are alone in a step or beside others."""
+    masks = constrained_requests(SHAPE["vocab_size"])
+    scheduler, runner = assembled(masks=masks, **WAYS[way], **ADAPTED)
+    for name in "xyz":
+        runner.host_adapters.keep(name, AdapterWeights(name, 0, {}))
+    names, random = ["", "", "x", "y", "z"], Random(3)
+    requests = [replace(one, adapter=random.choice(names)) for one in random_requests(random)]
+    ready = set(launches.seen)
+    for one in requests[:6]:
+        drive(scheduler, runner, [one], 2, masks)
+    drive(scheduler, runner, requests[6:], 2, masks)
+    assert launches.seen - ready == set()
+
+
+def test_steps_without_adapters_launch_what_they_launch_otherwise(launches: Launches) -> None:
+    def seen(**more: Any) -> set[Any]:
+        scheduler, runner = assembled(max_num_seqs=8, max_num_batched_tokens=64, **more)
+        launches.seen.clear()
+        drive(scheduler, runner, random_requests(Random(3)), depth=2)
+        return set(launches.seen)
+
+    assert seen() == seen(**ADAPTED)
+
+
+def test_adapters_need_graphs_for_all_steps(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DecodesOnly:
+        """Attention without graphs for steps of any rows."""
+
+    monkeypatch.setattr(cuda, "capturable", lambda _: DecodesOnly())
+    with pytest.raises(ConfigError, match="enable_lora needs attention 'triton' on a GPU"):
+        assembled(**ADAPTED)
 
 
 def test_enforce_eager_starts_without_graphs_and_warm_up(

@@ -16,11 +16,13 @@ from paceline.engine.core.turn_times import TurnTimer
 from paceline.engine.core.warm_up import WarmUp
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
+from paceline.runner.cuda.adapted_products import AdapterSizes
 from paceline.runner.cuda.block_copies import RING_BYTES
 from paceline.runner.cuda.draft_model import CudaDraftModel
 from paceline.runner.cuda.eagle3 import CudaEagle3
 from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.graphs.decode import Capturable
+from paceline.runner.cuda.graphs.mixed import MixedCapturable
 from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -73,9 +75,9 @@ def assemble(
 ) -> tuple[Scheduler, CudaRunner]:
     """Load the model, run the largest step once, give the remaining memory to KV, and compile and
     capture everything that requests may need."""
-    check_options(own, adapters)
-    check_room(swap_bytes(own), memory.free_bytes())
     attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
+    check_options(own, adapters, attention)
+    check_room(swap_bytes(own), memory.free_bytes())
     most = getattr(attention, "most_in_flight", own.depth)
     if own.depth > most:
         raise ConfigError(f"depth is {own.depth}; this attention allows at most {most}")
@@ -87,7 +89,7 @@ def assemble(
     step = part_of(StepConfig, chosen)
     log.info("loading weights")
     drafter = drafter_of(part_of(SpeculationConfig, chosen), draft, step, (dtype, kv_dtype))
-    model = load_model(checkpoint, chosen, dtype, may_read_images=draft is None)
+    model = load_model(checkpoint, chosen, dtype, adapters, may_read_images=draft is None)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
     needed, rate = run_largest_step(model, drafter, sizes, kv_dtype, masks)
@@ -123,21 +125,29 @@ def assemble(
     return scheduler, runner
 
 
-def check_options(own: LoadConfig, adapters: AdapterConfig) -> None:
+def check_options(own: LoadConfig, adapters: AdapterConfig, attention: Capturable) -> None:
     """Refuse what a GPU does not have."""
-    if adapters.enable_lora:
-        raise ConfigError("adapters run on a CPU only; use device 'cpu', or remove enable_lora")
+    if adapters.enable_lora and not isinstance(attention, MixedCapturable):
+        # Capturing graphs for steps of any rows compiles all that steps with adapters need.
+        raise ConfigError(f"enable_lora needs attention {ATTENTION!r} on a GPU: set it")
     if own.weights != "auto" or own.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
 
 
 def load_model(
-    checkpoint: Checkpoint, settings: dict[str, Any], dtype: torch.dtype, may_read_images: bool
+    checkpoint: Checkpoint,
+    settings: dict[str, Any],
+    dtype: torch.dtype,
+    adapters: AdapterConfig,
+    may_read_images: bool,
 ) -> CudaModel:
-    """Load weights, with room for embeddings of images if the model reads some."""
+    """Load weights, with room for adapters, and for embeddings of images if the model reads
+    some."""
     step, encoder = part_of(StepConfig, settings), part_of(MultimodalConfig, settings)
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
-    model = CudaModel.load(checkpoint, step.max_model_len, dtype, item_rows=rows)
+    room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
+    length = step.max_model_len
+    model = CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room)
     if model.images is not None and not may_read_images:
         raise ConfigError("a draft model reads no images on a GPU: remove `speculative_config`")
     return model

@@ -78,6 +78,13 @@ def test_tensors_that_are_missing_or_strange(tmp_path: Path, targets: AdapterTar
     refused(folder, targets, "lora_embedding_A' is not one of a LoRA adapter")
 
 
+def test_weights_that_are_no_numbers(tmp_path: Path, targets: AdapterTargets) -> None:
+    """They would spoil rows of other adapters, whose products are computed in the same kernel."""
+    folder = write_adapter(tmp_path, tiny())
+    changed(folder, f"{PREFIX}{Q}.lora_B.weight", torch.full((32, 4), float("inf")))
+    refused(folder, targets, f"the weights of {Q} are infinite or not numbers")
+
+
 def test_modules_that_cannot_be_adapted(tmp_path: Path, targets: AdapterTargets) -> None:
     folder = write_adapter(tmp_path, tiny(), target_modules=["q_proj", "lm_head"])
     changed(folder, f"{PREFIX}lm_head.lora_A.weight", torch.zeros(4, 24))

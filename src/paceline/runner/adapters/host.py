@@ -1,5 +1,6 @@
 """The adapters in the memory of the host."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.runner.adapters.targets import AdapterTargets
@@ -9,13 +10,19 @@ from paceline.runner.adapters.weights import AdapterWeights, read_adapter
 class HostAdapters:
     """Adapters by identity. The engine decides which ones are kept: see `engine.core.adapters`."""
 
-    def __init__(self, targets: AdapterTargets, max_lora_rank: int) -> None:
-        self._targets, self._most_rank = targets, max_lora_rank
+    def __init__(
+        self,
+        targets: AdapterTargets,
+        max_lora_rank: int,
+        form: Callable[[AdapterWeights], AdapterWeights] = lambda adapter: adapter,
+    ) -> None:
+        """`form` gives an adapter that was read the form in which the device needs it."""
+        self._targets, self._most_rank, self._form = targets, max_lora_rank, form
         self._kept: dict[str, AdapterWeights] = {}
 
     def read(self, path: str) -> AdapterWeights:
         """Read the files of an adapter, on any thread. RequestError says what is wrong."""
-        return read_adapter(Path(path), self._targets, self._most_rank)
+        return self._form(read_adapter(Path(path), self._targets, self._most_rank))
 
     def keep(self, identity: str, adapter: AdapterWeights) -> None:
         self._kept[identity] = adapter

@@ -40,8 +40,12 @@ class AdapterPlaces:
             self.any_used = any(self._users)
         return changed
 
-    def of_rows(self, slot: Index) -> I32:
-        return self.of_slot[slot]
+    def of_rows(self, slot: Index) -> I32 | None:
+        """The places of these slots; None if none of them has an adapter."""
+        if not self.any_used:
+            return None
+        found = self.of_slot[slot]
+        return None if (found == NO_PLACE).all() else found
 
     def _release(self, slot: int) -> bool:
         place = int(self.of_slot[slot])

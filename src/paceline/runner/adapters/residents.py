@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.core.plan import Plan, Rows
 from paceline.runner.adapters.host import HostAdapters
-from paceline.runner.adapters.places import NO_PLACE, AdapterPlaces
+from paceline.runner.adapters.places import AdapterPlaces
 from paceline.runner.adapters.weights import AdapterWeights
 
 
@@ -30,12 +30,8 @@ class ResidentAdapters:
 
     def of_step(self, rows: Rows) -> Tensor | None:
         """The places of the adapters, [positions]; None if no row has one."""
-        if not self._places.any_used:
-            return None
         place = self._places.of_rows(rows.slot)
-        if (place == NO_PLACE).all():
-            return None
-        return torch.from_numpy(np.repeat(place, rows.count))
+        return None if place is None else torch.from_numpy(np.repeat(place, rows.count))
 
     def _fill(self, place: int, identity: str) -> None:
         self._weights[place] = self.host.weights(identity)

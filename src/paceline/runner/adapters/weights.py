@@ -130,13 +130,13 @@ class AdapterReader:
         if target.order is not None:
             b = b[target.order]
         b = b * self._config.scale_of(module)
-        dtype = self._targets.dtype
-        return PartWeights(
-            target.first,
-            target.first + target.outputs,
-            a.t().to(dtype).contiguous(),
-            b.t().to(dtype).contiguous(),
-        )
+        kept = [one.t().to(self._targets.dtype).contiguous() for one in (a, b)]
+        if not all(one.isfinite().all() for one in kept):
+            raise RequestError(
+                f"{self._path}: the weights of {module} are infinite or not numbers as "
+                f"{self._targets.dtype}; train the adapter again"
+            )
+        return PartWeights(target.first, target.first + target.outputs, *kept)
 
     def _tensor(self, module: str, name: str | None, shape: tuple[int, int]) -> Tensor:
         if name is None:

@@ -30,8 +30,8 @@ class CudaMixture:
             len(spec.experts) + 1, dtype=torch.int32, device=self._router.device
         )
 
-    def add_to(self, hidden: Tensor) -> None:
-        """Add the mixture of the residual stream to it."""
+    def add_to(self, hidden: Tensor, _places: Tensor | None = None) -> None:
+        """Add the mixture of the residual stream to it. Experts are not adapted."""
         x, spec = normalized(hidden, self._floor), self._spec
         scores = x.float() @ self._router
         if self._router_bias is not None:

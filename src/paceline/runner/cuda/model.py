@@ -7,45 +7,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.few_rows import MOST_ROWS, add, normed
-from paceline.runner.cuda.kernels.layers import (
-    DeferredNorm,
-    HeadRotation,
-    add_normalized,
-    gated,
-    normalized,
-    rotate_and_store,
-)
+from paceline.runner.cuda.adapted_products import AdapterRoom, AdapterSizes, Beside, nowhere
+from paceline.runner.cuda.kernels.few_rows import MOST_ROWS
+from paceline.runner.cuda.kernels.layers import HeadRotation, normalized, rotate_and_store
 from paceline.runner.cuda.kernels.soft_cap import cap_logits
-from paceline.runner.cuda.kernels.split_k import SplitKLinear
-from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.cuda.mixture import CudaMixture
+from paceline.runner.cuda.products import NormedLinear, ResidualLinear
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.layer_inputs import LayerInputs
-from paceline.runner.layers.linear import DenseLinear, Linear
+from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.layers.stack import STORED
-from paceline.runner.models.architecture import (
-    DecoderSpec,
-    LayerSpec,
-    MLPSpec,
-    NormSpec,
-    ProductSpec,
-)
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Rope
 from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.weights.checkpoint import Checkpoint, verify
-
-# Up to so many rows, a norm after the product is cheaper than a kernel before it. With more inputs
-# the limit is lower: every program that needs the length of a row reads the whole row.
-LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
-
-# Up to so many rows, the time is that of reading the weights, and the streamed kernel is faster.
-STREAMED_ROWS, STREAMED_SUM_ROWS, STREAMED_GATED_ROWS = 64, 128, 192
 
 # Attention in a graph has one shape for all layers, and so has the store.
 CUDA = BackendSupport(
@@ -107,18 +88,27 @@ class CudaLayerContext:
     cells: Tensor  # [positions]; where in the first layer of the store each is written
     kv: KVStore
     attention: Prepared
+    places: Tensor | None  # [positions]; of adapters; None: no position has one
 
 
 class CudaLayer:
     """One layer. Its products add to the residual stream by themselves."""
 
-    def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int, turns: Tensor) -> None:
+    def __init__(
+        self,
+        factory: LayerFactory,
+        spec: LayerSpec,
+        layer: int,
+        turns: Tensor,
+        beside: Beside = nowhere,
+    ) -> None:
         attention, mlp = spec.attention, spec.mlp
         self._attention, self._layer = attention, layer
-        self._qkv = NormedLinear(factory.qkv(attention), attention.norm)
-        self._out = ResidualLinear(factory, attention.output, attention.output_norm)
+        self._qkv = NormedLinear(factory.qkv(attention), attention.norm, beside("qkv"))
+        output = attention.output, attention.output_norm
+        self._out = ResidualLinear(factory, *output, beside("output"))
         is_plain = isinstance(mlp, MLPSpec)
-        self._mlp = CudaMLP(factory, mlp) if is_plain else CudaMixture(factory, mlp)
+        self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMixture(factory, mlp)
         self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
         self._turn = HeadRotation(turns, None, 0.0)
         if attention.head_norms is not None:
@@ -131,8 +121,9 @@ class CudaLayer:
         """The residual stream after this layer, of all positions or of the wanted ones."""
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
-        turning = attention if n <= MOST_ROWS and isinstance(attention, RotatingAttention) else None
-        found, late = self._qkv(hidden)
+        places, is_few = step.places, n <= MOST_ROWS and step.places is None
+        turning = attention if is_few and isinstance(attention, RotatingAttention) else None
+        found, late = self._qkv(hidden, places)
         qkv = found.view(n, -1, spec.head_dim)
         if turning is not None:
             seen = turning.attend_new(qkv, self._turn, *how)
@@ -144,89 +135,24 @@ class CudaLayer:
             hidden, seen = hidden.index_select(0, wanted), seen.index_select(0, wanted)
             if not len(wanted):
                 return hidden
-        self._out(hidden, seen)
-        self._mlp.add_to(hidden)
+            places = None if places is None else places.index_select(0, wanted)
+        self._out(hidden, seen, places)
+        self._mlp.add_to(hidden, places)
         return hidden
 
 
 class CudaMLP:
     """The gated MLP."""
 
-    def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
+    def __init__(self, factory: LayerFactory, spec: MLPSpec, beside: Beside = nowhere) -> None:
         gate_up = factory.linear(spec.gate_up, spec.norm)
-        self._gate_up = NormedLinear(gate_up, spec.norm, is_gated=True)
-        self._down = ResidualLinear(factory, spec.down, spec.output_norm)
+        self._gate_up = NormedLinear(gate_up, spec.norm, beside("gate_up"), is_gated=True)
+        self._down = ResidualLinear(factory, spec.down, spec.output_norm, beside("down"))
         self._is_silu = spec.activation == "silu"
 
-    def add_to(self, hidden: Tensor) -> None:
+    def add_to(self, hidden: Tensor, places: Tensor | None = None) -> None:
         """Add the MLP of the residual stream to it."""
-        self._down(hidden, self._gate_up.gated(hidden, self._is_silu))
-
-
-class NormedLinear:
-    """A product of the normalised residual stream.
-
-    With few rows, the norm is applied after the product, by the next kernel, or inside the
-    product. With many rows, one kernel before the product is cheaper.
-
-    Attention may read the store while a product of few rows runs, so that product is ordered: all
-    earlier kernels have ended when the next one starts.
-    """
-
-    def __init__(self, product: Linear, norm: NormSpec, is_gated: bool = False) -> None:
-        assert isinstance(product, DenseLinear)
-        self._product, self._streamed = product, StreamedLinear(product, is_gated)
-        self._floor = norm.floor
-
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, DeferredNorm]:
-        if len(hidden) <= MOST_ROWS:
-            found = normed(hidden, self._product, self._floor, is_ordered=True)
-            return found, DeferredNorm(hidden, 0.0, 0)
-        most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
-        is_narrow = hidden.dtype == torch.float16  # without a norm, products exceed its range
-        if len(hidden) > most or is_narrow or self._product.bias is not None:
-            return self._product(normalized(hidden, self._floor)), DeferredNorm(hidden, 0.0, 0)
-        late = DeferredNorm(hidden, self._floor, hidden.shape[1])
-        if self._streamed.takes(len(hidden), STREAMED_ROWS):
-            return self._streamed(hidden), late
-        return self._product(hidden), late
-
-    def gated(self, hidden: Tensor, is_silu: bool) -> Tensor:
-        """Return act(gate) * up, of a product that computes both."""
-        if len(hidden) <= MOST_ROWS:
-            return normed(hidden, self._product, self._floor, is_silu)
-        if self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
-            if self._streamed.can_norm:
-                return self._streamed.gated(hidden, is_silu, self._floor)
-            return self._streamed.gated(normalized(hidden, self._floor), is_silu)
-        found, late = self(hidden)
-        return gated(found, is_silu, late)
-
-
-class ResidualLinear:
-    """Adds a product to the residual stream, after a norm if the architecture has one."""
-
-    def __init__(self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec | None) -> None:
-        product = factory.linear(spec)
-        assert isinstance(product, DenseLinear)
-        self._product, self._split, self._streamed = (
-            product,
-            SplitKLinear(product),
-            StreamedLinear(product),
-        )
-        self._norm = None if norm is None else (factory.factor(norm), norm.floor)
-
-    def __call__(self, hidden: Tensor, x: Tensor) -> None:
-        if self._norm is not None:
-            add_normalized(hidden, self._product(x), *self._norm)
-        elif len(x) <= MOST_ROWS:
-            add(hidden, x, self._product)
-        elif self._split.takes(len(x)):
-            self._split.add(hidden, x)
-        elif self._streamed.takes(len(x), STREAMED_SUM_ROWS):
-            self._streamed.add_to(hidden, x)
-        else:
-            self._product.add_to(hidden, x)
+        self._down(hidden, self._gate_up.gated(hidden, self._is_silu, places), places)
 
 
 def rotary_table(rope: Rope, positions: int, device: torch.device | str) -> Tensor:
@@ -245,9 +171,17 @@ class CudaModel:
     """
 
     def __init__(
-        self, factory: LayerFactory, spec: DecoderSpec, max_model_len: int, item_rows: int = 0
+        self,
+        factory: LayerFactory,
+        spec: DecoderSpec,
+        max_model_len: int,
+        item_rows: int = 0,
+        adapters: AdapterSizes | None = None,
     ) -> None:
         self.config, self.dtype = factory.checkpoint.config, factory.dtype
+        self.adapters: AdapterRoom | None = None  # None: it has no room for adapters
+        if adapters is not None:
+            self.adapters = AdapterRoom(AdapterTargets(factory, spec), adapters)
         scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
         table = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         self.images = image_encoder(factory, spec)  # None: the model has no images
@@ -261,7 +195,7 @@ class CudaModel:
             for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
         }
         self._layers = [
-            CudaLayer(factory, one, layer, turns[one.attention.rope])
+            CudaLayer(factory, one, layer, turns[one.attention.rope], self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
         self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)
@@ -275,14 +209,18 @@ class CudaModel:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
         item_rows: int = 0,
+        adapters: AdapterSizes | None = None,
     ) -> "CudaModel":
-        """Load weights, with room for so many embeddings of images."""
+        """Load weights, with room for so many embeddings of images, and for adapters."""
         spec = describe(checkpoint.config, max_model_len)
         CUDA.require(spec)
         verify(checkpoint)
         with torch.inference_mode():
             factory = LayerFactory(checkpoint, dtype, device, DenseLinear)
-            return CudaModel(factory, spec, max_model_len, item_rows)
+            return CudaModel(factory, spec, max_model_len, item_rows, adapters)
+
+    def _beside(self, layer: int) -> Beside:
+        return nowhere if self.adapters is None else self.adapters.beside(layer)
 
     @torch.inference_mode()
     def forward(
@@ -298,7 +236,7 @@ class CudaModel:
         values of all positions are in the store afterwards, and what some layers read in
         `inputs`."""
         hidden = F.embedding(batch.tokens, self._embedding)
-        step = CudaLayerContext(batch.position, cells, kv, attention)
+        step = CudaLayerContext(batch.position, cells, kv, attention, batch.adapters)
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             if inputs is not None:

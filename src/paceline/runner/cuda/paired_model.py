@@ -89,8 +89,7 @@ class PairedModel(CudaModel):
         assert isinstance(attention, PairedPrepared)
         hidden = self._main.forward(batch, cells, kv, attention.main, wanted, inputs)
         own = cells_in(self._kv, kv, cells)
-        # Embeddings of images are those of the first model.
-        plain = batch if batch.items is None else replace(batch, items=None)
+        plain = replace(batch, items=None, adapters=None)  # which are for the first model
         self._second.forward(plain, own, self._kv, attention.second, self._none)
         return hidden
 

@@ -49,6 +49,7 @@ class RowLayout:
     wanted: Index  # those that sample, in that order
     is_decode: bool  # one position each, and every row samples
     is_plain: bool  # every row samples by temperature alone
+    is_adapted: bool  # some rows have adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class CudaRunner:
         """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
         are launched kernel by kernel."""
         slots, max_model_len = sizes.slots, sizes.max_model_len
-        state = self.state = CudaState(slots, max_model_len, kv)
+        state = self.state = CudaState(slots, max_model_len, kv, model.adapters)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         model, attention = drafter.accompany(model, attention)
@@ -117,14 +118,15 @@ class CudaRunner:
 
     @property
     def host_adapters(self) -> HostAdapters | None:
-        """The adapters in host memory; None: no adapters are applied on a GPU."""
-        return None
+        """The adapters in host memory; None: no adapters are applied."""
+        return None if self.state.adapters is None else self.state.adapters.host
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
             logprobs=True,
             prompt_logprobs=True,
+            adapters=self.state.adapters is not None,
             items=self._residents.items is not None,
             constraints=self.graphs.masks is not None,
             pooling=True,
@@ -153,19 +155,20 @@ class CudaRunner:
             capture()
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
+    def rehearse(self, is_adapted: bool = False) -> None:
         """Run the largest step once, without requests."""
         if self.mixed is None:
             raise StepError(
                 "this attention backend has no graphs for mixed steps, so the "
                 "largest step cannot be run"
             )
-        self.mixed.rehearse()
+        self.mixed.rehearse(is_adapted)
         torch.cuda.synchronize()
 
     def positions_per_s(self) -> float:
-        """Positions per second of the largest step."""
-        self.rehearse()  # compiles missing kernels
+        """Positions per second of the largest step without adapters."""
+        for is_adapted in self.state.kinds:
+            self.rehearse(is_adapted)  # compiles missing kernels
         return self.mixed.most / quickest(self.rehearse) if self.mixed else 0.0
 
     def blocks_per_s(self, blocks: int = 16) -> float:
@@ -259,7 +262,8 @@ class CudaRunner:
             order = self._residents.order(plan)
             wanted = order[rows.samples[order]]
             is_plain = self._residents.are_plain(rows.slot[wanted])
-            same = self._same = RowLayout(rows, order, wanted, is_decode, is_plain)
+            is_adapted = self.state.is_adapted(rows.slot)
+            same = self._same = RowLayout(rows, order, wanted, is_decode, is_plain, is_adapted)
             self._controls = None
             if is_decode:
                 size = self.graphs.size(len(rows))
@@ -283,7 +287,8 @@ class CudaRunner:
         size = self.graphs.size(rows)
         contexts: I32 = np.ones(size, np.int32)
         contexts[:rows] += plan.start[same.wanted]
-        self.graphs.replay(size, contexts, same.is_plain and masks is None)
+        samples = same.is_plain and masks is None
+        self.graphs.replay(size, contexts, samples, same.is_adapted)
         sample = partial(self._sample_decoded, plan, same, size, masks)
         return sample() if masks is None else UnsampledStep(sample)
 

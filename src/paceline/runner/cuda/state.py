@@ -7,6 +7,8 @@ from torch import Tensor
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Admitted, Grown, Plan
 from paceline.runner.batch import Batch
+from paceline.runner.cuda.adapted_products import AdapterRoom
+from paceline.runner.cuda.adapters import CudaAdapters
 from paceline.runner.cuda.batch import BatchWithLengths
 from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.staging import Staging
@@ -24,7 +26,10 @@ class CudaState:
     uses that block.
     """
 
-    def __init__(self, slots: int, max_model_len: int, kv: KVStore) -> None:
+    def __init__(
+        self, slots: int, max_model_len: int, kv: KVStore, room: AdapterRoom | None = None
+    ) -> None:
+        """With `room`, sequences may have adapters."""
         device, width = kv.content.device, -(-max_model_len // kv.block_size)
         self.padding_slot, self._kv = slots, kv
         self._staging = Staging(device)
@@ -33,10 +38,13 @@ class CudaState:
         self.position = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.key = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.adapters = None if room is None else CudaAdapters(room, slots, device)
 
     # -- changes that come with a plan --------------------------------------
 
     def apply(self, plan: Plan) -> None:
+        if self.adapters is not None:
+            self.adapters.apply(plan)
         if plan.admitted:
             self._admit(plan.admitted)
         if len(plan.grown.block):
@@ -112,12 +120,30 @@ class CudaState:
         tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
         table = self.table.index_select(0, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
+        places = self.places(owner) if self.is_adapted(rows.slot) else None
         if is_moving:
-            return Batch(*columns), cells, row_slot
-        return BatchWithLengths(*columns, starts=starts, contexts=contexts), cells, row_slot
+            return Batch(*columns, adapters=places), cells, row_slot
+        batch = BatchWithLengths(*columns, adapters=places, starts=starts, contexts=contexts)
+        return batch, cells, row_slot
 
     def advance(self, slot: Tensor, context: Tensor) -> None:
         self.position[slot] = context
+
+    # -- adapters -----------------------------------------------------------
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Whether a step has adapters: there are graphs for steps of each kind."""
+        return (False,) if self.adapters is None else (False, True)
+
+    def is_adapted(self, slot: Index) -> bool:
+        """Whether one of these slots has an adapter."""
+        return self.adapters is not None and self.adapters.concern(slot)
+
+    def places(self, slot: Tensor) -> Tensor:
+        """The places of the adapters of slots, -1 where there is none."""
+        assert self.adapters is not None
+        return self.adapters.column.index_select(0, slot)
 
     # -- steps with drafts --------------------------------------------------
 

@@ -69,7 +69,10 @@ class DecodeGraphs:
         self._sizes = sizes(rows)
         self._held: dict[int, DecodeGraphAttention] = {}
         self._steps = {
-            samples: CapturedGraphs(partial(self._step, samples=samples), memory)
+            (samples, is_adapted): CapturedGraphs(
+                partial(self._step, samples=samples, is_adapted=is_adapted), memory
+            )
+            for is_adapted in state.kinds
             for samples in (False, True)
         }
         self.masks, self._masked = masks, CapturedGraphs(self._sample_masked, memory)
@@ -83,13 +86,14 @@ class DecodeGraphs:
         kinds = [*self._steps.values(), *([self._masked] if self.masks else [])]
         return [partial(self._capture, n, graphs) for graphs in kinds for n in sizes]
 
-    def replay(self, rows: int, contexts: I32, samples: bool) -> None:
+    def replay(self, rows: int, contexts: I32, samples: bool, is_adapted: bool = False) -> None:
         """Run the step of `slot[:rows]`. It writes `ids[:rows]`, or `logits[:rows]` if it does not
         sample; the next replay overwrites them."""
-        if rows not in self._steps[samples]:
-            self._capture(rows, self._steps[samples])
+        steps = self._steps[samples, is_adapted]
+        if rows not in steps:
+            self._capture(rows, steps)
         self._held[rows].refresh(contexts)
-        self._steps[samples].replay(rows)
+        steps.replay(rows)
 
     def sample(self, rows: int) -> None:
         """Sample by temperature from `logits[:rows]` and their masks; it writes `ids[:rows]`."""
@@ -104,7 +108,7 @@ class DecodeGraphs:
         finally:
             self.slot.copy_(kept)
 
-    def _step(self, rows: int, samples: bool) -> None:
+    def _step(self, rows: int, samples: bool, is_adapted: bool) -> None:
         state, slot, context = self._state, self.slot[:rows], self.context[:rows]
         columns = state.tokens, state.table, state.position
         tokens, position, cells = begin(columns, slot, context, self._table, self._kv)
@@ -116,6 +120,7 @@ class DecodeGraphs:
             block_table=self._table[:rows],
             write_cell=cells,
             sample_at=self._row_start[:rows],
+            adapters=state.places(slot) if is_adapted else None,
         )
         if rows not in self._held:
             self._held[rows] = self._attention.prepare_graph(

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -123,7 +124,8 @@ class MixedGraphs:
 
     def captures_of_lengths(self) -> list[Capture]:
         """The same without sampling."""
-        return [partial(self._forward.prepare, size) for size in reversed(self._extent.lengths)]
+        sizes = product(self._state.kinds, reversed(self._extent.lengths))
+        return [partial(self._forward.prepare, (size, kind)) for kind, size in sizes]
 
     @property
     def hidden(self) -> Tensor:
@@ -135,9 +137,9 @@ class MixedGraphs:
         """Positions of the largest graph."""
         return self._extent.lengths[-1]
 
-    def rehearse(self) -> None:
+    def rehearse(self, is_adapted: bool = False) -> None:
         """Run the largest step with the current columns, without a graph."""
-        self._positions(self.most)
+        self._positions((self.most, is_adapted))
         self._samples(self._rows)
 
     def size(self, plan: Plan, lines: int = 0) -> int | None:
@@ -157,7 +159,7 @@ class MixedGraphs:
         if is_moving:
             self._stand(CONTEXTS, SLOTS)
             self._stand(SAMPLE_CONTEXTS, SAMPLE_SLOTS)
-        self._forward.replay(size)
+        self._forward.replay((size, self._state.is_adapted(rows.slot)))
 
     def forward_lines(self, plan: Plan, size: int, order: Index, lines: I32) -> Tensor:
         """Compute the rows where their slots stand on the GPU. Return the hidden states of lines
@@ -166,7 +168,7 @@ class MixedGraphs:
         columns[SAMPLE_AT, : len(lines)] = lines
         self._state.send_into(self._columns, columns)
         self._stand(CONTEXTS, SLOTS)
-        self._forward.replay(size)
+        self._forward.replay((size, self._state.is_adapted(plan.rows.slot)))
         return self._hidden[: len(lines)]
 
     def _stand(self, contexts: int, slots: int) -> None:
@@ -202,7 +204,9 @@ class MixedGraphs:
 
     # -- what is captured ---------------------------------------------------
 
-    def _positions(self, positions: int) -> None:
+    def _positions(self, size: tuple[int, bool]) -> None:
+        """So many positions, with adapters or without."""
+        positions, is_adapted = size
         rows = min(self._rows, positions)
         state, columns = self._state, self._columns
         slot, starts, context = (columns[line] for line in (SLOTS, STARTS, CONTEXTS))
@@ -216,7 +220,10 @@ class MixedGraphs:
         )
         lines = min(self._extent.lines, positions)
         sample_at = columns[SAMPLE_AT, :lines]
-        batch = Batch(tokens, position, starts, context[:rows], table, cells, sample_at)
+        places = self._places(positions, rows) if is_adapted else None
+        batch = Batch(
+            tokens, position, starts, context[:rows], table, cells, sample_at, adapters=places
+        )
         if positions not in self._held:
             longer = min(rows, max(positions // self._extent.share, LEAST_ROWS))
             config = self._model.config
@@ -230,6 +237,13 @@ class MixedGraphs:
         held.lay_out()
         hidden = self._model.forward(batch, cells, self._kv, held, sample_at)
         self._hidden[:lines].copy_(hidden)
+
+    def _places(self, positions: int, rows: int) -> Tensor:
+        """The places of the adapters of positions; those after the last row have any place."""
+        slot, starts = self._columns[SLOTS, :rows], self._columns[STARTS, 1 : rows + 1]
+        each = torch.arange(positions, dtype=torch.int32, device=slot.device)
+        row = torch.searchsorted(starts, each, right=True).clamp(max=rows - 1)
+        return self._state.places(slot.index_select(0, row))
 
     def _samples(self, rows: int, masks: LogitMasks | None = None) -> None:
         state, ids = self._state, self.ids[:rows]

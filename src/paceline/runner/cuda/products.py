@@ -1,0 +1,118 @@
+"""The products of a layer on a GPU, fused with the norm, activation or sum around them."""
+
+import torch
+from torch import Tensor
+
+from paceline.runner.cuda.adapted_products import AdaptedProduct, Widen, not_adapted
+from paceline.runner.cuda.kernels.few_rows import MOST_ROWS, add, normed
+from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated, normalized
+from paceline.runner.cuda.kernels.split_k import SplitKLinear
+from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import DenseLinear, Linear
+from paceline.runner.models.architecture import NormSpec, ProductSpec
+
+# Up to so many rows, a norm after the product is cheaper than a kernel before it. With more inputs
+# the limit is lower: every program that needs the length of a row reads the whole row.
+LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
+
+# Up to so many rows, the time is that of reading the weights, and the streamed kernel is faster.
+STREAMED_ROWS, STREAMED_SUM_ROWS, STREAMED_GATED_ROWS = 64, 128, 192
+
+
+class NormedLinear:
+    """A product of the normalised residual stream.
+
+    With few rows, the norm is applied after the product, by the next kernel, or inside the
+    product. With many rows, one kernel before the product is cheaper.
+
+    Attention may read the store while a product of few rows runs, so that product is ordered: all
+    earlier kernels have ended when the next one starts.
+
+    In steps with adapters, the product is that of all adapters too, whatever the number of rows.
+    """
+
+    def __init__(
+        self, product: Linear, norm: NormSpec, widen: Widen = not_adapted, is_gated: bool = False
+    ) -> None:
+        assert isinstance(product, DenseLinear)
+        self._adapted = widen(product)
+        self._product, self._streamed = product, StreamedLinear(product, is_gated)
+        self._floor = norm.floor
+
+    def __call__(self, hidden: Tensor, places: Tensor | None = None) -> tuple[Tensor, DeferredNorm]:
+        if places is None and len(hidden) <= MOST_ROWS:
+            found = normed(hidden, self._product, self._floor, is_ordered=True)
+            return found, DeferredNorm(hidden, 0.0, 0)
+        x, late = self._normed(hidden)
+        if places is not None:
+            return with_room(self._adapted)(x, places), late
+        if late.width and self._streamed.takes(len(hidden), STREAMED_ROWS):
+            return self._streamed(hidden), late
+        return self._product(x), late
+
+    def _normed(self, hidden: Tensor) -> tuple[Tensor, DeferredNorm]:
+        """What goes into the product, and the norm that is left for the next kernel."""
+        most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
+        is_narrow = hidden.dtype == torch.float16  # without a norm, products exceed its range
+        if len(hidden) > most or is_narrow or self._product.bias is not None:
+            return normalized(hidden, self._floor), DeferredNorm(hidden, 0.0, 0)
+        return hidden, DeferredNorm(hidden, self._floor, hidden.shape[1])
+
+    def gated(self, hidden: Tensor, is_silu: bool, places: Tensor | None = None) -> Tensor:
+        """Return act(gate) * up, of a product that computes both."""
+        if places is None and len(hidden) <= MOST_ROWS:
+            return normed(hidden, self._product, self._floor, is_silu)
+        if places is None and self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
+            if self._streamed.can_norm:
+                return self._streamed.gated(hidden, is_silu, self._floor)
+            return self._streamed.gated(normalized(hidden, self._floor), is_silu)
+        found, late = self(hidden, places)
+        return gated(found, is_silu, late)
+
+
+class ResidualLinear:
+    """Adds a product to the residual stream, after a norm if the architecture has one."""
+
+    def __init__(
+        self,
+        factory: LayerFactory,
+        spec: ProductSpec,
+        norm: NormSpec | None,
+        widen: Widen = not_adapted,
+    ) -> None:
+        product = factory.linear(spec)
+        assert isinstance(product, DenseLinear)
+        self._adapted = widen(product)
+        self._product, self._split, self._streamed = (
+            product,
+            SplitKLinear(product),
+            StreamedLinear(product),
+        )
+        self._norm = None if norm is None else (factory.factor(norm), norm.floor)
+
+    def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
+        if places is not None:
+            self._add_adapted(hidden, x, places)
+        elif self._norm is not None:
+            add_normalized(hidden, self._product(x), *self._norm)
+        elif len(x) <= MOST_ROWS:
+            add(hidden, x, self._product)
+        elif self._split.takes(len(x)):
+            self._split.add(hidden, x)
+        elif self._streamed.takes(len(x), STREAMED_SUM_ROWS):
+            self._streamed.add_to(hidden, x)
+        else:
+            self._product.add_to(hidden, x)
+
+    def _add_adapted(self, hidden: Tensor, x: Tensor, places: Tensor) -> None:
+        adapted = with_room(self._adapted)
+        if self._norm is None:
+            adapted.add_to(hidden, x, places)
+        else:
+            add_normalized(hidden, adapted(x, places), *self._norm)
+
+
+def with_room(product: AdaptedProduct | None) -> AdaptedProduct:
+    assert product is not None, "this model was loaded without room for adapters"
+    return product

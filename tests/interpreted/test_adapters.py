@@ -1,0 +1,137 @@
+"""Adapters on a GPU: the kernel by itself, and the runner under the scheduler."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import Request, Scheduler
+from paceline.core.sampling import Sampling
+from paceline.runner.adapters.host import HostAdapters
+from paceline.runner.adapters.residents import ResidentAdapters
+from paceline.runner.attention.backend import load
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.adapted_products import AdapterSizes
+from paceline.runner.cuda.kernels import adapters as kernels
+from paceline.runner.cuda.kernels import few_rows
+from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.model import Model
+from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.runner import TorchRunner
+from paceline.runner.weights.dummy import Dummy
+from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
+from tests.gpu.test_adapters import LAYOUTS, expected_sum
+from tests.interpreted.host_device import use_host
+from tests.runner.adapters.support import write_adapter
+from tests.runner.driving import SETTINGS, drive
+from tests.runner.support import tiny
+
+STEPS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_loras": 2}
+DRAFTS = {"num_speculative_tokens": 1, "speculation": "fixed"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("is_summed", [False, True])
+def test_rows_of_any_adapters(
+    layout: AdapterLayout, is_summed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several tiles of rows, the last has no adapter at all."""
+    monkeypatch.setattr(kernels, "LINES", 32)
+    place = torch.tensor([*range(-1, layout.places), *[-1] * 17], dtype=torch.int32)
+    found = torch.randn(len(place), layout.columns)
+    b = torch.randn(layout.part_columns, layout.outputs)
+    total = torch.randn(len(place), layout.outputs) if is_summed else None
+    due = expected_sum(found, b, place, layout)
+    due = due if total is None else due + total
+    got = add_adapted(found, b, place, layout, total)
+    assert (got is total) == is_summed
+    torch.testing.assert_close(got, due, rtol=1e-4, atol=1e-4)
+
+
+# -- under the scheduler -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One adapts all modules, the other only some, with another rank."""
+    folder, config = tmp_path_factory.mktemp("adapters"), source().config
+    some = {"r": 3, "target_modules": ["v_proj", "up_proj", "o_proj"]}
+    return {
+        "x": write_adapter(folder / "x", config, 1),
+        "y": write_adapter(folder / "y", config, 2, **some),
+    }
+
+
+def source() -> Dummy:
+    return Dummy(tiny(architectures=["Qwen3ForCausalLM"], **SMALL), seed=3)
+
+
+def keep(host: HostAdapters | None, folders: dict[str, Path]) -> None:
+    assert host is not None
+    for name, folder in folders.items():
+        host.keep(name, host.read(str(folder)))
+
+
+def on_cpu(asked: list[Request], folders: dict[str, Path]) -> dict[str, Any]:
+    scheduler, model = Scheduler.create(**{**SETTINGS, **STEPS}), Model.load(source())
+    kv = KVStore(model.config, SETTINGS["num_blocks"], SETTINGS["block_size"])
+    runner = TorchRunner(model, kv, load("sdpa"), Ngram(scheduler.config.speculation), 4, 64)
+    host = HostAdapters(model.targets, 8)
+    runner.use_adapters(ResidentAdapters(host, model.adapters, 2, 4))
+    keep(runner.host_adapters, folders)
+    return drive(scheduler, runner, asked)
+
+
+def interpreted(
+    asked: list[Request], folders: dict[str, Path], patch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    use_host(patch)
+    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
+    patch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    patch.setattr("paceline.runner.attention.triton.BUSY", 8)
+    patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
+    scheduler = Scheduler.create(**{**SETTINGS, **STEPS, **DRAFTS})
+    room = AdapterSizes(2, 8)
+    model = CudaModel.load(source(), 64, torch.float32, device="cpu", adapters=room)
+    kv = KVStore(model.config, SETTINGS["num_blocks"] + 1, SETTINGS["block_size"])
+    proposer, sizes = Ngram(scheduler.config.speculation), RunnerSizes(4, 64, 8)
+    runner = CudaRunner(model, kv, load("triton"), proposer, sizes)
+    assert runner.capabilities.adapters
+    keep(runner.host_adapters, folders)
+    return drive(scheduler, runner, asked, depth=2)
+
+
+def request(name: str, adapter: str, prompt: list[int], outputs: int, **how: Any) -> Request:
+    return Request(name, prompt, outputs, adapter=adapter, ignore_eos=True, **how)
+
+
+def test_tokens_are_those_of_the_cpu(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, decodes and drafts of an adapter and of the model beside it, and a prompt of
+    another adapter that is scored, which no graph computes."""
+    scored = Sampling(temperature=0.0, prompt_logprobs=0)
+    asked = [
+        request("a", "x", [4, 4, 8], 3),
+        request("b", "", [4, 4, 8], 3),
+        request("c", "y", [5, 6], 1, sampling=scored),
+    ]
+    due, kinds = on_cpu(asked, folders), set[tuple[str, bool]]()
+    forward = CudaModel.forward
+
+    def noted(model: CudaModel, batch: Batch, *given: Any) -> torch.Tensor:
+        kinds.add((type(given[2]).__name__, batch.adapters is not None))
+        return forward(model, batch, *given)
+
+    monkeypatch.setattr(CudaModel, "forward", noted)
+    assert interpreted(asked, folders, monkeypatch) == due
+    assert due["a"] != due["b"]
+    assert kinds == {
+        ("FusedDecodeAttention", True),
+        ("MixedAttention", True),
+        ("TiledAttention", True),
+    }
