@@ -1,6 +1,9 @@
 """Block keys: equal if and only if everything that determines the content is."""
 
+import os
+import sys
 from hashlib import blake2b
+from subprocess import run
 from typing import Any
 
 import numpy as np
@@ -106,12 +109,45 @@ def test_another_salt_or_adapter_shares_no_block_at_all(fields: dict[str, str]) 
     assert keys_of(TOKENS, **fields) == keys_of(TOKENS, **fields)
 
 
-def test_salt_and_adapter_are_not_confused() -> None:
-    roots = {
-        root_key(4, adapter, salt)
-        for adapter, salt in [("", ""), ("a", ""), ("", "a"), ("ab", ""), ("a", "b"), ("", "ab")]
-    }
-    assert len(roots) == 6
+def test_salt_adapter_and_model_are_not_confused() -> None:
+    named = [("", ""), ("a", ""), ("", "a"), ("ab", ""), ("a", "b"), ("", "ab")]
+    roots = {root_key(4, adapter, salt) for adapter, salt in named}
+    roots |= {root_key(4, adapter, salt, "ab") for adapter, salt in named}
+    assert len(roots) == 12
+
+
+def test_another_model_shares_no_block_at_all() -> None:
+    of_models = [list[bytes](), list[bytes](), list[bytes]()]
+    for keys, model in zip(of_models, ("llama", "llama", "qwen"), strict=True):
+        Keys(4, model).extend(keys, request(), np.array(TOKENS, np.int32))
+    assert of_models[0] == of_models[1]
+    assert not set(of_models[0]) & set(of_models[2])
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    items = "items=(Item('cat', 2, 3),)"
+    fields = f"adapter='lora', cache_salt='pepper', {items}"
+    script = f"""
+import numpy as np
+from paceline.core.item import Item
+from paceline.core.request import Request
+from paceline.kv.keys import Keys
+found = []
+Keys(4, "llama").extend(found, Request("b", {TOKENS}, {fields}), np.array({TOKENS}, np.int32))
+print(*[key.hex() for key in found])
+"""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    other = run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    here: list[bytes] = []
+    asked = request(adapter="lora", cache_salt="pepper", items=(Item("cat", 2, 3),))
+    Keys(4, "llama").extend(here, asked, np.array(TOKENS, np.int32))
+    assert other.stdout.split() == [key.hex() for key in here]
 
 
 def test_the_root_is_that_of_the_request() -> None:

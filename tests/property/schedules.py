@@ -27,6 +27,7 @@ from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner, hidden_state
 from paceline.sim.reference import beam_search, best_of, reference
 from tests.property.grammars import END, PATTERNS, constrained_requests, mask_of
+from tests.property.replica import Replica
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 MOST_TURNS = 5_000
@@ -51,6 +52,9 @@ class TightPool(BlockPool):
     @property
     def free(self) -> int:
         return max(super().free - self.withheld, 0)
+
+    def sealed_keys(self) -> set[bytes]:
+        return set(self._by_key)
 
 
 @dataclass(slots=True)
@@ -97,6 +101,7 @@ class Drive:
     chaos: bool = True
     found: int = 0  # tokens of hits
     loaded: int = 0  # those of them that were on the host
+    replica: Replica = field(init=False)  # of the cache, as events tell it
 
     def __post_init__(self) -> None:
         self.random, self.more = Random(self.seed), Random(~self.seed)
@@ -115,6 +120,7 @@ class Drive:
         if self.drafting.random() < 0.5:
             self.scheduler.measure_steps(random_step_times(self.drafting))
         cache = self.scheduler.state.cache
+        self.replica = Replica(cache.block_size)
         r = self.random
         self.vocab = r.choice([3, 7, 50])
         self.depth = r.randint(1, 4)
@@ -335,8 +341,20 @@ class Drive:
             self.submit(self._with_items(self._shaped(self.to_come.popleft())))
         if len(self.flight) < self.most_in_flight:
             self.plan()
+            self._check_events()
         if self.flight and (len(self.flight) >= self.most_in_flight or r.random() < 0.4):
             self.deliver()
+            self._check_events()
+
+    def _check_events(self) -> None:
+        """A consumer of the events knows exactly which keys are cached."""
+        if self.settings["enable_kv_cache_events"]:
+            events = self.scheduler.cache_events()
+            self.replica.orphans = self.seen["failed rows"] > 0
+            self.replica.apply(events)
+            for event in events:
+                self.seen[type(event).__name__] += 1
+            assert self.replica.keys == self.pool.sealed_keys(), "the events are not the cache"
 
     @property
     def most_in_flight(self) -> int:
@@ -661,6 +679,7 @@ class Drive:
         stats = self.scheduler.stats
         on_device = stats.prefix_hits + stats.resumed_hits
         assert (on_device, stats.host_hits) == (self.found - self.loaded, self.loaded), "miscounted"
+        self._check_events()
         self.seen["stale"] = stats.stale_rows
         self.seen["host hits"] = stats.host_hits
         self.seen["encoder hits"] = stats.encoder_hits

@@ -31,6 +31,7 @@ SCHEDULER_SENTENCES = {
     "recompute_tokens_per_s": "preemption_mode auto: tokens recomputed per second.",
     "swap_blocks_per_s": "preemption_mode auto: blocks swapped per second.",
     "enable_kv_cache_events": "Record stored and removed blocks for `Scheduler.cache_events`.",
+    "model_fingerprint": "Name of the weights, as part of the keys of cached blocks.",
     "lookahead_slots": "Additional KV positions that a drafter writes beyond the sequence.",
     "swap_space": "Number of blocks in host memory for preempted sequences and cached prefixes.",
 }
@@ -80,7 +81,7 @@ def scheduler_section() -> Iterator[str]:
 
 def plain_default(value: Any) -> str:
     text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-    return f"`{text}`"
+    return f"`{text}`" if text else ""
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class CacheConfig:
     free_order: FreeOrder = "unsealed_first"  # which free block is reused first; "lru": oldest
     enable_kv_cache_events: bool = False  # record stored and removed blocks for routers
     attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION  # which positions layers read
+    model_fingerprint: str = ""  # names the weights; blocks of different models have other keys
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_groups", attention_groups(self.attention_groups))

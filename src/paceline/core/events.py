@@ -48,6 +48,8 @@ class BlockStored:
     parent: bytes | None  # None for the first block of a sequence
     tokens: tuple[int, ...]
     adapter: str
+    salt: str = ""
+    items: tuple[tuple[str, int], ...] = ()  # those in the block, and where they begin in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class KVCache:
         self.pool = BlockPool(config.num_blocks, config.free_order, self.events)
         self.host = BlockPool(host_blocks)
         self.tables = BlockTables(self.pool, slots, self.blocks_for(max_model_len), size)
-        self.index = ContentIndex(self.pool, slots, size, config.enable_prefix_caching, self.events)
+        self.index = ContentIndex(self.pool, slots, config, self.events)
         self.fences = Fences(self.pool, self.host)
 
     def blocks_for(self, tokens: int) -> int:

@@ -4,9 +4,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.core.config import CacheConfig
 from paceline.core.events import BlockStored, CacheEvent
 from paceline.core.request import Sequence
-from paceline.kv.keys import KEY_BYTES, Keys
+from paceline.kv.keys import KEY_BYTES, Keys, items_within
 from paceline.kv.pool import BlockPool
 from paceline.kv.unkeyed import Unkeyed, UnkeyedRun
 
@@ -44,19 +45,18 @@ class ContentIndex:
         self,
         pool: BlockPool,
         slots: int,
-        block_size: int,
-        enabled: bool = True,
+        config: CacheConfig,
         events: list[CacheEvent] | None = None,
     ) -> None:
-        self.enabled = enabled
+        self.enabled = config.enable_prefix_caching
         self.events = events
-        self.keys = Keys(block_size)
+        self.keys = Keys(config.block_size, config.model_fingerprint)
         self.sealed = [0] * slots
         self.epoch = [0] * slots  # rises when a slot changes hands, as in `SlotTable`
         self.unkeyed = Unkeyed()
         self.rivals: set[int] = set()
         self._pool = pool
-        self._block_size = block_size
+        self._block_size = config.block_size
         self._start = [b""] * slots  # the entry of each slot in `unkeyed`
         self._pending: deque[Pending] = deque()  # by step
 
@@ -212,7 +212,7 @@ class ContentIndex:
         keys = sequence.keys[first:end]
         new = self._pool.seal(blocks, keys)
         if self.events is not None:
-            self.events += [self._stored(sequence, sequence.keys.index(key)) for key in new]
+            self.events += [self._stored(sequence, first + keys.index(key)) for key in new]
         parent = self.tail(slot, sequence)
         content = sequence.tokens[first * self._block_size : end * self._block_size].tobytes()
         self.unlist(slot)
@@ -223,12 +223,18 @@ class ContentIndex:
             self._pending.append(Pending(step, slot, self.epoch[slot], blocks, keys))
 
     def _stored(self, sequence: Sequence, index: int) -> BlockStored:
-        size = self._block_size
+        request, first, end = (
+            sequence.request,
+            index * self._block_size,
+            (index + 1) * self._block_size,
+        )
         return BlockStored(
             key=sequence.keys[index],
             parent=sequence.keys[index - 1] if index else None,
-            tokens=tuple(sequence.tokens[index * size : (index + 1) * size].tolist()),
-            adapter=sequence.request.adapter,
+            tokens=tuple(sequence.tokens[first:end].tolist()),
+            adapter=request.adapter,
+            salt=request.cache_salt,
+            items=items_within(request.items, first, end),
         )
 
     def confirm(self, step: int) -> None:

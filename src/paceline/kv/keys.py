@@ -15,23 +15,31 @@ CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # blocks; a stem grows by chunks up to this
 MEMO_STEMS = 4096  # stems in the memo
 
 
-def root_key(block_size: int, adapter: str, salt: str) -> bytes:
+def root_key(block_size: int, adapter: str, salt: str, model: str = "") -> bytes:
     """The key that the first block chains to. Prompts with different roots never share blocks."""
     digest = blake2b(digest_size=KEY_BYTES, person=b"paceline-root")
-    for part in (str(block_size), adapter, salt):
+    for part in (str(block_size), adapter, salt, model):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.digest()
 
 
-def item_bytes(items: tuple[Item, ...], first: int, end: int) -> bytes:
+def items_within(items: tuple[Item, ...], first: int, end: int) -> tuple[tuple[str, int], ...]:
     """The items that overlap positions `first:end`, with their offsets relative to `first`."""
+    return tuple(
+        (item.identity, item.offset - first)
+        for item in items
+        if item.offset < end and item.offset + item.length > first
+    )
+
+
+def item_bytes(items: tuple[Item, ...], first: int, end: int) -> bytes:
+    """The same as bytes."""
     parts: list[bytes] = []
-    for item in items:
-        if item.offset < end and item.offset + item.length > first:
-            name = item.identity.encode()
-            parts += [len(name).to_bytes(8, "little"), name]
-            parts.append((item.offset - first).to_bytes(8, "little", signed=True))
+    for identity, offset in items_within(items, first, end):
+        name = identity.encode()
+        parts += [len(name).to_bytes(8, "little"), name]
+        parts.append(offset.to_bytes(8, "little", signed=True))
     return b"".join(parts)
 
 
@@ -61,21 +69,22 @@ class Stem(NamedTuple):
 
 
 class Keys:
-    """Computes the keys of blocks. Each key depends on the whole prefix.
+    """Computes the keys of blocks. Each key depends on the whole prefix, and on nothing else of the
+    process: equal content has equal keys in all processes.
 
     A memo holds the keys of stems that were hashed before, because prompts often begin alike.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, block_size: int, model: str = "") -> None:
+        self.block_size, self._model = block_size, model
         self.width = block_size * BYTES_PER_TOKEN  # bytes of a block's tokens
-        self._plain = root_key(block_size, "", "")
+        self._plain = root_key(block_size, "", "", model)
         self._memo: OrderedDict[bytes, Stem] = OrderedDict()  # by parent and first block
 
     def root(self, request: Request) -> bytes:
         if not request.adapter and not request.cache_salt:
             return self._plain
-        return root_key(self.block_size, request.adapter, request.cache_salt)
+        return root_key(self.block_size, request.adapter, request.cache_salt, self._model)
 
     def parent(self, keys: list[bytes], request: Request, block: int) -> bytes:
         """The key that a block chains to: that of the block before it, or the root."""

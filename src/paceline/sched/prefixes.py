@@ -68,10 +68,11 @@ class Prefixes:
 
     def seal_computed(self) -> None:
         """Seal all full blocks that residents have computed."""
-        table = self._view.table
+        table, cache = self._view.table, self._view.cache
         order = table.order
         filled = np.minimum(table.computed[order], table.known[order])
-        for slot, tokens in zip(order.tolist(), filled.tolist(), strict=True):
+        due = filled // cache.block_size > np.array(cache.index.sealed)[order]
+        for slot, tokens in zip(order[due].tolist(), filled[due].tolist(), strict=True):
             self._seal(slot, tokens, None)
 
     def _seal(self, slot: int, tokens: int, step: int | None) -> bool:

@@ -22,6 +22,7 @@ from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
 from paceline.wiring.encoder_room import with_encoder_room
+from paceline.wiring.fingerprint import fingerprint
 from paceline.wiring.images import load_images
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
@@ -54,6 +55,7 @@ def build(
     images = load_images(source.path, source.tokenizer, own)
     usual, longest = on.USUAL_TOKENS, source.checkpoint.config.max_position
     rest = with_encoder_room(rest, images, usual, longest)
+    rest["model_fingerprint"] = fingerprint(source.checkpoint, device, own)
     scheduler, runner = on.assemble(
         rest,
         own,

@@ -41,6 +41,7 @@ SCHEDULER_ONLY = {
     "recompute_tokens_per_s": "an engine measures it",
     "swap_blocks_per_s": "an engine measures it",
     "enable_kv_cache_events": "an engine does not publish the events; see Scheduler.cache_events",
+    "model_fingerprint": "an engine finds it from the model's files",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
     "attention_groups": "an engine reads them from the model",
 }
