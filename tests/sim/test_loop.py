@@ -9,6 +9,7 @@ import pytest
 from paceline.core.errors import RequestError, StepError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
+from paceline.engine.core.ports import StepObserver
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.loop import Loop, SimulatedTurn
 from paceline.sim.oracle import OracleRunner
@@ -359,7 +360,7 @@ def test_a_result_that_does_not_fit_its_plan_is_raised() -> None:
 empty = Scheduler.create().plan(0.0)
 
 
-class KeepsSteps:
+class KeepsSteps(StepObserver):
     """Keeps the steps that an engine plans and commits, in order."""
 
     def __init__(self) -> None:

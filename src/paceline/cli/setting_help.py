@@ -32,6 +32,7 @@ METAVARS = {
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
     "speculative_config": "JSON",
+    "kv_events_config": "JSON",
     "limit_mm_per_prompt": "JSON",
 }
 ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
@@ -201,6 +202,9 @@ SENTENCES = {
     "max_image_pixels": "Maximum size of an image, width by height, before it is resized.",
     "structured_outputs_backend": "Library that compiles grammars for structured output; guidance "
     "is llguidance; auto: xgrammar, and llguidance for what xgrammar refuses.",
+    "kv_events_config": "Publish stored and removed blocks for routers, with vLLM's names: "
+    "enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic "
+    "and publisher; also encoding, array or map. LLM also takes a dict.",
     "speculative_config": "Settings of speculative decoding in vLLM's names: method, model, "
     "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max and suffix_decoding_*. LLM also "
     "takes a dict.",

@@ -91,7 +91,7 @@ def arrival(request: Request) -> float:
     return request.arrival or 0.0
 
 
-class TurnObserver:
+class TurnObserver(StepObserver):
     """Keeps what the engine does in one turn, and passes it on to another observer."""
 
     def __init__(self, clock: VirtualClock, observer: StepObserver | None) -> None:
@@ -119,3 +119,11 @@ class TurnObserver:
         self._committed, self._outputs = plan, outputs
         if self._observer is not None:
             self._observer.committed(plan, outputs)
+
+    def changed(self) -> None:
+        if self._observer is not None:
+            self._observer.changed()
+
+    def close(self) -> None:
+        if self._observer is not None:
+            self._observer.close()

@@ -24,6 +24,7 @@ from paceline.wiring.encoder import encoder_folder
 from paceline.wiring.encoder_room import with_encoder_room
 from paceline.wiring.fingerprint import fingerprint
 from paceline.wiring.images import load_images
+from paceline.wiring.kv_events_config import kv_events_in, record_events
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
@@ -37,10 +38,13 @@ def build(
     record: RecordConfig = pop_settings(RecordConfig, settings)
     lora = pop_adapters(settings)
     rest, own = sort_settings(settings)
-    device = device_of(own.device)
+    device, events = device_of(own.device), kv_events_in(own.kv_events_config)
     if (folder := encoder_folder(model, own, progress)) is not None:
         require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
+        require(events is None, "an encoder caches no KV; remove kv_events_config")
         return build_encoder(model, folder, rest, own, partial(scheduler_of, record=record))
+    if events is not None:
+        record_events(rest)
     with collection_paused():
         source: ModelSource = find_model(
             model, own.load_format, device, progress, own.chat_template
@@ -78,6 +82,7 @@ def build(
         constrained=constrained,
         images=images,
         adapters=served_adapters(lora, scheduler.config.step.max_loras, runner.host_adapters),
+        kv_events=events,
     )
 
 

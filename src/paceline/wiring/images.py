@@ -1,19 +1,16 @@
 """Loads what reads the images of prompts, without the weights."""
 
-import json
-from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
 
 from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
 from paceline.engine.core.ports import PromptImages
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.json_settings import LIMIT
+from paceline.wiring.json_settings import LIMIT, mapping_in
 
 
 def load_images(path: str, tokenizer: Tokenizer, load: LoadConfig) -> PromptImages | None:
@@ -34,15 +31,7 @@ def load_images(path: str, tokenizer: Tokenizer, load: LoadConfig) -> PromptImag
 
 def images_per_prompt(given: str) -> int:
     """Most images of a prompt, of a setting in vLLM's form: {"image": 4}."""
-    try:
-        content = json.loads(given)
-    except ValueError as error:
-        raise ConfigError(f"{LIMIT} is {given!r:.200}, which is no JSON: {error}") from None
-    if not isinstance(content, Mapping):
-        raise ConfigError(
-            f'{LIMIT} is {given!r:.200}; it must be a mapping, such as {{"image": 4}}'
-        )
-    found = {**cast("Mapping[str, Any]", content)}
+    found = mapping_in(LIMIT, given, '{"image": 4}')
     most = found.pop("image", 0)
     if found or type(most) is not int or most < 0:
         raise ConfigError(f"{LIMIT} is {given!r:.200}; it maps 'image' to the most of a prompt")

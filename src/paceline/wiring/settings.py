@@ -40,7 +40,7 @@ SCHEDULER_ONLY = {
     "num_blocks": "an engine counts its blocks; see num_gpu_blocks_override",
     "recompute_tokens_per_s": "an engine measures it",
     "swap_blocks_per_s": "an engine measures it",
-    "enable_kv_cache_events": "an engine does not publish the events; see Scheduler.cache_events",
+    "enable_kv_cache_events": "an engine publishes the events; see kv_events_config",
     "model_fingerprint": "an engine finds it from the model's files",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
     "attention_groups": "an engine reads them from the model",

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.speculation_config import SpeculationConfig
+from paceline.wiring.json_settings import mapping_in
 
 SETTING = "speculative_config"
+EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 DEFAULTS = SpeculationConfig()
 # Our setting for each name of vLLM.
 NAMES = {
@@ -40,7 +42,7 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = settings.get(SETTING)
     if given is None or given == "":
         return {name: value for name, value in settings.items() if name != SETTING}
-    found = settings_of(content_of(given))
+    found = settings_of(mapping_in(SETTING, given, EXAMPLE))
     for name, value in found.items():
         if name in settings and settings[name] != value:
             raise ConfigError(
@@ -48,22 +50,6 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
             )
     text = given if isinstance(given, str) else json.dumps(given)
     return {**settings, **found, SETTING: text}
-
-
-def content_of(given: Any) -> dict[str, Any]:
-    """The mapping, from a mapping or from JSON."""
-    content = given
-    if isinstance(given, str):
-        try:
-            content = json.loads(given)
-        except ValueError as error:
-            raise ConfigError(f"{SETTING} is {given!r:.200}, which is no JSON: {error}") from None
-    if not isinstance(content, Mapping):
-        raise ConfigError(
-            f"{SETTING} is {given!r:.200}; it must be a mapping, such as "
-            '{"method": "ngram", "num_speculative_tokens": 4}'
-        )
-    return {str(name): value for name, value in cast("Mapping[Any, Any]", content).items()}
 
 
 def settings_of(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from paceline.core.request import Finish, Request
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.engine import ARRIVALS, Engine
 from paceline.engine.core.messages import Delivery, EngineFailed, PendingQuestion, Question
+from paceline.engine.core.ports import StepObserver
 from paceline.engine.settings import EngineSettings
 from paceline.sim.reference import reference
 from tests.engine.support import (
@@ -153,7 +154,7 @@ def test_a_request_that_comes_between_two_turns_is_in_the_next_plan(depth: int) 
         assert admitted == [name]
 
 
-class SeesSteps:
+class SeesSteps(StepObserver):
     """Notes steps, and whether the runner had them when they were planned."""
 
     def __init__(self, port: OraclePort) -> None:

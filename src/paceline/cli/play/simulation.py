@@ -9,13 +9,14 @@ from paceline.cli.play.workload_file import Script, ScriptedRequest
 from paceline.core.errors import QueueFull
 from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Request, child_label
+from paceline.engine.core.ports import StepObserver
 from paceline.engine.interrupts import interrupts_deferred
 from paceline.sched.scheduler import Scheduler
 from paceline.sim.loop import Loop, SimulatedTurn
 from paceline.sim.runner import SimulatedDevice
 
 
-class Stage:
+class Stage(StepObserver):
     """Turns a script into a history, one step after the other.
 
     Requests arrive, wake or are aborted before the step that the script names. They go to the

@@ -6,11 +6,14 @@ from importlib import import_module
 
 from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
+from paceline.core.kv_events_config import KVEventsConfig
 from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
-from paceline.engine.core.ports import PromptImages, Runner
+from paceline.engine.core.ports import PromptImages, Runner, StepObserver
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.kv_events.observer import CacheObserver
+from paceline.engine.kv_events.publisher import EventPublisher
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
@@ -33,6 +36,7 @@ class EngineComponents:
     constrained: ConstrainedRequests | None = None  # the masks of the runner come from it
     images: PromptImages | None = None  # None: the model reads no images
     adapters: AdapterRequests | None = None  # None: no request may have an adapter
+    kv_events: KVEventsConfig | None = None  # None: none are published
 
     def engine(self) -> Engine:
         engine = Engine(
@@ -40,11 +44,18 @@ class EngineComponents:
             self.runner,
             depth=self.depth,
             settings=self.settings,
+            observer=self._observer(),
             constrained=self.constrained,
         )
         if self.adapters is not None:
             engine.serve_adapters(self.adapters)
         return engine
+
+    def _observer(self) -> StepObserver | None:
+        if self.kv_events is None:
+            return None
+        size = self.scheduler.config.cache.block_size
+        return CacheObserver(self.scheduler, EventPublisher(self.kv_events, size))
 
     def frontend(self, engine: Engine) -> Frontend:
         found = Frontend(self.tokenizer, self.template, engine.clock, self.rules)

@@ -187,6 +187,8 @@ class Engine:
         if self.resting and self.scheduler.idle and not (has_news or while_idle):
             return None
         outputs, result = (NO_OUTPUTS, None) if self.broken else self._step()
+        if self._observer is not None:
+            self._observer.changed()
         return self._delivery(outputs, result, self.clock())
 
     def rest(self) -> None:
@@ -199,6 +201,8 @@ class Engine:
         self._runner.close()
         self._preparations.close()
         self.scheduler.close()
+        if self._observer is not None:
+            self._observer.close()
 
     # -- commands, on its own thread ----------------------------------------
 
@@ -298,6 +302,8 @@ class Engine:
         if question.verb in ADAPTER_VERBS:
             return answer_about(self._preparations.adapters, question)
         found = answer(self.scheduler, question, self.clock())
+        if self._observer is not None:
+            self._observer.changed()
         if question.verb != "gauges":
             return found
         grammars = {} if self._constrained is None else self._constrained.figures()

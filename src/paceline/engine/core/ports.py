@@ -40,13 +40,22 @@ class Runner(Protocol):
 
 
 class StepObserver(Protocol):
-    """Sees each step as the engine plans and commits it. It must not change the scheduler."""
+    """Sees each step as the engine plans and commits it. It must not change the scheduler.
+
+    A class that inherits from it defines the methods that it needs.
+    """
 
     def planned(self, plan: Plan) -> None:
         """The scheduler planned this step; the runner has not seen it yet."""
-        ...
 
-    def committed(self, plan: Plan, outputs: Outputs) -> None: ...
+    def committed(self, plan: Plan, outputs: Outputs) -> None:
+        """The scheduler has the result of this step."""
+
+    def changed(self) -> None:
+        """A turn has ended or a question was answered, which may have changed the scheduler."""
+
+    def close(self) -> None:
+        """The engine is closed."""
 
 
 class Sink(Protocol):

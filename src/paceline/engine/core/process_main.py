@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -16,14 +15,13 @@ import zmq
 from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.garbage import keep_heap
 from paceline.engine.core import wire
+from paceline.engine.core.alarm import Alarm
 from paceline.engine.core.answers import when_done
 from paceline.engine.core.components import factory_named
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import Question, Submit
 from paceline.engine.settings import EngineSettings
-
-ALARMS = 4096  # read at once, at most
 
 log = logging.getLogger("paceline.engine.core.process_main")  # its name is __main__ here
 
@@ -75,12 +73,6 @@ class Outbox(logging.Handler):
         self.send(wire.LogMessage(record.name, record.levelno, self.format(record)))
 
 
-def ring(alarm: int) -> None:
-    """Wake the loop. A full pipe has woken it already."""
-    with suppress(BlockingIOError):
-        os.write(alarm, b"!")
-
-
 def die_with_parent() -> None:
     """Exit when stdin closes: the parent holds its other end until it exits or dies.
 
@@ -108,13 +100,11 @@ class CoreLoop:
         self._engine, self._commands, self._send = engine, commands, outbox.send
         self._inbox = Inbox[wire.ToCore](engine.settings.inbox_requests, wire.EncodedRequest)
         self._closing = False
-        self._alarm, alarm = os.pipe()  # readable when another thread has a message for the engine
-        for end in (self._alarm, alarm):
-            os.set_blocking(end, False)
-        engine.call_for_messages(partial(ring, alarm))
+        self._alarm = Alarm()  # rung when another thread has a message for the engine
+        engine.call_for_messages(self._alarm.ring)
         self._poller = zmq.Poller()
         self._poller.register(commands, zmq.POLLIN)
-        self._poller.register(self._alarm, zmq.POLLIN)
+        self._poller.register(self._alarm.fileno(), zmq.POLLIN)
 
     def run(self) -> str:
         """Until the parent closes it or the engine stops; returns why the engine stopped."""
@@ -134,8 +124,8 @@ class CoreLoop:
         """Take every message out of the socket; wait for one if nothing else is due."""
         patience_s = 0.0 if self._inbox else self._engine.patience_s
         found = self._poller.poll(None if patience_s is None else ceil(patience_s * 1000))
-        if any(one == self._alarm for one, _ in found):
-            os.read(self._alarm, ALARMS)
+        if any(one == self._alarm.fileno() for one, _ in found):
+            self._alarm.clear()
         while (frame := received(self._commands)) is not None:
             message: wire.ToCore = wire.to_core.decode(frame)
             try:

@@ -1,0 +1,1 @@
+"""Tells routers which blocks are cached."""
