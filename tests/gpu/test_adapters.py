@@ -11,6 +11,8 @@ from torch import Tensor
 from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
+from paceline.runner.adapters.weights import PartWeights
+from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU
@@ -21,7 +23,7 @@ from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
 
 try:
-    from paceline.runner.cuda.adapted_products import AdapterSizes
+    from paceline.runner.cuda.adapted_products import AdaptedProduct, AdapterSizes
     from paceline.runner.cuda.draft_model import CudaDraftModel
     from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
     from paceline.runner.cuda.model import CudaModel
@@ -76,8 +78,42 @@ def test_rows_of_any_adapters(layout: AdapterLayout, rows: int, dtype: torch.dty
     got = add_adapted(found, b, place, layout)
     torch.testing.assert_close(got.float(), due, rtol=tolerance, atol=tolerance)
     due = due + total.float()
-    add_adapted(found, b, place, layout, total)
+    halves = torch.stack((found.float() / 4, found.float() * 3 / 4))
+    add_adapted(halves, b, place, layout, total)
     torch.testing.assert_close(total.float(), due, rtol=tolerance, atol=tolerance)
+
+
+def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> None:
+    """A product and two adapters, of which one has no weights for some outputs."""
+    layout = AdapterLayout(64, (0, 32), places=2, rank=16)
+    weight = torch.randn(64, inputs, device=device).mul_(inputs**-0.5).to(dtype)
+    linear = DenseLinear(weight.float(), None, dtype)
+    product = AdaptedProduct(linear, layout)
+    assert torch.equal(linear.weight, weight.t())
+    place = (torch.arange(rows, dtype=torch.int32, device=device) % 3) - 1
+    x = torch.randn(rows, inputs, device=device).to(dtype)
+    due = x.float() @ weight.float().t()
+    total = torch.ones(rows, 64, device=device, dtype=dtype)
+    for at, firsts in enumerate(((0, 32), (32,))):
+        parts: list[PartWeights] = []
+        for first in firsts:
+            a = torch.randn(inputs, 3).mul_(inputs**-0.5).to(dtype)
+            b = torch.randn(3, 32).to(dtype)
+            parts.append(PartWeights(first, first + 32, a, b))
+            more = (x.float() @ a.float().to(device)) @ b.float().to(device)
+            due[:, first : first + 32] += torch.where((place == at)[:, None], more, 0.0)
+        product.put(at, (PartWeights(0, 32, a * 9, b),))  # which is replaced
+        product.put(at, tuple(parts))
+    how = {"rtol": 0.03, "atol": 0.03}
+    torch.testing.assert_close(product(x, place).float(), due, **how)
+    product.add_to(total, x, place)
+    torch.testing.assert_close(total.float(), due + 1.0, **how)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 128, 300])
+@pytest.mark.parametrize("inputs", [96, 512, 3072])
+def test_a_product_with_room_for_adapters(rows: int, inputs: int) -> None:
+    check_product(rows, inputs, torch.bfloat16, "cuda")
 
 
 # -- under the scheduler -----------------------------------------------------

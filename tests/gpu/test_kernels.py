@@ -74,6 +74,8 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
         split.add(results[-1], x)
     torch.testing.assert_close(results[0].float(), expected, rtol=1e-2, atol=2e-2)
     assert all(torch.equal(results[0], one) for one in results)
+    expected = x.float() @ weight.bfloat16().float().t()
+    torch.testing.assert_close(split.parts(x).sum(0), expected, rtol=1e-2, atol=2e-2)
 
 
 def test_what_the_library_does_better_is_left_to_it() -> None:

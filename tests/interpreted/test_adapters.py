@@ -24,7 +24,7 @@ from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
-from tests.gpu.test_adapters import LAYOUTS, expected_sum
+from tests.gpu.test_adapters import LAYOUTS, check_product, expected_sum
 from tests.interpreted.host_device import use_host
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import SETTINGS, drive
@@ -39,17 +39,23 @@ DRAFTS = {"num_speculative_tokens": 1, "speculation": "fixed"}
 def test_rows_of_any_adapters(
     layout: AdapterLayout, is_summed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several tiles of rows, the last has no adapter at all."""
+    """Of several tiles of rows, the last has no adapter at all. A sum may come in parts."""
     monkeypatch.setattr(kernels, "LINES", 32)
     place = torch.tensor([*range(-1, layout.places), *[-1] * 17], dtype=torch.int32)
-    found = torch.randn(len(place), layout.columns)
+    parts = torch.randn(3, len(place), layout.columns)
+    found = parts.sum(0)
     b = torch.randn(layout.part_columns, layout.outputs)
     total = torch.randn(len(place), layout.outputs) if is_summed else None
     due = expected_sum(found, b, place, layout)
     due = due if total is None else due + total
-    got = add_adapted(found, b, place, layout, total)
+    got = add_adapted(parts if is_summed else found, b, place, layout, total)
     assert (got is total) == is_summed
     torch.testing.assert_close(got, due, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_with_room_for_adapters() -> None:
+    """Of many inputs, so that programs share them."""
+    check_product(rows=5, inputs=512, dtype=torch.float16, device="cpu")
 
 
 # -- under the scheduler -----------------------------------------------------

@@ -56,6 +56,8 @@ def test_programs_that_share_inputs_add_up(rows: int, is_biased: bool) -> None:
     split.add(second, x)  # the counts of programs are set back
     torch.testing.assert_close(first.float(), expected, rtol=1e-2, atol=2e-2)
     assert torch.equal(first, second)
+    expected -= total.float() if bias is None else total.float() + bias.float()
+    torch.testing.assert_close(split.parts(x).sum(0), expected, rtol=1e-2, atol=2e-2)
 
 
 def test_logits_are_capped() -> None:

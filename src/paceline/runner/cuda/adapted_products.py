@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.runner.adapters.targets import AdapterTargets, Product, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
+from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.layers.linear import DenseLinear
 
 RANK_STEP = 16  # the least that tensor cores sum over
@@ -36,6 +37,7 @@ class AdaptedProduct:
         if linear.bias is not None:
             self._wide.bias = linear.bias.new_zeros(layout.columns)
             self._wide.bias[: len(own)] = linear.bias
+        self._split = SplitKLinear(self._wide)
         parts = len(layout.starts), layout.places, layout.rank
         self._a = lines[len(own) :].view(*parts, -1)  # [parts, places, rank, inputs]
         self._b = own.new_zeros((layout.part_columns, len(own)))  # [places * rank, outputs]
@@ -56,7 +58,9 @@ class AdaptedProduct:
 
     def add_to(self, total: Tensor, x: Tensor, place: Tensor) -> None:
         """total += self(x, place), in place."""
-        add_adapted(self._wide(x), self._b, place, self._layout, total)
+        is_split = self._split.takes(len(x)) and self._wide.bias is None
+        found = self._split.parts(x) if is_split else self._wide(x)
+        add_adapted(found, self._b, place, self._layout, total)
 
 
 Widen = Callable[[DenseLinear], AdaptedProduct | None]  # makes room beside a product

@@ -45,17 +45,18 @@ def add_adapted(
     """Return a product [n, outputs] and what the adapter of each row adds to it, or add both to
     `total` [n, outputs].
 
-    `found` [n, columns] has the product and, of all adapters, x @ a. `b` is
-    [places * rank, outputs]; `place` [n] is -1 in rows without an adapter.
+    `found` [n, columns] has the product and, of all adapters, x @ a; if it is [splits, n, columns],
+    it has so many parts of their sum. `b` is [places * rank, outputs]; `place` [n] is -1 in rows
+    without an adapter.
     """
-    rows, outputs = len(found), layout.outputs
+    rows, outputs = len(place), layout.outputs
     starts = (*layout.starts, outputs, outputs)[:MOST_PARTS]
     sizes = [end - start for start, end in zip(starts, (*starts[1:], outputs), strict=True)]
     tiles = sum(triton.cdiv(size, LINES) for size in sizes)
     tile = SMALL_TILE if rows <= FEW_ROWS else LARGE_TILE
     out = total
     if out is None:
-        out = torch.empty((rows, outputs), dtype=found.dtype, device=found.device)
+        out = torch.empty((rows, outputs), dtype=b.dtype, device=found.device)
     _add_adapted[(triton.cdiv(rows, tile), tiles)](
         found,
         b,
@@ -71,11 +72,22 @@ def add_adapted(
         ROWS=tile,
         LINES=LINES,
         CHUNK=min(triton.next_power_of_2(layout.part_columns), MOST_COLUMNS),
+        SPLITS=found.numel() // (rows * layout.columns),
         SUMMED=total is not None,
         num_warps=4,
         launch_pdl=True,
     )
     return out
+
+
+@triton.jit
+def _summed(spot, mask, rows, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+    """Load a tile, and add up its parts."""
+    found = tl.load(spot, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        part = spot + split * rows.to(tl.int64) * WIDTH
+        found += tl.load(part, mask=mask, other=0.0).to(tl.float32)
+    return found
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -94,6 +106,7 @@ def _add_adapted(
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
     CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,
     SUMMED: tl.constexpr,
 ):
     """A tile has outputs of one part. Of the columns of this part, a row reads those of its own
@@ -114,14 +127,14 @@ def _add_adapted(
     own = tl.load(place + row, mask=there, other=-1)
     given = found + row.to(tl.int64)[:, None] * WIDTH
     mask = there[:, None] & (line < end)[None, :]
-    total = tl.load(given + line[None, :], mask=mask, other=0.0).to(tl.float32)
+    total = _summed(given + line[None, :], mask, rows, WIDTH, SPLITS)
     for at in range(0, COLUMNS, CHUNK):
         in_chunk = (own >= at // RANK) & (own <= (at + CHUNK - 1) // RANK)
         if tl.max(in_chunk.to(tl.int32), 0) > 0:
             column = at + tl.arange(0, CHUNK)
             is_own = own[:, None] == (column // RANK)[None, :]
             inner = given + OUTPUTS + part * COLUMNS + column[None, :]
-            values = tl.load(inner, mask=is_own, other=0.0)
+            values = _summed(inner, is_own, rows, WIDTH, SPLITS).to(b.dtype.element_ty)
             factors = tl.load(
                 b + column.to(tl.int64)[:, None] * OUTPUTS + line[None, :],
                 mask=(column < COLUMNS)[:, None] & (line < end)[None, :],

@@ -42,14 +42,21 @@ class SplitKLinear:
 
     def add(self, total: Tensor, x: Tensor) -> None:
         """total += product(x)."""
-        product, (rows, inputs), outputs = self._product, x.shape, total.shape[1]
+        self._run(x, total)
+
+    def parts(self, x: Tensor) -> Tensor:
+        """The sums of all splits, [splits, n, outputs] in float32: the product without its bias."""
+        return self._run(x, None)
+
+    def _run(self, x: Tensor, total: Tensor | None) -> Tensor:
+        product, (rows, inputs), outputs = self._product, x.shape, self._product.weight.shape[1]
         parts = torch.empty((SPLITS, rows, outputs), dtype=torch.float32, device=x.device)
         places = SOME_ROWS if rows <= SOME_ROWS else MOST_ROWS
         _add[(len(self._ended), SPLITS)](
             x,
             product.weight,
             x if product.bias is None else product.bias,
-            total,
+            x if total is None else total,
             parts,
             self._ended,
             rows,
@@ -60,10 +67,12 @@ class SplitKLinear:
             CHUNK=CHUNK,
             SPLITS=SPLITS,
             BIASED=product.bias is not None,
+            ADDED=total is not None,
             num_warps=4 if places == SOME_ROWS else 8,
-            num_stages=5 if places == SOME_ROWS else 4,
+            num_stages=5 if places == SOME_ROWS and total is not None else 4,
             launch_pdl=True,
         )
+        return parts
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -82,7 +91,9 @@ def _add(
     CHUNK: tl.constexpr,
     SPLITS: tl.constexpr,
     BIASED: tl.constexpr,
+    ADDED: tl.constexpr,
 ):
+    """Without `ADDED`, the sums of the splits are the result."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -99,14 +110,15 @@ def _add(
     spot = row[:, None] * outputs + line[None, :]
     size = rows * outputs
     tl.store(parts + split * size + spot, found, mask=there)
-    tl.debug_barrier()  # all results are written before the counter rises
-    before = tl.atomic_add(ended + tile, 1, sem="acq_rel")
-    if before == SPLITS - 1:
-        tl.store(ended + tile, 0)
-        found = tl.load(total + spot, mask=there, other=0.0).to(tl.float32)
-        if BIASED:
-            found += tl.load(bias + line).to(tl.float32)[None, :]
-        for part in tl.static_range(SPLITS):
-            place = parts + part * size + spot
-            found += tl.load(place, mask=there, other=0.0, cache_modifier=".cg")
-        tl.store(total + spot, found.to(total.dtype.element_ty), mask=there)
+    if ADDED:
+        tl.debug_barrier()  # all results are written before the counter rises
+        before = tl.atomic_add(ended + tile, 1, sem="acq_rel")
+        if before == SPLITS - 1:
+            tl.store(ended + tile, 0)
+            found = tl.load(total + spot, mask=there, other=0.0).to(tl.float32)
+            if BIASED:
+                found += tl.load(bias + line).to(tl.float32)[None, :]
+            for part in tl.static_range(SPLITS):
+                place = parts + part * size + spot
+                found += tl.load(place, mask=there, other=0.0, cache_modifier=".cg")
+            tl.store(total + spot, found.to(total.dtype.element_ty), mask=there)
