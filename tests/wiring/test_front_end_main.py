@@ -16,11 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.runner.models.config import ModelConfig
+from tests.runner.adapters.support import write_adapter
 from tests.wiring.support import PATIENCE_S, until
 
 PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": True}
 ENGINE = ("--load-format", "dummy", "--kv-cache-gib", "0.01", "--max-num-seqs", "4")
+ADAPTERS = ("--enable-lora", "--max-loras", "2", "--allow-runtime-lora-updating")
 KEY = "a-secret-key"
 
 
@@ -31,7 +34,7 @@ class SeveralProcesses:
         self._path = str(cache / "s.sock")
         self.lines: list[str] = []
         ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PACELINE_API_KEY": KEY}
-        command = [sys.executable, "-m", "paceline", "serve", str(folder), *ENGINE]
+        command = [sys.executable, "-m", "paceline", "serve", str(folder), *ENGINE, *ADAPTERS]
         self.process = subprocess.Popen(
             [*command, "--uds", self._path, "--drain-s", "100", "--api-server-count", "2"],
             stderr=subprocess.PIPE,
@@ -213,6 +216,33 @@ def responses_are_found_whichever_process_has_them(server: SeveralProcesses) -> 
     assert other.delete(path).status_code == 404
 
 
+def said(client: httpx.Client, model: str) -> str:
+    """What a model, or an adapter, says; or why it says nothing."""
+    asked = {**LONG, "model": model, "max_tokens": 6, "temperature": 0}
+    answer = client.post(PATH, json=asked).json()
+    return answer["error"]["message"] if "error" in answer else answer["choices"][0]["text"]
+
+
+def listed_models(client: httpx.Client) -> list[str]:
+    return [one["id"] for one in client.get("/v1/models").json()["data"]][1:]
+
+
+def adapters_are_loaded_and_unloaded_for_all(server: SeveralProcesses, folder: Path) -> None:
+    """When the client gets its answer, every front end knows of the change."""
+    one, other = server.both()
+    (model,) = (first["id"] for first in one.get("/v1/models").json()["data"])
+    for name in ("kept", "gone"):
+        body = {"lora_name": name, "lora_path": str(folder)}
+        assert one.post("/v1/load_lora_adapter", json=body).status_code == 200
+        assert listed_models(other) == listed_models(one)
+        assert said(other, name) == said(one, name) != said(one, model)
+    body = {"lora_name": "gone"}
+    assert other.post("/v1/unload_lora_adapter", json=body).status_code == 200
+    for client in (one, other):
+        assert listed_models(client) == ["kept"]
+        assert "the model 'gone' does not exist" in said(client, "gone")
+
+
 def a_front_end_that_is_killed_takes_only_its_own_connections_along(
     server: SeveralProcesses,
 ) -> None:
@@ -254,6 +284,7 @@ def a_front_end_that_gets_a_signal_drains_alone(server: SeveralProcesses) -> Non
 
 def every_front_end_notices_that_the_core_dies(server: SeveralProcesses) -> None:
     (one, other), (here, there), core = server.both(), server.both(), server.core
+    adapted = said(one, "kept")
     with stream(here) as first, stream(there) as second:
         os.kill(core, signal.SIGKILL)
         assert "process has died with code -9" in [*first][-1]
@@ -267,6 +298,8 @@ def every_front_end_notices_that_the_core_dies(server: SeveralProcesses) -> None
         assert client.get("/health").json()["last_failure_s"] > 0
         answer = client.post(PATH, json={**LONG, "max_tokens": 3})
         assert answer.json()["usage"]["completion_tokens"] == 3
+        assert said(client, "kept") == adapted, "adapters are loaded again"
+        assert "does not exist" in said(client, "gone")
 
 
 def a_signal_to_the_server_lets_open_streams_finish(server: SeveralProcesses) -> None:
@@ -281,6 +314,8 @@ def a_signal_to_the_server_lets_open_streams_finish(server: SeveralProcesses) ->
 
 
 def test_a_server_of_several_processes_is_one_server(model: Path, tmp_path: Path) -> None:
+    config = ModelConfig.of_hf(json.loads((model / "config.json").read_text()))
+    adapter = write_adapter(tmp_path / "adapter", config)
     server = SeveralProcesses(model, tmp_path)
     try:
         (listed,) = (json.loads(one.read_text()) for one in tmp_path.glob("servers/*.json"))
@@ -290,6 +325,7 @@ def test_a_server_of_several_processes_is_one_server(model: Path, tmp_path: Path
         ids_are_unique_and_figures_are_added_up(server)
         one_front_end_controls_the_requests_of_all(server)
         responses_are_found_whichever_process_has_them(server)
+        adapters_are_loaded_and_unloaded_for_all(server, adapter)
         a_front_end_that_is_killed_takes_only_its_own_connections_along(server)
         a_front_end_that_gets_a_signal_drains_alone(server)
         every_front_end_notices_that_the_core_dies(server)
