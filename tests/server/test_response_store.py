@@ -3,6 +3,10 @@
 from paceline.server.response_store import ResponseStore, StoredResponse
 
 
+def put(store: ResponseStore, name: str, body: bytes, input: bytes) -> None:
+    store.put(name, StoredResponse(body, input))
+
+
 class Clock:
     now = 100.0
 
@@ -13,9 +17,9 @@ class Clock:
 def test_the_oldest_responses_go_first() -> None:
     store = ResponseStore(3, 1000, 60.0)
     for name in ("a", "b", "c"):
-        store.put(name, b"{}", b"[]")
-    store.put("a", b"{ }", b"[]")  # a new state of it
-    store.put("d", b"{}", b"[]")
+        put(store, name, b"{}", b"[]")
+    put(store, "a", b"{ }", b"[]")  # a new state of it
+    put(store, "d", b"{}", b"[]")
     assert [store.get(name) is not None for name in "abcd"] == [True, False, True, True]
     assert store.remove("a")
     assert not store.remove("a")
@@ -24,12 +28,12 @@ def test_the_oldest_responses_go_first() -> None:
 
 def test_bytes_are_limited() -> None:
     store = ResponseStore(100, 10, 60.0)
-    store.put("a", b"1234", b"12")
-    store.put("b", b"12", b"12")
+    put(store, "a", b"1234", b"12")
+    put(store, "b", b"12", b"12")
     assert store.get("a") is not None
-    store.put("c", b"1", b"")
+    put(store, "c", b"1", b"")
     assert store.get("a") is None
-    store.put("b", b"1234567", b"1234")  # larger than all
+    put(store, "b", b"1234567", b"1234")  # larger than all
     assert store.get("b") is None
     assert store.get("c") is not None
 
@@ -37,9 +41,9 @@ def test_bytes_are_limited() -> None:
 def test_responses_are_forgotten_after_a_time() -> None:
     clock = Clock()
     store = ResponseStore(100, 1000, 60.0, clock)
-    store.put("a", b"{}", b"[]")
+    put(store, "a", b"{}", b"[]")
     clock.now += 30
-    store.put("b", b"{}", b"[]")
+    put(store, "b", b"{}", b"[]")
     clock.now += 30
     assert store.get("a") is None
     assert store.get("b") is not None
@@ -49,3 +53,25 @@ def test_a_response_reaches_another_process_unchanged() -> None:
     one = StoredResponse(b'{"status": "queued", "output": [{"id": "x"}]}', b'[{"id": "y"}]', True)
     assert StoredResponse.received(one.sent()) == one
     assert (one.status, one.items) == ("queued", [{"id": "y"}, {"id": "x"}])
+
+
+def test_events_are_a_part_of_their_response() -> None:
+    store = ResponseStore(100, 100, 60.0)
+    store.open_log("a")  # not kept
+    assert store.log("a") is None
+    for name in "ab":
+        put(store, name, b"1234567890", b"")
+    store.open_log("b")
+    store.add_events("b", b"0" * 40)
+    put(store, "b", b"12345", b"")  # a new state has the same log
+    log = store.log("b")
+    assert log is not None
+    assert log.size == 40
+    put(store, "c", b"0" * 46, b"")
+    assert store.get("a") is None
+    assert store.log("b") is log
+    store.add_events("b", b"0" * 60)
+    assert store.log("b") is store.get("b") is None  # it is larger than all
+    store.add_events("b", b"0")
+    put(store, "c", b"0" * 100, b"")
+    assert store.get("c") is not None  # nothing of the others is counted

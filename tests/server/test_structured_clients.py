@@ -102,6 +102,36 @@ def test_responses_parse(client: openai.OpenAI, model: str) -> None:
         assert stream.get_final_response().output_parsed is not None
 
 
+def test_responses_have_log_probabilities_beside_reasoning_and_tools(
+    client: openai.OpenAI, model: str
+) -> None:
+    body: dict[str, Any] = {
+        "model": model,
+        "input": "hi",
+        "tools": [{"type": "function", "name": "look", "parameters": LOOK}],
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "max_output_tokens": 30,
+        "extra_body": {"temperature": 0, "ignore_eos": True},
+    }
+
+    def spelled(scores: Any) -> str:
+        return b"".join(bytes(one.bytes) for one in scores).decode(errors="replace")
+
+    whole = client.responses.create(**body)
+    (message,) = (one for one in whole.output if one.type == "message")
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert spelled(part.logprobs).strip() == part.text.strip() != ""
+    assert {len(one.top_logprobs) for one in part.logprobs or ()} == {2}
+    events = list(client.responses.create(**body, stream=True))
+    (done,) = (one for one in events if one.type == "response.output_text.done")
+    deltas = [one for one in events if one.type == "response.output_text.delta"]
+    streamed = [score.token for one in deltas for score in one.logprobs]
+    assert streamed == [one.token for one in done.logprobs]
+    assert streamed == [one.token for one in part.logprobs or ()]
+
+
 # -- others -------------------------------------------------------------------
 
 

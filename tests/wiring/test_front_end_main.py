@@ -211,6 +211,10 @@ def responses_are_found_whichever_process_has_them(server: SeveralProcesses) -> 
     one.post("/resume")
     ended = other.post(f"/v1/responses/{long['id']}/cancel").json()
     assert ended["status"] in ("cancelled", "incomplete")
+    streamed = one.post("/v1/responses", json={**asked, "background": True, "stream": True}).text
+    name = json.loads(streamed.splitlines()[1].removeprefix("data: "))["response"]["id"]
+    again = other.get(f"/v1/responses/{name}?stream=true&starting_after=1").text
+    assert streamed.split("\n\n")[2:] == again.split("\n\n")
     assert other.delete(path).json()["deleted"]
     assert [client.get(path).status_code for client in (one, other)] == [404, 404]
     assert other.delete(path).status_code == 404

@@ -1,9 +1,7 @@
 """Runs responses for which no client waits, and finds those of all processes of a server."""
 
 import logging
-from collections.abc import Callable
 
-from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Scope
 
@@ -12,45 +10,53 @@ from paceline.engine.core.front_end_wire import PeerVerb
 from paceline.server.context import ServerContext
 from paceline.server.errors import NOT_FOUND, ApiError, api_error_of
 from paceline.server.respond import GenerationJob, GenerationResponse
+from paceline.server.response_events import WAIT_S, EventBatch, events_of
 from paceline.server.response_store import StoredResponse
-from paceline.server.schemas.responses import ResponseBody, ResponseFault
+from paceline.server.responses_writer import ResponsesWriter
+from paceline.server.schemas.responses import ResponseFault
 
 log = logging.getLogger("paceline.server")
 
 ABORTED = "aborted"  # the code of an error: the request was aborted before it started
 PATH = "/v1/responses"
 
-Keep = Callable[[ResponseBody], None]
 
-
-def start(context: ServerContext, job: GenerationJob, begun: ResponseBody, keep: Keep) -> None:
-    """Begin a response. 429 or 503 if it is refused at once."""
+def start(context: ServerContext, job: GenerationJob, writer: ResponsesWriter) -> None:
+    """Begin a response. 429 or 503 if it is refused at once. The events of a stream are kept."""
     context.check_open()
     context.engine.check_room(1)
-    keep(begun)
-    context.background.start(job.name, run(context, job, begun, keep))
+    writer.keep("queued")
+    if job.stream:
+        context.responses.open_log(job.name)
+    context.background.start(job.name, run(context, job, writer))
 
 
-async def run(context: ServerContext, job: GenerationJob, begun: ResponseBody, keep: Keep) -> None:
+async def run(context: ServerContext, job: GenerationJob, writer: ResponsesWriter) -> None:
     """Generate a response; its writer keeps it. One that fails is kept with the error."""
-    keep(replace(begun, status="in_progress"))
+    writer.keep("in_progress")
     scope: Scope = {"type": "http", "path": PATH}
+
+    async def send(message: Message) -> None:
+        context.responses.add_events(job.name, message.get("body", b""))
+
     try:
-        await GenerationResponse(context, job).answer(scope, unsent)
-    except Exception as error:  # no client waits for it, so that it is kept
-        fault = api_error_of(error, PATH).body.error
-        if fault.code == ABORTED:
-            keep(replace(begun, status="cancelled"))
-            return
-        is_known = isinstance(error, PacelineError | HTTPException)
-        log.warning(
-            "the response %s has failed: %s", job.name, error, exc_info=None if is_known else error
-        )
-        keep(replace(begun, status="failed", error=ResponseFault(fault.code, fault.message)))
+        await GenerationResponse(context, job).answer(scope, send)
+    except Exception as error:  # noqa: BLE001 - no client waits for it; it is kept and logged
+        last = ended_by(error, job.name, writer)
+        context.responses.add_events(job.name, last)
+    finally:
+        if (events := context.responses.log(job.name)) is not None:
+            events.end()
 
 
-async def unsent(message: Message) -> None:
-    """The client reads the stored response."""
+def ended_by(error: Exception, name: str, writer: ResponsesWriter) -> bytes:
+    """Keep a response that has failed, or was aborted before it started; returns its events."""
+    fault = api_error_of(error, PATH).body.error
+    if fault.code == ABORTED:
+        return writer.ending("cancelled")
+    is_known = isinstance(error, PacelineError | HTTPException)
+    log.warning("the response %s has failed: %s", name, error, exc_info=None if is_known else error)
+    return writer.ending("failed", ResponseFault(fault.code, fault.message))
 
 
 # -- of all processes -----------------------------------------------------------
@@ -58,12 +64,16 @@ async def unsent(message: Message) -> None:
 
 async def stored(context: ServerContext, name: str, param: str = "response_id") -> StoredResponse:
     """A response of this process or another. 404 if there is none."""
-    return context.responses.get(name) or await elsewhere(context, "response", name, param)
+    if (here := context.responses.get(name)) is not None:
+        return here
+    return StoredResponse.received(await elsewhere(context, "response", (name,), param))
 
 
 async def cancelled(context: ServerContext, name: str) -> StoredResponse:
     """The same, ended if it runs in the background."""
-    return await cancelled_here(context, name) or await elsewhere(context, "cancel", name)
+    if (here := await cancelled_here(context, name)) is not None:
+        return here
+    return StoredResponse.received(await elsewhere(context, "cancel", (name,)))
 
 
 async def cancelled_here(context: ServerContext, name: str) -> StoredResponse | None:
@@ -75,24 +85,48 @@ async def cancelled_here(context: ServerContext, name: str) -> StoredResponse | 
 
 async def removed(context: ServerContext, name: str) -> None:
     """Forget a response of this process or another. 404 if there is none."""
-    if not removed_here(context, name):
+    if not await removed_here(context, name):
         answers = await context.peers.ask("remove", (name,))
         if not any(found for (found,) in answers):
             raise missing(name)
 
 
-def removed_here(context: ServerContext, name: str) -> bool:
+async def removed_here(context: ServerContext, name: str) -> bool:
+    await cancelled_here(context, name)
     return context.responses.remove(name)
 
 
+async def events_after(context: ServerContext, name: str, number: int) -> EventBatch:
+    """The events of a response after one of them; none, if there are none for some time.
+
+    404 if it is not stored, or its events are not.
+    """
+    if (here := await events_here(context, name, number)) is not None:
+        return here
+    return EventBatch.received(await elsewhere(context, "events", (name, str(number))))
+
+
+async def events_here(context: ServerContext, name: str, number: int) -> EventBatch | None:
+    if (events := context.responses.log(name)) is not None:
+        return await events.after(number)
+    found = context.responses.get(name)
+    if found is None or found.has_log:
+        return None
+    if name in context.background:
+        await context.background.ended(name, WAIT_S)
+        return EventBatch(b"", number, ended=False)
+    return EventBatch.of(events_of(found.body), number, ended=True)
+
+
 async def elsewhere(
-    context: ServerContext, verb: PeerVerb, name: str, param: str = "response_id"
-) -> StoredResponse:
-    answers = await context.peers.ask(verb, (name,))
+    context: ServerContext, verb: PeerVerb, names: tuple[str, ...], param: str = "response_id"
+) -> bytes:
+    """What another process knows of a response, whose name comes first. 404 if none knows it."""
+    answers = await context.peers.ask(verb, names)
     found = next((sent for (sent,) in answers if sent), None)
     if found is None:
-        raise missing(name, param)
-    return StoredResponse.received(found)
+        raise missing(names[0], param)
+    return found
 
 
 def missing(name: str, param: str = "response_id") -> ApiError:

@@ -18,7 +18,7 @@ class BackgroundTasks:
     def __contains__(self, name: str) -> bool:
         return name in self._running
 
-    async def ended(self, name: str) -> None:
-        """Wait for the end of a task, if it runs."""
+    async def ended(self, name: str, most_s: float | None = None) -> None:
+        """Wait for the end of a task, if it runs, for `most_s` at most."""
         if (task := self._running.get(name)) is not None:
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=most_s)

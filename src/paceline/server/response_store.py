@@ -7,6 +7,9 @@ from time import monotonic
 from typing import Any
 
 from msgspec import Struct, json, msgpack
+from msgspec.structs import replace
+
+from paceline.server.response_events import EventLog
 
 Item = Mapping[str, Any]
 
@@ -17,6 +20,7 @@ class StoredResponse(Struct, frozen=True, array_like=True):
     body: bytes
     input: bytes
     background: bool = False
+    has_log: bool = False  # whether its events were kept
     until: float = 0.0  # when it is forgotten, on the clock of its store
 
     @property
@@ -48,7 +52,8 @@ class StoredResponse(Struct, frozen=True, array_like=True):
 class ResponseStore:
     """At most `most` responses of `most_bytes` together, each for `age_s`; the oldest go first.
 
-    It is used from several threads: long responses are written on one of their own.
+    The events of a response count as a part of it. Responses are put from several threads, since
+    long ones are written on one of their own; logs of events are used on the event loop alone.
     """
 
     def __init__(
@@ -56,20 +61,45 @@ class ResponseStore:
     ) -> None:
         self._most, self._most_bytes, self._age_s, self._clock = most, most_bytes, age_s, clock
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest first
+        self._logs: dict[str, EventLog] = {}  # of responses that are kept
         self._bytes = 0
         self._lock = Lock()
 
-    def put(self, name: str, body: bytes, input: bytes, background: bool = False) -> None:
+    def put(self, name: str, given: StoredResponse) -> None:
         """Keep a response, or a new state of it. One that is larger than the store is not kept."""
         now = self._clock()
-        stored = StoredResponse(body, input, background, now + self._age_s)
+        stored = replace(given, until=now + self._age_s)
         with self._lock:
+            log = self._logs.get(name)
             self._drop(name)
-            if stored.size > self._most_bytes:
+            size = stored.size + (log.size if log else 0)
+            if size > self._most_bytes:
                 return
             self._kept[name] = stored
-            self._bytes += stored.size
+            if log is not None:
+                self._logs[name] = log
+            self._bytes += size
             self._trim(now)
+
+    def open_log(self, name: str) -> None:
+        """Keep the events of a response, if it is kept."""
+        with self._lock:
+            if name in self._kept:
+                self._logs[name] = EventLog()
+
+    def add_events(self, name: str, events: bytes) -> None:
+        """Keep events of a response that has a log. The oldest responses make room for them."""
+        with self._lock:
+            if (log := self._logs.get(name)) is not None:
+                log.add(events)
+                self._bytes += len(events)
+                self._trim(self._clock())
+
+    def log(self, name: str) -> EventLog | None:
+        """The events of a response; None if it has no log, or is not kept."""
+        with self._lock:
+            self._trim(self._clock())
+            return self._logs.get(name)
 
     def get(self, name: str) -> StoredResponse | None:
         with self._lock:
@@ -84,7 +114,8 @@ class ResponseStore:
     def _drop(self, name: str) -> bool:
         if (old := self._kept.pop(name, None)) is None:
             return False
-        self._bytes -= old.size
+        log = self._logs.pop(name, None)
+        self._bytes -= old.size + (log.size if log else 0)
         return True
 
     def _trim(self, now: float) -> None:

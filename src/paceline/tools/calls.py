@@ -4,7 +4,7 @@ import secrets
 import string
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 ALPHANUMERIC = string.ascii_letters + string.digits
@@ -24,9 +24,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More text for the user."""
+    """More text for the user, which the model wrote from `begin` to before `end`.
+
+    These count characters of the text of the model. Whitespace that was moved over a call stands
+    before `begin`.
+    """
 
     text: str
+    begin: int = field(default=0, compare=False)
+    end: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +115,6 @@ def as_one(group: list[ReplyDelta]) -> ReplyDelta:
     text = "".join(d.arguments if isinstance(d, CallDelta) else d.text for d in group)
     if isinstance(first, CallDelta):
         return replace(first, arguments=text)
-    return type(first)(text)
+    if isinstance(last := group[-1], ContentDelta):
+        return replace(first, text=text, end=last.end)
+    return replace(first, text=text)

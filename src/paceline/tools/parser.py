@@ -74,4 +74,5 @@ class TextParser(ABC):
         """Pass on what the rules did not take, after `space` that they withheld."""
         self.reader.read_all()
         if rest := space + self.reader.take():
-            self.emit(ContentDelta(rest))
+            end = self.reader.taken
+            self.emit(ContentDelta(rest, end - len(rest), end))

@@ -1,5 +1,6 @@
 """Splits reasoning from the answer, where the model writes it in a block of its own."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from paceline.tools.calls import ContentDelta, ReasoningDelta, Reply, ReplyDelta, joined, merged
@@ -74,7 +75,8 @@ class ReasoningParser(TextParser):
         reader = self.reader
         while (yield from reader.peek()):
             reader.read_all()
-            self.emit(ContentDelta(reader.take()))
+            begin, text = reader.taken, reader.take()
+            self.emit(ContentDelta(text, begin, reader.taken))
 
 
 class ReasoningThenCalls:
@@ -83,12 +85,14 @@ class ReasoningThenCalls:
     def __init__(self, reasoning: OutputParser, calls: OutputParser) -> None:
         self._reasoning = reasoning
         self._calls = calls
+        self._before: int | None = None  # characters before the content
 
     def push(self, text: str) -> list[ReplyDelta]:
         return self._passed(self._reasoning.push(text))
 
     def finish(self) -> list[ReplyDelta]:
-        return merged([*self._passed(self._reasoning.finish()), *self._calls.finish()])
+        passed = self._passed(self._reasoning.finish())
+        return merged([*passed, *self._shifted(self._calls.finish())])
 
     def whole(self, text: str) -> Reply:
         return joined([*self.push(text), *self.finish()])
@@ -98,7 +102,18 @@ class ReasoningThenCalls:
         passed: list[ReplyDelta] = []
         for delta in deltas:
             if isinstance(delta, ContentDelta):
-                passed += self._calls.push(delta.text)
+                self._before = delta.begin if self._before is None else self._before
+                passed += self._shifted(self._calls.push(delta.text))
             else:
                 passed.append(delta)
         return passed
+
+    def _shifted(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
+        """The second parser counts characters from where the content begins."""
+        by = self._before or 0
+        return [
+            replace(one, begin=one.begin + by, end=one.end + by)
+            if isinstance(one, ContentDelta)
+            else one
+            for one in deltas
+        ]

@@ -26,6 +26,7 @@ class TextReader:
         self.text = ""
         self.begin = 0
         self.at = 0
+        self.taken = 0  # characters so far
         self.ended = False
         self._aside: list[str] = []
         self._aside_length = 0
@@ -42,9 +43,10 @@ class TextReader:
         if self._aside:
             self._set_aside()
             taken, self._aside, self._aside_length = "".join(self._aside), [], 0
-            return taken
-        taken = self.text[self.begin : self.at]
-        self.begin = self.at
+        else:
+            taken = self.text[self.begin : self.at]
+            self.begin = self.at
+        self.taken += len(taken)
         return taken
 
     def unread(self) -> None:

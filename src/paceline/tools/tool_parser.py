@@ -61,14 +61,18 @@ class ToolParser(TextParser):
         return WrittenArguments(self.arguments, self._schemas.get(name, {}))
 
     def content(self, text: str) -> None:
-        if self._after_call:
+        is_apart = self._after_call  # from the whitespace before the call
+        if is_apart:
             text = text.lstrip()
         if not text:
             return
         self._after_call = False
         words = text.rstrip()
         if words:
-            self.emit(ContentDelta(self._space + words))
+            begin = self.reader.taken - len(text)
+            end = begin + len(words)
+            begin -= 0 if is_apart else len(self._space)
+            self.emit(ContentDelta(self._space + words, begin, end))
             self._space = ""
         self._space += text[len(words) :]
 
@@ -116,7 +120,8 @@ class ToolParser(TextParser):
 
     def _end(self) -> None:
         if self._space and not self._count:
-            self.emit(ContentDelta(self._space))
+            end = self.reader.taken
+            self.emit(ContentDelta(self._space, end - len(self._space), end))
         self._space = ""
 
     def leave(self, space: str = "") -> None:

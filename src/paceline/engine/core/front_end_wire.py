@@ -16,7 +16,9 @@ from paceline.engine.core.wire import (
     WakeMessage,
 )
 
-PeerVerb = Literal["abort", "abort_all", "parts", "response", "cancel", "remove", "adapters"]
+PeerVerb = Literal[
+    "abort", "abort_all", "parts", "response", "events", "cancel", "remove", "adapters"
+]
 
 
 class FrontEndBuild(msgspec.Struct, tag=True, array_like=True, frozen=True):

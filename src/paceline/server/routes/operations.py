@@ -11,9 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from paceline import __version__
 from paceline.engine.api import RequestError
 from paceline.engine.core.front_end_wire import PeerVerb
-from paceline.server.background import cancelled_here, removed_here
+from paceline.server.background import cancelled_here, events_here, removed_here
 from paceline.server.context import ServerContext
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
+from paceline.server.response_events import EventBatch
 from paceline.server.response_store import StoredResponse
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest
@@ -133,16 +134,19 @@ async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, 
             return [context.known_parts(name) for name in names]
         case "response":
             return [sent(context.responses.get(name)) for name in names]
+        case "events":
+            name, number = names
+            return [sent(await events_here(context, name, int(number)))]
         case "cancel":
             return [sent(await cancelled_here(context, name)) for name in names]
         case "remove":
-            return [removed_here(context, name) for name in names]
+            return [await removed_here(context, name) for name in names]
         case "adapters":
             await context.read_adapters()
             return []
 
 
-def sent(found: StoredResponse | None) -> bytes:
+def sent(found: StoredResponse | EventBatch | None) -> bytes:
     return b"" if found is None else found.sent()
 
 

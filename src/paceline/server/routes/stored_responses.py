@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Response
 from paceline.server.background import cancelled, removed, stored
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.event_response import EventResponse
 from paceline.server.parse import unsupported
 from paceline.server.response_store import Item
 from paceline.server.schemas.openapi import ERRORS
@@ -21,10 +22,18 @@ def stored_response_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["stored responses"], responses=ERRORS)
 
     @router.get("/v1/responses/{response_id}")
-    async def retrieve_response(response_id: str, stream: bool = False) -> Response:
-        """A response, complete or so far."""
+    async def retrieve_response(
+        response_id: str,
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=-1)] = None,
+    ) -> Response:
+        """A response, complete or so far; or, with `stream`, its events after the one with the
+        number `starting_after`."""
         if stream:
-            raise unsupported("stream", "a stored response is not streamed; remove stream")
+            after = -1 if starting_after is None else starting_after
+            return EventResponse(context, response_id, after)
+        if starting_after is not None:
+            raise unsupported("starting_after", "only events have numbers; set stream to true")
         return Response((await stored(context, response_id)).body, media_type=JSON)
 
     @router.get("/v1/responses/{response_id}/input_items")

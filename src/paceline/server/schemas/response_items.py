@@ -6,10 +6,12 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from paceline.server.schemas.completions import ChatLogprob
 from paceline.server.schemas.responses import FunctionCallItem, OutputMessage, OutputText, Status
 from paceline.tools.calls import CallDelta, ContentDelta, ReasoningDelta, ReplyDelta, kind_of
 
 Event = Callable[..., bytes]  # of a type and fields
+Scores = Sequence[ChatLogprob]
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -49,40 +51,42 @@ class ItemKind(Protocol):
         """The part that has the text; None: the item itself has it."""
         ...
 
+    def added(self, scores: Scores) -> Mapping[str, Any]:
+        """Further fields of the event of a text, whose tokens have these log-probabilities."""
+        ...
+
     def done(self, text: str) -> dict[str, Any]:
         """The fields of the event that ends the text."""
         ...
 
-    @property
-    def added(self) -> Mapping[str, Any]:
-        """Further fields of the events of its text."""
-        ...
-
 
 class MessageKind:
-    """The answer."""
+    """The answer, with the log-probabilities of its tokens, if there are any."""
 
     events = "response.output_text"
-    added: Mapping[str, Any] = MappingProxyType({"logprobs": ()})
 
     def __init__(self, id: str) -> None:
         self.id = id
+        self._scores: list[ChatLogprob] = []
 
     def item(self, status: Status, text: str | None) -> OutputMessage:
-        return OutputMessage(self.id, status, () if text is None else (OutputText(text),))
+        return OutputMessage(self.id, status, () if text is None else (self.part(text),))
 
     def part(self, text: str) -> OutputText:
-        return OutputText(text)
+        return OutputText(text, logprobs=tuple(self._scores))
+
+    def added(self, scores: Scores) -> Mapping[str, Any]:
+        self._scores += scores
+        return {"logprobs": scores}
 
     def done(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+        return {"text": text, "logprobs": self._scores}
 
 
 class ReasoningKind:
     """Reasoning."""
 
     events = "response.reasoning_text"
-    added = NO_FIELDS
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -93,6 +97,9 @@ class ReasoningKind:
     def part(self, text: str) -> ReasoningText:
         return ReasoningText(text)
 
+    def added(self, scores: Scores) -> Mapping[str, Any]:
+        return NO_FIELDS
+
     def done(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
@@ -101,7 +108,6 @@ class CallKind:
     """A function call."""
 
     events = "response.function_call_arguments"
-    added = NO_FIELDS
 
     def __init__(self, id: str, begun: CallDelta) -> None:
         self.id = id
@@ -112,6 +118,9 @@ class CallKind:
 
     def part(self, text: str) -> None:
         """None: arguments are a field of the item."""
+
+    def added(self, scores: Scores) -> Mapping[str, Any]:
+        return NO_FIELDS
 
     def done(self, text: str) -> dict[str, Any]:
         return {"arguments": text, "name": self._name}
@@ -130,12 +139,13 @@ class ResponseItems:
         self._kind: object = None
         self._texts: list[str] = []
 
-    def put(self, delta: ReplyDelta) -> bytes:
+    def put(self, delta: ReplyDelta, scores: Scores = ()) -> bytes:
+        """`scores` has the log-probabilities of the tokens of a message."""
         events = b""
         if self._open is None or kind_of(delta) != self._kind:
             events = self.close("completed") + self._begin(delta)
         text = delta.arguments if isinstance(delta, CallDelta) else delta.text
-        return events + self._add(text) if text else events
+        return events + self._add(text, scores) if text else events
 
     def finish(self, status: Status) -> bytes:
         """End the last item; a reply without any is an empty message."""
@@ -147,7 +157,7 @@ class ResponseItems:
             return b""
         self._open = None
         text, place = "".join(self._texts), self._place(kind)
-        events = self._event(f"{kind.events}.done", **place, **kind.done(text), **kind.added)
+        events = self._event(f"{kind.events}.done", **place, **kind.done(text))
         if part := kind.part(text):
             events += self._event("response.content_part.done", **place, part=part)
         item, at = kind.item(status, text), len(self.done)
@@ -174,11 +184,12 @@ class ResponseItems:
             case CallDelta():
                 return CallKind(f"fc-{name}", delta)
 
-    def _add(self, text: str) -> bytes:
+    def _add(self, text: str, scores: Scores) -> bytes:
         kind = self._open
         assert kind is not None, "no item has begun"
         self._texts.append(text)
-        return self._event(f"{kind.events}.delta", **self._place(kind), delta=text, **kind.added)
+        fields = {"delta": text, **kind.added(scores)}
+        return self._event(f"{kind.events}.delta", **self._place(kind), **fields)
 
     def _place(self, kind: ItemKind) -> dict[str, Any]:
         place = {"item_id": kind.id, "output_index": len(self.done)}

@@ -117,6 +117,15 @@ def response_event(kind: str, number: int, **fields: Any) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
 
+def last_event(status: str) -> str:
+    """The type of the event that ends a response."""
+    match status:
+        case "completed" | "failed":
+            return f"response.{status}"
+        case _:
+            return "response.incomplete"
+
+
 def usage_of(output: RequestOutput, reasoning: int) -> ResponseUsage:
     counted = output.usage
     return ResponseUsage(
