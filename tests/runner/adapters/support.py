@@ -48,7 +48,7 @@ def write_adapter(folder: Path, config: ModelConfig, seed: int = 0, **fields: An
     tensors: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
     for module, (outputs, inputs) in modules_of(config).items():
-        if ".experts." in module or module.endswith(".gate") or not own.adapts(module):
+        if ".experts." in module or module.endswith((".gate", ".router")) or not own.adapts(module):
             continue
         rank = own.rank_of(module)
         a = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
