@@ -16,7 +16,7 @@ import paceline.runner.attention
 from paceline.runner.attention.backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from tests.runner.support import Blocks, Piece, batch_of, tiny
+from tests.runner.support import Blocks, Piece, batch_of, spoil_passed, tiny
 
 NEEDS_CARD = {"flashinfer", "triton"}  # tests/gpu judges these, in the precision they are for
 
@@ -86,7 +86,7 @@ def reference(
     for index, position in enumerate(batch.position.tolist()):
         row += index == int(batch.row_start[row + 1])
         seen = torch.arange(0 if window is None else max(position - window + 1, 0), position + 1)
-        blocks = batch.block_table[row, seen // kv.block_size]
+        blocks = batch.block_table[0, row, seen // kv.block_size]
         cells = kv.content[blocks, layer, seen % kv.block_size].float()
         keys, values = cells.repeat_interleave(group, 1).chunk(2, 1)  # [seen, heads, head_dim]
         scores = (keys * query[index].float()).sum(-1) * scale  # [seen, heads]
@@ -109,15 +109,16 @@ def compare(
     heads = torch.randn(batch.positions, shape.heads + 2, shape.head_dim)
     query = heads[:, : shape.heads]  # a view into more, as a model has it
     sinks = torch.randn(shape.heads) if has_sinks else None
+    spoil_passed(batch, kv, counts, window)
     prepared = load(name).prepare(batch, kv)
-    before = kv.content.clone()
+    before = kv.content.view(torch.int32).clone()
     expected = {
         layer: reference(query, batch, kv, layer, window, 0.3, cap, sinks=sinks) for layer in (0, 2)
     }
     for layer in (2, 0, 2):
         got = prepared.attend(query, layer, window, 0.3, cap, sinks)
         torch.testing.assert_close(got, expected[layer], rtol=1e-4, atol=1e-5)
-    assert torch.equal(kv.content, before), "attention only reads"
+    assert torch.equal(kv.content.view(torch.int32), before), "attention only reads"
 
 
 @every_backend

@@ -8,13 +8,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tests.conformance.architectures import SIZES, Case
 from tests.golden.support import saved
 
+LLAMA = Case("llama")
 CHAT = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %}"
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sat on the mat"
 
 
-def small_model(folder: Path) -> Path:
-    """A llama with random weights, and a tokenizer trained on one sentence."""
-    saved(Case("llama"), folder)
+def small_model(folder: Path, case: Case = LLAMA) -> Path:
+    """A model with random weights, and a tokenizer trained on one sentence."""
+    saved(case, folder)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

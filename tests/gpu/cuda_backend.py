@@ -18,6 +18,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.layer_groups import LayerGroups
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import MIXED_TRAITS, Case, few_cases, traits_of
@@ -58,8 +59,8 @@ class OnCUDA:
         self.config: ModelConfig = model.config
         self._model, self._device = model, device
 
-    def store(self, blocks: int, block_size: int) -> KVStore:
-        return KVStore(self.config, blocks, block_size, device=self._device)
+    def store(self, blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStore:
+        return KVStore(self.config, blocks, block_size, device=self._device, groups=groups)
 
     def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
         columns = {

@@ -9,7 +9,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU, on_hopper, replayed, rows_of
 from tests.runner import support
-from tests.runner.support import Rows, cells_of, filled_store, tiny
+from tests.runner.support import Rows, cells_of, filled_store, spoil_passed, tiny
 
 try:
     from paceline.runner.attention.triton import TiledAttention, Triton
@@ -49,6 +49,7 @@ def compare(
 ) -> None:
     batch, blocks = rows_of(counts, block_size)
     kv = store_for(heads, kv_heads, blocks, block_size)
+    spoil_passed(batch, kv, counts, window)
     held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asking(heads))
     assert isinstance(held.others, PrefillAttention)
     held.lay_out()
@@ -106,7 +107,7 @@ def test_a_graph_sees_other_rows_in_the_same_memory() -> None:
         batch.row_start.fill_(used)
         batch.row_start[: rows + 1] = now.row_start
         batch.context[:rows] = now.context
-        batch.block_table[:rows, : now.block_table.shape[1]] = now.block_table
+        batch.block_table[:, :rows, : now.block_table.shape[2]] = now.block_table
         bounds.copy_(bounds_of(counts))
         graph.replay()
         expected = load("sdpa").prepare(now, kv).attend(query[:used].float(), 1, None, 0.09)
@@ -119,7 +120,7 @@ def test_what_others_left_behind_the_last_cell_is_not_read() -> None:
     batch, blocks = rows_of(counts, 16)
     kv = store_for(16, 8, blocks, 16)
     for row, (_, context) in enumerate(counts):
-        last = batch.block_table[row, (context - 1) // 16]
+        last = batch.block_table[0, row, (context - 1) // 16]
         kv.content[last, :, (context - 1) % 16 + 1 :] = float("nan")
     held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asking(16))
     held.lay_out()

@@ -50,7 +50,7 @@ class GpuStore(OracleRunner):
         table = self.state.table.cpu()
         for slot in plan.rows.slot.tolist():
             known = [block for block in self.tracks[slot].table if block >= 0]
-            assert table[slot, : len(known)].tolist() == known
+            assert table[0, slot, : len(known)].tolist() == known
         return result
 
     def seen(self, block: int, offset: int) -> int:

@@ -9,7 +9,7 @@ from paceline.runner.attention import triton
 from paceline.runner.attention.backend import Queries, load
 from paceline.runner.attention.triton import ContextSplit, TiledAttention, Triton, context_split
 from paceline.runner.kv_store import KVStore
-from tests.runner.support import Rows, bounds_of, filled_store, rows_of, tiny
+from tests.runner.support import Rows, bounds_of, filled_store, rows_of, spoil_passed, tiny
 
 ROWS: list[Rows] = [
     [(1, 1), (1, 40), (1, 16), (1, 150)],
@@ -31,6 +31,7 @@ def test_rows_of_every_kind(
 ) -> None:
     batch, blocks = rows_of(counts, 8)
     kv = store_for(heads, kv_heads, head_dim, blocks, 8)
+    spoil_passed(batch, kv, counts, window)
     query = torch.randn(batch.positions, heads, head_dim)
     expected = load("sdpa").prepare(batch, kv).attend(query, 1, window, 0.3)
     got = Triton().prepare(batch, kv).attend(query, 1, window, 0.3)
@@ -104,6 +105,7 @@ def test_single_rows_beside_others_are_split_however_many_there_are(
     counts: Rows = [(1, 300), (1, 64), (1, 130), (1, 1), (1, 257), (6, 6), (4, 20)]
     batch, blocks = rows_of(counts, 8)
     kv = store_for(4, 2, head_dim, blocks, 8)
+    spoil_passed(batch, kv, counts, window)
     query = torch.randn(batch.positions, 4, head_dim)
     expected = load("sdpa").prepare(batch, kv).attend(query, 0, window, 0.3)
     bounds = bounds_of(counts)

@@ -9,6 +9,7 @@ from paceline.runner.attention.backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.layer_groups import LayerGroups, layer_groups
 from paceline.runner.models.model import Model
 from tests.runner.support import Blocks, Piece, batch_of
 
@@ -21,7 +22,7 @@ class LoadedModel(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
-    def store(self, blocks: int, block_size: int) -> KVStore: ...
+    def store(self, blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStore: ...
 
     def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
         """Hidden states of every position, or of the wanted ones."""
@@ -38,8 +39,8 @@ class OnCPU:
     def __init__(self, model: Model, attention: str) -> None:
         self.config, self._model, self._attention = model.config, model, load(attention)
 
-    def store(self, blocks: int, block_size: int) -> KVStore:
-        return KVStore(self.config, blocks, block_size)
+    def store(self, blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStore:
+        return KVStore(self.config, blocks, block_size, groups=groups)
 
     def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
         return self._model.forward(batch, kv, self._attention, wanted)
@@ -49,19 +50,28 @@ class OnCPU:
 
 
 class Sequences:
-    """Tokens are known from the start, and computed step by step."""
+    """Tokens are known from the start, and computed step by step.
+
+    Layers of other windows have other blocks. Blocks that a window has passed hold NaN from then
+    on, and the tables still name them.
+    """
 
     def __init__(self, model: LoadedModel, block_size: int = 4) -> None:
         self.model, self.block_size = model, block_size
-        self.kv = model.store(BLOCKS, block_size)
-        self.free = Blocks(BLOCKS, block_size)
-        self.blocks: dict[str, list[int]] = {}
+        self.groups = layer_groups(model.config.windows)
+        blocks = BLOCKS * len(self.groups)
+        self.kv = model.store(blocks, block_size, self.groups)
+        self.free = Blocks(blocks, block_size)
+        self.blocks: dict[str, list[list[int]]] = {}  # by group
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
 
     def add(self, name: str, tokens: Sequence[int]) -> None:
         self.tokens[name], self.computed[name] = list(tokens), 0
-        self.blocks[name] = self.free.take(len(tokens))
+        self.blocks[name] = self._taken(len(tokens))
+
+    def _taken(self, positions: int) -> list[list[int]]:
+        return [self.free.take(positions) for _ in self.groups.windows]
 
     def step(self, **counts: int) -> dict[str, Tensor]:
         """Compute so many positions of each; the logits of all of them, by name."""
@@ -70,12 +80,20 @@ class Sequences:
             first = self.computed[name]
             tokens = self.tokens[name][first : first + count]
             assert len(tokens) == count, f"{name} has no {count} tokens left"
-            pieces.append(Piece(tokens, first, self.blocks[name]))
+            self._pass(name)
+            pieces.append(Piece(tokens, first, self.blocks[name][0], self.blocks[name][1:]))
             self.computed[name] += count
         batch = batch_of(pieces, self.block_size)
         batch.check(self.block_size, self.kv.blocks)
         logits = self.model.logits(self.model.forward(batch, self.kv))
         return dict(zip(counts, logits.split([len(p.tokens) for p in pieces]), strict=True))
+
+    def _pass(self, name: str) -> None:
+        """Spoil the blocks that no position of the sequence reads from now on."""
+        for window, blocks in zip(self.groups.windows, self.blocks[name], strict=True):
+            passed = 0 if window is None else max(self.computed[name] - window + 1, 0)
+            if old := blocks[: passed // self.block_size]:
+                self.kv.write(old, self.kv.read(old).fill_(float("nan")))
 
     def preempt(self, name: str) -> None:
         """Lose everything that is computed; the sequence begins again in other blocks."""
@@ -84,15 +102,16 @@ class Sequences:
 
     def swap(self, name: str) -> None:
         """Move everything that is computed to other blocks, by way of the host."""
-        content = self.kv.read(self.blocks[name]).cpu()
+        content = [self.kv.read(blocks).cpu() for blocks in self.blocks[name]]
         self._leave(name)
-        self.kv.write(self.blocks[name], content)
+        for blocks, own in zip(self.blocks[name], content, strict=True):
+            self.kv.write(blocks, own)
 
     def _leave(self, name: str) -> None:
         """Take other blocks. The old ones hold something else from now on."""
-        old = self.blocks[name]
-        self.kv.write(old, self.kv.read(old).fill_(9.0))
-        self.blocks[name] = self.free.take(len(self.tokens[name]))
+        for old in self.blocks[name]:
+            self.kv.write(old, self.kv.read(old).fill_(9.0))
+        self.blocks[name] = self._taken(len(self.tokens[name]))
 
 
 def logits_of(model: LoadedModel, tokens: Sequence[int]) -> Tensor:

@@ -49,25 +49,33 @@ class Piece:
 
     tokens: Sequence[int]
     start: int
-    blocks: Sequence[int]
+    blocks: Sequence[int]  # of group 0
+    more: Sequence[Sequence[int]] = ()  # of the groups from 1 on
 
 
 def batch_of(pieces: Sequence[Piece], block_size: int) -> Batch:
     """The batch of some rows, with the logits of each row's last position wanted."""
-    position, cell, starts = [], [], [0]
-    for piece in pieces:
+    position, starts = [], [0]
+    tables = [[piece.blocks, *piece.more] for piece in pieces]
+    cells = [list[int]() for _ in tables[0]]
+    for piece, groups in zip(pieces, tables, strict=True):
         places = range(piece.start, piece.start + len(piece.tokens))
         position += places
-        cell += [piece.blocks[p // block_size] * block_size + p % block_size for p in places]
+        for own, blocks in zip(cells, groups, strict=True):
+            own += [blocks[p // block_size] * block_size + p % block_size for p in places]
         starts.append(starts[-1] + len(piece.tokens))
     width = max(len(piece.blocks) for piece in pieces)
+    table = [
+        [[*groups[group], *[0] * (width - len(groups[group]))] for groups in tables]
+        for group in range(len(cells))
+    ]
     return Batch(
         tokens=torch.tensor([token for piece in pieces for token in piece.tokens]),
         position=torch.tensor(position),
         row_start=torch.tensor(starts),
         context=torch.tensor([piece.start + len(piece.tokens) for piece in pieces]),
-        block_table=torch.tensor([[*p.blocks, *[0] * (width - len(p.blocks))] for p in pieces]),
-        write_cell=torch.tensor(cell),
+        block_table=torch.tensor(table),
+        write_cell=torch.tensor(cells),
         sample_at=torch.tensor(starts[1:]) - 1,
     )
 
@@ -126,3 +134,10 @@ def filled_store(config: ModelConfig, blocks: int, block_size: int, **how: Any) 
     random = torch.Generator(kv.content.device).manual_seed(1)
     kv.content.normal_(generator=random)
     return kv
+
+
+def spoil_passed(batch: Batch, kv: KVStore, counts: Rows, window: int | None) -> None:
+    """Fill blocks that the window of each row has passed with NaN, as other sequences may."""
+    for row, (count, context) in enumerate(counts):
+        passed = 0 if window is None else max(context - count - window + 1, 0) // kv.block_size
+        kv.content[batch.block_table[0, row, :passed].long()] = float("nan")

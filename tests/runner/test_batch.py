@@ -21,7 +21,7 @@ def test_a_sound_batch(batch: Batch) -> None:
     assert (batch.positions, batch.rows) == (7, 3)
     assert batch.row_start.tolist() == [0, 3, 4, 7]
     assert batch.context.tolist() == [8, 10, 3]
-    assert batch.write_cell.tolist() == [9, 10, 11, 21, 36, 37, 38]
+    assert batch.write_cell.tolist() == [[9, 10, 11, 21, 36, 37, 38]]
     assert batch.sample_at.tolist() == [2, 3, 6]
 
 
@@ -35,10 +35,10 @@ def test_a_sound_batch(batch: Batch) -> None:
         {"row_start": [0, 4, 7]},
         {"context": [9, 10, 3]},
         {"context": [8, 10, 2]},
-        {"write_cell": [9, 10, 12, 21, 36, 37, 38]},
-        {"block_table": [[7, 2, 10], [1, 3, 5], [9, 0, 0]]},
-        {"block_table": [[7, 2, -1], [1, 3, 5], [9, 0, 0]]},
-        {"block_table": [[7, 2, 0], [1, 3, 5]]},
+        {"write_cell": [[9, 10, 12, 21, 36, 37, 38]]},
+        {"block_table": [[[7, 2, 10], [1, 3, 5], [9, 0, 0]]]},
+        {"block_table": [[[7, 2, -1], [1, 3, 5], [9, 0, 0]]]},
+        {"block_table": [[[7, 2, 0], [1, 3, 5]]]},
         {"sample_at": [7]},
     ],
     ids=str,

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.layer_groups import layer_groups
 from tests.runner.support import tiny
 
 LAYERS, BLOCKS, SIZE, KV_HEADS, HEAD_DIM = 3, 6, 4, 2, 8
@@ -25,13 +26,28 @@ def test_a_new_store_holds_zeros(kv: KVStore) -> None:
 
 
 def test_put_writes_one_layer_of_the_given_cells(kv: KVStore) -> None:
-    cells = kv.cells(torch.tensor([2 * SIZE + 3, 5 * SIZE, 1]))
+    cells = kv.cells(torch.tensor([[2 * SIZE + 3, 5 * SIZE, 1]]))
     new = torch.randn(3, 2 * KV_HEADS, HEAD_DIM)
     kv.put(cells[1], new)
     assert torch.equal(kv.content[2, 1, 3], new[0])
     assert torch.equal(kv.content[5, 1, 0], new[1])
     assert torch.equal(kv.content[0, 1, 1], new[2])
     assert kv.content.count_nonzero() == new.numel()
+
+
+def test_layers_of_a_group_have_places_in_its_blocks() -> None:
+    """Layers 0 and 2 have a window, and layer 1 has none: a block has room for one of them."""
+    groups = layer_groups((8, None, 8))
+    config = tiny(num_hidden_layers=LAYERS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM)
+    kv = KVStore(config, BLOCKS, SIZE, groups=groups)
+    assert kv.content.shape[1] == 1
+    cells = kv.cells(torch.tensor([[SIZE], [2 * SIZE + 1], [3 * SIZE + 2]]))
+    new = torch.randn(3, 1, 2 * KV_HEADS, HEAD_DIM)
+    for layer in range(LAYERS):
+        kv.put(cells[layer], new[layer])
+    assert torch.equal(kv.content[1, 0, 0], new[1, 0])  # of group 0
+    assert torch.equal(kv.content[2, 0, 1], new[0, 0])
+    assert torch.equal(kv.content[3, 0, 2], new[2, 0])
 
 
 def test_gather_reads_one_layer_of_the_given_blocks(full: KVStore) -> None:
@@ -75,6 +91,6 @@ def test_a_block_takes_so_many_bytes(kv: KVStore) -> None:
 def test_a_store_of_another_type_rounds() -> None:
     half = KVStore(tiny(), BLOCKS, SIZE, torch.bfloat16)
     new = torch.randn(1, 2 * half.kv_heads, half.head_dim)
-    half.put(half.cells(torch.tensor([0]))[0], new)
+    half.put(half.cells(torch.tensor([[0]]))[0], new)
     assert half.block_bytes * 2 == KVStore(tiny(), BLOCKS, SIZE).block_bytes
     assert torch.equal(half.content[0, 0, 0], new[0].bfloat16())

@@ -23,8 +23,8 @@ def states(model: Model, prompt: list[int]) -> np.ndarray:
         position=positions,
         row_start=torch.tensor([0, len(prompt)]),
         context=torch.tensor([len(prompt)]),
-        block_table=torch.zeros(1, 1, dtype=torch.long),
-        write_cell=positions,
+        block_table=torch.zeros(1, 1, 1, dtype=torch.long),
+        write_cell=positions[None],
         sample_at=positions[-1:],
     )
     return model.normed(model.forward(batch, kv, load("paged"))).numpy()

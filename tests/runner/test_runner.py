@@ -180,7 +180,7 @@ class Store(OracleRunner):
         return (int(halves[0, 0]) << 31) | int(halves[1, 0])
 
     def put(self, block: int, offset: int, digest: int) -> None:
-        cells = self.kv.cells(torch.tensor([block * self.block_size + offset]))
+        cells = self.kv.cells(torch.tensor([[block * self.block_size + offset]]))
         for layer, half in enumerate((digest >> 31, digest & (2**31 - 1))):
             self.kv.put(cells[layer], torch.full((1, 2, 2), float(half), dtype=torch.float64))
 

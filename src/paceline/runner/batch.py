@@ -23,16 +23,18 @@ class Batch:
         position    5   6   7 | 9 | 0   1   2 |
         context             8  10           3            a row reads its own and all before
 
-    A position of sequence i lies in block `block_table[row, i // block_size]`. Unused
-    entries of a row are any valid block: they are read, but not attended to.
+    In layers of group g, position i of a row's sequence lies in block
+    `block_table[g, row, i // block_size]`. Entries behind the context are any valid block. So are
+    entries that the window of the group has passed: these blocks belong to other sequences, and
+    what they hold may be NaN.
     """
 
     tokens: Tensor  # [positions]
     position: Tensor  # [positions]; place in its sequence
     row_start: Tensor  # [rows + 1]
     context: Tensor  # [rows]; positions that each row reads, including its own
-    block_table: Tensor  # [rows, blocks]
-    write_cell: Tensor  # [positions]; block * block_size + offset
+    block_table: Tensor  # [groups, rows, blocks]
+    write_cell: Tensor  # [groups, positions]; block * block_size + offset
     sample_at: Tensor  # [samples]; indices of positions whose logits are needed
     items: ItemEmbeddings | None = None  # None: every position has the embedding of its token
     adapters: Tensor | None = None  # [positions]; the place of each one's adapter, or -1: none
@@ -53,23 +55,26 @@ class Batch:
         assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
         starts, contexts = self.row_start.tolist(), self.context.tolist()
         assert starts[0] == 0, f"the first row starts at {starts[0]}"
-        assert starts[-1] == len(self.tokens) == len(self.position) == len(self.write_cell)
-        assert len(starts) == len(contexts) + 1 == len(self.block_table) + 1
+        groups, positions = self.write_cell.shape
+        assert starts[-1] == len(self.tokens) == len(self.position) == positions
+        assert self.block_table.shape[:2] == (groups, len(contexts))
+        assert len(starts) == len(contexts) + 1
         for row, context in enumerate(contexts):
             first, end = starts[row], starts[row + 1]
             assert first < end, f"row {row} is empty"
             expected = list(range(context - (end - first), context))
             assert expected[0] >= 0, f"row {row} has more positions than context"
             assert self.position[first:end].tolist() == expected, f"row {row} has a gap"
-            table = self.block_table[row].tolist()
-            cells = [table[p // block_size] * block_size + p % block_size for p in expected]
-            assert self.write_cell[first:end].tolist() == cells, (
+            at = torch.tensor(expected)
+            owned = self.block_table[:, row, at // block_size]
+            cells = owned * block_size + at % block_size
+            assert torch.equal(self.write_cell[:, first:end], cells), (
                 f"row {row} writes to cells outside of its blocks"
             )
         assert ((self.block_table >= 0) & (self.block_table < blocks)).all(), (
             f"a block id is not below {blocks}"
         )
-        assert len(self.write_cell.unique()) == len(self.write_cell), "a cell is written twice"
+        assert len(self.write_cell.unique()) == self.write_cell.numel(), "a cell is written twice"
         assert ((self.sample_at >= 0) & (self.sample_at < len(self.tokens))).all()
 
 
@@ -77,7 +82,7 @@ class Tables(Protocol):
     """Tokens and block tables by slot."""
 
     tokens: Tensor  # [slots, tokens]
-    table: Tensor  # [slots, blocks]
+    table: Tensor  # [groups, slots, blocks]
 
 
 def batch_of_slots(
@@ -89,13 +94,13 @@ def batch_of_slots(
     row = torch.repeat_interleave(torch.arange(len(slot), device=slot.device), count)
     position = start[row] + torch.arange(len(row), device=slot.device) - row_start[row]
     owner, context = slot[row], start + count
-    block = columns.table[owner, position // block_size]
+    block = columns.table[:, owner, position // block_size]  # [groups, positions]
     return Batch(
         tokens=columns.tokens[owner, position],
         position=position,
         row_start=row_start,
         context=context,
-        block_table=columns.table[slot, : -(-int(context.max()) // block_size)],
+        block_table=columns.table[:, slot, : -(-int(context.max()) // block_size)],
         write_cell=block * block_size + position % block_size,
         sample_at=row_start[1:] - 1,
     )

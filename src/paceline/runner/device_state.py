@@ -15,19 +15,24 @@ from paceline.runner.token_choice import key_of
 class DeviceState:
     """The state of every slot as of the latest plan.
 
-    `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`; the token at
+    `tokens[s, :position[s]]` have their KV in the blocks of `table[:, s]`; the token at
     `position[s]` is the next to compute. Sampled tokens are written here at once, so the
     next step can be launched before the host has seen them.
     """
 
     def __init__(
-        self, slots: int, max_model_len: int, block_size: int, device: torch.device | str = "cpu"
+        self,
+        slots: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        groups: int = 1,
     ) -> None:
         blocks = -(-max_model_len // block_size)
         self.block_size = block_size
         self.device = torch.device(device)
         self.tokens = torch.zeros((slots, max_model_len + 1), dtype=torch.int64, device=device)
-        self.table = torch.zeros((slots, blocks), dtype=torch.int64, device=device)
+        self.table = torch.zeros((groups, slots, blocks), dtype=torch.int64, device=device)
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(slots, device=device)
         self.key = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -36,15 +41,17 @@ class DeviceState:
         """Apply the changes of a plan."""
         for new in plan.admitted:
             self.tokens[new.slot, : len(new.tokens)] = torch.from_numpy(new.tokens.astype("int64"))
-            self.table[new.slot, : len(new.blocks)] = self._index(new.blocks)
+            for table, blocks in zip(self.table, (new.blocks, *new.more), strict=True):
+                # NO_BLOCK becomes any block: what stands there is not read.
+                table[new.slot, : len(blocks)] = self._index(blocks).clamp_(min=0)
             self.position[new.slot] = new.computed
             sampling = new.request.sampling
             self.temperature[new.slot] = 0.0 if sampling.greedy else sampling.temperature
             self.key[new.slot] = key_of(seed_of(new.request))
-        grown = plan.grown
-        if len(grown.block):
-            slot, index = self._index(grown.slot.tolist()), self._index(grown.index.tolist())
-            self.table[slot, index] = self._index(grown.block.tolist())
+        for table, grown in zip(self.table, (plan.grown, *plan.grown.more), strict=False):
+            if len(grown.block):
+                slot, index = self._index(grown.slot.tolist()), self._index(grown.index.tolist())
+                table[slot, index] = self._index(grown.block.tolist())
         for slot, token in plan.chosen:
             self.tokens[slot, self.position[slot]] = token
 
@@ -60,13 +67,13 @@ class DeviceState:
         """The same if every row has one position."""
         samples = plan.rows.samples
         row, context = torch.arange(len(slot) + 1, device=self.device), start + 1
-        block = self.table[slot, start // self.block_size]
+        block = self.table[:, slot, start // self.block_size]  # [groups, rows]
         return Batch(
             tokens=self.tokens[slot, start],
             position=start,
             row_start=row,
             context=context,
-            block_table=self.table[slot, : -(-int(context.max()) // self.block_size)],
+            block_table=self.table[:, slot, : -(-int(context.max()) // self.block_size)],
             write_cell=block * self.block_size + start % self.block_size,
             sample_at=row[:-1][torch.from_numpy(samples)] if not samples.all() else row[:-1],
         )

@@ -18,11 +18,11 @@ from paceline.runner.batch import Batch
 class SlotColumns(Protocol):
     """The state of every slot on the device, as steps leave it. The tensors stay in place.
 
-    `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`.
+    `tokens[s, :position[s]]` have their KV in the blocks of `table[:, s]`.
     """
 
     tokens: Tensor  # [slots, tokens]
-    table: Tensor  # [slots, blocks]
+    table: Tensor  # [groups, slots, blocks]
     position: Tensor  # [slots]
     temperature: Tensor  # [slots]; 0: the likeliest token
     key: Tensor  # [slots]; of random numbers, see `token_choice`
@@ -33,7 +33,7 @@ class DraftingFor:
     """What a drafter may use of the runner that calls it.
 
     KV of its own, if any, is in a store of its own with as many blocks: `columns.table` is the
-    block table of both.
+    block table of both. It has one group then, which keeps every position.
     """
 
     model: Any  # whose tokens are guessed: a Model on the CPU, a CudaModel on a GPU

@@ -57,7 +57,8 @@ class TorchRunner:
     ) -> None:
         self._model, self._kv, self._attention = model, kv, attention
         device = kv.content.device
-        self._state = DeviceState(slots, max_model_len, kv.block_size, device)
+        groups = len(kv.groups)
+        self._state = DeviceState(slots, max_model_len, kv.block_size, device, groups)
         self._sampler = Sampler(model.config.vocab, max_model_len, device)
         self._drafter, self._masks = drafter, masks
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
@@ -285,8 +286,8 @@ class TorchRunner:
             position=positions,
             row_start=torch.tensor([0, len(positions)]),
             context=torch.tensor([len(positions)]),
-            block_table=torch.arange(blocks)[None],
-            write_cell=positions,
+            block_table=torch.arange(blocks).expand(len(kv.groups), 1, -1),
+            write_cell=positions.expand(len(kv.groups), -1),
             sample_at=positions[-1:],
         )
         forward_s = quickest(lambda: self._model.forward(batch, kv, self._attention))

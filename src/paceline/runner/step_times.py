@@ -35,6 +35,7 @@ class Room:
     max_model_len: int
     positions: int  # of one step
     drafts: int  # of one row
+    groups: int = 1  # block tables
 
 
 class StepTimer:
@@ -116,7 +117,8 @@ class StepTimer:
         longest = min(len(tokens) + TIMES + room.drafts, room.max_model_len)
         used = -(-longest // room.block_size)
         blocks = tuple((slot * used + place) % room.blocks for place in range(used))
-        return Admitted(slot, request, tokens, self._context, blocks, resumed=False)
+        more = (blocks,) * (room.groups - 1)
+        return Admitted(slot, request, tokens, self._context, blocks, resumed=False, more=more)
 
     @staticmethod
     def _rows(rows: int, drafts: int) -> Rows:

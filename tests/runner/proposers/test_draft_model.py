@@ -100,7 +100,7 @@ def test_rows_of_any_number_of_drafts(model: Model) -> None:
     kv = KVStore(model.config, 16, 4)
     runner = TorchRunner(model, kv, load_attention("paged"), drafter, 4, 16)
     columns = drafter.runner.columns
-    columns.table.copy_(torch.arange(16).view(4, 4))
+    columns.table.copy_(torch.arange(16).view(1, 4, 4))
     columns.tokens[:, :8] = torch.arange(32).view(4, 8)
     columns.temperature[2] = 0.7
     known, number = torch.tensor([5, 3, 8, 1]), torch.tensor([3, 0, 2, 1])

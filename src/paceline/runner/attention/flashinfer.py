@@ -60,6 +60,11 @@ def check_supported(kv: KVStore) -> None:
             f"FlashInfer has no kernels for a head size of {kv.head_dim} in {kv.dtype}; "
             "choose another attention backend"
         )
+    if kv.groups.windows != (None,):
+        raise ConfigError(
+            "FlashInfer does not support sliding windows in CUDA graphs; choose another attention "
+            "backend"
+        )
 
 
 def refuse_other_scores(cap: float | None, sinks: Tensor | None) -> None:
@@ -157,7 +162,7 @@ class FlashinferStep:
         used = -(-rows.contexts // kv.block_size)
         ends = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
         inside = np.arange(ends[-1]) - np.repeat(ends[:-1], used)
-        entry = np.repeat(rows.index * batch.block_table.shape[1], used) + inside
+        entry = np.repeat(rows.index * batch.block_table.shape[2], used) + inside
         entries = torch.from_numpy(entry.astype(np.int32)).to(kv.content.device, non_blocking=True)
         blocks = batch.block_table.int().flatten().index_select(0, entries)
         last = torch.from_numpy((rows.contexts - 1) % kv.block_size + 1).int()
@@ -219,7 +224,8 @@ class FlashinferDecodeGraph:
 
     def lay_out(self) -> None:
         """Write the table that the kernels read; part of the graph."""
-        flatten_table(self._batch.block_table, self._batch.context, *self._table, self._kv)
+        table, context = self._batch.block_table[0], self._batch.context
+        flatten_table(table, context, *self._table, self._kv)
 
     def refresh(self, contexts: I32) -> None:
         """Plan the next step for contexts [rows], outside of the graph."""

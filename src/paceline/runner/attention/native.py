@@ -40,6 +40,8 @@ class NativeStep:
             batch.position.long().contiguous(),
             batch.write_cell.long().contiguous(),
             batch.block_table.long().contiguous(),
+            kv.group,
+            kv.place,
             kv.content,
         )
         self.step = byref(
@@ -47,8 +49,9 @@ class NativeStep:
                 *(tensor.data_ptr() for tensor in self._read),
                 batch.positions,
                 len(tiles),
-                batch.block_table.shape[1],
-                kv.layers,
+                batch.rows,
+                batch.block_table.shape[2],
+                kv.groups.places,
                 kv.block_size,
                 kv.kv_heads,
                 kv.head_dim,

@@ -34,13 +34,14 @@ class Row:
 
 
 class PagedStep:
-    """One step, cut into pieces for each window. Layers with one window gather the same blocks."""
+    """One step, cut into pieces for each group and window. Layers that have both in common gather
+    the same blocks."""
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
         self._starts: list[int] = batch.row_start.tolist()
         self._contexts: list[int] = batch.context.tolist()
-        self._pieces: dict[int | None, list[ShortRows | LongRow]] = {}
+        self._pieces: dict[tuple[int, int | None], list[ShortRows | LongRow]] = {}
         self._clear_begun()
 
     def _clear_begun(self) -> None:
@@ -50,7 +51,8 @@ class PagedStep:
         for row, context in enumerate(self._contexts):
             last, rest = divmod(context, size)
             if rest and context - (self._starts[row + 1] - self._starts[row]) <= last * size:
-                self._kv.clear(int(self._batch.block_table[row, last]), rest)
+                for block in self._batch.block_table[:, row, last].tolist():
+                    self._kv.clear(block, rest)
 
     def attend(
         self,
@@ -63,9 +65,10 @@ class PagedStep:
     ) -> Tensor:
         positions, heads, head_dim = query.shape
         shared = query.view(positions, self._kv.kv_heads, -1, head_dim)
-        pieces = self._pieces.get(window)
+        group = self._kv.groups.group[layer]
+        pieces = self._pieces.get((group, window))
         if pieces is None:
-            pieces = self._pieces[window] = list(self._cut(window, shared))
+            pieces = self._pieces[group, window] = list(self._cut(group, window, shared))
         out = torch.empty(shared.shape, dtype=query.dtype, device=query.device)
         if sinks is not None:
             sinks = sinks.view(self._kv.kv_heads, -1)  # [kv_heads, group]
@@ -74,15 +77,18 @@ class PagedStep:
             piece.attend(shared, layer, rule, out)
         return out.view(positions, heads, head_dim)
 
-    def _cut(self, window: int | None, query: Tensor) -> Iterator["ShortRows | LongRow"]:
+    def _cut(
+        self, group: int, window: int | None, query: Tensor
+    ) -> Iterator["ShortRows | LongRow"]:
         rows = [self._row(index, window) for index in range(self._batch.rows)]
-        run_bytes = self._kv.block_bytes // self._kv.layers
+        run_bytes = self._kv.block_bytes // self._kv.groups.places
         groups = list(grouped(rows, SCRATCH_BYTES // run_bytes))
-        most = max(len(group) * group[0].blocks for group in groups)
+        most = max(len(own) * own[0].blocks for own in groups)
         scratch = Scratch(self._kv, most, query.dtype)
-        for group in groups:
-            kind = ShortRows if group[0].count <= SHORT else LongRow
-            yield kind(group, self._batch, scratch, window, query)
+        table = self._batch.block_table[group]
+        for own in groups:
+            kind = ShortRows if own[0].count <= SHORT else LongRow
+            yield kind(own, table, self._batch.position, scratch, window, query)
 
     def _row(self, index: int, window: int | None) -> Row:
         first, end = self._starts[index], self._starts[index + 1]
@@ -167,7 +173,13 @@ class ShortRows:
     """
 
     def __init__(
-        self, rows: list[Row], batch: Batch, scratch: Scratch, window: int | None, query: Tensor
+        self,
+        rows: list[Row],
+        table: Tensor,
+        position: Tensor,
+        scratch: Scratch,
+        window: int | None,
+        query: Tensor,
     ) -> None:
         device, blocks, count = query.device, rows[0].blocks, rows[0].count
         size = scratch.kv.block_size
@@ -178,8 +190,8 @@ class ShortRows:
         index, first, skipped, last = place.T.unsqueeze(-1).unbind()  # [rows, 1] each
         # Past the end of its context a row reads its last block again, and the mask hides it.
         entry = torch.minimum(skipped + torch.arange(blocks, device=device), last)
-        self._context = GatheredContext(scratch, batch.block_table[index, entry])
-        query_at = batch.position[first + torch.arange(count, device=device)]  # [rows, count]
+        self._context = GatheredContext(scratch, table[index, entry])
+        query_at = position[first + torch.arange(count, device=device)]  # [rows, count]
         key_at = skipped * size + torch.arange(blocks * size, device=device)  # [rows, cells]
         mask = mask_of(unseen(query_at, key_at, window), query)  # [rows, count, cells]
         if count > 1:
@@ -215,20 +227,24 @@ class LongRow:
     """
 
     def __init__(
-        self, rows: list[Row], batch: Batch, scratch: Scratch, window: int | None, query: Tensor
+        self,
+        rows: list[Row],
+        table: Tensor,
+        position: Tensor,
+        scratch: Scratch,
+        window: int | None,
+        query: Tensor,
     ) -> None:
         (row,) = rows
         self._span = slice(row.first, row.first + row.count)
         end = row.skipped + row.blocks
-        self._context = GatheredContext(
-            scratch, batch.block_table[row.index, None, row.skipped : end]
-        )
+        self._context = GatheredContext(scratch, table[row.index, None, row.skipped : end])
         first_key = row.skipped * scratch.kv.block_size
         self._cells = row.context - first_key
         self._mask = None
         if row.count < row.context or (window is not None and window < row.context):
             key_at = torch.arange(first_key, row.context, device=query.device)
-            self._mask = mask_of(unseen(batch.position[self._span], key_at, window), query)
+            self._mask = mask_of(unseen(position[self._span], key_at, window), query)
 
     def attend(self, query: Tensor, layer: int, rule: ScoreRule, out: Tensor) -> None:
         """The rule has sinks [kv_heads, group]."""

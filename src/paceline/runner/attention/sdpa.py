@@ -92,9 +92,11 @@ class SdpaStep:
             sinks = sinks.view(self._kv.kv_heads, -1, 1, 1)  # [kv_heads, group, 1, 1]
         rule = ScoreRule(scale, cap, sinks)
         for row, (first, end, context) in enumerate(self._rows):
-            keys, values = self._context(row, layer, context)
+            size, count = self._kv.block_size, end - first
+            passed = 0 if window is None else max(context - count - window + 1, 0) // size * size
+            keys, values = self._context(row, layer, passed, context)
             distance = self._batch.position[first:end, None] - torch.arange(
-                context, device=query.device
+                passed, context, device=query.device
             )  # [positions of the row, context]
             unseen = (distance < 0) | (distance >= (window or context))
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
@@ -110,9 +112,10 @@ class SdpaStep:
             out[first:end] = found.permute(2, 0, 1, 3).flatten(1, 2)
         return out
 
-    def _context(self, row: int, layer: int, context: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a row, [context, kv_heads, head_dim] each."""
-        kv = self._kv
-        blocks = self._batch.block_table[row, : -(-context // kv.block_size)]
-        cells = kv.content[blocks, layer].flatten(0, 1)[:context].float()
+    def _context(self, row: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a row from the start of a block on, [cells, kv_heads, head_dim]."""
+        kv, size = self._kv, self._kv.block_size
+        group, place = kv.groups.group[layer], kv.groups.place[layer]
+        blocks = self._batch.block_table[group, row, first // size : -(-end // size)]
+        cells = kv.content[blocks, place].flatten(0, 1)[: end - first].float()
         return cells[:, : kv.kv_heads], cells[:, kv.kv_heads :]

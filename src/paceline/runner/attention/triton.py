@@ -109,6 +109,7 @@ class DecodeAttention:
         self, batch: Batch, kv: KVStore, split: ContextSplit, bounds: Tensor | None = None
     ) -> None:
         self._batch, self._kv, self._split, self._bounds = batch, kv, split, bounds
+        self._tables = batch.block_table.unbind()
         # How many programs of a row and a head have ended. The one that joins resets it.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
@@ -157,6 +158,7 @@ class DecodeAttention:
         batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._split
         (_, heads, dim), (layer, window, scale, cap, sinks) = out.shape, how
         is_small = query.element_size() < FLOAT_BYTES
+        table, place = self._tables[kv.groups.group[layer]], kv.groups.place[layer]
         parts, peaks = out, out
         if sharing.splits > 1:
             on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
@@ -166,7 +168,7 @@ class DecodeAttention:
         decode[(kv.kv_heads, programs, sharing.splits)](
             query,
             kv.content,
-            batch.block_table,
+            table,
             batch.context,
             out,
             parts,
@@ -178,9 +180,9 @@ class DecodeAttention:
             scale,
             window or 0,
             query.stride(0),
-            batch.block_table.stride(0),
+            table.stride(0),
             kv.content.stride(0),
-            kv.content.stride(1) * layer,
+            kv.content.stride(1) * place,
             kv.content.stride(2),
             sharing.portion,
             HEADS=heads,
@@ -243,6 +245,7 @@ class TiledAttention:
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int) -> None:
         self._batch, self._kv, self._bounds, self._rows = batch, kv, bounds, rows
+        self._tables = batch.block_table.unbind()
 
     def lay_out(self) -> None:
         """Nothing to do: the kernel finds its rows on the GPU."""
@@ -272,6 +275,7 @@ class TiledAttention:
     ) -> None:
         batch, kv = self._batch, self._kv
         positions, heads, dim = query.shape
+        table, place = self._tables[kv.groups.group[layer]], kv.groups.place[layer]
         is_small = query.element_size() < FLOAT_BYTES
         group = heads // kv.kv_heads
         pairs = max(PAIRS if is_small else 32, triton.next_power_of_2(group))
@@ -279,7 +283,7 @@ class TiledAttention:
         tiles[(kv.kv_heads, positions // tile + self._rows)](
             query,
             kv.content,
-            batch.block_table,
+            table,
             batch.context,
             batch.row_start,
             out,
@@ -288,9 +292,9 @@ class TiledAttention:
             scale,
             window or 0,
             query.stride(0),
-            batch.block_table.stride(0),
+            table.stride(0),
             kv.content.stride(0),
-            kv.content.stride(1) * layer,
+            kv.content.stride(1) * place,
             kv.content.stride(2),
             HEADS=heads,
             KV_HEADS=kv.kv_heads,

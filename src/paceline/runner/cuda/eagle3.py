@@ -76,19 +76,19 @@ class CudaEagle3(CudaModelDrafter):
         self, tokens: Tensor, batch: Batch, attention: Any, hidden: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if hidden is None:
-            hidden = self._states.index_select(0, self._places(self.kv, batch.write_cell))
+            hidden = self._states.index_select(0, self._places(self.kv, batch.write_cell[0]))
         embedded = F.embedding(tokens, self._embedding)
         hidden = self._head.forward(embedded, hidden, batch, self.kv, attention)
         return self._head.logits(hidden), hidden
 
     def write(self, batch: Batch, cells: Tensor, kv: KVStore, inputs: Tensor) -> None:
         """The model computed a batch, in these cells of its store."""
-        self._states.index_copy_(0, self._places(kv, cells), self._head.fuse(inputs))
+        self._states.index_copy_(0, self._places(kv, cells[0]), self._head.fuse(inputs))
         position, size = batch.position, kv.block_size
         before = (position - 1).clamp(min=0)
         numbers = torch.arange(len(position), dtype=torch.int32, device=position.device)
         row = torch.searchsorted(batch.row_start[1:].contiguous(), numbers, right=True)
-        block = batch.block_table[row.clamp(max=batch.rows - 1), (before // size).long()].long()
+        block = batch.block_table[0, row.clamp(max=batch.rows - 1), (before // size).long()].long()
         # The first position of a sequence has none before it, and fills up the block for padding.
         block = torch.where(position > 0, block, kv.blocks - 1)
         offset = before % size
@@ -122,7 +122,7 @@ class ObservedModel(CudaModel):
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         width = len(self._read) * self.config.width
-        room = torch.empty((len(cells), width), dtype=self.dtype, device=cells.device)
+        room = torch.empty((batch.positions, width), dtype=self.dtype, device=cells.device)
         kept = LayerInputs(self._read, room)
         hidden = self._main.forward(batch, cells, kv, attention, wanted, kept)
         self._drafter.write(batch, cells, kv, kept.rows)

@@ -80,7 +80,7 @@ class CudaEagle3Head:
     ) -> Tensor:
         """Return the hidden state after each position, [positions, width]."""
         spec = self._attention
-        qkv = self.store(embedded, hidden, batch.position, batch.write_cell, kv)
+        qkv = self.store(embedded, hidden, batch.position, batch.write_cell[0], kv)
         how = 0, spec.window, spec.scale, spec.score_cap
         seen = attention.attend(qkv[:, : spec.heads], *how).view(len(hidden), -1)
         if self.config.norm_before_residual:

@@ -1,5 +1,6 @@
 """A decoder of any architecture on a GPU, in few fused kernels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -85,7 +86,7 @@ class CudaLayerContext:
     """What all layers read in one step."""
 
     position: Tensor  # [positions]
-    cells: Tensor  # [positions]; where in the first layer of the store each is written
+    cells: Sequence[Tensor]  # by group: [positions], where at the first place each is written
     kv: KVStore
     attention: Prepared
     places: Tensor | None  # [positions]; of adapters; None: no position has one
@@ -128,7 +129,8 @@ class CudaLayer:
         if turning is not None:
             seen = turning.attend_new(qkv, self._turn, *how)
         else:
-            rotate_and_store(qkv, self._turn, late, step.position, step.cells, step.kv, self._layer)
+            cells = step.cells[step.kv.groups.group[self._layer]]
+            rotate_and_store(qkv, self._turn, late, step.position, cells, step.kv, self._layer)
             seen = attention.attend(qkv[:, : spec.heads], *how)
         seen = seen.view(n, -1)
         if wanted is not None:
@@ -233,10 +235,10 @@ class CudaModel:
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
-        values of all positions are in the store afterwards, and what some layers read in
-        `inputs`."""
+        values of all positions are in the store afterwards, in these cells [groups, positions],
+        and what some layers read in `inputs`."""
         hidden = F.embedding(batch.tokens, self._embedding)
-        step = CudaLayerContext(batch.position, cells, kv, attention, batch.adapters)
+        step = CudaLayerContext(batch.position, cells.unbind(), kv, attention, batch.adapters)
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             if inputs is not None:

@@ -30,7 +30,7 @@ class DraftBuffers:
     """Memory that all calls use, as CUDA graphs need it."""
 
     context: Tensor  # [rows]
-    table: Tensor  # [rows, blocks]
+    table: Tensor  # [1, rows, blocks]; drafters need one group that keeps every position
     row_start: Tensor  # [rows + 1]
     latest: Tensor  # [rows]; ids
     cold: Tensor  # [slots]; temperatures of 0
@@ -38,7 +38,7 @@ class DraftBuffers:
     @staticmethod
     def of(runner: DraftingFor) -> "DraftBuffers":
         table = runner.columns.table
-        slots, column = len(table), {"dtype": torch.int32, "device": table.device}
+        slots, column = table.shape[1], {"dtype": torch.int32, "device": table.device}
         return DraftBuffers(
             context=torch.ones(slots, **column),
             table=torch.zeros_like(table),
@@ -69,7 +69,7 @@ class CudaModelDrafter(Drafter):
 
     def attach(self, runner: DraftingFor) -> None:
         self.runner, self._buffers = runner, DraftBuffers.of(runner)
-        slots = len(runner.columns.table) - 1
+        slots = runner.columns.table.shape[1] - 1
         self._sizes = [*(rows for rows in ROWS if rows < slots), slots]
         self.kv, *others = self.stores(runner.columns.table.device)
         self._stores = [self.kv, *others]
@@ -141,9 +141,9 @@ class CudaModelDrafter(Drafter):
         """Rows of one position each, and attention over them."""
         columns, buffers, rows = self.runner.columns, self._buffers, len(owner)
         tokens, cells = place(columns.tokens, columns.table, owner, at, self.kv)
-        context, table = buffers.context[:rows], buffers.table[:rows]
+        context, table = buffers.context[:rows], buffers.table[:, :rows]
         torch.add(at, 1, out=context)
-        torch.index_select(columns.table, 0, owner, out=table)
+        torch.index_select(columns.table[0], 0, owner, out=table[0])
         starts = buffers.row_start[: rows + 1]
         batch = Batch(tokens, at, starts, context, table, cells, starts[:rows])
         if rows not in self._held:

@@ -11,7 +11,7 @@ from paceline.runner.cuda.adapted_products import AdapterRoom
 from paceline.runner.cuda.adapters import CudaAdapters
 from paceline.runner.cuda.batch import BatchWithLengths
 from paceline.runner.cuda.kernels.columns import place
-from paceline.runner.cuda.staging import Staging
+from paceline.runner.cuda.staging import ALIGNED, Staging
 from paceline.runner.kv_store import KVStore
 from paceline.runner.sampler import seed_of
 from paceline.runner.token_choice import key_of
@@ -20,7 +20,7 @@ from paceline.runner.token_choice import key_of
 class CudaState:
     """The state of every slot as of the latest plan, and one more slot for padding.
 
-    `tokens[s, :position[s]]` have their KV in the blocks of `table[s]`, and the token at
+    `tokens[s, :position[s]]` have their KV in the blocks of `table[:, s]`, and the token at
     `position[s]` is the next to compute. Rows that fill up a batch belong to slot
     `padding_slot`, which stays at position 0 and writes to the last block of the store. No plan
     uses that block.
@@ -30,11 +30,14 @@ class CudaState:
         self, slots: int, max_model_len: int, kv: KVStore, room: AdapterRoom | None = None
     ) -> None:
         """With `room`, sequences may have adapters."""
-        device, width = kv.content.device, -(-max_model_len // kv.block_size)
+        device = kv.content.device
+        # Tables of all groups begin at multiples of 16 bytes, for which kernels are compiled.
+        width = -(-max_model_len // (kv.block_size * ALIGNED)) * ALIGNED
         self.padding_slot, self._kv = slots, kv
         self._staging = Staging(device)
         self.tokens = torch.zeros((slots + 1, max_model_len + 1), dtype=torch.int32, device=device)
-        self.table = torch.full((slots + 1, width), kv.blocks - 1, dtype=torch.int32, device=device)
+        shape = (len(kv.groups), slots + 1, width)
+        self.table = torch.full(shape, kv.blocks - 1, dtype=torch.int32, device=device)
         self.position = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.key = torch.zeros(slots + 1, dtype=torch.int64, device=device)
@@ -47,8 +50,9 @@ class CudaState:
             self.adapters.apply(plan)
         if plan.admitted:
             self._admit(plan.admitted)
-        if len(plan.grown.block):
-            self._grow(plan.grown)
+        for table, grown in zip(self.table, (plan.grown, *plan.grown.more), strict=False):
+            if len(grown.block):
+                self._grow(table, grown)
         if plan.chosen:
             pairs = np.array(plan.chosen, np.int32)
             slot, token = self._staging.send(pairs[:, 0].copy(), pairs[:, 1].copy())
@@ -61,21 +65,26 @@ class CudaState:
         slot, computed = np.array(numbers, np.int32).T.copy()
         temperature = np.array([0.0 if s.greedy else s.temperature for s in heat], np.float32)
         rows = [new.tokens.astype(np.int32) for new in admitted]
-        tables = [np.array(new.blocks, np.int32) for new in admitted]
+        # NO_BLOCK becomes any block: what stands there is not read.
+        tables = [
+            np.maximum(np.array(blocks, np.int32), 0)
+            for new in admitted
+            for blocks in (new.blocks, *new.more)
+        ]
         sent = self._staging.send(keys.view(np.int32), slot, computed, temperature, *rows, *tables)
         self.key[sent[1]] = sent[0].view(torch.int64)
         self.position[sent[1]] = sent[2]
         self.temperature[sent[1]] = sent[3]
-        for new, tokens, table in zip(
-            admitted, sent[4 : 4 + len(rows)], sent[4 + len(rows) :], strict=True
-        ):
+        of_groups = iter(sent[4 + len(rows) :])
+        for new, tokens in zip(admitted, sent[4 : 4 + len(rows)], strict=True):
             self.tokens[new.slot, : len(tokens)] = tokens
-            self.table[new.slot, : len(table)] = table
+            for group, table in zip(self.table, of_groups, strict=False):
+                group[new.slot, : len(table)] = table
 
-    def _grow(self, grown: Grown) -> None:
+    def _grow(self, table: Tensor, grown: Grown) -> None:
         columns = (grown.slot.astype(np.int32), grown.index.astype(np.int32), grown.block)
         slot, index, block = self._staging.send(*columns)
-        self.table[slot, index] = block
+        table[slot, index] = block
 
     def send_into(self, target: Tensor, content: np.ndarray) -> None:
         """Overwrite the numbers of the previous step."""
@@ -118,7 +127,7 @@ class CudaState:
             at += self.position.index_select(0, owner)
             context += self.position.index_select(0, row_slot)
         tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
-        table = self.table.index_select(0, row_slot)
+        table = self.table.index_select(1, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
         places = self.places(owner) if self.is_adapted(rows.slot) else None
         if is_moving:

@@ -271,7 +271,8 @@ static void attend_tile(
     int64_t group = heads / step->kv_heads, count = tile[2], at = tile[1];
     int64_t first = step->position[at], end = first + count, window = scores.window;
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
-    const int64_t *table = step->table + tile[0] * step->table_width;
+    const int64_t *table =
+        step->table + (step->group[layer] * step->rows + tile[0]) * step->table_width;
     struct query queries[count * group];
     float turned[IS_TURNED ? head_dim * CHUNK : 1];
     struct chunk chunk = {
@@ -293,14 +294,15 @@ static void attend_tile(
         memset(queries[q].out, 0, (size_t)head_dim * sizeof(float));
     }
     for (int64_t from = seen / CHUNK * CHUNK; from < end; from += CHUNK) {
-        int64_t entry = from / size, place = from % size;
+        /* Blocks in front of the window are not this row's any more: its first position instead. */
+        int64_t begin = from > seen ? from : seen, entry = begin / size, place = begin % size;
         chunk.from = from;
         for (int64_t c = 0; c < CHUNK; c++) {
-            int64_t run = (table[entry] * step->layers + layer) * size;
+            int64_t run = (table[entry] * step->places + step->place[layer]) * size;
             chunk.keys[c] = step->content + (run + place) * cell + kv_head * head_dim;
             if (IS_TURNED || c < AHEAD) announce(chunk.keys[c], head_dim);
             if (IS_TURNED) announce(chunk.keys[c] + chunk.to_values, head_dim);
-            if (from + c + 1 < end && ++place == size) entry++, place = 0;
+            if (from + c >= begin && from + c + 1 < end && ++place == size) entry++, place = 0;
         }
         if (IS_TURNED)
             turn_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, turned);

@@ -156,12 +156,13 @@ static void turn_and_write(const void *task, int64_t begin, int64_t end) {
     const struct step *s = p->s;
     int64_t head_dim = d->head_dim, turning = d->heads + d->kv_heads, kv = 2 * d->kv_heads * head_dim;
     int64_t stride = (turning + d->kv_heads) * head_dim, size = s->block_size, layer = l - d->layers;
+    const int64_t *cell = s->cell + s->group[layer] * s->positions;
     for (int64_t r = begin; r < end; r++) {
         float *qkv = p->room->wide + r * stride;
         for (int64_t h = 0; h < turning; h++)
             turn(qkv + h * head_dim, l->heads ? l->heads + h * head_dim : 0,
                  p->room->turns + r * head_dim, head_dim, d->norm_eps);
-        int64_t run = (s->cell[r] / size * s->layers + layer) * size + s->cell[r] % size;
+        int64_t run = (cell[r] / size * s->places + s->place[layer]) * size + cell[r] % size;
         memcpy(s->content + run * kv, qkv + d->heads * head_dim, (size_t)kv * sizeof(float));
     }
 }

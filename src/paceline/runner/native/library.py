@@ -28,9 +28,10 @@ class StepStruct(Structure):
     """`struct step` of attention.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("tiles", "position", "cell", "table", "content")),
-        *((name, c_int64) for name in ("positions", "tile_count", "table_width", "layers")),
-        *((name, c_int64) for name in ("block_size", "kv_heads", "head_dim")),
+        *((name, c_void_p) for name in ("tiles", "position", "cell", "table")),
+        *((name, c_void_p) for name in ("group", "place", "content")),
+        *((name, c_int64) for name in ("positions", "tile_count", "rows", "table_width")),
+        *((name, c_int64) for name in ("places", "block_size", "kv_heads", "head_dim")),
     ]
 
 

@@ -64,7 +64,7 @@ class DecodeGraphs:
         self.ids = torch.zeros(rows, **column)
         self.logits = torch.zeros((rows, model.config.vocab), dtype=model.dtype, device=device)
         self.context = torch.ones(rows, **column)
-        self._table = torch.zeros((rows, state.table.shape[1]), **column)
+        self._table = torch.zeros((len(kv.groups), rows, state.table.shape[2]), **column)
         self._row_start = torch.arange(rows + 1, **column)
         self._sizes = sizes(rows)
         self._held: dict[int, DecodeGraphAttention] = {}
@@ -111,13 +111,14 @@ class DecodeGraphs:
     def _step(self, rows: int, samples: bool, is_adapted: bool) -> None:
         state, slot, context = self._state, self.slot[:rows], self.context[:rows]
         columns = state.tokens, state.table, state.position
-        tokens, position, cells = begin(columns, slot, context, self._table, self._kv)
+        table = self._table[:, :rows]
+        tokens, position, cells = begin(columns, slot, context, table, self._kv)
         batch = Batch(
             tokens=tokens,
             position=position,
             row_start=self._row_start[: rows + 1],
             context=context,
-            block_table=self._table[:rows],
+            block_table=table,
             write_cell=cells,
             sample_at=self._row_start[:rows],
             adapters=state.places(slot) if is_adapted else None,

@@ -107,7 +107,8 @@ class MixedGraphs:
         self._blank = np.zeros((7, width), np.int32)
         self._blank[[SLOTS, SAMPLE_SLOTS]] = state.padding_slot
         self._columns = torch.tensor(self._blank, device=device)
-        self._table = torch.zeros((self._rows, state.table.shape[1]), **column)
+        shape = len(kv.groups), self._rows, state.table.shape[2]
+        self._table = torch.zeros(shape, **column)
         self._hidden = torch.zeros(
             (extent.lines, model.config.width), dtype=model.dtype, device=device
         )
@@ -210,7 +211,7 @@ class MixedGraphs:
         rows = min(self._rows, positions)
         state, columns = self._state, self._columns
         slot, starts, context = (columns[line] for line in (SLOTS, STARTS, CONTEXTS))
-        starts, table = starts[: rows + 1], self._table[:rows]
+        starts, table = starts[: rows + 1], self._table[:, :rows]
         tokens, position, cells = spread(
             (state.tokens, state.table, state.position),
             (slot[:rows], starts, context[:rows]),

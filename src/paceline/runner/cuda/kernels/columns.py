@@ -14,11 +14,13 @@ from paceline.runner.kv_store import KVStore
 def place(
     tokens: Tensor, table: Tensor, owner: Tensor, position: Tensor, kv: KVStore
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens [n] of slots `owner`, and their cells in the first layer of the store, [n]."""
+    """Return tokens [n] of slots `owner`, and their cells at the first place of a block, [groups,
+    n], from a table [groups, slots, blocks].
+    """
     n = len(owner)
     found = torch.empty_like(owner)
-    cells = torch.empty(n, dtype=torch.int64, device=owner.device)
-    _place[(triton.cdiv(n, 128),)](
+    cells = new_cells(len(table), n, owner.device)
+    _place[(triton.cdiv(n, 128), len(table))](
         tokens,
         table,
         owner,
@@ -28,6 +30,8 @@ def place(
         n,
         tokens.stride(0),
         table.stride(0),
+        table.stride(1),
+        cells.stride(0),
         kv.content.stride(0),
         kv.content.stride(2),
         BLOCK=kv.block_size,
@@ -35,6 +39,12 @@ def place(
         launch_pdl=True,
     )
     return found, cells
+
+
+def new_cells(groups: int, n: int, device: torch.device) -> Tensor:
+    """Room for cells, [groups, n]. Those of each group begin at a multiple of 16 bytes: kernels are
+    compiled again for pointers to others."""
+    return torch.empty((groups, n + n % 2), dtype=torch.int64, device=device)[:, :n]
 
 
 def settle(tokens: Tensor, position: Tensor, slot: Tensor, context: Tensor, ids: Tensor) -> None:
@@ -76,19 +86,21 @@ def spread(
     positions: int,
     kv: KVStore,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, positions and cells of rows of any length, [positions] each.
+    """Return tokens and positions of rows of any length, [positions] each, and their cells,
+    [groups, positions].
 
     Columns are tokens, tables and positions by slot; rows are their slots, starts [rows + 1] and
     contexts. Positions after the last row belong to the last slot, which is for padding.
-    `block_table` [rows, blocks] is filled in, and the positions of slots advance to their contexts.
+    `block_table` [groups, rows, blocks] is filled in, and the positions of slots advance to their
+    contexts.
     """
     tokens, table, position = columns
     slot, row_start, context = rows
     count = len(slot)
     token = torch.empty(positions, dtype=torch.int32, device=slot.device)
     at = torch.empty_like(token)
-    cells = torch.empty(positions, dtype=torch.int64, device=slot.device)
-    _spread[(triton.cdiv(positions, 128),)](
+    groups, cells = len(table), new_cells(len(table), positions, slot.device)
+    _spread[(triton.cdiv(positions, 128), groups)](
         tokens,
         table,
         slot,
@@ -101,6 +113,8 @@ def spread(
         len(tokens) - 1,
         tokens.stride(0),
         table.stride(0),
+        table.stride(1),
+        cells.stride(0),
         kv.content.stride(0),
         kv.content.stride(2),
         count,
@@ -109,7 +123,7 @@ def spread(
         PLACES=128,
         launch_pdl=True,
     )
-    _lay_out[(count,)](
+    _lay_out[(count, groups)](
         table,
         position,
         slot,
@@ -117,7 +131,9 @@ def spread(
         block_table,
         len(tokens) - 1,
         table.stride(0),
+        table.stride(1),
         block_table.stride(0),
+        block_table.stride(1),
         BLOCK=kv.block_size,
         PLACES=128,
         launch_pdl=True,
@@ -132,16 +148,17 @@ def begin(
     block_table: Tensor,
     kv: KVStore,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return token, position and cell of one position for each row, [rows] each.
+    """Return token and position of one position for each row, [rows] each, and its cells, [groups,
+    rows].
 
-    Columns are tokens, tables and positions by slot. `context` [rows] and `block_table` [rows,
-    blocks] are filled in.
+    Columns are tokens, tables and positions by slot. `context` [rows] and `block_table` [groups,
+    rows, blocks] are filled in.
     """
     tokens, table, position = columns
     rows = len(slot)
     token, at = torch.empty_like(slot), torch.empty_like(slot)
-    cells = torch.empty(rows, dtype=torch.int64, device=slot.device)
-    _begin[(rows,)](
+    cells = new_cells(len(table), rows, slot.device)
+    _begin[(rows, len(table))](
         tokens,
         table,
         position,
@@ -153,6 +170,9 @@ def begin(
         block_table,
         tokens.stride(0),
         table.stride(0),
+        table.stride(1),
+        block_table.stride(0),
+        cells.stride(0),
         kv.content.stride(0),
         kv.content.stride(2),
         BLOCK=kv.block_size,
@@ -162,7 +182,7 @@ def begin(
     return token, at, cells
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_cells"])
 def _begin(
     tokens,
     table,
@@ -174,7 +194,10 @@ def _begin(
     context,
     block_table,
     tokens_stride,
+    group_stride,
     table_stride,
+    group_rows,
+    group_cells,
     block_stride,
     cell_stride,
     BLOCK: tl.constexpr,
@@ -182,14 +205,16 @@ def _begin(
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0)
+    row, group = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    table += group * group_stride
+    block_table += group * group_rows
     own = tl.load(slot + row).to(tl.int64)
     here = tl.load(position + own)
     block = tl.load(table + own * table_stride + here // BLOCK).to(tl.int64)
     tl.store(token + row, tl.load(tokens + own * tokens_stride + here))
     tl.store(at + row, here)
     tl.store(context + row, here + 1)
-    tl.store(cells + row, block * block_stride + here % BLOCK * cell_stride)
+    tl.store(cells + group * group_cells + row, block * block_stride + here % BLOCK * cell_stride)
     used = here // BLOCK + 1
     for first in range(0, used, PLACES):
         entry = first + tl.arange(0, PLACES)
@@ -197,7 +222,7 @@ def _begin(
         tl.store(block_table + row.to(tl.int64) * table_stride + entry, blocks, mask=entry < used)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "group_cells"])
 def _spread(
     tokens,
     table,
@@ -210,7 +235,9 @@ def _spread(
     positions,
     padding_slot,
     tokens_stride,
+    group_stride,
     table_stride,
+    group_cells,
     block_stride,
     cell_stride,
     rows,
@@ -221,6 +248,9 @@ def _spread(
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    group = tl.program_id(1).to(tl.int64)
+    table += group * group_stride
+    cells += group * group_cells
     low, high = tl.zeros([PLACES], tl.int32), tl.zeros([PLACES], tl.int32) + rows
     for _ in tl.static_range(HALVINGS):  # its row is the last that starts before it
         middle = (low + high) // 2
@@ -247,14 +277,18 @@ def _lay_out(
     context,
     block_table,
     padding_slot,
+    group_stride,
     table_stride,
+    group_rows,
     block_stride,
     BLOCK: tl.constexpr,
     PLACES: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    table += group * group_stride
+    block_table += group * group_rows
     own = tl.load(slot + row).to(tl.int64)
     reads = tl.load(context + row)
     if own < padding_slot:
@@ -266,7 +300,7 @@ def _lay_out(
         tl.store(block_table + row * block_stride + entry, blocks, mask=entry < used)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "group_cells"])
 def _place(
     tokens,
     table,
@@ -276,7 +310,9 @@ def _place(
     cells,
     n,
     tokens_stride,
+    group_stride,
     table_stride,
+    group_cells,
     block_stride,
     cell_stride,
     BLOCK: tl.constexpr,
@@ -285,7 +321,9 @@ def _place(
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    mask = index < n
+    mask, group = index < n, tl.program_id(1).to(tl.int64)
+    table += group * group_stride
+    cells += group * group_cells
     slot = tl.load(owner + index, mask=mask, other=0).to(tl.int64)
     at = tl.load(position + index, mask=mask, other=0).to(tl.int64)
     token = tl.load(tokens + slot * tokens_stride + at, mask=mask, other=0)

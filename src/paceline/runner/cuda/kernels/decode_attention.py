@@ -89,10 +89,12 @@ def decode(
     keys = content + layer_at + kv_head * DIM
     own = table + row.to(tl.int64) * table_stride
     cell = begin + tl.arange(0, CELLS)
+    # Blocks in front of the window may be others' by now, and hold NaN.
+    seen = (cell < stop) & (cell >= first)
     k_early, v_early = (), ()
     if NEW:
         k_early, v_early = _read(
-            keys, own, cell, cell < stop, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
+            keys, own, cell, seen, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
         )
         tl.extra.cuda.gdc_wait()
 
@@ -145,14 +147,14 @@ def decode(
 
     state = peak, total, found
     if NEW:
-        state = _absorb(q, k_early, v_early, (cell < stop) & (cell >= first), turn, state, CAP)
+        state = _absorb(q, k_early, v_early, seen, turn, state, CAP)
         begin += CELLS
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
-        k, v = _read(
-            keys, own, cell, cell < stop, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
-        )
-        state = _absorb(q, k, v, (cell < stop) & (cell >= first), turn, state, CAP)
+        # Blocks in front of the window may be others' by now, and hold NaN.
+        there = (cell < stop) & (cell >= first)
+        k, v = _read(keys, own, cell, there, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK)
+        state = _absorb(q, k, v, seen, turn, state, CAP)
     peak, total, found = state
 
     found = found / total[:, None]

@@ -113,7 +113,7 @@ def rotate_and_store(
         turn.floor,
         late.stream,
         late.floor,
-        kv.content.stride(1) * layer,
+        kv.content.stride(1) * kv.groups.place[layer],
         HEADS=heads,
         KV_HEADS=kv.kv_heads,
         CHUNK=chunk,

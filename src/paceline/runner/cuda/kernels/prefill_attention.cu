@@ -87,7 +87,7 @@ struct Slots {  // of a circle
 // one: it reads what that has written, without a wait.
 extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
     tiled(const __grid_constant__ Map store, const __grid_constant__ Map query, const int4* items, const int* count,
-          const int* table, u16* out, int table_stride, int block_size, int layers, int layer, int window, float scale) {
+          const int* table, u16* out, int table_stride, int block_size, int places, int own, int window, float scale) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[2 * SLOTS + 2];
   __shared__ int4 shown;
@@ -118,7 +118,8 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
       const int4 item = items[unit / KV_HEADS];
       const int head = unit % KV_HEADS, stop = item.y + item.z;
-      const int first = window ? max(item.y - window + 1, 0) / KEYS : 0, last = (stop - 1) / KEYS;
+      const int seen = window ? max(item.y - window + 1, 0) : 0;
+      const int first = seen / KEYS, last = (stop - 1) / KEYS;
       const int* blocks = table + (u64)item.w * table_stride;
       barrier_wait(taken, parity);
       __syncwarp();  // no lane still waits when the next parity comes
@@ -131,7 +132,8 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
       int block = 0, before = 0;
       for (int tile = first; tile <= last + 1; tile++) {
         const int cell = tile * KEYS + chunk * CHUNK;
-        block = cell < stop ? blocks[cell / block_size] : 0;
+        // Blocks in front of the window may be others' by now. Outside of the store there are zeros.
+        block = cell >= stop ? 0 : cell + CHUNK <= seen ? -1 : blocks[cell / block_size];
 #pragma unroll
         for (int is_value = 0; is_value < 2; is_value++) {  // keys of this tile, values of the one before
           const int which = tile - is_value, start = which * KEYS;
@@ -143,7 +145,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
           if (half < 2 && chunk < chunks)
             fetch_cells(slots + slot.at * SLOT_BYTES + half * HALF_BYTES + chunk * (CHUNK * 128), &store,
                         (start + chunk * CHUNK) % block_size, half, head + is_value * KV_HEADS,
-                        (is_value ? before : block) * layers + layer, full + 8 * slot.at);
+                        (is_value ? before : block) * places + own, full + 8 * slot.at);
           slot.next();
         }
         before = block;

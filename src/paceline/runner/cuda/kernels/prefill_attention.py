@@ -51,11 +51,12 @@ class PrefillAttention:
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int, heads: int) -> None:
         """For at most `rows` rows, from `bounds[0]` up to `bounds[1]`."""
-        self._table, self._kv, self._group = batch.block_table, kv, heads // kv.kv_heads
+        self._tables, self._kv = batch.block_table.unbind(), kv
+        self._group = heads // kv.kv_heads
         self._tiles = TileList(batch, bounds, rows, PAIRS // self._group)
         processors = torch.cuda.get_device_properties(kv.content.device).multi_processor_count
         self._programs = min(processors, self._tiles.places * kv.kv_heads)
-        shape = (kv.blocks * kv.layers, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
+        shape = (kv.blocks * kv.groups.places, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
         halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half are adjacent
         self._map = TensorMap(halves, (1, 1, 1, CHUNK, HALF))
 
@@ -85,7 +86,8 @@ class PrefillAttention:
         """Attend with queries [positions, heads, head_dim], which need not be contiguous."""
         assert cap is None, "the kernel does not cap scores"
         assert sinks is None, "the kernel has no sinks"
-        kv, table, tiles = self._kv, self._table, self._tiles
+        kv, tiles, groups = self._kv, self._tiles, self._kv.groups
+        table, place = self._tables[groups.group[layer]], groups.place[layer]
         halves = query.view(*query.shape[:2], DIM // HALF, HALF)
         arguments = (
             *(
@@ -94,7 +96,7 @@ class PrefillAttention:
                 tiles.items,
                 tiles.count,
             ),
-            *(table, out, table.stride(0), kv.block_size, kv.layers, layer, window or 0, scale),
+            *(table, out, table.stride(0), kv.block_size, groups.places, place, window or 0, scale),
         )
         _kernel(kv.kv_heads, self._group).launch(self._programs, arguments)
 

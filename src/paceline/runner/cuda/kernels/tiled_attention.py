@@ -28,6 +28,7 @@ def _look(
     q,
     keys,
     own,
+    first,
     begin,
     stop,
     position,
@@ -44,13 +45,14 @@ def _look(
     CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Attend to cells from `begin` to `stop`; without a mask if all queries see all of them."""
+    """Attend to cells from `begin` to `stop`, of which those before `first` are not read; without a
+    mask if all queries see all of them."""
     peak, total, found = state
     dims = tl.arange(0, WIDTH)
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
-        if MASKED:
-            there = cell < stop
+        if MASKED:  # blocks in front of the window may be others' by now, and hold NaN
+            there = (cell < stop) & (cell >= first)
             block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
             mask = there[:, None] & (dims < DIM)[None, :]
         else:
@@ -137,10 +139,11 @@ def tiles(
     position = end - count + local
     lowest = end - count + skipped
     stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
-    begin = 0
+    seen, begin = 0, 0
     clear = (lowest + 1) // CELLS * CELLS  # up to here, all queries see all cells
     if window > 0:
-        begin = tl.maximum(lowest - window + 1, 0) // CELLS * CELLS
+        seen = tl.maximum(lowest - window + 1, 0)  # from here on, some query does
+        begin = seen // CELLS * CELLS
         clear = begin
 
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
@@ -154,11 +157,11 @@ def tiles(
     own = table + row.to(tl.int64) * table_stride
     state = peak, total, found
     state = _look(
-        q, keys, own, begin, clear, position, window, turn, state, block_stride, cell_stride,
+        q, keys, own, seen, begin, clear, position, window, turn, state, block_stride, cell_stride,
         KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
-        q, keys, own, clear, stop, position, window, turn, state, block_stride, cell_stride,
+        q, keys, own, seen, clear, stop, position, window, turn, state, block_stride, cell_stride,
         KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
