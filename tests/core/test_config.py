@@ -78,6 +78,8 @@ ALL_OTHERWISE: dict[str, Any] = {
     "lookahead_slots": 1,
     "journal_requests": 11,
     "journal_spells": 12,
+    "kv_load_failure_policy": "fail",
+    "kv_load_timeout_s": 7.5,
 }
 
 
@@ -168,6 +170,8 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "max_num_encoder_input_tokens": 0,
         "encoder_cache_size": 0,
         "disable_chunked_mm_input": False,
+        "kv_load_failure_policy": "recompute",
+        "kv_load_timeout_s": 30.0,
     }
 
 

@@ -81,12 +81,3 @@ def test_roles_and_limits_are_checked() -> None:
         LoadingConfig(kv_load_timeout_s=0.0)
     with pytest.raises(ConfigError, match="kv_load_failure_policy is 'wait'"):
         LoadingConfig(kv_load_failure_policy="wait")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
-    ("role", "loads", "stores"),
-    [("kv_both", True, True), ("kv_producer", False, True), ("kv_consumer", True, False)],
-)
-def test_a_role_loads_or_stores(role: str, loads: bool, stores: bool) -> None:
-    config = ConnectorConfig(kv_role=role)  # pyright: ignore[reportArgumentType]
-    assert (config.loads, config.stores) == (loads, stores)

@@ -26,11 +26,13 @@ from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner, hidden_state
 from paceline.sim.reference import beam_search, best_of, reference
+from tests.property.erratic_connector import ErraticConnector
 from tests.property.grammars import END, PATTERNS, constrained_requests, mask_of
 from tests.property.replica import Replica
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 MOST_TURNS = 5_000
+NOT_LOADED = "its KV could not be loaded from erratic"
 
 
 def random_step_times(random: Random) -> StepTimes:
@@ -68,6 +70,7 @@ class Drive:
     adapted: bool = False  # with several adapters, and few slots for them
     pooled: bool = False  # with requests that want embeddings
     pictured: bool = False  # with multimodal items, and little room for them
+    remote: bool = False  # with a connector that loads and stores KV
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
@@ -78,6 +81,7 @@ class Drive:
     embedding: Random = field(init=False)  # for `pooled`, likewise
     means: dict[str, PooledMean] = field(default_factory=dict[str, PooledMean])
     picturing: Random = field(init=False)  # for items
+    connector: ErraticConnector | None = None
     grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -138,6 +142,9 @@ class Drive:
             host_blocks=self.settings.get("swap_space", 0),
             lag=lag,
         )
+        if self.remote:
+            self.connector = ErraticConnector(self.runner, self.seed, self.seen)
+            self.scheduler.connect(self.connector)
         self.runner.masks = self.grammars = constrained_requests(self.vocab)
         self._invent_requests()
 
@@ -181,6 +188,7 @@ class Drive:
             "max_loras": self.adapting.choice([1, 2]) if self.adapted else 0,
             **({} if self.plain else self._older_disciplines(least)),
             **(self._much_on_the_host(slots, length) if self.loading else {}),
+            **(self._remote_settings(slots, length) if self.remote else {}),
         }
 
     def _much_on_the_host(self, slots: int, length: int) -> dict[str, Any]:
@@ -196,6 +204,21 @@ class Drive:
             "enable_prefix_caching": True,
             "preemption_mode": "swap",
             "swap_space": r.choice([max(least // 2, 1), least, 2 * least, 4 * least]),
+        }
+
+    def _remote_settings(self, slots: int, length: int) -> dict[str, Any]:
+        """A small device, so that requests find most of what they share at the connector."""
+        r = Random(f"remote {self.seed}")
+        size = r.choice([1, 2, 4])
+        least = -(-length // size)
+        return {
+            "max_num_seqs": max(slots, 3),
+            "max_num_batched_tokens": r.choice([length, 256]),
+            "block_size": size,
+            "num_blocks": least + r.randint(0, least),
+            "enable_prefix_caching": True,
+            "kv_load_failure_policy": r.choice(["recompute", "recompute", "fail"]),
+            "kv_load_timeout_s": r.choice([2.0, 20.0, 1000.0]),
         }
 
     def _older_disciplines(self, least: int) -> dict[str, Any]:
@@ -241,13 +264,14 @@ class Drive:
         r, length = self.random, self.settings["max_model_len"]
         shared = [r.randrange(self.vocab) for _ in range(length // 2)]
         beginnings, others = [shared], ["pepper", "lora"]
-        if self.loading:
+        tiered = self.loading or self.remote
+        if tiered:
             others = ["", ""]
             beginnings += [[self.host.randrange(self.vocab) for _ in shared] for _ in range(3)]
         families = 0.0 if self.plain else self.more.choice([0.0, 0.3, 0.8])
-        for number in range(r.randint(1, 24) + (16 if self.loading else 0)):
+        for number in range(r.randint(1, 24) + (16 if tiered else 0)):
             kept = r.randint(0, len(shared))
-            if self.loading:
+            if tiered:
                 kept = self.host.choice([kept, len(shared)])
             prompt = self.host.choice(beginnings)[:kept]
             prompt += [r.randrange(self.vocab) for _ in range(r.randint(0 if prompt else 1, 12))]
@@ -499,14 +523,26 @@ class Drive:
         self.runner.spoiled.add(label)
 
     def _assert_nothing_doubtful_is_found(self, plan: Plan) -> None:
-        """Nobody is admitted on blocks of a row that is known to have failed."""
+        """Nobody is admitted on blocks of a row that is known to have failed, unless this step
+        writes them anew."""
         size = self.runner.block_size
+        written = self._written(plan) if self.condemned else set[int]()
         for new in plan.admitted if self.condemned else ():
-            for block in new.blocks[: new.computed // size]:
+            for block in {*new.blocks[: new.computed // size]} - written:
                 spoil = self.runner.spoil_in(block)
                 since = spoil and self.condemned.get((spoil.slot, spoil.epoch))
                 found = spoil is not None and since is not None and spoil.step >= since
                 assert not found, f"{new.request.id} begins on {spoil}, which is known to be bad"
+
+    def _written(self, plan: Plan) -> set[int]:
+        """Blocks that the rows of a plan write."""
+        tables, size = self.scheduler.state.cache.tables, self.runner.block_size
+        rows = plan.rows.slot.tolist(), plan.start.tolist(), plan.rows.count.tolist()
+        return {
+            block
+            for slot, start, count in zip(*rows, strict=True)
+            for block in tables.blocks(slot, start // size, (start + count - 1) // size + 1)
+        }
 
     def _condemn(self, plan: Plan, result: StepResult) -> None:
         """From now on nothing may be found that rows which failed have written; of those that
@@ -526,7 +562,9 @@ class Drive:
             self.means.setdefault(span.request_id, PooledMean()).add(span)
         outputs = self.scheduler.commit(plan, result, self.now)
         failed = {plan.rows.request_id[one.row] for one in result.failed}
-        ended = {one.request_id for one in outputs.finished if one.finish is Finish.ERROR}
+        errors = [one for one in outputs.finished if one.finish is Finish.ERROR]
+        ended = {one.request_id for one in errors if NOT_LOADED not in one.message}
+        self.seen["not loaded"] += len(errors) - len(ended)
         assert ended <= failed, f"{ended - failed} ended with the errors of others"
         self._take(outputs)
 
@@ -553,6 +591,8 @@ class Drive:
         excused = self.scheduler._planner.paused or self.pool.withheld or told["preempted"]  # pyright: ignore[reportPrivateUsage]
         here = {*before["waiting"], *before["running"], *before["swapped"]}
         ended = set(told["finished"]) >= set(before["waiting"]) | set(before["swapped"])
+        if self.connector is not None:
+            excused = excused or self.connector.underway or self.connector.asked_later
         assert excused or ended or not here, "stuck"
 
     def deliver(self) -> None:
@@ -605,6 +645,8 @@ class Drive:
         if self.loading and self.host.random() < 0.3:  # their copies may be in flight
             for request_id in scheduler.snapshot()["swapped"]:
                 self.abort(request_id)
+        for request_id in self.connector.unlucky() if self.connector is not None else ():
+            self.abort(request_id)
         if self.latest.random() < 0.1 and self.requests and not self.plain:
             self.abort_child(self.latest.choice(list(self.requests)), self.latest.randint(0, 3))
         if r.random() < 0.05 and self.requests:
@@ -629,6 +671,8 @@ class Drive:
 
     def abort(self, request_id: str) -> None:
         before = request_id in self.scheduler.state.live
+        if before and self.connector is not None:
+            self.seen["aborted loads"] += request_id in self.connector.loading
         assert self.scheduler.abort(request_id, self.now) == before
         assert not self.scheduler.abort(request_id, self.now)
         if before:
@@ -662,7 +706,16 @@ class Drive:
 
     # -- judgement ----------------------------------------------------------
 
+    def _end_transfers(self) -> None:
+        """Let the connector end what is under way."""
+        for _ in range(MOST_TURNS):
+            if self.connector is None or not self.connector.underway:
+                return
+            self.scheduler.plan(self.now)
+        raise AssertionError("a transfer does not end")
+
     def judge(self) -> None:
+        self._end_transfers()
         last = self.scheduler.plan(self.now)  # nobody is left, but some ends may be untold
         self._take(self.scheduler.commit(last, StepResult.of(last, {}), self.now))
         pool, length = self.pool, self.settings["max_model_len"]
@@ -678,10 +731,11 @@ class Drive:
                 self._judge_one(request, request.id, length)
         stats = self.scheduler.stats
         on_device = stats.prefix_hits + stats.resumed_hits
-        assert (on_device, stats.host_hits) == (self.found - self.loaded, self.loaded), "miscounted"
+        assert on_device + stats.external_hits == self.found, "miscounted"
+        assert self.remote or stats.external_hits == self.loaded, "miscounted"
         self._check_events()
         self.seen["stale"] = stats.stale_rows
-        self.seen["host hits"] = stats.host_hits
+        self.seen["remote hits" if self.remote else "host hits"] = stats.external_hits
         self.seen["encoder hits"] = stats.encoder_hits
 
     def _judge_one(self, request: Request, label: str, length: int) -> None:

@@ -21,6 +21,7 @@ SEEDS_LOADING, CHUNKS_LOADING = 30, 1
 SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 36, 1
 SEEDS_ADAPTED = 36
 SEEDS_POOLED = 24
+SEEDS_REMOTE = 20
 SEEDS_PICTURED, CHUNKS_PICTURED = 32, 1
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
@@ -112,6 +113,23 @@ def test_random_schedules_with_items_keep_the_promises(chunk: int) -> None:
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
     for trouble in ("stale", "retried", "best_of", "failed rows", "cached", "refused"):
         assert seen[trouble], f"no schedule of this chunk had {trouble}"
+
+
+def test_random_schedules_with_a_connector_keep_the_promises() -> None:
+    """Among all others, what a connector loads is used as if it had been computed here."""
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS_REMOTE):
+        seen += drive(
+            seed,
+            remote=True,
+            loading=seed % 4 == 0,
+            constrained=seed % 5 == 0,
+            adapted=seed % 3 == 0,
+        )
+    for trouble in ("loads", "bad loads", "asked later", "remote hits", "aborted loads"):
+        assert seen[trouble], f"no schedule had {trouble}"
+    for trouble in ("preempted", "swap_in", "drafts", "stale", "retried", "best_of", "failed rows"):
+        assert seen[trouble], f"no schedule had {trouble}"
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE_PLAIN)

@@ -95,7 +95,7 @@ def test_two_that_find_the_same_load_it_once() -> None:
     assert plan["tokens"] == {"one": 1, "two": 1}
     assert len(plan["swap_in"]) == 3
     stats = scheduler.stats
-    assert (stats.host_hits, stats.prefix_hits) == (12, 12)
+    assert (stats.external_hits, stats.prefix_hits) == (12, 12)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_without_prefix_caching_or_swapping_nothing_is_loaded(settings: dict[str
         scheduler.submit(ask(name, TEXT[:16], max_tokens=2), 0.0)
         while not scheduler.idle:
             assert not step(scheduler)["swap_in"]
-    assert scheduler.stats.host_hits == 0
+    assert scheduler.stats.external_hits == 0
 
 
 def test_a_reset_of_the_cache_forgets_the_host() -> None:
@@ -138,7 +138,13 @@ def test_a_request_that_waits_for_blocks_counts_nothing() -> None:
     before = scheduler.stats.to_dict()
     admitted(scheduler)
     after = scheduler.stats.to_dict()
-    for name in ("prefix_queries", "prefix_hits", "host_queries", "host_hits", "swapped_in_blocks"):
+    for name in (
+        "prefix_queries",
+        "prefix_hits",
+        "external_queries",
+        "external_hits",
+        "swapped_in_blocks",
+    ):
         assert before[name] == after[name]
     assert state(scheduler, "new")["cached"] == 0
 
@@ -153,7 +159,7 @@ def test_host_hits_are_counted_apart_from_device_hits() -> None:
     after = scheduler.stats.to_dict()
     grown = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     assert (grown["prefix_queries"], grown.get("prefix_hits", 0)) == (16, 0)
-    assert (grown["host_queries"], grown["host_hits"]) == (16, 12)
+    assert (grown["external_queries"], grown["external_hits"]) == (16, 12)
     assert grown["swapped_in_blocks"] == 3
 
 
@@ -264,7 +270,7 @@ def test_tokens_are_those_of_the_reference(depth: int, discipline: str, n: int) 
     for one in asked:
         scheduler.submit(one, 0.0)
     pipeline.run()
-    assert scheduler.stats.host_hits
+    assert scheduler.stats.external_hits
     for one in asked:
         for child in range(n):
             label = one.id if n == 1 else f"{child}_{one.id}"

@@ -14,6 +14,7 @@ TITLES = {
     "speculation": "Speculative decoding",
     "journal": "Journal",
     "encoder": "Images",
+    "loading": "Connectors",
     "record": "Recording",
 }
 
@@ -282,6 +283,9 @@ SENTENCES = {
     "encoder_cache_size": "Embeddings of images that are kept; 0: as max_num_batched_tokens, or "
     "those of the largest image if it has more.",
     "disable_chunked_mm_input": "Compute all tokens of an image in one step.",
+    # loading
+    "kv_load_failure_policy": "Whether a request whose KV cannot be loaded computes it, or fails.",
+    "kv_load_timeout_s": "Maximum time that a request waits for a connector before it computes.",
     # record
     "record": "File to record the scheduler's calls to, for `replay` and `explain`; it contains "
     "the token ids of prompts.",

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from paceline.core.attention_group import FULL_ATTENTION, AttentionGroup, attention_groups
+from paceline.core.connector_config import LoadingConfig
 from paceline.core.errors import ConfigError
 from paceline.core.multimodal_config import MultimodalConfig
 from paceline.core.sampling import MOST_LOGPROBS
@@ -291,6 +292,7 @@ COMPONENTS: dict[str, type[Any]] = {
     "speculation": SpeculationConfig,
     "journal": JournalConfig,
     "encoder": MultimodalConfig,
+    "loading": LoadingConfig,
 }
 
 
@@ -306,6 +308,7 @@ class Config:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     journal: JournalConfig = JournalConfig()
     encoder: MultimodalConfig = field(default_factory=MultimodalConfig)
+    loading: LoadingConfig = field(default_factory=LoadingConfig)
 
     def __post_init__(self) -> None:
         is_filling = self.policy.policy == "longest" and self.policy.fill_positions > 0

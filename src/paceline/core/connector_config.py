@@ -36,6 +36,7 @@ class ConnectorConfig:
 
     kv_connector: str = ""  # a module in kv/connectors, or a dotted path to a class; "": none
     kv_role: ConnectorRole = "kv_both"  # whether it stores KV (producer), loads it, or both
+    engine_id: str = ""  # names this engine to others; "": the connector chooses a name
     kv_connector_extra_config: Mapping[str, Any] = field(default_factory=no_options)  # its options
 
     def __post_init__(self) -> None:
@@ -47,11 +48,3 @@ class ConnectorConfig:
             f"kv_connector_extra_config is {given!r:.200}; it maps names of options to values",
         )
         object.__setattr__(self, "kv_connector_extra_config", MappingProxyType(dict(given)))
-
-    @property
-    def loads(self) -> bool:
-        return self.kv_role != "kv_producer"
-
-    @property
-    def stores(self) -> bool:
-        return self.kv_role != "kv_consumer"

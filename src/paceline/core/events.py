@@ -19,6 +19,8 @@ class Happened(Enum):
     SWAPPED = "swapped out"
     RETURNED = "swapped in"
     LOADED = "loaded from host memory"
+    FETCHED = "loaded by a connector"
+    NOT_FETCHED = "not loaded by a connector"
     DEMOTED = "lost on the host"
     DRAFTED = "drafted"
     FINISHED = "finished"
@@ -29,8 +31,9 @@ class Moment(NamedTuple):
 
     `amount` is what the turn is measured in: requests ahead when submitted, cached
     tokens when admitted or resumed, sequences when forked, blocks moved when swapped out or
-    in, tokens when loaded, accepted drafts when drafted, tokens known otherwise. `cause` names the
-    reason, or the request that was the reason; of drafts, how many there were.
+    in, tokens when loaded or fetched, accepted drafts when drafted, tokens known otherwise. `cause`
+    names the reason, or the request that was the reason; of drafts, how many there were; of fetched
+    tokens, the connector and the time that it took.
     """
 
     happened: Happened

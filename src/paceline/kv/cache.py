@@ -58,7 +58,7 @@ class KVCache:
         """The device part of `lookup`, which needs no copy."""
         if not self.index.enabled:
             return MISS
-        found = self.index.find(sequence, self._usable(sequence), seal_resident)
+        found = self.index.find(sequence, self.usable(sequence), seal_resident)
         return Hit(tuple(found), len(found) * self.block_size) if found else MISS
 
     def _find_on_host(self, sequence: Sequence, first: int) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class KVCache:
         copy at any time until the step is committed.
         """
         found: list[int] = []
-        keys, usable = sequence.keys, self._usable(sequence)
+        keys, usable = sequence.keys, self.usable(sequence)
         while (known := first + len(found)) < usable:
             if known == len(keys):
                 self.index.extend_keys_by_one(sequence)
@@ -81,7 +81,7 @@ class KVCache:
         provisional = self.fences.provisional
         return tuple(takewhile(lambda block: block not in provisional, found))
 
-    def _usable(self, sequence: Sequence) -> int:
+    def usable(self, sequence: Sequence) -> int:
         """Most blocks of a hit."""
         return (len(sequence.tokens) - 1) // self.block_size
 

@@ -89,6 +89,8 @@ class Connector(ABC):
     shared.
     """
 
+    hands_over = False  # `finished` is called
+
     def __init__(self, config: ConnectorConfig) -> None:
         """ConfigError if an option is wrong."""
         self.config = config
@@ -128,7 +130,8 @@ class Connector(ABC):
         """
 
     def finished(self, transfer: Transfer, finish: Finish) -> Mapping[str, Any] | None:
-        """A request has ended by itself, and all its full blocks are in `transfer`.
+        """A request has ended by itself, and all its full blocks are in `transfer`. Called if
+        `hands_over` is set.
 
         None: nothing is kept. A mapping is reported to the client as `kv_transfer_params`, and the
         blocks are kept until `poll` returns the end of the ticket.
@@ -153,8 +156,8 @@ class Connector(ABC):
 
 def load(config: ConnectorConfig) -> Connector:
     """The connector by module name in `connectors`, or by dotted path to a class."""
-    kind = plugins.load("kv_connector", config.kv_connector, "paceline.kv.connectors", Connector)
-    return kind(config)
+    package, name = "paceline.kv.connectors", config.kv_connector
+    return plugins.load("kv_connector", name, package, Connector)(config)
 
 
 def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
@@ -167,7 +170,7 @@ def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
             raise ConfigError(
                 f"kv_connector {config.kv_connector!r} has no option {name!r}: it has {known}"
             )
-        kind = type(defaults[name])
+        kind: Any = type(defaults[name])
         wrong = isinstance(value, bool) != (kind is bool)
         if wrong or not isinstance(value, (int, float) if kind is float else kind):
             raise ConfigError(f"{name} is {value!r}; it must be of type {kind.__name__}")

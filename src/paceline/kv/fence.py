@@ -35,6 +35,7 @@ class Fence:
     arriving: tuple[int, ...] = ()  # serials whose device blocks are complete at its end
     stored: tuple[int, ...] = ()  # serials whose content is on the host at its end
     keys: tuple[tuple[int, bytes], ...] = ()  # provisional: host blocks and the keys they will have
+    brief: bool = False  # it ends about as soon as a step does, although it is a transfer
 
 
 class Fences:
@@ -138,9 +139,11 @@ class Fences:
 
     @property
     def coming(self) -> int:
-        """Device blocks that become free when the steps in flight have run. Blocks of transfers
-        do not count: a transfer may last for many steps."""
-        fenced = Counter(block for fence in self._steps for block in fence.device)
+        """Device blocks that become free when the steps in flight have run and brief transfers have
+        ended. Other transfers do not count: they may last for many steps."""
+        transfers = (fence for fences in self._transfers.values() for fence in fences)
+        soon = (*self._steps, *(fence for fence in transfers if fence.brief))
+        fenced = Counter(block for fence in soon for block in fence.device)
         holders = self._device.holders
         return sum(1 for block, count in fenced.items() if holders(block) == count)
 

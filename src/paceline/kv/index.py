@@ -222,6 +222,18 @@ class ContentIndex:
         if step is not None:
             self._pending.append(Pending(step, slot, self.epoch[slot], blocks, keys))
 
+    def adopt(self, content: Sequence, first: int, blocks: list[int]) -> None:
+        """Make blocks findable that were filled outside of any slot: those of `content` from block
+        `first` on. The caller holds them."""
+        keys = content.keys[first : first + len(blocks)]
+        new = self._pool.seal(blocks, keys)
+        if self.events is not None:
+            self.events += [self._stored(content, content.keys.index(key)) for key in new]
+        size = self._block_size
+        tokens = content.tokens[first * size : (first + len(blocks)) * size]
+        parent = self.keys.parent(content.keys, content.request, first)
+        self._key_equals(parent, keys, tokens.tobytes())
+
     def _stored(self, sequence: Sequence, index: int) -> BlockStored:
         request, first, end = (
             sequence.request,

@@ -18,6 +18,7 @@ from paceline.sched.failures import Failures
 from paceline.sched.families.beam_reports import BeamReports
 from paceline.sched.families.best_samples import BestSamples
 from paceline.sched.result_rows import ResultHook, ResultRows
+from paceline.sched.sampled_blocks import SampledBlocks
 from paceline.sched.steady import Steady
 
 
@@ -32,6 +33,7 @@ class Accounting:
         BestSamples,
         BeamReports,
         EncodedItems,
+        SampledBlocks,
     )
 
     def __init__(self, components: SchedulerComponents) -> None:

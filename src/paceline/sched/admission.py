@@ -57,6 +57,7 @@ class Admission:
         self._budget = config.step.max_num_batched_tokens
         self._state = components.state
         self._arrivals = components.arrivals
+        self._loads = components.loads
         self._forks = forks
         self._limits = limits
         self._gates = gates
@@ -76,8 +77,10 @@ class Admission:
             entrant = self._entrant(head, joining)
             shut = self._gates.shut(entrant, joining.room)
             if shut is None:
-                self._join(entrant, joining)
-            elif self._may_pass_over(head, shut, joining, now):
+                shut = self._load_or_join(entrant, joining)
+            if shut is None:
+                continue
+            if self._may_pass_over(head, shut, joining, now):
                 self._pass_over(head, shut, joining, now)
             else:
                 gate = self._gate_at(head, shut, now)
@@ -115,8 +118,9 @@ class Admission:
         )
 
     def spared(self, residents: int) -> int:
-        """Free blocks that an admission leaves for residents; 0 if there are none."""
-        return self._watermark if residents else 0
+        """Free blocks that an admission leaves for residents, if there are any, and for requests
+        that load."""
+        return (self._watermark if residents else 0) + self._loads.reserved
 
     def used_by(self, slot: Index, start: I32 | None, count: I32) -> Used:
         """What rows of residents use up of a step, for limits that count it. Without a `start`,
@@ -133,17 +137,38 @@ class Admission:
             return SwappedEntrant(self._entrants, head, joining.room)
         return WaitingEntrant(self._entrants, head, joining.room, joining.chunk)
 
+    def _load_or_join(
+        self, entrant: WaitingEntrant | SwappedEntrant, joining: Joining
+    ) -> Shut | None:
+        """Let an entrant in, or let it load KV first. Returns what stops it, if it may do
+        neither."""
+        if self._loads.enabled and isinstance(entrant, WaitingEntrant):
+            need = self._entrants.missing_at_last(entrant)
+            loads = self._loads.begin(entrant, need, joining.room)
+            if isinstance(loads, Shut):
+                return loads
+            if loads:
+                self._count_room(joining.room)
+                return None
+        self._join(entrant, joining)
+        return None
+
+    def _count_room(self, room: StepRoom) -> None:
+        """After an admission."""
+        state = self._state
+        room.vacant = state.table.vacant
+        room.free = state.cache.pool.free - self.spared(len(state.table.order))
+
     def _join(self, entrant: WaitingEntrant | SwappedEntrant, joining: Joining) -> None:
         """Let an entrant in, with its family."""
-        state, room = self._state, joining.room
+        state = self._state
         if isinstance(entrant, WaitingEntrant):
             self._enter(entrant, joining)
         else:
             self._bring_back(entrant, joining)
         for one in joining.passed_over:
             state.queue_of(one).overtake(one)
-        room.vacant = state.table.vacant
-        room.free = state.cache.pool.free - self.spared(len(state.table.order))
+        self._count_room(joining.room)
 
     def _bring_back(self, entrant: SwappedEntrant, joining: Joining) -> None:
         """Restore a swapped sequence."""
@@ -154,7 +179,8 @@ class Admission:
     def _enter(self, entrant: WaitingEntrant, joining: Joining) -> None:
         """Admit a waiting sequence, and those that fork from it at once."""
         state, head, hit = self._state, entrant.sequence, entrant.hit
-        joining.admitted.append(self._arrivals.admit(head, hit, entrant.span))
+        loaded = self._loads.admitted(head, hit)
+        joining.admitted.append(self._arrivals.admit(head, hit, entrant.span, loaded))
         self._add(joining, head, hit.tokens, entrant.tokens)
         family = state.family(head)
         if family is not None and self._forks.at_once(family, hit):

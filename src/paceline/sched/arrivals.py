@@ -42,8 +42,11 @@ class Arrivals:
         state.policy.woken(sequence)
         state.queue.wake(sequence)
 
-    def admit(self, sequence: Sequence, hit: Hit, tokens: int) -> Admitted:
-        """Move a waiting sequence into a slot with blocks for `tokens` positions.
+    def admit(
+        self, sequence: Sequence, hit: Hit, tokens: int, loaded: int | None = None
+    ) -> Admitted:
+        """Move a waiting sequence into a slot with blocks for `tokens` positions. A connector
+        loaded `loaded` tokens of the hit; None: there is no connector.
 
         Slots are kept for the rest of its family, which forks from it later.
         """
@@ -57,7 +60,7 @@ class Arrivals:
         if hit.host:
             self._load(sequence, hit)
         state.stats.admissions += 1
-        hits.count(state.stats, sequence, hit, state.cache)
+        hits.count(state.stats, sequence, hit, state.cache, loaded)
         state.journal.passed(sequence, len(sequence.tokens) - hit.tokens, state.step)
         family = state.family(sequence)
         if family is not None and len(family.members) > 1:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from paceline.core.config import Config
 from paceline.sched.arrivals import Arrivals
 from paceline.sched.departures import Departures
+from paceline.sched.loads import Loads
 from paceline.sched.state import SchedulerState
 from paceline.sched.stops import StopWatch
 
@@ -17,8 +18,11 @@ class SchedulerComponents:
     arrivals: Arrivals
     departures: Departures
     stops: StopWatch
+    loads: Loads
 
     @staticmethod
     def of(config: Config) -> "SchedulerComponents":
         state, stops = SchedulerState(config), StopWatch()
-        return SchedulerComponents(state, Arrivals(state, stops), Departures(state, stops), stops)
+        arrivals, departures = Arrivals(state, stops), Departures(state, stops)
+        loads = Loads(config.loading, state, arrivals)
+        return SchedulerComponents(state, arrivals, departures, stops, loads)

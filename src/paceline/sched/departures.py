@@ -1,5 +1,7 @@
 """How sequences leave: they are preempted, swapped out, or end."""
 
+from dataclasses import replace
+
 from paceline.core.arrays import NO_I32
 from paceline.core.events import Happened
 from paceline.core.plan import Ended
@@ -96,11 +98,13 @@ class Departures:
     ) -> list[Ended]:
         """End a resident sequence, and its request if it was the last one of it."""
         state = self._state
+        family = state.family(sequence)
+        handed = state.stores.hand_over(sequence, finish) if family is None else None
         self._release(sequence.slot)
         sequence.finish = finish
-        family = state.family(sequence)
         if family is None:
-            return [self._close(sequence, finish, stop_token)]
+            end = self._close(sequence, finish, stop_token)
+            return [end if handed is None else replace(end, kv_transfer_params=handed)]
         outputs = sequence.tokens[len(sequence.request.prompt) :].tolist()
         family.ended(sequence, tuple(outputs), stop_token)
         ends = (
@@ -188,12 +192,16 @@ class Departures:
         computed = int(state.table.computed[slot])
         if computed < state.table.given[slot]:
             state.prefixes.seal_filled(slot)  # the steps in flight will fill what they were to fill
+        has_sampled = state.table.known[slot] > state.table.given[slot]
         sequence = state.table.release(slot)
         state.items.leave(slot)
         if drafted := int(state.table.drafted[slot]):
             accepted = int(state.table.accepted[slot])
             note(sequence, Happened.DRAFTED, state.now, state.step, accepted, str(drafted))
-        state.cache.release(slot, sequence, min(computed, len(sequence.tokens)))
+        computed = min(computed, len(sequence.tokens))
+        if state.stores.wanted and has_sampled:
+            state.stores.store(slot, sequence, computed)
+        state.cache.release(slot, sequence, computed)
         self._stops.unwatch(sequence.request)
         state.changes.release(slot)
         return sequence

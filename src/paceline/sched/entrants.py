@@ -130,6 +130,12 @@ class Entrants:
             missing += self._forks.need(family, self._span_alone, hit)
         return missing
 
+    def missing_at_last(self, entrant: WaitingEntrant) -> int:
+        """Free blocks that an admission uses up, at least those of all known tokens."""
+        head, hit = entrant.sequence, entrant.hit
+        whole = self.state.cache.missing(hit, len(head.tokens))
+        return max(whole, self.missing(head, hit, entrant.tokens))
+
     def _span_alone(self, sequence: Sequence) -> int:
         """Positions of a member of a family whose blocks are counted when it is admitted."""
         return len(sequence.tokens if self._reserves_prompt else sequence.request.prompt)

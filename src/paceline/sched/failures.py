@@ -75,7 +75,8 @@ class Failures:
         return found
 
     def _forget_on_host(self, keys: Iterable[bytes]) -> None:
-        host = self._state.cache.host
+        host, keys = self._state.cache.host, list(keys)
+        self._state.link.forget(keys)
         for key in keys:
             for block in host.find([key]):
                 host.unseal(block, key)

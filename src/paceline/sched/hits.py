@@ -6,11 +6,14 @@ from paceline.kv.hit import Hit
 from paceline.sched.stats import Stats
 
 
-def count(stats: Stats, sequence: Sequence, hit: Hit, cache: KVCache) -> None:
-    """Count the tokens of a sequence that is admitted, and those found, by place."""
+def count(
+    stats: Stats, sequence: Sequence, hit: Hit, cache: KVCache, loaded: int | None = None
+) -> None:
+    """Count the tokens of a sequence that is admitted, and those found, by place. `loaded` of those
+    on the device came from a connector; None: there is none."""
     if not cache.index.enabled:
         return
-    known, found = len(sequence.tokens), len(hit.device) * cache.block_size
+    known, found = len(sequence.tokens), len(hit.device) * cache.block_size - (loaded or 0)
     if sequence.preemptions > 0:
         stats.resumed_queries += known
         stats.resumed_hits += found
@@ -18,6 +21,6 @@ def count(stats: Stats, sequence: Sequence, hit: Hit, cache: KVCache) -> None:
         stats.prefix_queries += known
         stats.prefix_hits += found
         sequence.cached = hit.tokens
-    if cache.host.size:
-        stats.host_queries += known - found
-        stats.host_hits += hit.tokens - found
+    if cache.host.size or loaded is not None:
+        stats.external_queries += known - found
+        stats.external_hits += hit.tokens - found

@@ -12,6 +12,7 @@ from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
 from paceline.core.step_times import StepTimes
+from paceline.kv.connector import Connector
 from paceline.sched import timeouts
 from paceline.sched.accounting import Accounting
 from paceline.sched.components import SchedulerComponents
@@ -137,6 +138,8 @@ class Scheduler:
         self._tick(now)
         state.step += 1
         state.stats.steps += 1
+        if state.link.connector is not None:
+            self._settle_transfers()
         for timeout in self._timeouts:
             self._end_overdue(timeout)
         if state.policy.refresh:
@@ -148,7 +151,15 @@ class Scheduler:
             state.cache.fences.hand_back(plan.step, latest)
         else:
             self._flight.append(plan.step)
+        state.link.begin_loads(self._flight)
         return plan
+
+    def _settle_transfers(self) -> None:
+        """Take note of transfers that ended since the previous step."""
+        if ended := self.state.link.poll():
+            self._planner.gate = None  # blocks came free
+        for sequence, message in self.components.loads.settle(ended):
+            self._unreported += self._dismiss(sequence, Finish.ERROR, message)
 
     def _end_overdue(self, timeout: Timeout) -> None:
         for sequence, message in timeout(self.state.now):
@@ -167,6 +178,7 @@ class Scheduler:
             outputs = self._accounting.commit(plan, result)
             self._planner.steady = steady and steady.after(plan)
         self._flight.popleft()
+        state.link.begin_loads(self._flight)
         if state.cache.confirm(plan.step):
             self._planner.gate = None  # blocks came free
         if state.cache.events is not None:
@@ -283,7 +295,16 @@ class Scheduler:
                 self._planner.steady = None
             for sequence in list(state.swapped):
                 self.components.departures.demote(sequence)
-        return state.cache.reset()
+        if state.link.connector is not None:
+            self._settle_transfers()
+        return state.cache.reset() and state.link.clear()
+
+    def connect(self, connector: Connector) -> None:
+        """Load KV from a connector, and store KV with it. Call it before the first request.
+        ConfigError without `enable_prefix_caching`, which gives blocks their keys."""
+        if not self.config.cache.enable_prefix_caching:
+            raise ConfigError("kv_connector needs enable_prefix_caching")
+        self.state.link.connect(connector)
 
     def measure(self, rates: Rates) -> None:
         """Set the rates of recomputing and swapping that `preemption_mode="auto"` compares."""

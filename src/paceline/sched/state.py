@@ -7,6 +7,7 @@ from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
 from paceline.sched import policy, speculation
 from paceline.sched.changes import Changes
+from paceline.sched.connector_link import ConnectorLink
 from paceline.sched.explain.journal import Journal
 from paceline.sched.families.family import Families, Family
 from paceline.sched.items_ahead import ItemsAhead
@@ -14,6 +15,7 @@ from paceline.sched.prefixes import Prefixes
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
+from paceline.sched.stores import Stores
 from paceline.sched.swapping import Swapping
 
 
@@ -27,6 +29,7 @@ class SchedulerState:
     step, now         the latest step / seconds
     table, cache      the columns of residents / their blocks
     prefixes          what waiting sequences find in the cache
+    link, stores      the connector, if there is one, and what it gets to keep
     swapping          whether and where residents that give way are kept on the host
     items             multimodal items that residents have not passed
     policy            who goes first and who gives way
@@ -43,6 +46,8 @@ class SchedulerState:
         self.table = SlotTable(slots, length)
         self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space)
         self.prefixes = Prefixes(self)
+        self.link = ConnectorLink(self.cache)
+        self.stores = Stores(self.link, self.table, self.cache)
         self.swapping = Swapping(config.preemption, self.table, self.cache)
         self.policy = policy.load(config.policy, self)
         self.speculation = speculation.load(config.speculation)

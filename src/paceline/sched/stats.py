@@ -14,7 +14,8 @@ class Stats:
     failed_rows                        results that ended their request with an error
     prefix_queries, prefix_hits        tokens of new requests when admitted, and found on the device
     resumed_queries, resumed_hits      the same, for those that come back after a preemption
-    host_queries, host_hits            tokens of both that the device lacks, and found on the host
+    external_queries, external_hits    tokens of both that the device lacks, and those of them that
+                                       the host or a connector has
     swapped_out_blocks                 copied to the host
     swapped_in_blocks                  copied back
     swaps_refused                      preemptions that found no room on the host
@@ -37,8 +38,8 @@ class Stats:
     prefix_hits: int = 0
     resumed_queries: int = 0
     resumed_hits: int = 0
-    host_queries: int = 0
-    host_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     swaps_refused: int = 0

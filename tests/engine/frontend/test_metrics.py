@@ -116,7 +116,7 @@ def test_a_single_token_takes_no_time_after_the_first() -> None:
 
 def test_totals_are_those_of_the_scheduler() -> None:
     totals = {"prefix_queries": 9, "prefix_hits": 5, "drafts": 2, "drafted": 6, "accepted": 4}
-    host = {"host_queries": 4, "host_hits": 3}
+    host = {"external_queries": 4, "external_hits": 3}
     others = {"swapped": 1, "failed_rows": 3, "drafting_paused": True}
     report = Metrics().report(NOW | totals | host | others)
     assert report.counters["prefix_cache_queries"] == 9

@@ -102,6 +102,8 @@ SENTENCES = {
     Happened.PREEMPTED: "preempted in step {step} with {tokens} known, for {cause}.",
     Happened.SWAPPED: "swapped out: {blocks} copied to the host.",
     Happened.LOADED: "{tokens} of these are loaded from host memory in step {step}.",
+    Happened.FETCHED: "{tokens} loaded from {cause}.",
+    Happened.NOT_FETCHED: "not loaded: {cause}; it computes them.",
     Happened.RETURNED: "swapped in at step {step}: {blocks} copied back.",
     Happened.DEMOTED: "not kept on the host: {cause}.",
     Happened.DRAFTED: "{amount} of {cause} drafts were accepted.",

@@ -2,28 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.config import Config
 from paceline.core.errors import PluginError
 from paceline.sched.entrants import Entrant
+from paceline.sched.gates.shut import Shut
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.state import SchedulerState
-
-
-@dataclass(frozen=True, slots=True)
-class Shut:
-    """Why a gate is shut, and what that means for the sequences behind.
-
-    A gate stops the queue, unless it passes the sequence over: then that one keeps its place,
-    and the next one is considered in the same step.
-    """
-
-    reason: str
-    short: int = 0  # of what it lacks
-    lasting: bool = False  # shut until a slot or block comes free or another sequence is next
-    passes_over: bool = False
 
 
 class AdmissionGate(Protocol):

@@ -8,6 +8,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
 from paceline.core.step_times import StepTimes
+from paceline.kv.connector import Connector
 from paceline.sched.replay.calls import (
     Commitment,
     ResultScores,
@@ -17,6 +18,7 @@ from paceline.sched.replay.calls import (
     step_times_record,
 )
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
+from paceline.sched.replay.connector_answers import RecordedConnector
 from paceline.sched.replay.fingerprint import Fingerprint
 from paceline.sched.replay.plans_in_flight import PlansInFlight
 from paceline.sched.replay.preamble import Preamble
@@ -158,6 +160,12 @@ class RecordedScheduler(Scheduler):
         self._note(RecordKind.RESET_PREFIX_CACHE, reset_running_requests, now)
         with self._refusals:
             return super().reset_prefix_cache(reset_running_requests, now)
+
+    def connect(self, connector: Connector) -> None:
+        role = connector.config.kv_role
+        self._note(RecordKind.CONNECT, connector.config.kv_connector, role, connector.hands_over)
+        with self._refusals:
+            super().connect(RecordedConnector(connector, self.recording))
 
     def measure(self, rates: Rates) -> None:
         self._note(RecordKind.MEASURE, rates.recompute_tokens_per_s, rates.swap_blocks_per_s)

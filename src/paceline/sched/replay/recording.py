@@ -49,8 +49,13 @@ class Recording:
     def outcome(self, content: bytes) -> None:
         """Keep the outcome of the call, which is written with the next one."""
         if not self.ended:
-            self._outcome = content
+            self._outcome += content
             self.size_bytes += len(content)
+
+    def answer(self, content: bytes) -> None:
+        """Keep what was answered during the call, in front of its outcome. Answers may take a file
+        a little beyond `record_max_bytes`, since a call is never divided between two files."""
+        self.outcome(content)
 
     def close(self) -> None:
         if not self.ended:

@@ -17,10 +17,10 @@ from paceline.core.item import Item
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 6  # rises when older code cannot read what newer code writes
+FORMAT = 7  # rises when older code cannot read what newer code writes
 # 2: no failed rows, no ends of single children; 3: no state; 4: no step times, no computed drafts;
-# 5: no least step times
-READABLE = (2, 3, 4, 5, 6)
+# 5: no least step times; 6: no connector
+READABLE = (2, 3, 4, 5, 6, 7)
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -65,8 +65,13 @@ class RecordKind(IntEnum):
     DRAFTS = 19  # drafts that were computed, where not all were, of the COMMIT that follows
     STEP_TIMES = 20
     STOP = 21
+    CONNECT = 22
     PLANNED = 32  # digests of the plan that the PLAN before it returned
     REFUSED = 33  # the call before it raised this error
+    OFFERED = 34  # answers of the connector to the call before it
+    KEPT = 35
+    TRANSFERRED = 36
+    HANDED_OVER = 37
     ENDED = 64  # nothing follows, for this reason
 
 

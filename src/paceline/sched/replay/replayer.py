@@ -20,12 +20,13 @@ from paceline.sched.replay.calls import (
     step_times_of,
 )
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
+from paceline.sched.replay.connector_answers import ANSWERS, ReplayedConnector
 from paceline.sched.replay.divergence import Divergence, brief, differences
 from paceline.sched.replay.fingerprint import Fingerprint
 from paceline.sched.replay.plans_in_flight import PlansInFlight
 from paceline.sched.replay.reader import Record, RecordingEnd
 from paceline.sched.replay.records import STEP, TIME, RecordingError, RecordKind
-from paceline.sched.replay.run_reader import RunReader
+from paceline.sched.replay.run_reader import RecordQueue, RunReader
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 
@@ -98,7 +99,10 @@ class Replay:
         OSError or RecordingError if one of them cannot be read.
         """
         self.reader = RunReader([Path(path) for path in paths])
+        self._records = RecordQueue(self.reader)
         self.scheduler, self._flight = begun(self.reader)
+        if (link := self.scheduler.state.link).name:
+            self._connect(link.name, link.role, link.hands_over)
         self._before = replace(self.scheduler.stats)  # what was counted before the file begins
         self.request_ids = dict.fromkeys(self.scheduler.view.live_ids())  # and those submitted
         self.divergence: Divergence | None = None
@@ -129,6 +133,7 @@ class Replay:
             RecordKind.DRAFTS: self._draft,
             RecordKind.STEP_TIMES: self._measure_steps,
             RecordKind.MEASURE: plainly(self._measure),
+            RecordKind.CONNECT: plainly(self._connect),
             RecordKind.FAIL: plainly(self._fail),
             RecordKind.RETRY: plainly(self._retry),
             RecordKind.STOP: plainly(self._stop),
@@ -169,7 +174,7 @@ class Replay:
         An error other than a PacelineError is a defect of the scheduler that the recorded run
         met at the same call; it is raised here as it was there.
         """
-        for record in self.reader:
+        for record in self._records:
             plan = self._follow(record)
             if plan is not None:
                 yield plan
@@ -192,6 +197,9 @@ class Replay:
             return None
         if self._refusal is not None:
             self._diverge_by_refusal()
+            return None
+        if record.kind in ANSWERS:
+            self._diverge("the connector is not asked what it was asked in the recorded run")
             return None
         try:
             self._calls[record.kind](record.payload)
@@ -230,6 +238,10 @@ class Replay:
 
     def _draft(self, payload: bytes) -> None:
         self._parts.append(partial(replace, computed_drafts=drafts_of(payload)))
+
+    def _connect(self, name: str, role: str, hands_over: bool) -> None:
+        answers = self._records.answer
+        self.scheduler.connect(ReplayedConnector(name, role, hands_over, answers))
 
     def _measure(self, recompute: float, swap: float) -> None:
         self.scheduler.measure(Rates(recompute, swap))

@@ -7,7 +7,7 @@ from pathlib import Path
 from paceline.sched.replay.preamble import Preamble
 from paceline.sched.replay.reader import Reader, Record, RecordingEnd
 from paceline.sched.replay.recording_files import numbered
-from paceline.sched.replay.records import RecordingError, continued_by
+from paceline.sched.replay.records import RecordingError, RecordKind, continued_by
 
 
 class RunReader:
@@ -51,6 +51,29 @@ class RunReader:
             if is_last or self.ending is not RecordingEnd.CONTINUED:
                 return
             self._place += 1
+
+
+class RecordQueue:
+    """The records of a run in order. A call that is repeated takes the answers that follow it."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._records = iter(reader)
+        self._next: Record | None = None  # it was looked at, and not taken
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        found, self._next = self._next, None
+        return next(self._records) if found is None else found
+
+    def answer(self, kind: RecordKind) -> bytes | None:
+        """Take the next record if it is of this kind, and return its payload."""
+        found = next(self, None)
+        if found is None or found.kind is kind:
+            return None if found is None else found.payload
+        self._next = found
+        return None
 
 
 # -- files that belong together ---------------------------------------------

@@ -1,0 +1,66 @@
+"""What a connector gets to keep: the full blocks of sequences that have sampled from them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.request import Finish, Sequence
+from paceline.kv.cache import KVCache
+from paceline.kv.connector import Transfer
+from paceline.sched.connector_link import ConnectorLink
+from paceline.sched.slots import SlotTable
+
+
+class Stores:
+    """Stores blocks when a sequence has sampled from them, and again when it leaves its slot.
+
+    Blocks are thus stored long before they are evicted, so that taking a block never waits. A
+    sequence that has sampled has read all blocks before, so what is stored is known to be good, and
+    complete on the device. When it leaves, the connector hears of all its blocks again, since they
+    were in use until now.
+    """
+
+    def __init__(self, link: ConnectorLink, table: SlotTable, cache: KVCache) -> None:
+        self._link = link
+        self._table = table
+        self._cache = cache
+
+    @property
+    def wanted(self) -> bool:
+        return self._link.stores
+
+    def sampled(self, slot: int) -> None:
+        """A resident has sampled from all that it was given."""
+        table = self._table
+        sequence = table.sequence(slot)
+        sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
+        self.store(slot, sequence, min(int(table.computed[slot]), int(table.known[slot])))
+
+    def store(self, slot: int, sequence: Sequence, tokens: int) -> None:
+        """Store the full blocks of the first `tokens` positions of a slot."""
+        keys = self._sealed(slot, sequence, tokens)
+        first = self._link.keep(keys) if keys else 0
+        if first < len(keys):
+            self._link.store(self._transfer(slot, sequence, first, keys))
+
+    def hand_over(self, sequence: Sequence, finish: Finish) -> Mapping[str, Any] | None:
+        """Offer the blocks of a resident that ends to another engine. Returns what its client
+        gets to know."""
+        if not (self._link.hands_over and self._link.stores):
+            return None
+        slot, table = sequence.slot, self._table
+        sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
+        tokens = min(int(table.computed[slot]), int(table.known[slot]))
+        keys = self._sealed(slot, sequence, tokens)
+        return self._link.finished(self._transfer(slot, sequence, 0, keys), finish)
+
+    def _sealed(self, slot: int, sequence: Sequence, tokens: int) -> list[bytes]:
+        """The keys of full blocks, which are findable by them from now on."""
+        cache = self._cache
+        cache.index.extend_keys(sequence)
+        cache.seal(slot, sequence, tokens, None)
+        return sequence.keys[: tokens // cache.block_size]
+
+    def _transfer(self, slot: int, sequence: Sequence, first: int, keys: list[bytes]) -> Transfer:
+        blocks = self._cache.tables.blocks(slot, first, len(keys))
+        ticket = self._link.ticket()
+        return Transfer(ticket, sequence.request, first, tuple(keys[first:]), tuple(blocks))
