@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core import plugins
 from paceline.core.connector_config import ConnectorConfig
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import Finish, Request
 from paceline.kv.fence import TransferTicket
 
@@ -44,6 +44,17 @@ class TransferEnd:
     reason: str = ""  # why not all of them have it
 
 
+@dataclass(frozen=True, slots=True)
+class BlockMemory:
+    """Blocks that lie one after another in memory."""
+
+    address: int  # of the first one
+    blocks: int
+    block_bytes: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    index: int = 0  # of the GPU
+
+
 class BlockStore(Protocol):
     """The blocks of the device as bytes. Any thread may call it.
 
@@ -62,6 +73,11 @@ class BlockStore(Protocol):
     def layout(self) -> str:
         """Names the model and the layout of a block: only stores with the same layout may exchange
         content. Letters, digits and hyphens."""
+        ...
+
+    @property
+    def memory(self) -> BlockMemory | None:
+        """Where the blocks are, for connectors that move them without a copy; None: nowhere."""
         ...
 
     def read(self, blocks: Sequence[int]) -> Bytes:
@@ -98,6 +114,14 @@ class Connector(ABC):
     def attach(self, store: BlockStore, news: News) -> None:  # noqa: B027
         """Called once, before any other method: the blocks that are read and written, and what to
         call when `poll` or `offer` has something new to say."""
+
+    def check(self, request: Request) -> None:
+        """RequestError if it cannot do what the request's `kv_transfer_params` ask for."""
+        if request.kv_transfer_params:
+            raise RequestError(
+                f"kv_connector {self.config.kv_connector!r} has no use for kv_transfer_params; "
+                "remove them"
+            )
 
     # -- loading ------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""What connectors to servers and to other engines are made of."""

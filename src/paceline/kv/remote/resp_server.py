@@ -1,0 +1,97 @@
+"""A server that speaks RESP, such as Valkey or Redis, as a map of bytes."""
+
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+from paceline.kv.remote.optional import library
+
+log = logging.getLogger(__name__)
+
+SCANNED = 1000  # keys that the server looks at in one command
+
+
+class ServerHealth:
+    """Whether a server is asked at all. Going down and coming back are logged once each."""
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._down_until = 0.0  # 0: it is up
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it failed less than `retry_s` ago. Any thread may look."""
+        return monotonic() < self._down_until
+
+    def failed(self, error: Exception) -> None:
+        was_up, self._down_until = not self._down_until, monotonic() + self._retry_s
+        if was_up:
+            log.warning("KV is neither loaded nor stored: the server failed: %s", error)
+
+    def answered(self) -> None:
+        if self._down_until:
+            self._down_until = 0.0
+            log.info("KV is loaded and stored again: the server answers")
+
+
+class RespServer:
+    """A connection that is opened when it is needed. Only one thread may call it.
+
+    After an error, or no answer within `timeout_s`, the server counts as down for a while: every
+    call raises OSError at once.
+    """
+
+    def __init__(self, url: str, timeout_s: float, health: ServerHealth) -> None:
+        """ValueError if the URL is wrong."""
+        redis = library(("redis",), "valkey")
+        self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        # No retries: each would take a time limit of its own.
+        once = library(("redis.retry",), "valkey").Retry(redis.backoff.NoBackoff(), 0)
+        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        self._client = redis.Redis.from_url(url, retry=once, **limits)
+        self._health = health
+
+    def present(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys it has."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.exists(key)
+        answers = self._call(pipeline.execute)
+        return next((place for place, known in enumerate(answers) if not known), len(keys))
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self._call(self._client.mget, keys)
+
+    def set(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for key, value in zip(keys, values, strict=True):
+            pipeline.set(key, value)
+        self._call(pipeline.execute)
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        self._call(self._client.unlink, *keys)
+
+    def remove_all(self, prefix: bytes) -> None:
+        """Remove the keys that begin with `prefix`, which has no wildcards."""
+        cursor = 0
+        while True:
+            cursor, found = self._call(self._client.scan, cursor, prefix + b"*", SCANNED)
+            if found:
+                self.remove(found)
+            if not cursor:
+                return
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._health.is_down:
+            raise OSError("the server is down")
+        try:
+            found = function(*arguments)
+        except self._errors as error:
+            self._health.failed(error)
+            raise OSError(str(error)) from None
+        self._health.answered()
+        return found
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,41 @@
+"""Blocks in an array, as a store for connectors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.request import Request
+from paceline.kv.connector import BlockMemory, Bytes, Transfer
+from paceline.kv.fence import TransferTicket
+
+REQUEST = Request(id="a", prompt=[1, 2, 3], max_tokens=1)
+
+
+class BlockArray:
+    """A store whose blocks all have different bytes, by `seed`."""
+
+    def __init__(self, blocks: int = 16, block_bytes: int = 64, seed: int = 0) -> None:
+        draw = np.random.default_rng(seed)
+        self.content: Bytes = draw.integers(0, 256, (blocks, block_bytes), np.uint8)
+        self.block_bytes = block_bytes
+        self.layout = "tiny-array"
+
+    @property
+    def memory(self) -> BlockMemory:
+        return BlockMemory(self.content.ctypes.data, len(self.content), self.block_bytes)
+
+    def read(self, blocks: Sequence[int]) -> Bytes:
+        return self.content[list(blocks)]
+
+    def write(self, blocks: Sequence[int], content: Bytes) -> None:
+        self.content[list(blocks)] = content
+
+
+def keys_of(*names: int) -> tuple[bytes, ...]:
+    return tuple(name.to_bytes(16, "big") for name in names)
+
+
+def transfer(
+    ticket: int, keys: Sequence[bytes], blocks: Sequence[int], request: Request = REQUEST
+) -> Transfer:
+    return Transfer(TransferTicket(ticket), request, 0, tuple(keys), tuple(blocks))

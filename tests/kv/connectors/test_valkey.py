@@ -1,0 +1,143 @@
+"""KV in a real server: one engine finds what another stored, and no server is a miss."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from paceline.core.connector_config import ConnectorConfig
+from paceline.core.errors import ConfigError
+from paceline.core.request import Request
+from paceline.kv.connector import TransferEnd
+from paceline.kv.connectors.valkey import Valkey
+from paceline.kv.fence import TransferTicket
+from tests.kv.block_array import REQUEST, BlockArray, keys_of, transfer
+from tests.kv.resp_servers import resp_server, socket_folder
+
+KEYS = keys_of(1, 2, 3)
+
+
+class Attached:
+    """A connector with an array of blocks, and its news."""
+
+    def __init__(self, url: str, seed: int = 0, **extra: Any) -> None:
+        config = ConnectorConfig("valkey", kv_connector_extra_config={"url": url, **extra})
+        self.store, self.connector, self.news = BlockArray(seed=seed), Valkey(config), Event()
+        self.connector.attach(self.store, self.news.set)
+
+    def offered(self, keys: tuple[bytes, ...], have: int = 0, request: Request = REQUEST) -> int:
+        while (answer := self.connector.offer(request, keys, have)) is None:
+            self.heard()
+        return answer
+
+    def ended(self) -> TransferEnd:
+        while not (ends := self.connector.poll()):
+            self.heard()
+        (end,) = ends
+        return end
+
+    def heard(self) -> None:
+        assert self.news.wait(30), "there is no news"
+        self.news.clear()
+
+    def kept(self, keys: tuple[bytes, ...], blocks: list[int]) -> None:
+        """Store, and wait until the server has it."""
+        self.connector.store(transfer(9, keys, blocks))
+        self.ended()
+        while self.connector.keep(keys) < len(keys):
+            self.heard()
+            self.connector.poll()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with socket_folder() as found:
+        yield found
+
+
+@pytest.fixture
+def url(folder: Path) -> Iterator[str]:
+    with resp_server(folder) as found:
+        yield found
+
+
+def test_another_engine_finds_what_one_stored(url: str) -> None:
+    one, other = Attached(url), Attached(url, seed=1)
+    assert other.offered(KEYS) == 0
+    one.kept(KEYS, [4, 0, 7])
+    new = Request(id="b", prompt=[1, 2, 3])
+    assert other.offered((*KEYS, *keys_of(4)), request=new) == 3
+    assert other.offered((*KEYS, *keys_of(4)), have=2, request=new) == 1
+    other.connector.fetch(transfer(5, KEYS[1:], [3, 2]))
+    assert other.ended() == TransferEnd(TransferTicket(5))
+    assert np.array_equal(other.store.content[[3, 2]], one.store.content[[0, 7]])
+    for each in (one, other):
+        each.connector.close()
+
+
+def test_what_is_gone_or_another_size_is_bad(url: str) -> None:
+    one = Attached(url)
+    one.kept(KEYS, [1, 2, 3])
+    client = redis.Redis.from_url(url)
+    name = b"paceline:tiny-array:" + KEYS[1]
+    client.set(name, b"short")
+    before = one.store.content[6:].copy()
+    one.connector.fetch(transfer(1, KEYS, [5, 6, 7]))
+    assert one.ended() == TransferEnd(TransferTicket(1), 1, "the server no longer has it")
+    assert np.array_equal(one.store.content[5], one.store.content[1])
+    assert np.array_equal(one.store.content[6:], before)
+    one.connector.forget([KEYS[0]])
+    one.connector.clear()
+    one.connector.close()
+    client.close()
+
+
+def test_all_content_is_removed(url: str) -> None:
+    one, client = Attached(url), redis.Redis.from_url(url)
+    client.set(b"other", b"1")
+    one.kept(KEYS, [1, 2, 3])
+    one.connector.clear()
+    assert one.connector.keep(KEYS) == 0
+    one.kept(keys_of(8), [1])  # after what was to be removed
+    assert sorted(client.keys()) == [b"other", b"paceline:tiny-array:" + keys_of(8)[0]]
+    one.connector.close()
+    client.close()
+
+
+def test_no_server_is_a_miss_until_it_is_back(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Attached(f"unix://{folder}/valkey.sock", retry_s=0.05, timeout_s=0.5)
+    with caplog.at_level(logging.INFO, "paceline"):
+        assert one.offered(KEYS) == 0
+        one.connector.fetch(transfer(1, KEYS, [5, 6, 7]))
+        assert one.ended().bad == 0
+        one.connector.store(transfer(2, KEYS, [5, 6, 7]))
+        assert one.ended() == TransferEnd(TransferTicket(2))
+        with resp_server(folder):
+            name, found = 0, 0
+            while not found:
+                name += 1
+                one.connector.store(transfer(name + 2, KEYS, [5, 6, 7]))
+                one.ended()
+                found = one.offered(KEYS, request=Request(id=str(name), prompt=[1]))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    one.connector.close()
+
+
+def test_what_the_server_cannot_take_in_time_is_dropped(url: str) -> None:
+    one = Attached(url, pending_mib=0)
+    one.connector.store(transfer(1, KEYS, [1, 2, 3]))
+    assert one.ended() == TransferEnd(TransferTicket(1))
+    assert one.connector.keep(KEYS) == 0
+    one.connector.close()
+
+
+def test_a_wrong_url_is_named() -> None:
+    with pytest.raises(ConfigError, match="url is 'ftp://a'"):
+        Attached("ftp://a")
