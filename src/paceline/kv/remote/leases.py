@@ -1,0 +1,65 @@
+"""Blocks that are kept for other engines until they were read, or until a lease ends."""
+
+from dataclasses import dataclass
+
+from paceline.kv.connector import Transfer
+from paceline.kv.fence import TransferTicket
+
+
+@dataclass(slots=True)
+class Lease:
+    """The blocks of a finished prompt, and until when they are kept."""
+
+    transfer: Transfer
+    end: float
+    is_claimed: bool = False
+
+
+class Leases:
+    """Leases by name. Each ends once: its blocks were read, or its time is over.
+
+    A reader must claim the blocks before it reads. A granted claim keeps them for `read_s` from
+    then on, and the reader discards what it reads later. Both sides measure this time by their own
+    clocks, and the reader from before it asked, so the clocks need not agree.
+    """
+
+    def __init__(self, lease_s: float, read_s: float) -> None:
+        self.lease_s, self.read_s = lease_s, read_s
+        self._open: dict[str, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether any blocks are being read."""
+        return any(lease.is_claimed for lease in self._open.values())
+
+    def add(self, name: str, transfer: Transfer, now: float) -> None:
+        self._open[name] = Lease(transfer, now + self.lease_s)
+
+    def claim(self, name: str, first: int, end: int, key: bytes, now: float) -> tuple[int, ...]:
+        """The blocks from `first` to `end`, for a reader. OSError says why it must not read them.
+
+        `key` is the key of the last one, which names the content of all blocks up to it.
+        """
+        lease = self._open.get(name)
+        if lease is None or lease.end <= now:
+            raise OSError(f"the blocks of request {name!r} are no longer kept")
+        kept = lease.transfer
+        if not 0 <= first < end <= len(kept.blocks):
+            raise OSError(f"request {name!r} has {len(kept.blocks)} blocks, not {first} to {end}")
+        if kept.keys[end - 1] != key:
+            raise OSError(f"the blocks of request {name!r} have another prompt")
+        lease.end, lease.is_claimed = max(lease.end, now + self.read_s), True
+        return kept.blocks[first:end]
+
+    def release(self, name: str) -> TransferTicket | None:
+        """The blocks were read, or are not wanted. None if they are not kept."""
+        lease = self._open.pop(name, None)
+        return None if lease is None else lease.transfer.ticket
+
+    def expired(self, now: float) -> list[tuple[str, TransferTicket]]:
+        """End the leases whose time is over. Returns their names and tickets."""
+        over = [name for name, lease in self._open.items() if lease.end <= now]
+        return [(name, self._open.pop(name).transfer.ticket) for name in over]

@@ -1,0 +1,178 @@
+"""KV that one engine reads from another, both in this process."""
+
+import os
+from collections.abc import Iterator
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.connector_config import ConnectorConfig
+from paceline.core.errors import ConfigError, RequestError
+from paceline.core.request import Finish, Request
+from paceline.kv.connector import Transfer, TransferEnd
+from paceline.kv.connectors.nixl import Nixl
+from paceline.kv.fence import TransferTicket
+from tests.kv.block_array import BlockArray, keys_of, transfer
+
+os.environ.setdefault("UCX_NET_DEVICES", "lo")  # before the library is loaded
+pytest.importorskip("nixl_cu12")
+
+KEYS = keys_of(1, 2, 3)
+PROMPT = list(range(12))
+
+
+class NixlEngine:
+    """A connector with an array of blocks, and its news."""
+
+    def __init__(self, seed: int, layout: str = "tiny-array", **extra: Any) -> None:
+        config = ConnectorConfig("nixl", kv_connector_extra_config=extra)
+        self.store, self.connector, self.news = BlockArray(seed=seed), Nixl(config), Event()
+        self.store.layout = layout
+        self.connector.attach(self.store, self.news.set)
+
+    def ended(self) -> TransferEnd:
+        while not (ends := self.connector.poll()):
+            assert self.news.wait(30), "there is no news"
+            self.news.clear()
+        (end,) = ends
+        return end
+
+    def prefilled(self, ticket: int = 1, name: str = "p") -> dict[str, Any]:
+        """A finished prompt in blocks 4, 0 and 7; returns what the client gets."""
+        asked = Request(id=name, prompt=PROMPT, kv_transfer_params={"do_remote_decode": True})
+        kept = self.connector.finished(transfer(ticket, KEYS, [4, 0, 7], asked), Finish.LENGTH)
+        assert kept is not None
+        return dict(kept)
+
+    def fetch(self, ticket: int, params: dict[str, Any], keys: Any, first: int = 0) -> None:
+        """Into blocks 1, 2, …"""
+        request = Request(id=f"d{ticket}", prompt=PROMPT, kv_transfer_params=params)
+        offered = self.connector.offer(request, KEYS, first)
+        assert offered == len(KEYS) - first
+        blocks = tuple(range(1, 1 + len(keys)))
+        self.connector.fetch(Transfer(TransferTicket(ticket), request, first, keys, blocks))
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[tuple[NixlEngine, NixlEngine]]:
+    prefill, decode = NixlEngine(0), NixlEngine(1, answer_s=0.5)
+    yield prefill, decode
+    prefill.connector.close()
+    decode.connector.close()
+
+
+def test_blocks_are_read_and_then_freed(engines: tuple[NixlEngine, NixlEngine]) -> None:
+    prefill, decode = engines
+    params = prefill.prefilled()
+    assert params["do_remote_prefill"]
+    assert params["remote_block_ids"] == [4, 0, 7]
+    assert params["remote_num_tokens"] == len(PROMPT)
+    assert prefill.connector.poll() == []
+    decode.fetch(5, params, KEYS)
+    assert decode.ended() == TransferEnd(TransferTicket(5))
+    assert np.array_equal(decode.store.content[[1, 2, 3]], prefill.store.content[[4, 0, 7]])
+    assert prefill.ended() == TransferEnd(TransferTicket(1))
+
+
+def test_only_what_is_missing_is_read(engines: tuple[NixlEngine, NixlEngine]) -> None:
+    prefill, decode = engines
+    decode.fetch(6, prefill.prefilled(2), KEYS[2:], first=2)
+    assert decode.ended() == TransferEnd(TransferTicket(6))
+    assert np.array_equal(decode.store.content[1], prefill.store.content[7])
+    assert prefill.ended().ticket == TransferTicket(2)
+
+
+def test_blocks_that_are_here_already_are_given_back(
+    engines: tuple[NixlEngine, NixlEngine],
+) -> None:
+    prefill, decode = engines
+    request = Request(id="d", prompt=PROMPT, kv_transfer_params=prefill.prefilled(3))
+    assert decode.connector.offer(request, KEYS, 3) == 0
+    assert decode.connector.offer(request, KEYS, 3) == 0
+    assert prefill.ended().ticket == TransferTicket(3)
+
+
+def test_another_prompt_is_not_read(engines: tuple[NixlEngine, NixlEngine]) -> None:
+    prefill, decode = engines
+    params = prefill.prefilled(4)
+    before = decode.store.content.copy()
+    decode.fetch(7, params, keys_of(1, 2, 9))
+    end = decode.ended()
+    assert (end.bad, "another prompt" in end.reason) == (0, True)
+    assert np.array_equal(decode.store.content, before)
+    decode.fetch(8, params, KEYS)  # the right one still can
+    assert decode.ended() == TransferEnd(TransferTicket(8))
+    assert prefill.ended().ticket == TransferTicket(4)
+    decode.fetch(9, params, KEYS)
+    assert "no longer kept" in decode.ended().reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"remote_engine_id": "someone"}, "engine someone is gone"),
+        ({"remote_engine_id": "no one", "remote_port": 1}, "127.0.0.1:1: the connection was lost"),
+    ],
+)
+def test_an_engine_that_is_gone_is_a_miss(
+    engines: tuple[NixlEngine, NixlEngine], changed: dict[str, Any], reason: str
+) -> None:
+    prefill, decode = engines
+    params = prefill.prefilled(10)
+    decode.fetch(10, params | changed, KEYS)
+    end = decode.ended()
+    assert end.bad == 0
+    assert reason in end.reason
+    decode.fetch(11, params, KEYS)
+    assert decode.ended().bad is None
+    assert prefill.ended().ticket == TransferTicket(10)
+
+
+def test_blocks_of_another_model_are_not_read() -> None:
+    prefill, decode = NixlEngine(0), NixlEngine(1, layout="other-model")
+    params = prefill.prefilled()
+    decode.fetch(1, params, KEYS)
+    assert "its blocks are tiny-array, those here are other-model" in decode.ended().reason
+    for each in (prefill, decode):
+        each.connector.close()
+
+
+def test_blocks_are_freed_when_their_lease_ends(caplog: pytest.LogCaptureFixture) -> None:
+    prefill = NixlEngine(0, lease_s=0.01)
+    prefill.prefilled()
+    assert prefill.ended() == TransferEnd(TransferTicket(1))
+    assert "no engine read the KV of request 'p-1' in time" in caplog.text
+    prefill.connector.close()
+
+
+def test_a_role_refuses_the_part_of_the_other() -> None:
+    for role, asked, message in [
+        ("kv_consumer", {"do_remote_decode": True}, "the role of this one is decode"),
+        (
+            "kv_producer",
+            {
+                "do_remote_prefill": True,
+                "remote_engine_id": "p",
+                "remote_request_id": "r",
+                "remote_host": "h",
+                "remote_port": 1,
+            },
+            "the role of this one is prefill",
+        ),
+    ]:
+        connector = Nixl(ConnectorConfig("nixl", role))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(RequestError, match=message):
+            connector.check(Request(id="a", prompt=[1], kv_transfer_params=asked))
+        connector.check(Request(id="a", prompt=[1]))
+    with pytest.raises(RequestError, match="needs one sequence"):
+        Nixl(ConnectorConfig("nixl")).check(
+            Request(id="a", prompt=[1], n=2, kv_transfer_params={"do_remote_decode": True})
+        )
+
+
+def test_a_port_in_use_is_named(engines: tuple[NixlEngine, NixlEngine]) -> None:
+    port = engines[0].prefilled(20)["remote_port"]
+    with pytest.raises(ConfigError, match=f"the side channel cannot use 127.0.0.1:{port}"):
+        NixlEngine(2, side_channel_port=port)

@@ -1,0 +1,52 @@
+"""Blocks are kept until they were read or their lease ends, and only for the same prompt."""
+
+import pytest
+
+from paceline.kv.fence import TransferTicket
+from paceline.kv.remote.leases import Leases
+from tests.kv.block_array import keys_of, transfer
+
+KEYS = keys_of(1, 2, 3)
+
+
+def leased() -> Leases:
+    leases = Leases(lease_s=10.0, read_s=4.0)
+    leases.add("a", transfer(7, KEYS, [4, 0, 9]), now=100.0)
+    return leases
+
+
+def test_a_claim_has_the_blocks_it_names() -> None:
+    leases = leased()
+    assert not leases.is_claimed
+    assert leases.claim("a", 1, 3, KEYS[2], 101.0) == (0, 9)
+    assert leases.is_claimed
+    assert leases.release("a") == TransferTicket(7)
+    assert leases.release("a") is None
+    assert (len(leases), leases.expired(1000.0)) == (0, [])
+
+
+def test_a_claim_keeps_blocks_for_as_long_as_a_read_may_take() -> None:
+    leases = leased()
+    leases.claim("a", 0, 1, KEYS[0], 109.0)
+    assert leases.expired(112.9) == []
+    assert leases.expired(113.0) == [("a", TransferTicket(7))]
+    assert len(leases) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "end", "key", "now", "reason"),
+    [
+        ("b", 0, 1, KEYS[0], 101.0, "no longer kept"),
+        ("a", 0, 1, KEYS[0], 110.0, "no longer kept"),
+        ("a", 0, 4, KEYS[2], 101.0, "has 3 blocks, not 0 to 4"),
+        ("a", 2, 2, KEYS[1], 101.0, "has 3 blocks"),
+        ("a", 0, 2, KEYS[2], 101.0, "another prompt"),
+    ],
+)
+def test_a_claim_is_refused(
+    name: str, first: int, end: int, key: bytes, now: float, reason: str
+) -> None:
+    leases = leased()
+    with pytest.raises(OSError, match=reason):
+        leases.claim(name, first, end, key, now)
+    assert not leases.is_claimed
