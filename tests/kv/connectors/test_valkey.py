@@ -112,7 +112,7 @@ def test_all_content_is_removed(url: str) -> None:
 def test_no_server_is_a_miss_until_it_is_back(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = Attached(f"unix://{folder}/valkey.sock", retry_s=0.05, timeout_s=0.5)
+    one = Attached(f"unix://{folder}/valkey.sock", retry_s=0.05, timeout_s=30.0)
     with caplog.at_level(logging.INFO, "paceline"):
         assert one.offered(KEYS) == 0
         one.connector.fetch(transfer(1, KEYS, [5, 6, 7]))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -13,25 +14,29 @@ SCANNED = 1000  # keys that the server looks at in one command
 
 
 class ServerHealth:
-    """Whether a server is asked at all. Going down and coming back are logged once each."""
+    """Whether a server is asked at all, for the threads that ask it. Going down and coming back
+    are logged once each."""
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
+        self._lock = Lock()
         self._down_until = 0.0  # 0: it is up
 
     @property
     def is_down(self) -> bool:
-        """Whether it failed less than `retry_s` ago. Any thread may look."""
+        """Whether it failed less than `retry_s` ago."""
         return monotonic() < self._down_until
 
     def failed(self, error: Exception) -> None:
-        was_up, self._down_until = not self._down_until, monotonic() + self._retry_s
+        with self._lock:
+            was_up, self._down_until = not self._down_until, monotonic() + self._retry_s
         if was_up:
             log.warning("KV is neither loaded nor stored: the server failed: %s", error)
 
     def answered(self) -> None:
-        if self._down_until:
-            self._down_until = 0.0
+        with self._lock:
+            was_down, self._down_until = self._down_until > 0, 0.0
+        if was_down:
             log.info("KV is loaded and stored again: the server answers")
 
 
