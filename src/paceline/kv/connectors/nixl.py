@@ -61,7 +61,7 @@ class Nixl(Connector):
         found = KVTransfer.of(request.kv_transfer_params)
         if found is None:
             return
-        if found.do_remote_decode and not self.config.stores:
+        if found.do_remote_decode and self.config.kv_role == "kv_consumer":
             raise RequestError(
                 "kv_transfer_params: do_remote_decode is for a prefill engine, and the role of "
                 "this one is decode"
@@ -71,7 +71,7 @@ class Nixl(Connector):
                 "kv_transfer_params: do_remote_decode needs one sequence; remove n, best_of and "
                 "beam_width"
             )
-        if found.do_remote_prefill and not self.config.loads:
+        if found.do_remote_prefill and self.config.kv_role == "kv_producer":
             raise RequestError(
                 "kv_transfer_params: do_remote_prefill is for a decode engine, and the role of "
                 "this one is prefill"
