@@ -1,6 +1,7 @@
 """KV that one engine reads from another, both in this process."""
 
 from collections.abc import Iterator
+from socket import socket
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ pytest.importorskip("nixl_cu12")
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[tuple[NixlEngine, NixlEngine]]:
-    prefill, decode = NixlEngine(0), NixlEngine(1, answer_s=0.5)
+    prefill, decode = NixlEngine(0), NixlEngine(1, answer_s=60.0)
     yield prefill, decode
     prefill.connector.close()
     decode.connector.close()
@@ -91,6 +92,17 @@ def test_an_engine_that_is_gone_is_a_miss(
     decode.fetch(11, params, KEYS)
     assert decode.ended().bad is None
     assert prefill.ended().ticket == TransferTicket(10)
+
+
+def test_an_engine_that_does_not_answer_is_a_miss(engines: tuple[NixlEngine, NixlEngine]) -> None:
+    decode = NixlEngine(2, answer_s=0.05)
+    with socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        changed = {"remote_engine_id": "mute", "remote_port": silent.getsockname()[1]}
+        decode.fetch(1, engines[0].prefilled(30) | changed, KEYS)
+        assert decode.ended() == TransferEnd(TransferTicket(1), 0, "127.0.0.1 does not answer")
+    decode.connector.close()
 
 
 def test_blocks_of_another_model_are_not_read() -> None:

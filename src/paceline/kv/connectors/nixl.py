@@ -25,6 +25,8 @@ class Nixl(Connector):
     of the last block that it has the same prompt.
     """
 
+    hands_over = True
+
     def __init__(self, config: ConnectorConfig) -> None:
         super().__init__(config)
         self._options = options(
@@ -35,7 +37,7 @@ class Nixl(Connector):
             read_s=10.0,
             answer_s=5.0,
         )
-        self._engine_id = uuid4().hex
+        self._engine_id = config.engine_id or uuid4().hex
         self._ended: deque[TransferEnd] = deque()
         self._given_back: dict[str, None] = {}
 
