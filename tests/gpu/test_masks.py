@@ -45,7 +45,7 @@ def test_the_same_logits(vocab: int, dtype: torch.dtype) -> None:
     bits = random.integers(-(2**31), 2**31, (3, -(-vocab // 32))).astype(np.int32)
     logits = torch.randn(5, vocab).to(dtype)
     expected, found = logits.float(), logits.cuda()
-    apply_masks(expected, MaskRows(np.arange(3), bits), torch.tensor([3, 0, 2]))
+    apply_masks(expected, MaskRows(np.arange(3), np.arange(3), bits), torch.tensor([3, 0, 2]))
     mask_of = torch.tensor([1, -1, 2, 0, -1], dtype=torch.int32)
     mask_logits(found, mask_of.cuda(), torch.from_numpy(bits).flatten().cuda())
     assert torch.equal(found.float().cpu(), expected)

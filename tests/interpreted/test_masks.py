@@ -16,7 +16,7 @@ def test_the_same_logits(vocab: int) -> None:
     bits[1, ::2] = 0
     logits = torch.from_numpy(random.random((5, vocab), np.float32))
     expected = logits.clone()
-    apply_masks(expected, MaskRows(np.arange(3), bits), torch.tensor([3, 0, 2]))
+    apply_masks(expected, MaskRows(np.arange(3), np.arange(3), bits), torch.tensor([3, 0, 2]))
     mask_of = torch.tensor([1, -1, 2, 0, -1], dtype=torch.int32)
     mask_logits(logits, mask_of, torch.from_numpy(bits).flatten())
     assert torch.equal(logits, expected)

@@ -24,7 +24,7 @@ def test_only_allowed_tokens_keep_their_logits(share: float) -> None:
     padded = np.zeros((2, 96), np.bool_)
     padded[:, :vocab] = allowed
     bits = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
-    masks = MaskRows(np.array([2, 0]), bits)
+    masks = MaskRows(np.array([2, 0]), np.arange(2), bits)
     assert (masks.allowed(vocab) == allowed).all()
     logits = torch.randn(3, vocab)
     before = logits.clone()
@@ -38,14 +38,16 @@ def test_only_allowed_tokens_keep_their_logits(share: float) -> None:
 
 def test_an_allowed_logit_that_is_no_number_stays_one() -> None:
     logits = torch.full((1, 32), torch.nan)
-    apply_masks(logits, MaskRows(np.array([0]), np.array([[5]], np.int32)), torch.tensor([0]))
+    apply_masks(
+        logits, MaskRows(np.array([0]), np.array([0]), np.array([[5]], np.int32)), torch.tensor([0])
+    )
     assert logits.isnan().nonzero().tolist() == [[0, 0], [0, 2]]
 
 
 def test_drafts_end_before_the_first_that_is_not_allowed() -> None:
     drafts = torch.tensor([[5, 6, 7], [8, 9, -1], [1, 2, 3], [4, 5, 6]])
     lines = np.array([0, 1, 4, 5, 6, 8])  # of four places each: two, three, one, and no masks
-    masks = MaskRows(lines, np.zeros((6, 1), np.int32))
+    masks = MaskRows(lines, np.arange(6), np.zeros((6, 1), np.int32))
     assert without_forbidden(drafts, masks).tolist() == [
         [5, -1, -1],
         [8, 9, -1],

@@ -1,4 +1,4 @@
-"""Matchers of all backends behave alike: states, masks, drafts and forced tokens."""
+"""Matchers of all backends behave alike: states, masks and drafts."""
 
 from random import Random
 from typing import Any
@@ -102,7 +102,6 @@ def test_the_end(name: str) -> None:
     assert matcher.terminated
     assert allowed(matcher) == list(table().eos)
     assert not matcher.accept(END)
-    assert matcher.forced() == []
     matcher.rollback(1)
     assert not matcher.terminated
     assert matcher.try_tokens([*ids(" world"), END, END]) == len(ids(" world")) + 1
@@ -145,35 +144,6 @@ def test_drafts_may_end_the_output(name: str) -> None:
     assert matcher.fill_rows(mask, drafts) == len(drafts) - 1
     assert not matcher.terminated
     assert (mask[len(drafts) - 1] == table().eos_row).all()
-
-
-@every_backend
-def test_forced_tokens_are_those_of_the_whole_text(name: str) -> None:
-    text = "hello there the quick brown fox"
-    matcher = matcher_of(name, Constraint.choice([text, "nothing"]))
-    assert matcher.forced() == []
-    whole = ids(text)
-    assert matcher.accept(whole[0])
-    forced = matcher.forced()
-    assert forced == whole[1 : 1 + len(forced)]
-    assert len(forced) >= len(whole) - 4
-    for token in forced:
-        assert matcher.accept(token)
-    document = matcher_of(name, Constraint.json({"const": {"thing": 1}}))
-    assert all(map(document.accept, document.forced()))
-
-
-@every_backend
-def test_nothing_is_forced_where_the_output_may_end(name: str) -> None:
-    assert matcher_of(name, Constraint.regex("a(hello there)?"), "a").forced() == []
-
-
-@every_backend
-def test_an_odd_tokenization_leaves_nothing_forced(name: str) -> None:
-    matcher = backend(name).compile(Constraint.choice(["hello there thing"])).matcher()
-    for byte in b"hel":
-        assert matcher.accept(table().spelled.index(bytes([byte])))
-    assert matcher.forced() == []
 
 
 @every_backend

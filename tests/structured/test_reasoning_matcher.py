@@ -150,17 +150,8 @@ def test_drafts_of_reasoning_and_answer_have_masks() -> None:
     drafts = [*ids("hm"), *ids(THOUGHT), *ids("hello"), END]
     mask = np.zeros((len(drafts) + 1, table().words), np.int32)
     assert matcher.fill_rows(mask, drafts) == len(drafts)
-    assert matcher.forced() == []
     for at, token in enumerate(drafts):
         row = np.zeros(table().words, np.int32)
         matcher.fill(row)
         assert (row == mask[at]).all()
         assert matcher.accept(token)
-
-
-def test_forced_text_follows_in_the_answer() -> None:
-    matcher = reasoning(Constraint.choice(["hello world, and so on"]), start="")
-    for token in [*ids(THOUGHT), ids("hello")[0]]:
-        assert matcher.forced() == []
-        assert matcher.accept(token)
-    assert matcher.forced()

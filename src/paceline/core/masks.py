@@ -11,14 +11,24 @@ from paceline.core.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRows:
-    """The masks of some lines of logits. Bit b of word w allows the token 32 w + b."""
+    """The masks of some lines of logits: line `line[i]` has row `at[i]` of `bits`. Bit b of word w
+    allows the token 32 w + b."""
 
     line: Index  # [masks]
-    bits: I32  # [masks, words]
+    at: Index  # [masks]
+    bits: I32  # [rows, words]
+
+    @property
+    def rows(self) -> I32:
+        """The masks in the order of `line`."""  # [masks, words]
+        first = int(self.at[0]) if len(self.at) else 0
+        if np.array_equal(self.at, np.arange(first, first + len(self.at))):
+            return self.bits[first : first + len(self.at)]
+        return self.bits[self.at]
 
     def allowed(self, vocab: int) -> Bool:
         """One value per token."""  # [masks, vocab]
-        unpacked = np.unpackbits(self.bits.view(np.uint8), axis=1, bitorder="little")
+        unpacked = np.unpackbits(self.rows.view(np.uint8), axis=1, bitorder="little")
         return unpacked[:, :vocab].astype(np.bool_)
 
 
@@ -34,6 +44,11 @@ class TokenMasks(Protocol):
         """Does a row of this plan sample under a constraint?"""
         ...
 
+    def write_into(self, bits: I32) -> None:
+        """Write masks to this memory [rows, words] from now on, while no copy of it is under way.
+        A step with drafts needs a row for each line of logits, another one for each slot."""
+        ...
+
     def fill(self, plan: Plan, order: Index, drafts: I32 | None = None) -> MaskRows | None:
         """The masks of the rows that sample under a constraint; None if there are none.
 
@@ -41,6 +56,6 @@ class TokenMasks(Protocol):
         the same order, it has lines from `i * (1 + most)` on, one for each place. A draft of -1 is
         none. Places behind a draft that the constraint does not allow have no mask.
 
-        The steps before it are committed. The next call overwrites the masks.
+        The steps before it are committed. The masks stay until the step is committed.
         """
         ...

@@ -15,7 +15,7 @@ def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
 
     Allowed tokens keep their logit, so a row without numbers is still noticed.
     """
-    bits, lines = np.ascontiguousarray(masks.bits), lines.contiguous()
+    bits, lines = np.ascontiguousarray(masks.rows), lines.contiguous()
     if logits.dtype != torch.float32 or not logits.is_contiguous() or not has_kernels():
         for line, own in zip(lines.tolist(), ~masks.allowed(logits.shape[1]), strict=True):
             logits[line].masked_fill_(torch.from_numpy(own), -torch.inf)

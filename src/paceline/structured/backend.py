@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint
@@ -40,10 +40,6 @@ class Matcher(Protocol):
         """  # mask: [1 + drafts, words]
         ...
 
-    def forced(self) -> list[int]:
-        """The next tokens, where the grammar leaves one text and its tokenization is certain."""
-        ...
-
     def fork(self) -> "Matcher":
         """Another matcher at the same place."""
         ...
@@ -57,6 +53,24 @@ class Matcher(Protocol):
     def terminated(self) -> bool:
         """Was an end token accepted? No other token is allowed then, but masks keep the end
         tokens, so that a row always allows one."""
+        ...
+
+    @classmethod
+    def group(cls, matchers: Sequence[Any]) -> "MatcherGroup":
+        """Matchers of this class that advance together."""
+        ...
+
+
+class MatcherGroup(Protocol):
+    """Several matchers of one class, with one call of the library for all of them. None of them is
+    terminated. Both methods return what is wrong with those that cannot continue, by place."""
+
+    def accept(self, tokens: Sequence[int]) -> dict[int, str]:
+        """Advance each matcher by its token, which is no end token."""
+        ...
+
+    def fill(self, mask: I32, at: Sequence[int]) -> dict[int, str]:
+        """Write the mask of the next token of matcher i to row `at[i]`."""  # mask: [rows, words]
         ...
 
 

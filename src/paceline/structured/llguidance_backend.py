@@ -4,24 +4,28 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint, quoted
+from paceline.core.cores import usable_cores
 from paceline.core.errors import GrammarTooCostly, RequestError
 from paceline.structured.json_schema import Schema, check_counts, closed, knows_format, whole
 from paceline.structured.lark_tags import TagRules
 from paceline.structured.token_table import TokenTable
-from paceline.structured.tracked_matcher import TrackedMatcher
+from paceline.structured.tracked_matcher import TrackedMatcher, refusal
 
 # Masks hold every token that the grammar allows, not only those of the one tokenization that the
 # library would choose where it leaves one text.
 OPTIONS = '%llguidance {"no_forcing": true}'
 HEADER = re.compile(r"%llguidance\s*\{[^}]*\}")  # the same, of a client or of the library
 SPECIAL = b"\xff"  # starts the spelling of a token that is not text
+MOST_THREADS = 8
 BYTES_PER_CHARACTER = 64  # of a grammar in memory; a guess, since the library does not say
 
 
@@ -43,24 +47,61 @@ class LLGuidanceMatcher(TrackedMatcher):
         if self._matcher.is_stopped():
             row[:] = 0
             return
-        # `row.ctypes.data` is the same and takes longer than many a mask.
-        address = addressof(c_char.from_buffer(row))
-        self._matcher.unsafe_compute_mask_ptr(address, row.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(address(row), row.nbytes)
         self._check()
         row &= self._table.text_row  # a grammar in Lark can name special tokens
 
     def _complete(self) -> bool:
         return self._matcher.is_accepting()
 
-    def _forced_text(self) -> bytes:
-        return self._matcher.compute_ff_bytes()
-
     def _copy(self) -> "LLGuidanceMatcher":
         return LLGuidanceMatcher(self._table, self._matcher.deep_copy())
 
+    @classmethod
+    def group(cls, matchers: Sequence["LLGuidanceMatcher"]) -> "LLGuidanceGroup":
+        return LLGuidanceGroup([one._matcher for one in matchers], matchers[0]._table)
+
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarTooCostly(f"the grammar failed: {first_line(self._matcher.get_error())}")
+            raise GrammarTooCostly(failure(self._matcher))
+
+
+class LLGuidanceGroup:
+    """See `backend.MatcherGroup`."""
+
+    def __init__(self, matchers: Sequence[LLMatcher], table: TokenTable) -> None:
+        self._matchers, self._table = matchers, table
+        self._word, self._bit = divmod(table.eos[0], 32)
+        self._mixed = np.flatnonzero(table.text_row != -1)  # words with ids that are no text
+
+    def accept(self, tokens: Sequence[int]) -> dict[int, str]:
+        found = executor().consume_token_par(list(zip(self._matchers, tokens, strict=True)))
+        if all(found):
+            return {}
+        return {
+            at: f"{refusal(tokens[at])}: {failure(self._matchers[at])}"
+            for at, accepted in enumerate(found)
+            if not accepted
+        }
+
+    def fill(self, mask: I32, at: Sequence[int]) -> dict[int, str]:
+        pairs = list(zip(self._matchers, at, strict=True))
+        executor().unsafe_compute_mask_ptr(pairs, address(mask), mask[0].nbytes, len(mask))
+        # The end token is allowed where the text may end, and where a matcher has failed.
+        ends = np.flatnonzero(mask[at, self._word] >> self._bit & 1).tolist()
+        mask[np.array(at)[:, None], self._mixed] &= self._table.text_row[self._mixed]
+        wrong: dict[int, str] = {}
+        for place in ends:
+            mask[at[place]] |= self._table.eos_row
+            if self._matchers[place].is_error():
+                wrong[place] = failure(self._matchers[place])
+        return wrong
+
+
+@cache
+def executor() -> LLExecutor:
+    """The threads that compute masks."""
+    return LLExecutor(max(1, min(usable_cores() // 2, MOST_THREADS)))
 
 
 class LLGuidanceGrammar:
@@ -82,7 +123,7 @@ class SpelledTokens:
         self.special_token_ids = [id for id, text in enumerate(table.spelled) if not text]
 
     def __call__(self, text: bytes) -> Sequence[int]:
-        """Not needed, because of OPTIONS: the table tokenizes forced text."""
+        """Not needed, because of OPTIONS."""
         raise NotImplementedError
 
 
@@ -173,6 +214,15 @@ def lark_grammar(constraint: Constraint) -> str:
 
 def tag_grammar(constraint: Constraint) -> str:
     return TagRules(prepared).grammar(constraint.value["format"])
+
+
+def address(array: I32) -> int:
+    """`array.ctypes.data` is the same and takes longer than many a mask."""
+    return addressof(c_char.from_buffer(cast(Any, array)))
+
+
+def failure(matcher: LLMatcher) -> str:
+    return f"the grammar failed: {first_line(matcher.get_error())}"
 
 
 def first_line(message: str) -> str:

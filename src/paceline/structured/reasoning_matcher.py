@@ -32,18 +32,27 @@ FIRST_INSIDE = ReasoningPlace(ReasoningPhase.INSIDE)
 
 
 class ReasoningMatcher(TrackedMatcher):
-    """Any text up to the end of the reasoning, and then what the grammar allows. `_past` has the
-    places before each token, up to the first of the answer."""
+    """Any text up to the end of the reasoning, and then what the grammar allows. `_tokens` are
+    accepted, and `_past` has the places before each, up to the first of the answer."""
 
     def __init__(self, markers: ReasoningMarkers, answer: TrackedMatcher) -> None:
         super().__init__(markers.table)
         self._markers, self._answer = markers, answer
+        self._tokens: list[int] = []
         self._past: list[ReasoningPlace] = []
         self._place = ReasoningPlace(ReasoningPhase.OPENING) if markers.start else FIRST_INSIDE
 
     def _advance(self, token: int) -> bool:
         if self._place.phase is ReasoningPhase.ANSWER:
-            return self._answer.accept(token)
+            accepted = self._answer.accept(token)
+        else:
+            accepted = self._move(token)
+        if accepted:
+            self._tokens.append(token)
+        return accepted
+
+    def _move(self, token: int) -> bool:
+        """Advance by a token that is not the answer's, or is its first."""
         reached = self._next(token)
         if reached is not None:
             self._past.append(self._place)
@@ -81,7 +90,7 @@ class ReasoningMatcher(TrackedMatcher):
         return ReasoningPlace(phase, seen + len(text), held + may_answer)
 
     def _retreat(self, tokens: int) -> None:
-        # The tokens are gone from `_tokens` already.
+        del self._tokens[-tokens:]
         left = len(self._tokens)
         if left >= len(self._past):
             self._answer.rollback(tokens)
@@ -115,13 +124,10 @@ class ReasoningMatcher(TrackedMatcher):
         is_lost = phase is ReasoningPhase.OPENING and held < len(self._past)
         return not is_lost and self._answer.finished
 
-    def _forced_text(self) -> bytes:
-        is_answer = self._place.phase is ReasoningPhase.ANSWER
-        return self._answer._forced_text() if is_answer else b""
-
     def _copy(self) -> "ReasoningMatcher":
         copy = ReasoningMatcher(self._markers, self._answer.fork())
-        copy._past, copy._place = self._past.copy(), self._place
+        copy._tokens, copy._past = self._tokens.copy(), self._past.copy()
+        copy._place = self._place
         return copy
 
 

@@ -1,6 +1,5 @@
 """The tokens of a model as grammars see them."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +9,6 @@ import numpy as np
 
 from paceline.core.arrays import I32, frozen
 from paceline.core.errors import ConfigError
-
-CONTEXT = 8  # tokens before forced text that it is tokenized with
 
 
 class TokenSpelling(Protocol):
@@ -75,49 +72,3 @@ class TokenTable:
         bits = np.zeros(self.words * 32, np.uint8)
         bits[: self.vocab_size] = [bool(one) for one in self.spelled]
         return frozen(np.packbits(bits, bitorder="little").view(np.int32))
-
-    @cached_property
-    def _in_order(self) -> list[bytes]:
-        return sorted({one for one in self.spelled if one})
-
-    def may_grow(self, ending: bytes) -> bool:
-        """Is there a token that starts with these bytes and has more?"""
-        at = bisect_right(self._in_order, ending)
-        return at < len(self._in_order) and self._in_order[at].startswith(ending)
-
-    @cached_property
-    def _longest(self) -> int:
-        return len(max(self.spelled, key=len))
-
-    def canonical(self, before: Sequence[int], text: bytes) -> list[int]:
-        """The tokens that `text` has after the tokens `before`, whatever follows it.
-
-        The text is encoded together with the tokens before it. The result is empty if these would
-        be encoded differently now. Tokens at the end that could be longer, depending on what
-        follows, are left out.
-        """
-        if self.encode is None or not text:
-            return []
-        before = before[-CONTEXT:]
-        prefix = b"".join(self.spelled[id] for id in before)
-        try:
-            ids = self.encode((prefix + text).decode())
-        except UnicodeDecodeError:
-            return []
-        if ids[: len(before)] != list(before) or any(id >= self.vocab_size for id in ids):
-            return []
-        ids = ids[len(before) :]
-        if b"".join(self.spelled[id] for id in ids) != text:
-            return []
-        return self._settled(ids, text)
-
-    def _settled(self, ids: list[int], text: bytes) -> list[int]:
-        """The first tokens, up to where a token that crosses the end of the text could start."""
-        reach = range(min(len(text), self._longest), 0, -1)
-        open_bytes = next((n for n in reach if self.may_grow(text[-n:])), 0)
-        end, kept = len(text) - open_bytes, 0
-        for at, id in enumerate(ids):
-            kept += len(self.spelled[id])
-            if kept > end:
-                return ids[:at]
-        return ids

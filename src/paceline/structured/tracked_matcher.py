@@ -1,22 +1,22 @@
-"""The part of a matcher that does not depend on the library."""
+"""The part of matchers that does not depend on the library."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from paceline.core.arrays import I32
 from paceline.core.errors import RequestError
+from paceline.structured.backend import MatcherGroup
 from paceline.structured.token_table import TokenTable
 
 
 class TrackedMatcher(ABC):
-    """See `backend.Matcher`. It knows the accepted tokens and handles the end tokens itself: the
-    library sees text only."""
+    """See `backend.Matcher`. It handles the end tokens itself: the library sees text only."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
-        self._tokens: list[int] = []
         self._ended = False
 
     # -- of the library -----------------------------------------------------
@@ -37,11 +37,8 @@ class TrackedMatcher(ABC):
     def _complete(self) -> bool: ...
 
     @abstractmethod
-    def _forced_text(self) -> bytes: ...
-
-    @abstractmethod
     def _copy(self) -> "TrackedMatcher":
-        """Another one in the same state, but without tokens."""
+        """Another one at the same place of the text."""
 
     # -- of the port --------------------------------------------------------
 
@@ -50,12 +47,9 @@ class TrackedMatcher(ABC):
         if self._ended or not 0 <= token < table.vocab_size:
             return False
         if token in table.eos:
-            accepted = self._ended = self._complete()
-        else:
-            accepted = bool(table.spelled[token]) and self._advance(token)
-        if accepted:
-            self._tokens.append(token)
-        return accepted
+            self._ended = self._complete()
+            return self._ended
+        return bool(table.spelled[token]) and self._advance(token)
 
     def try_tokens(self, tokens: Sequence[int]) -> int:
         count = 0
@@ -67,12 +61,10 @@ class TrackedMatcher(ABC):
         return count
 
     def rollback(self, tokens: int) -> None:
-        assert 0 <= tokens <= len(self._tokens), f"{tokens} of {len(self._tokens)} tokens"
         if not tokens:
             return
         text = tokens - self._ended
         self._ended = False
-        del self._tokens[-tokens:]
         if text:
             self._retreat(text)
 
@@ -102,16 +94,14 @@ class TrackedMatcher(ABC):
         elif not np.count_nonzero(row):
             raise RequestError("the grammar allows no token of this model's vocabulary here")
 
-    def forced(self) -> list[int]:
-        if self.finished:
-            return []
-        found = self._table.canonical(self._tokens, self._forced_text())
-        return found[: self.try_tokens(found)]
-
     def fork(self) -> "TrackedMatcher":
         copy = self._copy()
-        copy._tokens, copy._ended = self._tokens.copy(), self._ended
+        copy._ended = self._ended
         return copy
+
+    @classmethod
+    def group(cls, matchers: Sequence[Any]) -> MatcherGroup:
+        return OneByOne(matchers)
 
     @property
     def finished(self) -> bool:
@@ -120,3 +110,33 @@ class TrackedMatcher(ABC):
     @property
     def terminated(self) -> bool:
         return self._ended
+
+
+class OneByOne:
+    """A group of matchers that have no calls for several. See `backend.MatcherGroup`."""
+
+    def __init__(self, matchers: Sequence[TrackedMatcher]) -> None:
+        self._matchers = matchers
+
+    def accept(self, tokens: Sequence[int]) -> dict[int, str]:
+        wrong: dict[int, str] = {}
+        for place, (matcher, token) in enumerate(zip(self._matchers, tokens, strict=True)):
+            try:
+                if not matcher.accept(token):
+                    wrong[place] = refusal(token)
+            except RequestError as error:
+                wrong[place] = str(error)
+        return wrong
+
+    def fill(self, mask: I32, at: Sequence[int]) -> dict[int, str]:
+        wrong: dict[int, str] = {}
+        for place, (matcher, row) in enumerate(zip(self._matchers, at, strict=True)):
+            try:
+                matcher.fill(mask[row])
+            except RequestError as error:
+                wrong[place] = str(error)
+        return wrong
+
+
+def refusal(token: int) -> str:
+    return f"the constraint does not allow token {token}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from paceline.core.arrays import I32
@@ -14,6 +14,7 @@ from paceline.structured.json_schema import check_counts, closed, whole
 from paceline.structured.token_table import TokenTable
 from paceline.structured.tracked_matcher import TrackedMatcher
 from paceline.structured.xgrammar_binding import GrammarCompiler, GrammarMatcher, TokenizerInfo
+from paceline.structured.xgrammar_group import XGrammarGroup
 
 RAW = 0  # the vocabulary is in bytes
 SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # before each message: a time and a place in C++
@@ -38,11 +39,12 @@ class XGrammarMatcher(TrackedMatcher):
     def _complete(self) -> bool:
         return bool(self._handle.is_completed())
 
-    def _forced_text(self) -> bytes:
-        return str(self._handle.find_jump_forward_string()).encode()
-
     def _copy(self) -> "XGrammarMatcher":
         return XGrammarMatcher(self._table, self._handle.fork())
+
+    @classmethod
+    def group(cls, matchers: Sequence["XGrammarMatcher"]) -> XGrammarGroup:
+        return XGrammarGroup([one._handle for one in matchers], matchers[0]._last_word)
 
 
 class XGrammar:

@@ -5,6 +5,7 @@ functions of that package only. The library itself needs `tvm_ffi`, as does xgra
 which declares the same classes.
 """
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,13 @@ def bound(name: str) -> Any:
     return tvm_ffi.register_object(f"xgrammar.tvm_ffi_binding.{name}")(declared)
 
 
+BatchGrammarMatcher = bound("BatchGrammarMatcher")
 CompiledGrammar = bound("CompiledGrammar")
 GrammarCompiler = bound("GrammarCompiler")
 GrammarMatcher = bound("GrammarMatcher")
 TokenizerInfo = bound("TokenizerInfo")
+
+
+def shared_array(values: Sequence[Any]) -> Any:
+    """An array of the library, so that it is not made anew for each call."""
+    return tvm_ffi.convert(values)

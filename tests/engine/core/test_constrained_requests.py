@@ -189,6 +189,7 @@ def test_each_draft_has_a_mask_up_to_the_first_that_is_not_allowed() -> None:
         if request.constraint is not None:
             constrained.begin(request, lambda _: None)
     plan = scheduler.plan(0.0)
+    constrained.follow(plan)
     drafts = np.array([[4, 4, 4, 4], [-1, -1, -1, -1], [0, 0, 0, 5]], np.int32)
     masks = constrained.fill(plan, np.array([2, 1, 0]), drafts)
     assert masks is not None

@@ -7,17 +7,18 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.core.arrays import I32, Bool, Index
+from paceline.core.arrays import I32, NO_INDEX, Bool, Index
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.masks import MaskRows
-from paceline.core.plan import Failed, Plan, Rows, StepResult
+from paceline.core.plan import Admitted, Failed, Plan, Rows, StepResult
 from paceline.core.request import Request, child_label
-from paceline.engine.core.grammar_progress import BeamGrammars, GrammarProgress
 from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.slot_grammars import GrammarPlace, SlotGrammars
 from paceline.structured.backend import Grammar
 from paceline.structured.grammar_counts import GrammarCounts
 
+FOREVER = 2**31 - 1
 PARKED_FOR = "grammar"  # the reason for which a request is parked while its grammar is compiled
 
 
@@ -42,14 +43,30 @@ class ConstrainedRequest:
 
     request: Request
     compiled: Future[Grammar]
-    sequences: dict[int, GrammarProgress] = field(default_factory=dict[int, GrammarProgress])
+    slots: dict[int, str] = field(default_factory=dict[int, str])  # where its sequences are
+    # Sequences that are in no slot, by label: they keep the tokens that they have.
+    away: dict[str, GrammarPlace] = field(default_factory=dict[str, GrammarPlace])
 
-    def progress(self, serial: int) -> GrammarProgress:
-        """Every sequence of a request begins at the start of the grammar, and keeps its place when
-        it is preempted: the tokens that it has stay known."""
-        if serial not in self.sequences:
-            self.sequences[serial] = GrammarProgress(self.compiled.result().matcher())
-        return self.sequences[serial]
+    @property
+    def labels(self) -> list[str]:
+        """The names that plans give its sequences."""
+        children = range(self.request.width) if self.request.width > 1 else (-1,)
+        return [child_label(self.request.id, child) for child in children]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parent:
+    """A beam that others may go on from."""
+
+    one: ConstrainedRequest
+    outputs: list[int]
+    place: GrammarPlace
+
+    def has(self, one: ConstrainedRequest, outputs: list[int]) -> bool:
+        return self.one is one and self.outputs == outputs
+
+    def fork(self) -> GrammarPlace:
+        return replace(self.place, matcher=self.place.matcher.fork())
 
 
 class ConstrainedRequests:
@@ -61,17 +78,14 @@ class ConstrainedRequests:
 
     def __init__(self, compiler: ConstraintCompiler, words: int, eos: tuple[int, ...]) -> None:
         """`words` is the length of a mask in 32-bit words, `eos` the end tokens of the model."""
-        self._compiler, self._words = compiler, words
+        self._compiler = compiler
         self._open: dict[str, ConstrainedRequest] = {}
-        self._ends = np.zeros(words, np.uint32)
-        for token in eos:
-            self._ends[token >> 5] |= np.uint32(1 << (token & 31))
-        self._others = (~self._ends).view(np.int32)
-        self._bits = np.empty((0, words), np.int32)  # room for the masks of a step
-        self._beams = BeamGrammars()
-        self._searches: dict[str, str] = {}  # from beams to their requests
+        self._labels: dict[str, ConstrainedRequest] = {}
+        self._owner: dict[int, ConstrainedRequest] = {}  # by slot
+        self._slots = SlotGrammars(words, eos)
+        self._beams: dict[int, list[int]] = {}  # outputs of beams, by slot
         self._latest: Rows | None = None  # the rows that were looked at last
-        self._wanted: list[int] = []  # of these, those that sample under a constraint
+        self._wanted: Index = NO_INDEX  # of these, those that sample under a constraint
 
     # -- requests come and go -------------------------------------------------
 
@@ -85,10 +99,8 @@ class ConstrainedRequests:
         `ready` is called with its id when it has, on any thread."""
         assert request.constraint is not None
         compiled = self._compiler.submit(request.constraint)
-        self._open[request.id] = ConstrainedRequest(request, compiled)
-        for beam in range(request.beam_width):
-            self._searches[child_label(request.id, beam)] = request.id
-        self._latest = None
+        one = self._open[request.id] = ConstrainedRequest(request, compiled)
+        self._labels.update(dict.fromkeys(one.labels, one))
         if compiled.done():
             return True
         compiled.add_done_callback(lambda _: ready(request.id))
@@ -127,9 +139,10 @@ class ConstrainedRequests:
         one = self._open.pop(request_id, None)
         if one is not None:
             one.compiled.cancel()
-            self._latest = None
-            for beam in range(one.request.beam_width):
-                del self._searches[child_label(request_id, beam)]
+            for label in one.labels:
+                del self._labels[label]
+            for slot in tuple(one.slots):
+                self._leave(slot)
 
     def close(self) -> None:
         for request_id in tuple(self._open):
@@ -139,53 +152,84 @@ class ConstrainedRequests:
     # -- steps ----------------------------------------------------------------
 
     def follow(self, plan: Plan) -> None:
-        """A plan is launched: beams may go on from others."""
-        if self._searches and (plan.admitted or plan.chosen):
-            owners = {beam: self._open[own].compiled for beam, own in self._searches.items()}
-            grammars = {beam: one.result() for beam, one in owners.items() if one.done()}
-            self._beams.follow(plan, grammars)
+        """A plan is launched: sequences take up slots and give them up.
+
+        A beam that goes on from another is admitted anew with all its tokens; the latest token of
+        each beam is a chosen one.
+        """
+        if not self._labels and not self._owner:
+            return
+        parents = [
+            Parent(self._owner[slot], outputs, self._slots.place(slot))
+            for slot, outputs in self._beams.items()
+        ]
+        for slot in plan.released:
+            if slot in self._owner:
+                self._leave(slot)
+        for new in plan.admitted:
+            if (one := self._labels.get(new.request.id)) is not None:
+                self._enter(new, one, parents)
+        for slot, token in plan.chosen:
+            if slot in self._beams:
+                self._slots.advance(slot, [token])
+                self._beams[slot].append(token)
+
+    def _enter(self, new: Admitted, one: ConstrainedRequest, parents: list[Parent]) -> None:
+        tokens: list[int] = new.tokens[len(new.request.prompt) :].tolist()
+        if new.request.beam_width:
+            place = next((beam.fork() for beam in parents if beam.has(one, tokens)), None)
+            self._beams[new.slot] = tokens
+        else:
+            place = one.away.pop(new.request.id, None)
+        place = place or GrammarPlace(one.compiled.result().matcher())
+        if place.outputs > len(tokens):  # the latest one did not count: it was lost with its step
+            place.matcher.rollback(place.outputs - len(tokens))
+            place = replace(place, outputs=len(tokens))
+        request = one.request
+        self._slots.reach(new.slot)
+        self._slots.enter(new.slot, place, FOREVER if request.ignore_eos else request.min_tokens)
+        self._slots.advance(new.slot, tokens[place.outputs :])
+        self._owner[new.slot] = one
+        one.slots[new.slot] = new.request.id
+        self._latest = None
+
+    def _leave(self, slot: int) -> None:
+        one = self._owner.pop(slot)
+        label, place = one.slots.pop(slot), self._slots.leave(slot)
+        if self._beams.pop(slot, None) is None:
+            one.away[label] = place
+        self._latest = None
 
     def wants(self, plan: Plan) -> bool:
-        return bool(self._rows(plan.rows))
+        return bool(len(self._rows(plan.rows)))
+
+    def write_into(self, bits: I32) -> None:
+        self._slots.write_into(bits)
 
     def fill(self, plan: Plan, order: Index, drafts: I32 | None = None) -> MaskRows | None:
-        rows, width = plan.rows, 1 if drafts is None else 1 + drafts.shape[1]
-        wanted = set(self._rows(rows))
-        bits, lines = self._room(len(wanted) * width), list[int]()
-        for place, row in enumerate(order.tolist()):
-            if row not in wanted:
-                continue
-            one = self._open[str(rows.request_id[row])]
-            progress = self._progress(rows, row)
-            if progress is None:
-                continue
-            given = [] if drafts is None else proposed(drafts[place])
+        if not self.wants(plan):
+            return None
+        slot = plan.rows.slot[order]
+        lane = self._slots.lane[slot]
+        held = np.flatnonzero(lane >= 0)
+        if not len(held):
+            return None
+        if drafts is not None:
+            return self._fill_drafts(slot, held, drafts)
+        self._slots.refresh(slot[held])
+        return MaskRows(held, lane[held], self._slots.bits)
+
+    def _fill_drafts(self, slot: Index, held: Index, drafts: I32) -> MaskRows:
+        """The masks of rows with drafts, one after the other."""
+        width, lines = 1 + drafts.shape[1], list[int]()
+        bits = self._slots.reserve(len(held) * width)
+        for place in held.tolist():
+            given = proposed(drafts[place])
             own = bits[len(lines) : len(lines) + 1 + len(given)]
-            allowed = self._fill_rows(own, given, one.request, progress)
+            allowed = self._slots.fill(int(slot[place]), own, given)
             lines += range(place * width, place * width + 1 + allowed)
-        return MaskRows(np.array(lines, np.intp), bits[: len(lines)]) if lines else None
-
-    def _room(self, masks: int) -> I32:
-        if len(self._bits) < masks:
-            self._bits = np.empty((2 * masks, self._words), np.int32)
-        return self._bits[:masks]
-
-    def _fill_rows(
-        self, mask: I32, drafts: list[int], request: Request, progress: GrammarProgress
-    ) -> int:
-        """Write the masks of one row, and return how many of its drafts are allowed."""
-        try:
-            allowed = progress.matcher.fill_rows(mask, drafts)
-        except RequestError as error:  # its row fails when the step has ended
-            progress.error = str(error)
-            mask[:] = -1
-            return 0
-        for place, line in enumerate(mask[: 1 + allowed]):
-            if request.ignore_eos or progress.outputs + place < request.min_tokens:
-                others = line & self._others
-                if others.any():  # else the grammar is complete and allows its end alone
-                    line[:] = others
-        return allowed
+        self._slots.fresh[:] = False  # other masks stand in their rows
+        return MaskRows(np.array(lines, np.intp), np.arange(len(lines)), self._slots.bits)
 
     def accept(self, plan: Plan, result: StepResult, alive: Bool) -> StepResult:
         """Advance the grammars by the tokens of a step, before it is committed. `alive` are the
@@ -193,42 +237,50 @@ class ConstrainedRequests:
 
         A row whose token the grammar does not allow, or that had no mask, fails.
         """
-        failed: list[Failed] = []
-        sampled = alive & (result.count > 0)
-        for row in self._rows(plan.rows):
-            if not sampled[row]:
-                continue
-            progress = self._progress(plan.rows, row)
-            assert progress is not None, f"row {row} has no place in its grammar"
-            is_beam = self._open[plan.rows.request_id[row]].request.beam_width > 0
-            count = 0 if is_beam else int(result.count[row])
-            tokens: list[int] = result.ids[row, :count].tolist()
-            if reason := progress.advance(tokens):
-                failed.append(Failed(row, reason))
-        if not failed:
+        rows, slots = plan.rows, self._slots
+        own = self._rows(rows)
+        own = own[alive[own]]
+        due = own[result.count[own] > 0]
+        if self._beams:  # the host chooses their tokens: see `follow`
+            due = due[[slot not in self._beams for slot in rows.slot[due].tolist()]]
+        slot, first = rows.slot[due], result.ids[due, 0]
+        usual = (result.count[due] == 1) & slots.usual(slot, first)
+        if usual.any():
+            slots.advance_each(slot[usual], first[usual])
+        for row in due[~usual].tolist():
+            slots.advance(int(rows.slot[row]), result.ids[row, : result.count[row]].tolist())
+        if result.failed:
+            result = self._explained(plan, result, own)
+        if not slots.has_errors:
             return result
-        ids, count = result.ids.copy(), result.count.copy()
-        for one in failed:
-            ids[one.row], count[one.row] = -1, 0
-        return replace(result, ids=ids, count=count, failed=(*result.failed, *failed))
+        errors = {row: slots.error(int(rows.slot[row])) for row in own.tolist()}
+        return failing(result, [Failed(row, error) for row, error in errors.items() if error])
 
-    def _progress(self, rows: Rows, row: int) -> GrammarProgress | None:
-        """The place of a row in its grammar; None for a beam that has left its slot."""
-        one = self._open[str(rows.request_id[row])]
-        if one.request.beam_width:  # the host chooses its tokens: see `follow`
-            beam = child_label(one.request.id, int(rows.child[row]))
-            return self._beams.at(int(rows.slot[row]), beam)
-        return one.progress(int(rows.serial[row]))
+    def _explained(self, plan: Plan, result: StepResult, own: Index) -> StepResult:
+        """The result without failures that are a grammar's, which `accept` reports itself."""
+        suspects = {one.row for one in result.failed} & {*own.tolist()}
+        blamed = {row for row in suspects if self._slots.explain(int(plan.rows.slot[row]))}
+        if not blamed:
+            return result
+        return replace(result, failed=tuple(one for one in result.failed if one.row not in blamed))
 
-    def _rows(self, rows: Rows) -> list[int]:
+    def _rows(self, rows: Rows) -> Index:
         """Rows that sample under a constraint. Steady steps share their rows."""
-        if not self._open:
-            return []
         if self._latest is not rows:
-            names, samples = rows.request_id.tolist(), np.flatnonzero(rows.samples).tolist()
             self._latest = rows
-            self._wanted = [row for row in samples if names[row] in self._open]
+            self._slots.reach(int(rows.slot.max(initial=0)))
+            self._wanted = np.flatnonzero(rows.samples & (self._slots.lane[rows.slot] >= 0))
         return self._wanted
+
+
+def failing(result: StepResult, failed: list[Failed]) -> StepResult:
+    """The result, in which these rows fail too."""
+    if not failed:
+        return result
+    ids, count = result.ids.copy(), result.count.copy()
+    for one in failed:
+        ids[one.row], count[one.row] = -1, 0
+    return replace(result, ids=ids, count=count, failed=(*result.failed, *failed))
 
 
 def proposed(drafts: I32) -> list[int]:

@@ -1,6 +1,5 @@
 """The masks of a step on a GPU."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -8,7 +7,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.runner.cuda.kernels.masks import mask_logits
-from paceline.runner.cuda.staging import ALIGNED, Staging
+from paceline.runner.cuda.staging import ALIGNED, pinned_numbers
 
 
 class LogitMasks:
@@ -16,15 +15,21 @@ class LogitMasks:
 
         memory  | which mask each line of logits has; -1: none | masks, one after the other |
 
-    The next step overwrites them.
+    They are written where the GPU copies them from. The next step overwrites them, when the step
+    before it has been waited for.
     """
 
     def __init__(self, source: TokenMasks, lines: int, vocab: int, device: torch.device) -> None:
         """For steps of at most so many lines of logits."""
-        self._source, self._staging = source, Staging(device)
+        self._source, self._words = source, -(-vocab // 32)
         self._lines = -(-lines // ALIGNED) * ALIGNED
-        size = self._lines * (1 + -(-vocab // 32))
+        size = self._lines * (1 + self._words)
         self._memory = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self._pinned = pinned_numbers(size)
+        content = self._pinned.numpy()
+        self._mask_of = content[: self._lines]
+        self._bits = content[self._lines :].reshape(self._lines, self._words)
+        source.write_into(self._bits)
 
     def wants(self, plan: Plan) -> bool:
         return self._source.wants(plan)
@@ -35,13 +40,13 @@ class LogitMasks:
         Row `wanted[i]` has line i, or as many lines as it has places with drafts [wanted, most].
         """
         masks = self._source.fill(plan, wanted, drafts)
-        mask_of = np.full(self._lines, -1, np.int32)
-        if masks is None:
-            self._staging.send_into(self._memory[: self._lines], mask_of)
-            return
-        mask_of[masks.line] = np.arange(len(masks.line), dtype=np.int32)
-        size = self._lines + masks.bits.size
-        self._staging.send_into(self._memory[:size], mask_of, masks.bits)
+        self._mask_of[:] = -1
+        size = self._lines
+        if masks is not None:
+            assert masks.bits is self._bits, "masks are in other memory"
+            self._mask_of[masks.line] = masks.at
+            size += (int(masks.at.max()) + 1) * self._words
+        self._memory[:size].copy_(self._pinned[:size], non_blocking=True)
 
     def apply(self, logits: Tensor) -> None:
         """Mask the logits [lines, vocab] of the step."""

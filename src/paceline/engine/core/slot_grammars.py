@@ -1,0 +1,219 @@
+"""How far the sequences in slots have come in their grammars, in columns, and their masks."""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from paceline.core.arrays import I32, Bool, Index
+from paceline.core.errors import RequestError
+from paceline.structured.backend import Matcher
+from paceline.structured.matcher_batch import MatcherBatch
+from paceline.structured.tracked_matcher import refusal
+
+KEPT_BATCHES = 4
+BITS = 32  # of a word of a mask
+ANY = -1  # a word that allows all of its tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarPlace:
+    """How far one sequence has come: its matcher has accepted so many tokens. `error` says why it
+    cannot continue."""
+
+    matcher: Matcher
+    outputs: int = 0
+    error: str = ""
+
+
+class SlotGrammars:
+    """The sequences that follow a grammar, by slot.
+
+    For a slot s:
+
+        lane[s]      the row of `bits` that has its mask; -1: s follows no grammar
+        outputs[s]   tokens that its matcher has accepted
+        least[s]     tokens before which it does not end, as long as the grammar allows others
+        fresh[s]     is its mask that of the next token?
+        going[s]     may its matcher accept more? not after an end token or an error
+
+    `_matchers` and `_errors` are by slot too. `bits` has at most one mask for each slot, the lowest
+    rows first; `_lanes` are free ones among the first `_opened`. `_batches` has matchers that
+    advanced together, by their slots. `_ends` is the mask of end tokens, `_end_words` the words
+    that it has bits in, and `_is_end[id]` says the same by token.
+    """
+
+    def __init__(self, words: int, eos: tuple[int, ...]) -> None:
+        self.lane = np.full(1, -1, np.intp)
+        self.outputs = np.zeros(1, np.int32)
+        self.least = np.zeros(1, np.int32)
+        self.fresh = np.zeros(1, np.bool_)
+        self.going = np.zeros(1, np.bool_)
+        self.bits = np.empty((0, words), np.int32)
+        self._matchers: dict[int, Matcher] = {}
+        self._errors: dict[int, str] = {}
+        self._lanes: list[int] = []
+        self._opened = 0
+        self._batches: dict[bytes, MatcherBatch] = {}
+        self._is_end = np.zeros(words * BITS, np.bool_)
+        self._is_end[list(eos)] = True
+        self._ends: I32 = np.packbits(self._is_end, bitorder="little").view(np.int32)
+        self._end_words = np.flatnonzero(self._ends)
+
+    # -- sequences come and go ------------------------------------------------
+
+    def enter(self, slot: int, place: GrammarPlace, least: int) -> None:
+        if not self._lanes:
+            heappush(self._lanes, self._opened)
+            self._opened += 1
+            self.reserve(self._opened)
+        self.lane[slot] = heappop(self._lanes)
+        self.outputs[slot], self.least[slot] = place.outputs, least
+        self.fresh[slot] = False
+        self._matchers[slot] = place.matcher
+        if place.error:
+            self._errors[slot] = place.error
+        self.going[slot] = not (place.error or place.matcher.terminated)
+        self._batches.clear()
+
+    def leave(self, slot: int) -> GrammarPlace:
+        place = self.place(slot)
+        heappush(self._lanes, int(self.lane[slot]))
+        self.lane[slot] = -1
+        del self._matchers[slot]
+        self._errors.pop(slot, None)
+        self._batches.clear()
+        return place
+
+    def place(self, slot: int) -> GrammarPlace:
+        error = self._errors.get(slot, "")
+        return GrammarPlace(self._matchers[slot], int(self.outputs[slot]), error)
+
+    @property
+    def has_errors(self) -> bool:
+        return bool(self._errors)
+
+    def error(self, slot: int) -> str:
+        """Why it cannot continue; empty if it can."""
+        return self._errors.get(slot, "")
+
+    def reach(self, slot: int) -> None:
+        """Let columns have an entry for a slot."""
+        have = len(self.lane)
+        if slot >= have:
+            more = max(slot + 1, 2 * have) - have
+            self.lane = np.concatenate([self.lane, np.full(more, -1, np.intp)])
+            self.outputs, self.least, self.fresh, self.going = (
+                np.concatenate([column, np.zeros(more, column.dtype)])
+                for column in (self.outputs, self.least, self.fresh, self.going)
+            )
+
+    # -- tokens ---------------------------------------------------------------
+
+    def usual(self, slot: Index, tokens: I32) -> Bool:
+        """Which of these can advance together: no end tokens, and none after an end."""
+        is_end: Bool = np.take(self._is_end, tokens, mode="clip")
+        return np.logical_and(self.going[slot], np.logical_not(is_end))
+
+    def advance_each(self, slot: Index, tokens: I32) -> None:
+        """Accept one token each; see `usual`."""
+        wrong = self._batch(slot).accept(tokens)
+        self.outputs[slot] += 1
+        self.fresh[slot] = False
+        for place, error in wrong.items():
+            self.outputs[slot[place]] -= 1
+            self._stop(int(slot[place]), error)
+
+    def advance(self, slot: int, tokens: list[int]) -> None:
+        """Accept tokens in order, up to an end token: drafts may go on behind it."""
+        matcher = self._matchers[slot]
+        self.fresh[slot] = False
+        for token in tokens:
+            if not self.going[slot]:
+                break
+            try:
+                if not matcher.accept(token):
+                    self._stop(slot, refusal(token))
+                    break
+            except RequestError as error:
+                self._stop(slot, str(error))
+                break
+            self.outputs[slot] += 1
+            self.going[slot] = not matcher.terminated
+
+    def _stop(self, slot: int, error: str) -> None:
+        self._errors[slot] = error
+        self.going[slot] = False
+
+    def _batch(self, slot: Index) -> MatcherBatch:
+        key = slot.tobytes()
+        if key not in self._batches:
+            if len(self._batches) == KEPT_BATCHES:
+                self._batches.clear()
+            self._batches[key] = MatcherBatch([self._matchers[one] for one in slot.tolist()])
+        return self._batches[key]
+
+    # -- masks ----------------------------------------------------------------
+
+    def write_into(self, bits: I32) -> None:
+        """Have masks in this memory from now on, which has one row for each slot at least."""
+        self.bits = bits
+        self.fresh[:] = False
+
+    def reserve(self, masks: int) -> I32:
+        """Room for so many masks; those that are there may be lost."""
+        if len(self.bits) < masks:
+            self.write_into(np.empty((2 * masks, self.bits.shape[1]), np.int32))
+        return self.bits[:masks]
+
+    def refresh(self, slot: Index) -> None:
+        """Bring the masks of slots up to date."""
+        stale = slot[~self.fresh[slot]]
+        if not len(stale):
+            return
+        going = self.going[stale]
+        together = stale if going.all() else stale[going]
+        if len(together):
+            lane = self.lane[together]
+            for place, error in self._batch(together).fill(self.bits, lane).items():
+                self._stop(int(together[place]), error)
+            self._put_off_ends(together)
+        for one in stale[~self.going[stale]].tolist():
+            self.fill(one, self.bits[self.lane[one]][None], [])
+        self.fresh[stale] = True
+
+    def _put_off_ends(self, slot: Index) -> None:
+        """Take the end tokens from masks of outputs that are too short, if others are left."""
+        held = slot[self.least[slot] > self.outputs[slot]]
+        if not len(held):
+            return
+        lane = self.lane[held]
+        may_end = (self.bits[lane[:, None], self._end_words] & self._ends[self._end_words]).any(1)
+        for row in lane[may_end].tolist():
+            self._without_ends(self.bits[row])
+
+    def _without_ends(self, row: I32) -> None:
+        others = row & ~self._ends
+        if others.any():  # else the grammar is complete and allows its end alone
+            row[:] = others
+
+    def fill(self, slot: int, mask: I32, drafts: list[int]) -> int:
+        """Write the masks of one slot, for the next token and behind each draft. Returns how many
+        of the drafts are allowed. A slot with an error allows every token: its row fails."""
+        if not self.error(slot):
+            try:
+                allowed = self._matchers[slot].fill_rows(mask, drafts)
+            except RequestError as error:
+                self._stop(slot, str(error))
+            else:
+                short = int(self.least[slot] - self.outputs[slot])
+                for row in mask[: max(min(1 + allowed, short), 0)]:
+                    self._without_ends(row)
+                return allowed
+        mask[:] = ANY
+        return 0
+
+    def explain(self, slot: int) -> str:
+        """Why no token could be sampled, if that is the grammar's fault."""
+        self.fill(slot, np.empty((1, self.bits.shape[1]), np.int32), [])
+        return self.error(slot)

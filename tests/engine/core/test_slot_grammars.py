@@ -1,0 +1,74 @@
+"""Columns of sequences that follow a grammar: masks, tokens and ends."""
+
+import numpy as np
+
+from paceline.core.constraint import Constraint
+from paceline.engine.core.slot_grammars import GrammarPlace, SlotGrammars
+from tests.property.grammars import END, grammar
+
+VOCAB, FOREVER = 7, 99
+SLOTS = np.array([3, 0, 5])
+
+
+def held(*patterns: str, least: int = 0) -> SlotGrammars:
+    found = SlotGrammars(1, (END,))
+    for slot, pattern in zip(SLOTS.tolist(), patterns, strict=False):
+        found.reach(slot)
+        found.enter(slot, GrammarPlace(grammar(VOCAB, Constraint.regex(pattern)).matcher()), least)
+    return found
+
+
+def masks(table: SlotGrammars, slots: np.ndarray = SLOTS) -> list[list[int]]:
+    table.refresh(slots)
+    rows = table.bits[table.lane[slots]]
+    bits = np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little")
+    return [np.flatnonzero(row).tolist() for row in bits]
+
+
+def test_sequences_advance_together_and_one_by_one() -> None:
+    table = held("01", "[01]1?", "11")
+    assert masks(table) == [[0], [0, 1], [1]]
+    table.advance_each(SLOTS, np.array([0, 0, 1]))
+    assert masks(table) == [[1], [1, END], [1]]
+    assert table.usual(SLOTS, np.array([1, END, 1])).tolist() == [True, False, True]
+    table.advance(0, [END, 1])  # nothing counts behind an end
+    table.advance_each(SLOTS[[0, 2]], np.array([1, 1]))
+    assert masks(table) == [[END], [END], [END]]
+    assert table.outputs[SLOTS].tolist() == [2, 2, 2]
+    assert table.usual(SLOTS, np.array([1, 1, 1])).tolist() == [True, False, True]
+    assert not table.has_errors
+
+
+def test_an_end_is_put_off_where_other_tokens_are_left() -> None:
+    table = held("0*", "0", "[01]*", least=2)
+    table.advance_each(SLOTS, np.array([0, 0, 0]))
+    assert masks(table) == [[0], [END], [0, 1]]
+    table.advance_each(SLOTS[[0, 2]], np.array([0, 1]))
+    assert masks(table) == [[0, END], [END], [0, 1, END]]
+
+
+def test_a_token_that_is_refused_stops_its_sequence() -> None:
+    table = held("01", "01", "01")
+    table.advance_each(SLOTS, np.array([0, 5, 0]))
+    assert table.error(0) == "the constraint does not allow token 5"
+    assert not table.error(3)
+    assert masks(table) == [[1], [*range(32)], [1]]
+    assert table.place(0).outputs == 0
+
+
+def test_places_are_kept_and_rows_used_again() -> None:
+    table = held("01", "01", "01")
+    table.advance_each(SLOTS, np.array([0, 0, 0]))
+    lane, place = int(table.lane[0]), table.leave(0)
+    assert place.outputs == 1
+    table.reach(9)
+    table.enter(9, place, 0)
+    assert (table.lane[9], table.lane[0]) == (lane, -1)
+    assert masks(table, np.array([9, 3])) == [[1], [1]]
+
+
+def test_masks_may_have_memory_of_others() -> None:
+    table, memory = held("01", "11"), np.zeros((8, 1), np.int32)
+    table.write_into(memory)
+    assert masks(table, SLOTS[:2]) == [[0], [1]]
+    assert (table.bits is memory, memory[:3, 0].tolist()) == (True, [1, 2, 0])
