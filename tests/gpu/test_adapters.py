@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline import Request, Scheduler
@@ -25,7 +26,8 @@ from tests.runner.test_runner import runner_for
 try:
     from paceline.runner.cuda.adapted_products import AdaptedProduct, AdapterSizes
     from paceline.runner.cuda.draft_model import CudaDraftModel
-    from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
+    from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
+    from paceline.runner.cuda.kernels.layers import DeferredNorm
     from paceline.runner.cuda.model import CudaModel
     from tests.gpu.runners import gpu_runner
 except ImportError:
@@ -81,6 +83,30 @@ def test_rows_of_any_adapters(layout: AdapterLayout, rows: int, dtype: torch.dty
     halves = torch.stack((found.float() / 4, found.float() * 3 / 4))
     add_adapted(halves, b, place, layout, total)
     torch.testing.assert_close(total.float(), due, rtol=tolerance, atol=tolerance)
+
+
+def check_gate(layout: AdapterLayout, is_silu: bool, rows: int, device: str) -> None:
+    """With `is_silu`, the norm of the inputs is left to the kernel."""
+    place = torch.arange(rows, dtype=torch.int32) % (layout.places + 1) - 1
+    found, stream = torch.randn(rows, layout.columns), torch.randn(rows, 40)
+    b = torch.randn(layout.part_columns, layout.outputs) * 0.1
+    gate, up = expected_sum(found, b, place, layout).chunk(2, dim=1)
+    late = DeferredNorm(stream.to(device), 0.1 if is_silu else 0.0, 40 if is_silu else 0)
+    if is_silu:
+        length = (stream.square().sum(1, keepdim=True) + 0.1**2).sqrt()
+        due = F.silu(gate / length) * up / length
+    else:
+        due = F.gelu(gate, approximate="tanh") * up
+    given = (one.to(device) for one in (found, b, place))
+    got = gate_adapted(*given, layout, is_silu, late)
+    torch.testing.assert_close(got.cpu(), due, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
+@pytest.mark.parametrize("is_silu", [True, False])
+@pytest.mark.parametrize("rows", [5, 300])
+def test_a_gate_of_rows_of_any_adapters(layout: AdapterLayout, is_silu: bool, rows: int) -> None:
+    check_gate(layout, is_silu, rows, "cuda")
 
 
 def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> None:

@@ -24,7 +24,7 @@ from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
-from tests.gpu.test_adapters import LAYOUTS, check_product, expected_sum
+from tests.gpu.test_adapters import LAYOUTS, check_gate, check_product, expected_sum
 from tests.interpreted.host_device import use_host
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import SETTINGS, drive
@@ -51,6 +51,11 @@ def test_rows_of_any_adapters(
     got = add_adapted(parts if is_summed else found, b, place, layout, total)
     assert (got is total) == is_summed
     torch.testing.assert_close(got, due, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("layout", "is_silu"), [(LAYOUTS[1], False), (LAYOUTS[2], True)])
+def test_a_gate_of_rows_of_any_adapters(layout: AdapterLayout, is_silu: bool) -> None:
+    check_gate(layout, is_silu, rows=20, device="cpu")
 
 
 def test_a_product_with_room_for_adapters() -> None:

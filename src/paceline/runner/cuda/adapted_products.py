@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.runner.adapters.targets import AdapterTargets, Product, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
-from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
+from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
+from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.layers.linear import DenseLinear
 
@@ -55,6 +56,10 @@ class AdaptedProduct:
     def __call__(self, x: Tensor, place: Tensor) -> Tensor:
         """[n, inputs] to [n, outputs], of rows whose adapters are in these places."""
         return add_adapted(self._wide(x), self._b, place, self._layout)
+
+    def gated(self, x: Tensor, place: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
+        """act(gate) * up, of a product that computes both."""
+        return gate_adapted(self._wide(x), self._b, place, self._layout, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor, place: Tensor) -> None:
         """total += self(x, place), in place."""

@@ -61,13 +61,16 @@ class NormedLinear:
 
     def gated(self, hidden: Tensor, is_silu: bool, places: Tensor | None = None) -> Tensor:
         """Return act(gate) * up, of a product that computes both."""
-        if places is None and len(hidden) <= MOST_ROWS:
+        if places is not None:
+            x, late = self._normed(hidden)
+            return with_room(self._adapted).gated(x, places, is_silu, late)
+        if len(hidden) <= MOST_ROWS:
             return normed(hidden, self._product, self._floor, is_silu)
-        if places is None and self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
+        if self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
             if self._streamed.can_norm:
                 return self._streamed.gated(hidden, is_silu, self._floor)
             return self._streamed.gated(normalized(hidden, self._floor), is_silu)
-        found, late = self(hidden, places)
+        found, late = self(hidden)
         return gated(found, is_silu, late)
 
 

@@ -10,10 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.kernels.layers import DeferredNorm, activated
+
 FEW_ROWS = 256  # up to so many rows, small tiles fill the GPU better
 SMALL_TILE, LARGE_TILE, LINES = 16, 64, 64  # rows, and outputs, of a program
 MOST_COLUMNS = 128  # of all adapters' first factors, multiplied at a time
 MOST_PARTS = 3  # queries, keys and values
+STREAM_CHUNK = 256  # inputs read at a time to find the lengths of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +66,60 @@ def add_adapted(
         place,
         out,
         rows,
-        OUTPUTS=outputs,
         SECOND=starts[1],
         THIRD=starts[2],
-        COLUMNS=layout.part_columns,
-        WIDTH=layout.columns,
-        RANK=layout.rank,
         ROWS=tile,
         LINES=LINES,
-        CHUNK=min(triton.next_power_of_2(layout.part_columns), MOST_COLUMNS),
         SPLITS=found.numel() // (rows * layout.columns),
         SUMMED=total is not None,
         num_warps=4,
         launch_pdl=True,
+        **_sizes(layout),
     )
     return out
+
+
+def gate_adapted(
+    found: Tensor,
+    b: Tensor,
+    place: Tensor,
+    layout: AdapterLayout,
+    is_silu: bool,
+    late: DeferredNorm,
+) -> Tensor:
+    """Return act(gate) * up of a product and what adapters add to it, as in `add_adapted`."""
+    rows, width = len(place), layout.outputs // 2
+    tile = SMALL_TILE if rows <= FEW_ROWS else LARGE_TILE
+    out = torch.empty((rows, width), dtype=b.dtype, device=found.device)
+    _gate_adapted[(triton.cdiv(rows, tile), triton.cdiv(width, LINES))](
+        found,
+        b,
+        place,
+        out,
+        late.stream,
+        late.floor,
+        rows,
+        SECOND_PART=len(layout.starts) - 1,
+        ROWS=tile,
+        LINES=LINES,
+        SILU=is_silu,
+        STREAM=late.width,
+        STREAM_CHUNK=min(late.places, STREAM_CHUNK),
+        num_warps=4,
+        launch_pdl=True,
+        **_sizes(layout),
+    )
+    return out
+
+
+def _sizes(layout: AdapterLayout) -> dict[str, int]:
+    return {
+        "OUTPUTS": layout.outputs,
+        "COLUMNS": layout.part_columns,
+        "WIDTH": layout.columns,
+        "RANK": layout.rank,
+        "CHUNK": min(triton.next_power_of_2(layout.part_columns), MOST_COLUMNS),
+    }
 
 
 @triton.jit
@@ -90,6 +132,75 @@ def _summed(spot, mask, rows, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
     return found
 
 
+@triton.jit
+def _chunk_added(
+    total,
+    given,
+    b,
+    own,
+    line,
+    end,
+    at,
+    rows,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RANK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Add a chunk of the columns of a part, which begin at `given`. A row reads those of its own
+    adapter and has zeros instead of the others, so rows of any adapters share a product."""
+    column = at + tl.arange(0, CHUNK)
+    is_own = own[:, None] == (column // RANK)[None, :]
+    values = _summed(given + column[None, :], is_own, rows, WIDTH, SPLITS)
+    factors = tl.load(
+        b + column.to(tl.int64)[:, None] * OUTPUTS + line[None, :],
+        mask=(column < COLUMNS)[:, None] & (line < end)[None, :],
+        other=0.0,
+    )
+    return tl.dot(values.to(b.dtype.element_ty), factors, total, input_precision="ieee")
+
+
+@triton.jit
+def _adapted(
+    found,
+    b,
+    own,
+    row,
+    line,
+    end,
+    part,
+    rows,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RANK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """A tile of the product and what adapters add to it. Of several chunks, those that no row of
+    the tile needs are left out: positions of a prompt have one adapter."""
+    start = found + row.to(tl.int64)[:, None] * WIDTH
+    mask = (row < rows)[:, None] & (line < end)[None, :]
+    total = _summed(start + line[None, :], mask, rows, WIDTH, SPLITS)
+    given = start + OUTPUTS + part * COLUMNS
+    if COLUMNS <= CHUNK:
+        total = _chunk_added(
+            total, given, b, own, line, end, 0, rows,
+            OUTPUTS, COLUMNS, WIDTH, RANK, CHUNK, SPLITS,
+        )  # fmt: skip
+    else:
+        for at in range(0, COLUMNS, CHUNK):
+            in_chunk = (own >= at // RANK) & (own <= (at + CHUNK - 1) // RANK)
+            if tl.max(in_chunk.to(tl.int32), 0) > 0:
+                total = _chunk_added(
+                    total, given, b, own, line, end, at, rows,
+                    OUTPUTS, COLUMNS, WIDTH, RANK, CHUNK, SPLITS,
+                )  # fmt: skip
+    return total
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _add_adapted(
     found,
@@ -97,21 +208,19 @@ def _add_adapted(
     place,
     out,
     rows,
-    OUTPUTS: tl.constexpr,
     SECOND: tl.constexpr,
     THIRD: tl.constexpr,
+    ROWS: tl.constexpr,
+    LINES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SUMMED: tl.constexpr,
+    OUTPUTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
     RANK: tl.constexpr,
-    ROWS: tl.constexpr,
-    LINES: tl.constexpr,
     CHUNK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SUMMED: tl.constexpr,
 ):
-    """A tile has outputs of one part. Of the columns of this part, a row reads those of its own
-    adapter and has zeros instead of the others, so rows of any adapters share a product. Chunks
-    that no row of the tile needs are left out: positions of a prompt have one adapter."""
+    """A tile has outputs of one part."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     before: tl.constexpr = (SECOND + LINES - 1) // LINES
@@ -123,25 +232,66 @@ def _add_adapted(
     first = tl.where(part == 0, 0, tl.where(part == 1, before, both))
     line = start + (tile - first) * LINES + tl.arange(0, LINES)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < rows
-    own = tl.load(place + row, mask=there, other=-1)
-    given = found + row.to(tl.int64)[:, None] * WIDTH
-    mask = there[:, None] & (line < end)[None, :]
-    total = _summed(given + line[None, :], mask, rows, WIDTH, SPLITS)
-    for at in range(0, COLUMNS, CHUNK):
-        in_chunk = (own >= at // RANK) & (own <= (at + CHUNK - 1) // RANK)
-        if tl.max(in_chunk.to(tl.int32), 0) > 0:
-            column = at + tl.arange(0, CHUNK)
-            is_own = own[:, None] == (column // RANK)[None, :]
-            inner = given + OUTPUTS + part * COLUMNS + column[None, :]
-            values = _summed(inner, is_own, rows, WIDTH, SPLITS).to(b.dtype.element_ty)
-            factors = tl.load(
-                b + column.to(tl.int64)[:, None] * OUTPUTS + line[None, :],
-                mask=(column < COLUMNS)[:, None] & (line < end)[None, :],
-                other=0.0,
-            )
-            total = tl.dot(values, factors, total, input_precision="ieee")
+    own = tl.load(place + row, mask=row < rows, other=-1)
+    total = _adapted(
+        found, b, own, row, line, end, part, rows,
+        OUTPUTS, COLUMNS, WIDTH, RANK, CHUNK, SPLITS,
+    )  # fmt: skip
+    mask = (row < rows)[:, None] & (line < end)[None, :]
     spot = out + row.to(tl.int64)[:, None] * OUTPUTS + line[None, :]
     if SUMMED:
         total += tl.load(spot, mask=mask, other=0.0).to(tl.float32)
     tl.store(spot, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gate_adapted(
+    found,
+    b,
+    place,
+    out,
+    stream,
+    floor,
+    rows,
+    SECOND_PART: tl.constexpr,
+    ROWS: tl.constexpr,
+    LINES: tl.constexpr,
+    SILU: tl.constexpr,
+    STREAM: tl.constexpr,
+    STREAM_CHUNK: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RANK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A tile has some gates and the ups that belong to them, which are half of the outputs further
+    on, and of the same part or of the next one."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    half: tl.constexpr = OUTPUTS // 2
+    line = tl.program_id(1) * LINES + tl.arange(0, LINES)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    own = tl.load(place + row, mask=there, other=-1)
+    gate = _adapted(
+        found, b, own, row, line, half, 0, rows,
+        OUTPUTS, COLUMNS, WIDTH, RANK, CHUNK, 1,
+    )  # fmt: skip
+    up = _adapted(
+        found, b, own, row, line + half, OUTPUTS, SECOND_PART, rows,
+        OUTPUTS, COLUMNS, WIDTH, RANK, CHUNK, 1,
+    )  # fmt: skip
+    if STREAM > 0:
+        squares = tl.zeros([ROWS], tl.float32)
+        for at in range(0, STREAM, STREAM_CHUNK):
+            place_of = at + tl.arange(0, STREAM_CHUNK)
+            spot = stream + row.to(tl.int64)[:, None] * STREAM + place_of[None, :]
+            inside = there[:, None] & (place_of < STREAM)[None, :]
+            values = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
+            squares += tl.sum(values * values, 1)
+        length = tl.sqrt(squares + floor * floor)[:, None]
+        gate, up = gate / length, up / length
+    mask = there[:, None] & (line < half)[None, :]
+    spot = out + row.to(tl.int64)[:, None] * half + line[None, :]
+    tl.store(spot, (activated(gate, SILU) * up).to(out.dtype.element_ty), mask=mask)

@@ -166,6 +166,16 @@ def _length(stream, floor, row, WIDTH: tl.constexpr, PLACES: tl.constexpr):
 
 
 @triton.jit
+def activated(gate, SILU: tl.constexpr):
+    if SILU:
+        active = gate / (1.0 + tl.exp(-gate))
+    else:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        active = gate / (1.0 + tl.exp(-2.0 * inner))  # (1 + tanh) / 2 is a sigmoid
+    return active
+
+
+@triton.jit
 def _gated(
     gate_up,
     out,
@@ -187,11 +197,7 @@ def _gated(
     if STREAM > 0:
         size = _length(stream, floor, row, STREAM, STREAM_PLACES)
         gate, up = gate / size, up / size
-    if SILU:
-        active = gate / (1.0 + tl.exp(-gate))
-    else:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        active = gate / (1.0 + tl.exp(-2.0 * inner))  # (1 + tanh) / 2 is a sigmoid
+    active = activated(gate, SILU)
     tl.store(out + row * WIDTH + places, (active * up).to(out.dtype.element_ty), mask=mask)
 
 
