@@ -16,7 +16,7 @@ from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.progress import Progress, PromptCounts
 from paceline.engine.offline import OfflineEngine
 from paceline.text.chat_template import ChatTemplate
-from tests.engine.frontend.test_frontend import one_of_three_stops
+from tests.engine.frontend.harness import one_of_three_stops
 from tests.engine.support import (
     OraclePort,
     assert_nothing_left,

@@ -14,7 +14,7 @@ from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.core.components import EngineComponents
 from paceline.engine.frontend.choice_rows import ChoiceRows
 from paceline.engine.frontend.open_request import OpenRequest
-from tests.engine.frontend.test_frontend import Harness
+from tests.engine.frontend.harness import Harness
 from tests.engine.support import (
     Ear,
     OraclePort,

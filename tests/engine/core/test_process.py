@@ -25,7 +25,7 @@ from paceline.engine.frontend.stream import DeltaBuffer
 from paceline.engine.settings import EngineSettings, OnFailure
 from paceline.engine.streaming import StreamingEngine
 from paceline.text.chat_template import ChatTemplate
-from tests.engine.frontend.test_frontend import one_of_three_stops
+from tests.engine.frontend.harness import one_of_three_stops
 from tests.engine.support import ask, build, expected, expected_text, tokenizer
 
 Use = Callable[[StreamingEngine, ProcessCore], Awaitable[None]]
