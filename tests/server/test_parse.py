@@ -100,11 +100,15 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
 
 
 def test_the_effort_is_shown_to_the_template() -> None:
-    kept = {"enable_thinking": True}
+    kept = {"enable_thinking": False}
     chat = ChatRequest(messages=MESSAGES, reasoning_effort="low", chat_template_kwargs=kept)
     assert chat_ask(chat, NO_RULES).variables == {**kept, "reasoning_effort": "low"}
     response = ResponseRequest(input="the", reasoning={"effort": "high", "summary": None})
-    assert response_ask(response, NO_RULES).variables == {"reasoning_effort": "high"}
+    found = response_ask(response, NO_RULES).variables
+    assert found == {"reasoning_effort": "high", "enable_thinking": True}
+    quick = ChatRequest(messages=MESSAGES, reasoning_effort="none")
+    found = chat_ask(quick, NO_RULES).variables
+    assert found == {"reasoning_effort": "none", "enable_thinking": False}
 
 
 def test_fields_that_a_body_leaves_out_are_those_that_the_model_recommends() -> None:

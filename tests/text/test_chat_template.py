@@ -83,6 +83,8 @@ def test_an_effort_is_refused_where_the_template_does_not_use_it() -> None:
     effort = {"reasoning_effort": "low"}
     shown = ChatTemplate("{{ reasoning_effort }}").render(CHAT, variables=effort)
     assert shown == "low"
+    either = {"enable_thinking": True, **effort}
+    assert ChatTemplate("{{ enable_thinking }}").render(CHAT, variables=either) == "True"
     with pytest.raises(RequestError, match="reasoning_effort has no effect"):
         ChatTemplate(CHATML).render(CHAT, variables=effort)
 

@@ -221,7 +221,10 @@ def check_batch(body: BatchChatRequest, most: int) -> None:
 def template_variables(
     given: Mapping[str, Any] | None, effort: str | None
 ) -> Mapping[str, Any] | None:
-    return given if effort is None else {**(given or {}), "reasoning_effort": effort}
+    """An effort also says whether the model reasons at all, for templates that ask only that."""
+    if effort is None:
+        return given
+    return {"enable_thinking": effort != "none", **(given or {}), "reasoning_effort": effort}
 
 
 def effort_of(param: str, given: Mapping[str, Any] | None) -> str | None:

@@ -33,8 +33,8 @@ MISSING = (
 BUILT_IN = {"chatml": CHATML}
 CACHED = 16  # templates, for requests that have their own
 
-# Variables that a caller relies on: a template that does not use them cannot render them.
-NEEDED = ("tools", "reasoning_effort")
+# Variables that a caller relies on, and those of which a template has to use one for that.
+NEEDED = {"tools": {"tools"}, "reasoning_effort": {"reasoning_effort", "enable_thinking"}}
 
 # A text that no template changes, behind the content of a message that is to be continued.
 END_OF_CONTENT = "CONTINUE_FINAL_MESSAGE_HERE"
@@ -167,8 +167,8 @@ class ChatTemplate:
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
-        for name in NEEDED:
-            if seen.get(name) and name not in self._used:
+        for name, ways in NEEDED.items():
+            if seen.get(name) and ways.isdisjoint(self._used):
                 raise RequestError(
                     f"{name} has no effect, because the chat template of this model does not use "
                     f"it; remove {name}"
