@@ -248,3 +248,15 @@ def test_explain_says_what_was_loaded_from_where_and_how_long_it_took() -> None:
     told = scheduler.explain("a")
     assert "parked for remote_kv." in told
     assert "12 tokens loaded from scripted in 0.250 s." in told
+
+
+def test_a_connector_hears_that_its_blocks_are_not_needed() -> None:
+    """Another engine may keep blocks for a request that finds all of them here."""
+    scheduler, connector = loading(supply=0)
+    scheduler.submit(ask("a", PROMPT), 0.0)
+    step(scheduler)
+    before = connector.asked
+    scheduler.submit(ask("b", PROMPT), 0.0)
+    scheduler.submit(ask("c", PROMPT, kv_transfer_params={"do_remote_prefill": True}), 0.0)
+    assert step(scheduler)["new"] == ["b", "c"]
+    assert connector.asked == before + 1

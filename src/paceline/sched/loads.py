@@ -110,8 +110,10 @@ class Loads:
         True: it is parked. False: it need not load. It takes `need` free blocks.
         """
         sequence, hit = entrant.sequence, entrant.hit
-        keys = self._missing_keys(sequence, hit)
+        keys, have = self._missing_keys(sequence, hit), len(hit.device)
         if not keys:
+            if sequence.request.kv_transfer_params is not None:  # blocks are kept for it elsewhere
+                self._link.offer(sequence.request, sequence.keys[:have], have)
             return False
         loader = self._loader(sequence)
         if not loader.computes and self._state.now - loader.since >= self._patience_s:
@@ -121,7 +123,6 @@ class Loads:
         if (ticket := self._coming.get(keys[0])) is not None:
             self._park(loader, sequence, ticket)
             return True
-        have = len(hit.device)
         offered = self._link.offer(sequence.request, sequence.keys[: have + len(keys)], have)
         if offered is None:
             return ASK_LATER

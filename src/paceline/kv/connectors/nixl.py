@@ -14,7 +14,7 @@ from paceline.kv.connector import BlockStore, Connector, News, Transfer, Transfe
 from paceline.kv.remote.agent import BlockReader
 from paceline.kv.remote.exchange import BlockExchange, ExchangeSettings
 
-RELEASED = 1 << 12  # requests of others whose blocks were given back, remembered
+REMEMBERED = 1 << 12  # requests of others whose blocks were read or given back
 
 
 class Nixl(Connector):
@@ -39,7 +39,7 @@ class Nixl(Connector):
         )
         self._engine_id = config.engine_id or uuid4().hex
         self._ended: deque[TransferEnd] = deque()
-        self._given_back: dict[str, None] = {}
+        self._done_with: dict[str, None] = {}  # requests of others, oldest first
 
     def attach(self, store: BlockStore, news: News) -> None:
         def ended(end: TransferEnd) -> None:
@@ -92,16 +92,19 @@ class Nixl(Connector):
 
     def _give_back(self, remote: KVTransfer) -> None:
         """All blocks are here already."""
-        name = remote.remote_request_id
-        if name not in self._given_back:
-            self._given_back[name] = None
-            if len(self._given_back) > RELEASED:
-                del self._given_back[next(iter(self._given_back))]
+        if remote.remote_request_id not in self._done_with:
+            self._note_done(remote)
             self._exchange.release(remote)
+
+    def _note_done(self, remote: KVTransfer) -> None:
+        self._done_with[remote.remote_request_id] = None
+        if len(self._done_with) > REMEMBERED:
+            del self._done_with[next(iter(self._done_with))]
 
     def fetch(self, transfer: Transfer) -> None:
         remote = KVTransfer.of(transfer.request.kv_transfer_params)
         assert remote is not None, "only requests with a transfer are offered blocks"
+        self._note_done(remote)
         self._exchange.fetch(transfer, remote)
 
     # -- storing ------------------------------------------------------------
