@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -194,7 +194,7 @@ def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
             raise ConfigError(
                 f"kv_connector {config.kv_connector!r} has no option {name!r}: it has {known}"
             )
-        kind: Any = type(defaults[name])
+        kind = cast("type[Any]", type(defaults[name]))
         wrong = isinstance(value, bool) != (kind is bool)
         if wrong or not isinstance(value, (int, float) if kind is float else kind):
             raise ConfigError(f"{name} is {value!r}; it must be of type {kind.__name__}")
