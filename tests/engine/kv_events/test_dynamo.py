@@ -39,7 +39,7 @@ class Worker:
         return build("", self.events, num_blocks=96).engine()
 
     def run(self, prompt: list[int]) -> None:
-        made = Request(f"r{monotonic()}", prompt, max_tokens=1)  # pyright: ignore[reportArgumentType]
+        made = Request(f"r{monotonic()}", prompt, max_tokens=1)
         self.engine.submit(made)
         while not (self.engine.idle and self.engine.resting):
             self.engine.turn()

@@ -69,6 +69,16 @@ def test_one_that_comes_late_gets_what_is_kept(at: Endpoints) -> None:
     made.close()
 
 
+def test_a_replay_has_all_that_was_published_before_it_was_asked_for(at: Endpoints) -> None:
+    made = EventPublisher(at.config(), SIZE)
+    with at.consumer() as router:
+        for number in range(200):
+            made.publish([stored(number)])
+            router.catch_up()
+            assert blocks(router)[-1] == number
+    made.close()
+
+
 def test_one_that_reads_too_slowly_catches_up(at: Endpoints) -> None:
     """It costs the publisher nothing: batches beyond the limit are dropped for this subscriber."""
     made = EventPublisher(at.config(hwm=2), SIZE)

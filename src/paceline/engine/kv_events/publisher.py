@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from threading import Thread
 from time import time, time_ns
 
@@ -84,10 +85,11 @@ class EventPublisher:
         while not self._closing or self._queue:
             poller.poll()
             self._alarm.clear()
-            while self._queue:
+            requests = [] if self._replays is None else self._replays.requests()
+            while self._queue:  # before the answers, so that they have all that was published
                 self._send(*self._queue.popleft())
             if self._replays is not None:
-                self._replays.answer()
+                self._replays.answer(requests)
         self._context.destroy(linger=LINGER_MS)
 
     def _send(self, at: float, events: list[CacheEvent]) -> None:
@@ -97,6 +99,14 @@ class EventPublisher:
         if self._replays is not None:
             self._replays.keep(self._sequence, batch)
         self._sequence += 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """All batches from a sequence number on, for a client of the socket."""
+
+    client: bytes
+    start: int
 
 
 class Replays:
@@ -114,20 +124,23 @@ class Replays:
     def keep(self, sequence: int, batch: bytes) -> None:
         self._kept.append((sequence, batch))
 
-    def answer(self) -> None:
-        """Answer all requests that have arrived."""
+    def requests(self) -> list[ReplayRequest]:
+        """The requests that have arrived."""
+        found: list[ReplayRequest] = []
         while self.socket.poll(0):
             frames = self.socket.recv_multipart()
-            if len(frames) != REQUEST_FRAMES or len(frames[-1]) != SEQUENCE_BYTES:
-                log.warning(
-                    "a request for past KV events has %d frames; it is ignored", len(frames)
-                )
-                continue
-            client, start = frames[0], int.from_bytes(frames[-1], "big")
+            if len(frames) == REQUEST_FRAMES and len(frames[-1]) == SEQUENCE_BYTES:
+                found.append(ReplayRequest(frames[0], int.from_bytes(frames[-1], "big")))
+            else:
+                log.warning("a malformed request for past KV events is ignored: %.100s", frames)
+        return found
+
+    def answer(self, requests: list[ReplayRequest]) -> None:
+        for one in requests:
             for sequence, batch in self._kept:
-                if sequence >= start:
-                    self._send(client, sequence.to_bytes(SEQUENCE_BYTES, "big"), batch)
-            self._send(client, END, b"")
+                if sequence >= one.start:
+                    self._send(one.client, sequence.to_bytes(SEQUENCE_BYTES, "big"), batch)
+            self._send(one.client, END, b"")
 
     def _send(self, client: bytes, sequence: bytes, batch: bytes) -> None:
         self.socket.send_multipart((client, b"", self._topic, sequence, batch))
