@@ -33,6 +33,8 @@ from paceline.runner.weights.dummy import Dummy
 
 DEPTH = 2
 ROWS, BUDGET, MAX_MODEL_LEN = 256, 16384, 2048
+ROW_TOKENS = 1152  # with KV, on average
+STEP_BYTES = 16 << 30  # for the largest step, graphs and libraries
 BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
 BF16_BYTES = 2
 
@@ -134,10 +136,11 @@ class Bench:
         self.model = CudaModel.load(source, MAX_MODEL_LEN, adapters=room)
         torch.cuda.synchronize()
         self.load_s = perf_counter() - begin
-        self.blocks, self.block_size = ROWS * 1152 // block_size, block_size
+        proposes = proposer or Ngram(SpeculationConfig())
+        self.block_size, tokens = block_size, self._room(proposes)
+        self.blocks = min(tokens, ROWS * ROW_TOKENS) // block_size
         kv = KVStore(self.config, self.blocks + 1, block_size, torch.bfloat16, "cuda")
         kv.content.normal_()
-        proposes = proposer or Ngram(SpeculationConfig())
         sizes = RunnerSizes(ROWS, MAX_MODEL_LEN, BUDGET)
         self.runner = CudaRunner(self.model, kv, load(attention), proposes, sizes, masks)
         begin = perf_counter()
@@ -145,6 +148,11 @@ class Bench:
             self.runner.warm(drafts=proposer is not None)
         torch.cuda.synchronize()
         self.capture_s = perf_counter() - begin
+
+    def _room(self, proposer: Drafter) -> int:
+        """Tokens whose KV fits beside the weights, with what the proposer keeps of them."""
+        free, _ = torch.cuda.mem_get_info()
+        return max(free - STEP_BYTES, 0) // (self.floor.token_bytes + proposer.cell_bytes)
 
     @staticmethod
     def shape(name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ adapted, and rows use the adapters in turn. It needs numpy, torch, triton and sa
 """
 
 import sys
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -21,7 +22,8 @@ from paceline.runner.cuda.adapted_products import AdapterSizes
 from paceline.runner.cuda.adapters import pinned
 
 USUAL = ["qwen3-0.6b", "64", "8", "16"]
-ROUNDS, CONTEXT, STEPS, PROMPT = 5, 512, 128, 1024
+ROUNDS, STEPS, PROMPT = 5, 128, 1024
+CONTEXTS = (64, 512)  # tokens of a prompt before it decodes
 
 
 def random_adapter(targets: AdapterTargets, rank: int) -> AdapterWeights:
@@ -47,9 +49,9 @@ def asked(bench: Bench, rows: int, length: int, outputs: int, names: list[str]) 
     return scheduler
 
 
-def decode_ms(bench: Bench, rows: int, names: list[str]) -> float:
+def decode_ms(context: int, bench: Bench, rows: int, names: list[str]) -> float:
     """Milliseconds of a decode step."""
-    scheduler = asked(bench, rows, CONTEXT, STEPS + 8, names)
+    scheduler = asked(bench, rows, context, STEPS + 8, names)
     bench.drive(scheduler, lambda plan: len(plan.rows) == rows == plan.total)
     begin = perf_counter()
     times = bench.drive(scheduler)
@@ -81,8 +83,8 @@ def main() -> None:
     for one in names:
         host.keep(one, random_adapter(bench.model.adapters.targets, rank))
     cases = {"without": [""], "with": names, "with one": names[:1]}
-    for work, measure in (("decode", decode_ms), ("prompts", prompts_ms)):
-        number = rows if work == "decode" else adapters
+    works = [(f"decode at {context}", rows, partial(decode_ms, context)) for context in CONTEXTS]
+    for work, number, measure in (*works, ("prompts", adapters, prompts_ms)):
         taken: dict[str, list[float]] = {case: [] for case in cases}
         for turn in range(1 + ROUNDS):
             for case, given in cases.items():

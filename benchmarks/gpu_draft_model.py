@@ -11,6 +11,7 @@ gain. It needs numpy, torch and triton alone.
                   draft model but no drafts, with `fixed` and with `adaptive`
 """
 
+import gc
 import json
 import sys
 from dataclasses import replace
@@ -50,6 +51,8 @@ def main() -> None:
     unmeasured = StepTimes(((1, 1.0), (2, 1.0)), ((1, 1.0), (2, 1.0)))
     alone = {number: run(plain, number, unmeasured) for number in map(int, rows)}
     del plain
+    gc.collect()  # graphs and their buffers refer to each other
+    torch.cuda.empty_cache()
     bench = Bench(name, "triton", proposer=draft_model(smaller))
     times = measured(bench)
     bench.say(case="step times", draft=smaller, plain=times.plain, drafted=times.drafted)
