@@ -56,7 +56,7 @@ CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 # Filters hold in float32: logits, probabilities, their order, sums in 64 bits (twice), and token
 # counts (twice while they grow).
 COPIES_OF_LOGITS = 9
-SPARE_BYTES = 256 << 20  # for libraries
+SPARE_BYTES = 256 << 20  # for libraries, and for graphs of each kind of steps
 KEPT_BLOCKS = 1 << 16  # more than most models leave room for
 DRAFT_STORES = 2  # of an EAGLE-3 head: KV, and hidden states of the model
 LINES = 10  # of the log, from beginning to end of a stage
@@ -232,6 +232,7 @@ def run_largest_step(
     logits = sizes.slots * model.config.vocab * 4
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.
     copies = COPIES_OF_LOGITS + 2 * drafter.config.num_speculative_tokens
+    spare = SPARE_BYTES * len(runner.state.kinds)
     del runner, kv
     gc.collect()  # graphs and their buffers refer to each other
-    return peak + copies * logits + SPARE_BYTES, rate
+    return peak + copies * logits + spare, rate
