@@ -106,7 +106,7 @@ class SamplingParams(Validated):
         stop_token_ids: Tokens that end the output.
         ignore_eos: Continue after the model's own end token.
         logprobs: Number of alternatives reported with the log-probability of each output token.
-            None: no log-probabilities. -1: all tokens, if `max_logprobs` is -1 too.
+            None: no log-probabilities. -1: all tokens, if `max_logprobs` allows it.
         prompt_logprobs: The same for the tokens of the prompt, which is computed without the
             prefix cache.
         logprob_token_ids: Tokens whose log-probabilities are reported with each output token,

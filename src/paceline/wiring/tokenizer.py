@@ -16,6 +16,8 @@ from paceline.text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
+ALL = -1  # alternatives of a token
+
 
 def load_tokenizer(path: str, form: LoadFormat, chat_template: str = "") -> Tokenizer:
     """The tokenizer beside the weights; for random weights without one, a token per byte.
@@ -32,7 +34,8 @@ def load_tokenizer(path: str, form: LoadFormat, chat_template: str = "") -> Toke
 def sampling_rules(tokenizer: Tokenizer, load: LoadConfig) -> SamplingRules:
     """Sampling defaults of the model, unless they are switched off, and the limits of settings."""
     recommended = tokenizer.recommended if load.generation_config == "auto" else {}
-    rules = SamplingRules.of(recommended, load.max_logprobs)
+    most = load.max_logprobs
+    rules = SamplingRules.of(recommended, ALL if most >= tokenizer.vocab_size else most)
     embedding = tokenizer.embedding
     if load.pooling != "auto":
         embedding = replace(embedding, pooling=load.pooling, problem="")
