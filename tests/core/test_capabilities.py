@@ -31,10 +31,6 @@ NEEDS: dict[str, tuple[dict[str, Any], str]] = {
         {"pooling": "last", "max_tokens": 1},
         "'a' wants an embedding; this engine has none: remove `pooling`",
     ),
-    "kv_transfer": (
-        {"kv_transfer_params": {"do_remote_decode": True}},
-        "'a' has kv_transfer_params; this engine .* remove `kv_transfer_params`",
-    ),
     "constraints": (
         {"constraint": Constraint.regex("a+")},
         r"'a' has a constraint \(regex\); .* remove `structured_outputs`",

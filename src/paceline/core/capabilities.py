@@ -17,7 +17,6 @@ class Capabilities:
     constraints      samples only tokens that a grammar allows, for `Request.constraint`
     pooling          reports hidden states of prompts (`StepResult.pooled`)
     generation       samples tokens; a model that only embeds does not
-    kv_transfer      has a connector that reads `Request.kv_transfer_params`
     """
 
     logprobs: bool = False
@@ -27,7 +26,6 @@ class Capabilities:
     constraints: bool = False
     pooling: bool = False
     generation: bool = True
-    kv_transfer: bool = False
 
     def check(self, request: Request) -> None:
         """RequestError if the request needs something that is not here."""
@@ -51,11 +49,6 @@ class Capabilities:
             raise RequestError(
                 f"request {request.id!r} has {len(request.items)} multimodal items; this engine "
                 "reads text alone: remove `items`"
-            )
-        if request.kv_transfer_params is not None and not self.kv_transfer:
-            raise RequestError(
-                f"request {request.id!r} has kv_transfer_params; this engine exchanges no KV with "
-                "others: remove `kv_transfer_params`"
             )
         self._check_pooling(request)
         self._check_constraint(request)

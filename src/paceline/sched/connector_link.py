@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.core.connector_config import ConnectorRole
-from paceline.core.errors import PluginError
+from paceline.core.errors import PluginError, RequestError
 from paceline.core.request import Finish, Request
 from paceline.kv.cache import KVCache
 from paceline.kv.connector import Connector, Transfer, TransferEnd
@@ -47,6 +47,17 @@ class ConnectorLink:
         return self.connector
 
     # -- questions ----------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """RequestError if a request asks for a transfer that cannot be made."""
+        if request.kv_transfer_params is None:
+            return
+        if self.connector is None:
+            raise RequestError(
+                f"request {request.id!r} has kv_transfer_params; this engine exchanges no KV with "
+                "others: remove `kv_transfer_params`"
+            )
+        self.connector.check(request)
 
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         """Blocks that it could supply beyond the first `have`; None: ask again later."""

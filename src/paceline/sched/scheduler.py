@@ -306,6 +306,10 @@ class Scheduler:
             raise ConfigError("kv_connector needs enable_prefix_caching")
         self.state.link.connect(connector)
 
+    def check_transfer(self, request: Request) -> None:
+        """RequestError if a request asks for a transfer of KV that cannot be made."""
+        self.state.link.check(request)
+
     def measure(self, rates: Rates) -> None:
         """Set the rates of recomputing and swapping that `preemption_mode="auto"` compares."""
         self.state.swapping.rates = rates

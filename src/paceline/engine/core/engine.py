@@ -245,6 +245,7 @@ class Engine:
             if self.broken:
                 raise EngineFailed(self.broken)
             self._runner.capabilities.check(request)
+            self.scheduler.check_transfer(request)
             request = self._preparations.named(request)
             if needed := self._preparations.needed(request):
                 self.scheduler.submit(request, self.clock(), parked or needed)
