@@ -170,6 +170,7 @@ class Valkey(Connector):
     def _sent(self, keys: Sequence[bytes], size: int, cleared: int) -> None:
         self._pending -= size
         if cleared == self._cleared:
+            self._lookups.clear()  # the server has more now
             for key in keys:
                 remember(self._stored, key, None)
 
@@ -181,6 +182,7 @@ class Valkey(Connector):
         return ended
 
     def forget(self, keys: Sequence[bytes]) -> None:
+        self._lookups.clear()
         for key in keys:
             self._stored.pop(key, None)
         self._storer.do(partial(self._remove, self._named(keys)))
