@@ -53,6 +53,7 @@ def add_adapted(
     without an adapter.
     """
     rows, outputs = len(place), layout.outputs
+    assert len(layout.starts) <= MOST_PARTS, f"a product has {len(layout.starts)} parts"
     starts = (*layout.starts, outputs, outputs)[:MOST_PARTS]
     sizes = [end - start for start, end in zip(starts, (*starts[1:], outputs), strict=True)]
     tiles = sum(triton.cdiv(size, LINES) for size in sizes)
