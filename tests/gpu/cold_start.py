@@ -3,7 +3,8 @@ afterwards for requests of every kind.
 
     python -m tests.gpu.cold_start MODEL [SETTING=VALUE ...]
 
-MODEL is a shape such as qwen3-0.6b, or a folder with a config.json; weights are random.
+MODEL is a shape such as qwen3-0.6b, or a folder with a config.json; weights are random. With
+enable_lora, `adapters` is a list of folders, which requests use in turn.
 """
 
 import json
@@ -112,16 +113,21 @@ class Stages(logging.Handler):
 Phase = tuple[str, Callable[[], Any]]
 
 
-def phases(llm: Any, vocab: int, most: int) -> list[Phase]:
+def phases(llm: Any, vocab: int, most: int, adapters: list[str]) -> list[Phase]:
     """Requests of every kind for an engine that runs up to `most` sequences."""
+    from paceline import LoRARequest
     from paceline.engine.api import SamplingParams
+
+    used = [None, *(LoRARequest(Path(one).name, 1, one) for one in adapters)]
 
     def prompt(number: int, length: int) -> list[int]:
         return [(number * 7919 + place * 31) % (vocab - 8) for place in range(length)]
 
     def run(prompts: list[list[int]], tokens: int = 4, **how: Any) -> None:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, **how)
-        outputs = llm.generate(prompts, params, progress=False)
+        number = len(prompts)
+        loras = [used[(row + number) % len(used)] for row in range(number)] if adapters else None
+        outputs = llm.generate(prompts, params, progress=False, lora_request=loras)
         errors = [str(one.error) for one in outputs if one.error]
         assert not errors, errors[0]
 
@@ -172,13 +178,14 @@ def main(model: str, *given: str) -> None:
 
     builds.watch()
     settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
+    adapters: list[str] = settings.pop("adapters", [])
     llm: Any = OfflineEngine(model, build, load_format="dummy", device="cuda", **settings)
     logger.info("ready")
     ready = len(stages.lines) - 1
     at_start, late, first_s = list(builds.found), dict[str, list[str]](), dict[str, float]()
     step = llm._engine.scheduler.config.step
     vocab = llm._engine._runner._sampler.vocab
-    for name, run in phases(llm, vocab, step.max_num_seqs):
+    for name, run in phases(llm, vocab, step.max_num_seqs, adapters):
         builds.found.clear()
         begin = perf_counter()
         run()

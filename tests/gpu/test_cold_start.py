@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from paceline.runner.models.config import ModelConfig
 from tests.gpu.cold_start import started_cold
 from tests.gpu.support import ON_GPU
+from tests.runner.adapters.support import write_adapter
 
 pytestmark = ON_GPU
 
@@ -36,6 +38,15 @@ def test_requests_of_every_kind_build_nothing(few_layers: str, way: str) -> None
     assert found["at_start"]["a CUDA graph"] > 0
     assert found["late"] == {}
     assert (found["swapped_in_blocks"] > 0) == (way == "swapped")
+
+
+@pytest.mark.parametrize("way", ["plainly", "drafted"])
+def test_requests_with_adapters_build_nothing(few_layers: str, way: str, tmp_path: Path) -> None:
+    config = ModelConfig.of_hf(json.loads((Path(few_layers) / "config.json").read_text()))
+    folders = [str(write_adapter(tmp_path / name, config, r=8)) for name in "xyz"]
+    lora = {"enable_lora": True, "max_loras": 2, "adapters": folders}
+    found = started_cold(few_layers, **LENGTHS, **WAYS[way], **lora)
+    assert found["late"] == {}
 
 
 def test_an_eager_start_captures_no_graph(few_layers: str) -> None:
