@@ -13,6 +13,8 @@ import numpy.typing as npt
 from paceline.kv.connector import BlockMemory
 from paceline.kv.remote.optional import library
 
+log = logging.getLogger(__name__)
+
 ReadState = Literal["running", "done", "failed"]
 STATES: dict[str, ReadState] = {"DONE": "done", "PROC": "running"}
 SEGMENTS = {"cpu": "DRAM", "cuda": "VRAM"}
@@ -104,7 +106,11 @@ class BlockReader:
 
     def notes(self) -> list[bytes]:
         """The notes of reads from this process that ended since the previous call."""
-        found: dict[str, list[bytes]] = self._nixl.call(self._agent.get_new_notifs)
+        try:
+            found: dict[str, list[bytes]] = self._nixl.call(self._agent.get_new_notifs)
+        except OSError as error:
+            log.warning("%s", error)  # what is lost with it ends with its lease
+            return []
         return [note for notes in found.values() for note in notes]
 
     def close(self) -> None:

@@ -123,7 +123,7 @@ class BlockExchange:
         if not len(self._leases):
             return
         for note in self._reader.notes():
-            self._give_back(note.decode())
+            self._give_back(note.decode(errors="replace"))
         for name, ticket in self._leases.expired(monotonic()):
             log.warning("no engine read the KV of request %r in time; it is freed", name)
             self._ended(TransferEnd(ticket))

@@ -12,6 +12,7 @@ from paceline.kv.remote.agent import BlockRead, BlockReader, PeerMemory
 from paceline.kv.remote.optional import library
 from paceline.kv.remote.side_channel import Message, SideChannelClient
 
+UNREADABLE = OSError, KeyError, TypeError, ValueError  # what an answer may cause
 SETTLING_S = 0.5  # after a failed read, in which the library ends what it had begun
 
 
@@ -109,7 +110,7 @@ class RemoteReads:
         waiting, peer.waiting = peer.waiting, []
         try:
             self._connect(engine_id, answer)
-        except (OSError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             for one in waiting:
                 self._fail(one, str(error))
             self._part_from(engine_id)
@@ -158,7 +159,7 @@ class RemoteReads:
             name, engine_id = one.remote.remote_request_id, one.remote.remote_engine_id
             ends = answer.header["blocks"], one.transfer.blocks
             one.read = self._reader.read(engine_id, *ends, name.encode())
-        except (OSError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             self._fail(one, str(error))
 
     def _follow(self, one: RemoteRead) -> None:
