@@ -9,11 +9,11 @@ import pytest
 
 from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError, RequestError
-from paceline.core.request import Request
+from paceline.core.request import Finish, Request
 from paceline.kv.connector import TransferEnd
 from paceline.kv.connectors.nixl import Nixl
 from paceline.kv.fence import TransferTicket
-from tests.kv.block_array import keys_of
+from tests.kv.block_array import BlockArray, keys_of, transfer
 from tests.kv.nixl_engine import KEYS, PROMPT, NixlEngine
 
 pytest.importorskip("nixl_cu12")
@@ -151,3 +151,31 @@ def test_a_port_in_use_is_named(engines: tuple[NixlEngine, NixlEngine]) -> None:
     port = engines[0].prefilled(20)["remote_port"]
     with pytest.raises(ConfigError, match=f"the side channel cannot use 127.0.0.1:{port}"):
         NixlEngine(2, side_channel_port=port)
+
+
+def test_what_is_read_too_late_does_not_count() -> None:
+    prefill, decode = NixlEngine(0, read_s=0.0), NixlEngine(1)
+    decode.fetch(1, prefill.prefilled(), KEYS)
+    assert decode.ended() == TransferEnd(TransferTicket(1), 0, "the read took too long")
+    for each in (prefill, decode):
+        each.connector.close()
+
+
+def test_requests_without_a_transfer_have_nothing_to_do_with_it(
+    engines: tuple[NixlEngine, NixlEngine],
+) -> None:
+    connector, plain = engines[1].connector, Request(id="a", prompt=PROMPT)
+    assert connector.offer(plain, KEYS, 0) == 0
+    assert connector.keep(KEYS) == len(KEYS)
+    one = transfer(40, KEYS, [1, 2, 3], plain)
+    assert connector.finished(one, Finish.STOP) is None
+    connector.store(one)
+    assert engines[1].ended() == TransferEnd(TransferTicket(40))
+
+
+def test_blocks_must_have_a_place_in_memory() -> None:
+    class Scattered(BlockArray):
+        memory = None
+
+    with pytest.raises(ConfigError, match="one after another"):
+        Nixl(ConnectorConfig("nixl")).attach(Scattered(), lambda: None)

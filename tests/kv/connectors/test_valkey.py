@@ -68,7 +68,7 @@ def url(folder: Path) -> Iterator[str]:
 
 def test_another_engine_finds_what_one_stored(url: str) -> None:
     one, other = Attached(url), Attached(url, seed=1)
-    assert other.offered(KEYS) == 0
+    assert other.offered(KEYS) == other.offered(KEYS, have=3) == 0
     one.kept(KEYS, [4, 0, 7])
     new = Request(id="b", prompt=[1, 2, 3])
     assert other.offered((*KEYS, *keys_of(4)), request=new) == 3
