@@ -16,6 +16,7 @@ from tests.structured.support import torch_hidden
 
 END = 2
 PATTERNS = ("[01]+", "(0|11)*1", "0{3,9}", "(01|10){2,6}", "0*", "1|01|001|0001(0|1)*")
+LONG_PATTERNS = ("(0010111)*", "0{5}(1111111|0)1{6}0*")  # with several tokens that are forced
 
 
 @cache

@@ -27,7 +27,7 @@ from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner, hidden_state
 from paceline.sim.reference import beam_search, best_of, reference
 from tests.property.erratic_connector import ErraticConnector
-from tests.property.grammars import END, PATTERNS, constrained_requests, mask_of
+from tests.property.grammars import END, LONG_PATTERNS, PATTERNS, constrained_requests, mask_of
 from tests.property.replica import Replica
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
@@ -310,7 +310,7 @@ class Drive:
             return replace(request, pooling=kind, reads_cache=reads, max_tokens=1, min_tokens=0)
         if not self.constrained or self.shaping.random() < 0.4:
             return request
-        constraint = Constraint.regex(self.shaping.choice(PATTERNS))
+        constraint = Constraint.regex(self.shaping.choice(PATTERNS + LONG_PATTERNS))
         return replace(request, constraint=constraint, eos_token_ids=(END,))
 
     def _family(self) -> dict[str, Any]:
@@ -554,9 +554,10 @@ class Drive:
             self.condemned.setdefault(residence, 0 if alive[one.row] else plan.step)
 
     def _commit(self, plan: Plan, result: StepResult) -> None:
-        alive = self.scheduler.view.alive(plan.rows)
-        accepted = self.grammars.accept(plan, result, alive)
-        assert accepted is result, "a grammar rejected a token"
+        accepted = self.grammars.accept(plan, result, self.scheduler.view.ahead(plan.rows))
+        assert accepted.failed == result.failed, "a grammar rejected a token"
+        result = accepted
+        self.seen["forced"] += sum(len(one.tokens) for one in result.forced)
         self._condemn(plan, result)
         for span in result.pooled:
             self.means.setdefault(span.request_id, PooledMean()).add(span)

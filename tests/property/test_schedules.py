@@ -67,6 +67,7 @@ def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None
         seen += drive(seed, constrained=True)
     for trouble in (
         "constrained",
+        "forced",
         "held",
         "preempted",
         "swap_in",

@@ -41,7 +41,7 @@ def drive(
     def landed(plan: Plan) -> Outputs:
         result = runner.wait()
         if constrained is not None:
-            result = constrained.accept(plan, result, scheduler.view.alive(plan.rows))
+            result = constrained.accept(plan, result, scheduler.view.ahead(plan.rows))
         return scheduler.commit(plan, result, now=0.0)
 
     for request in asked:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline import PacelineError, Plan, Request, StepResult
-from paceline.core.plan import Candidates, Failed
+from paceline.core.plan import Candidates, Failed, Forced
 from paceline.core.step_times import StepTimes
 from paceline.sched.replay.plans_in_flight import stand_in
 from paceline.sched.replay.reader import Reader
@@ -199,10 +199,16 @@ class Trouble:
         drafts = np.array([*map(r.randint, right.tolist(), rows.drafts.tolist())], np.int32)
         said = {"failed": lost, "computed_drafts": r.choice([None, drafts])}
         if (rows.child < 0).all():
-            return StepResult(ids.reshape(shape), count, **said)
+            return StepResult(ids.reshape(shape), count, **said, forced=self._forced(plan, count))
         scores = np.array([-r.random() for _ in ids], np.float32)
         found = self._candidates(len(rows))
         return StepResult(ids.reshape(shape), count, scores.reshape(shape), found, **said)
+
+    def _forced(self, plan: Plan, count: np.ndarray) -> tuple[Forced, ...]:
+        """Tokens behind what a row samples, where no drafts are in flight."""
+        ahead, r = self.recorder.view.ahead(plan.rows), self.moments
+        rows = np.flatnonzero((count > 0) & (ahead >= 0) & (ahead <= 1)).tolist()
+        return (Forced(r.choice(rows), (4, 3, 2)),) if rows and r.random() < 0.1 else ()
 
     def _candidates(self, rows: int) -> Candidates:
         """All tokens there are, for every row."""

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.core.errors import RequestFailed
 from paceline.engine.api import RequestOutput, SamplingParams
+from paceline.engine.core.slot_grammars import SlotGrammars
 from paceline.wiring.llm import LLM
 from tests.wiring.support import dummy_model
 
@@ -124,6 +125,37 @@ def test_other_settings_apply_within_the_constraint(llm: LLM) -> None:
     assert (found[3].text, found[3].finish_reason) == ("aaaa", "stop")
     assert found[4].logprobs is not None
     assert {one.text for one in found[4].logprobs[0].top} <= {*"0123456789"}
+
+
+def test_forced_tokens_change_no_output(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that wants log-probabilities samples all of its tokens."""
+    jumps: list[int] = []
+
+    def jump(self: SlotGrammars, slot: int, token: int | None) -> list[int]:
+        found = real(self, slot, token)
+        jumps.append(len(found))
+        return found
+
+    real = SlotGrammars.jump
+    monkeypatch.setattr(SlotGrammars, "jump", jump)
+    some: list[dict[str, Any]] = [{"seed": seed, "temperature": 2.0} for seed in range(3)]
+    others: list[dict[str, Any]] = [
+        {"max_tokens": 9},
+        {"stop": "ind"},
+        {"n": 2},
+        {"min_tokens": 40},
+    ]
+    some += [{"seed": 5, **fields} for fields in others]
+    asked = [params(DOCUMENT, **fields) for fields in some]
+    found = outputs(llm, *asked)
+    assert max(jumps) > 5
+    jumps.clear()
+    sampled = outputs(llm, *(params(DOCUMENT, **fields, logprobs=0) for fields in some))
+    assert not jumps
+    for one, other in zip(found, sampled, strict=True):
+        for choice, same in zip(one.outputs, other.outputs, strict=True):
+            assert (choice.token_ids, choice.text) == (same.token_ids, same.text)
+            assert choice.finish_reason == same.finish_reason
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from paceline.core.request import Finish, Request, child_label, token_array
 Kind = Literal["mixed", "prefill", "decode"]
 Stage = Literal["queue", "prefill", "decode"]
 Pairs = tuple[tuple[int, int], ...]
+TokensBySlot = tuple[tuple[int, tuple[int, ...]], ...]
 Blocks = tuple[int, ...]  # of one sequence, by index
 NO_BLOCK = -1  # an index without a block: no position of the sequence reads it any more
 
@@ -115,7 +116,9 @@ class Plan:
     copies: Pairs = ()  # device block to device block
     swap_out: Pairs = ()  # device block to host block
     swap_in: Pairs = ()  # host block to device block
-    chosen: Pairs = ()  # slot and its latest token, where the host chose and not the sampler
+    # Slots and their tokens from the next position to compute on, where the host knows them and
+    # the device may have sampled others: of beams, and where a constraint leaves one way.
+    chosen: TokensBySlot = ()
     kind: Kind = "mixed"
     encode: tuple[Encoding, ...] = ()
     embedded: Embedded = NOTHING_EMBEDDED
@@ -203,6 +206,14 @@ class Failed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """Tokens that follow what a row sampled, because its constraint allows no others."""
+
+    row: int
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """The sampled tokens of a step: row i of the plan has the first `count[i]` of `ids[i]`."""
@@ -215,6 +226,7 @@ class StepResult:
     failed: tuple[Failed, ...] = ()  # rows whose logits were no numbers, or the like
     computed_drafts: I32 | None = None  # [rows]; None: as many as the plan has
     pooled: tuple[PooledSpan, ...] = ()  # of rows that compute prompts which are pooled
+    forced: tuple[Forced, ...] = ()  # the device did not sample these
 
     def drafts_of(self, rows: Rows) -> I32:
         """Drafts that the device computed: as many as planned, or fewer where a proposer had

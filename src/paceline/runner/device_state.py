@@ -52,8 +52,9 @@ class DeviceState:
             if len(grown.block):
                 slot, index = self._index(grown.slot.tolist()), self._index(grown.index.tolist())
                 table[slot, index] = self._index(grown.block.tolist())
-        for slot, token in plan.chosen:
-            self.tokens[slot, self.position[slot]] = token
+        for slot, tokens in plan.chosen:
+            first = int(self.position[slot])
+            self.tokens[slot, first : first + len(tokens)] = self._index(tokens)
 
     def batch(self, plan: Plan, slot: Tensor, count: Tensor) -> Batch:
         """The tensors of a step. A row that samples needs logits from its last known token on."""

@@ -17,6 +17,7 @@ from paceline.sched.explain.journal import note
 from paceline.sched.failures import Failures
 from paceline.sched.families.beam_reports import BeamReports
 from paceline.sched.families.best_samples import BestSamples
+from paceline.sched.forced_tokens import ForcedTokens
 from paceline.sched.result_rows import ResultHook, ResultRows
 from paceline.sched.sampled_blocks import SampledBlocks
 from paceline.sched.steady import Steady
@@ -30,6 +31,7 @@ class Accounting:
 
     hooks: ClassVar[tuple[type[ResultHook], ...]] = (
         DraftResults,
+        ForcedTokens,
         BestSamples,
         BeamReports,
         EncodedItems,

@@ -15,7 +15,7 @@ class Changes:
         self.copies: list[tuple[int, Pairs]] = []  # by slot
         self.swap_out: Pairs = ()
         self.swap_in: Pairs = ()
-        self.chosen: dict[int, int] = {}  # token by slot
+        self.chosen: dict[int, tuple[int, ...]] = {}  # tokens by slot
 
     def keep_copies(self, slots: list[int]) -> list[Pairs]:
         """What is copied for these goes to the host in the same step; the slots are given up.

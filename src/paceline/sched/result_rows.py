@@ -13,8 +13,8 @@ from paceline.sched.components import SchedulerComponents
 class ResultRows:
     """The rows of a step whose sequence still has its slot, and what they yielded.
 
-    count      tokens that are appended: those yielded, without what a limit, a stop token or a
-               feature cuts off
+    count      tokens that are appended: those yielded, and those that are forced behind them,
+               without what a limit, a stop token or a feature cuts off
     reported   of those, the tokens that clients get with this step; None: all of them
     """
 
@@ -54,7 +54,7 @@ class ResultHook:
         """StepError if the result lacks what the feature needs. Nothing has changed yet."""
 
     def arrived(self, rows: ResultRows) -> None:
-        """Positions are confirmed, and no token is appended yet. `rows.count` may be lowered."""
+        """Positions are confirmed, and no token is appended yet. `rows.count` may be changed."""
 
     def appended(self, rows: ResultRows) -> None:
         """Tokens are known, and complete sequences have not ended yet. `rows.reported` may be

@@ -183,7 +183,7 @@ class Scheduler:
             self._planner.gate = None  # blocks came free
         if state.cache.events is not None:
             state.prefixes.seal_computed()  # cache events report what became findable
-        if outputs.finished or result.failed:
+        if outputs.finished or result.failed or result.forced:
             self._planner.steady = None
         return self._with_unreported(outputs) if self._unreported else outputs
 

@@ -29,7 +29,7 @@ class DraftRows:
     step: int
     positions: int  # of the step without drafts
     samples: int  # tokens that the step yields without drafts
-    most: I32  # drafts that a row may have; 0 where it computes a prompt, or ends
+    most: I32  # drafts that a row may have; 0 where it computes several known tokens, or ends
     acceptance: F32  # chance that a draft is right if those before it are
     misses: I32  # tries in a row that gained nothing
     wait: I64  # steps until the row should try again; 0 or less: now
@@ -38,7 +38,8 @@ class DraftRows:
     def of(table: SlotTable, step: Composition, number: int) -> "DraftRows":
         """From the rows of step `number`."""
         slot, end = step.slot, step.start + step.count
-        most = np.where(step.start >= table.given[slot], table.most_drafts[slot], 0)
+        is_decode = (step.start >= table.given[slot]) & (step.count == 1)
+        most = np.where(is_decode, table.most_drafts[slot], 0)
         return DraftRows(
             number,
             int(step.count.sum()),

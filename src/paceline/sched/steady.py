@@ -88,7 +88,8 @@ class Steady:
             return False
         fits = ids.ndim == TABLE and ids.shape[0] == self.size and ids.shape[1] > 0
         right = count.ndim == 1 and count.dtype == np.int32
-        return fits and right and not result.failed and count.tobytes() == self._once
+        is_plain = not (result.failed or result.forced)
+        return fits and right and is_plain and count.tobytes() == self._once
 
     def after(self, plan: Plan) -> "Steady | None":
         """These rows after a commit of another form; None if they cannot be planned again.

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.core.arrays import I32, Bool
 from paceline.core.events import Moment
 from paceline.core.plan import Rows
@@ -56,6 +58,15 @@ class SchedulerView:
     def alive(self, rows: Rows) -> Bool:
         """Which rows of a step still belong to the sequence they were planned for."""
         return self._state.table.alive(rows)
+
+    def ahead(self, rows: Rows) -> I32:
+        """Positions of each row that are handed out behind what it samples in a step that is not
+        committed; -1 if the sample does not count, because the row is not alive or the token
+        is known."""
+        table, slot = self._state.table, rows.slot
+        width, known = rows.count - rows.drafts, table.known[slot]
+        counts = table.alive(rows) & (table.computed[slot] + width >= known)
+        return np.where(counts, table.planned[slot] - known - rows.drafts, -1)
 
     def life(self, request_id: str) -> list[Moment]:
         """What happened to a live request so far."""

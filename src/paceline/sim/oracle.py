@@ -161,8 +161,9 @@ class OracleRunner:
             self.tracks.pop(slot, None)
         for new in plan.admitted:
             self._admit(new)
-        for slot, token in plan.chosen:
-            self.tracks[slot].tokens.append(token)
+        for slot, tokens in plan.chosen:
+            track = self.tracks[slot]
+            track.tokens[track.position :] = tokens
         for one in plan.encode:
             for row in one.rows.tolist():
                 self.embeddings.pop(row, None)

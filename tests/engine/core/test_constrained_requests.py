@@ -82,7 +82,8 @@ class Setting:
 
 
 def tokens(deliveries: list[Delivery]) -> list[int]:
-    return [int(id) for one in deliveries for row in one.ids for id in row if id >= 0]
+    rows = [pair for one in deliveries for pair in zip(one.ids, one.count, strict=True)]
+    return [int(id) for ids, count in rows for id in ids[:count]]
 
 
 def test_it_waits_for_its_grammar_and_follows_it() -> None:

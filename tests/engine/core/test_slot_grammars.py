@@ -14,7 +14,8 @@ def held(*patterns: str, least: int = 0) -> SlotGrammars:
     found = SlotGrammars(1, (END,))
     for slot, pattern in zip(SLOTS.tolist(), patterns, strict=False):
         found.reach(slot)
-        found.enter(slot, GrammarPlace(grammar(VOCAB, Constraint.regex(pattern)).matcher()), least)
+        place = GrammarPlace(grammar(VOCAB, Constraint.regex(pattern)).matcher())
+        found.enter(slot, place, least, jumps=True)
     return found
 
 
@@ -62,7 +63,7 @@ def test_places_are_kept_and_rows_used_again() -> None:
     lane, place = int(table.lane[0]), table.leave(0)
     assert place.outputs == 1
     table.reach(9)
-    table.enter(9, place, 0)
+    table.enter(9, place, 0, jumps=True)
     assert (table.lane[9], table.lane[0]) == (lane, -1)
     assert masks(table, np.array([9, 3])) == [[1], [1]]
 
@@ -72,3 +73,22 @@ def test_masks_may_have_memory_of_others() -> None:
     table.write_into(memory)
     assert masks(table, SLOTS[:2]) == [[0], [1]]
     assert (table.bits is memory, memory[:3, 0].tolist()) == (True, [1, 2, 0])
+
+
+def test_tokens_that_are_the_only_ones_are_forced() -> None:
+    table = held("0111(0|1)", "0[01]", "01")
+    assert table.forced(SLOTS) == {3: 0, 0: 0, 5: 0}
+    assert table.jump(3, 0) == [0, 1, 1, 1]
+    assert table.jump(0, 0) == [0]
+    assert table.jump(5, 0) == [0, 1, END]
+    assert table.going[SLOTS].tolist() == [True, True, False]
+    assert table.forced(SLOTS) == {5: END}
+    table.take_back(3, 2)
+    assert masks(table) == [[1], [0, 1], [END]]
+    assert table.outputs[SLOTS].tolist() == [2, 1, 3]
+
+
+def test_the_end_is_forced_where_it_may_not_be_put_off() -> None:
+    table = held("0", "0?1?", "[01]*", least=FOREVER)
+    table.advance_each(SLOTS, np.array([0, 0, 0]))
+    assert table.forced(SLOTS) == {3: END, 0: 1}

@@ -85,7 +85,7 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
 def test_every_field_of_a_result_that_decides_something_is_recorded() -> None:
     """A scheduler reads neither `prompt` nor `pooled`; a field that it reads gets a record in
     `calls.py`."""
-    recorded = {"ids", "count", "logprob", "candidates", "failed", "computed_drafts"}
+    recorded = {"ids", "count", "logprob", "candidates", "failed", "computed_drafts", "forced"}
     assert {field.name for field in fields(StepResult)} == recorded | {"prompt", "pooled"}
 
 

@@ -72,7 +72,7 @@ class ToyModel:
         for new in plan.admitted:
             self._slots[new.slot] = ToySlot(new.request, new.computed, new.tokens.tolist())
         for number, chosen in plan.chosen:
-            self._slots[number].tokens.append(chosen)
+            self._slots[number].tokens.extend(chosen)
         rows = plan.rows
         sampled: dict[str, list[int]] = {}
         scores: dict[str, list[float]] = {}

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.core.arrays import I32, NO_INDEX, Bool, Index
+from paceline.core.arrays import I32, NO_INDEX, Index
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.masks import MaskRows
-from paceline.core.plan import Admitted, Failed, Plan, Rows, StepResult
+from paceline.core.plan import Admitted, Failed, Forced, Plan, Rows, StepResult
 from paceline.core.request import Request, child_label
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.slot_grammars import GrammarPlace, SlotGrammars
@@ -169,10 +169,10 @@ class ConstrainedRequests:
         for new in plan.admitted:
             if (one := self._labels.get(new.request.id)) is not None:
                 self._enter(new, one, parents)
-        for slot, token in plan.chosen:
+        for slot, tokens in plan.chosen:
             if slot in self._beams:
-                self._slots.advance(slot, [token])
-                self._beams[slot].append(token)
+                self._slots.advance(slot, [*tokens])
+                self._beams[slot] += tokens
 
     def _enter(self, new: Admitted, one: ConstrainedRequest, parents: list[Parent]) -> None:
         tokens: list[int] = new.tokens[len(new.request.prompt) :].tolist()
@@ -186,8 +186,9 @@ class ConstrainedRequests:
             place.matcher.rollback(place.outputs - len(tokens))
             place = replace(place, outputs=len(tokens))
         request = one.request
+        least = FOREVER if request.ignore_eos else request.min_tokens
         self._slots.reach(new.slot)
-        self._slots.enter(new.slot, place, FOREVER if request.ignore_eos else request.min_tokens)
+        self._slots.enter(new.slot, place, least, may_jump(request))
         self._slots.advance(new.slot, tokens[place.outputs :])
         self._owner[new.slot] = one
         one.slots[new.slot] = new.request.id
@@ -231,15 +232,16 @@ class ConstrainedRequests:
         self._slots.fresh[:] = False  # other masks stand in their rows
         return MaskRows(np.array(lines, np.intp), np.arange(len(lines)), self._slots.bits)
 
-    def accept(self, plan: Plan, result: StepResult, alive: Bool) -> StepResult:
-        """Advance the grammars by the tokens of a step, before it is committed. `alive` are the
-        rows whose sequence still has its slot.
+    def accept(self, plan: Plan, result: StepResult, ahead: I32) -> StepResult:
+        """Advance the grammars by the tokens of a step, before it is committed. `ahead` has the
+        positions of each row that are handed out behind this step; -1: its sample does not count.
 
-        A row whose token the grammar does not allow, or that had no mask, fails.
+        A row whose token the grammar does not allow, or that had no mask, fails. Where a grammar
+        allows one token alone, that is added, and what follows it likewise.
         """
         rows, slots = plan.rows, self._slots
         own = self._rows(rows)
-        own = own[alive[own]]
+        own = own[ahead[own] >= 0]
         due = own[result.count[own] > 0]
         if self._beams:  # the host chooses their tokens: see `follow`
             due = due[[slot not in self._beams for slot in rows.slot[due].tolist()]]
@@ -247,6 +249,7 @@ class ConstrainedRequests:
         usual = (result.count[due] == 1) & slots.usual(slot, first)
         if usual.any():
             slots.advance_each(slot[usual], first[usual])
+            result = self._with_forced(result, due[usual], slot[usual], ahead)
         for row in due[~usual].tolist():
             slots.advance(int(rows.slot[row]), result.ids[row, : result.count[row]].tolist())
         if result.failed:
@@ -255,6 +258,26 @@ class ConstrainedRequests:
             return result
         errors = {row: slots.error(int(rows.slot[row])) for row in own.tolist()}
         return failing(result, [Failed(row, error) for row, error in errors.items() if error])
+
+    def _with_forced(self, result: StepResult, row: Index, slot: Index, ahead: I32) -> StepResult:
+        """Add tokens that are forced, where that saves a step.
+
+        Without drafts, a row has one position ahead at most: the step that computes it samples the
+        first forced token anyway. With drafts, no one knows yet which tokens it will have.
+        """
+        slots = self._slots
+        may = slots.jumps[slot] & slots.going[slot] & (ahead[row] <= 1)
+        if not may.any():
+            return result
+        row_of = dict(zip(slot[may].tolist(), row[may].tolist(), strict=True))
+        found: list[Forced] = []
+        for one, token in slots.forced(slot[may]).items():
+            tokens = slots.jump(one, token)
+            if len(tokens) > ahead[row_of[one]] or not slots.going[one]:
+                found.append(Forced(row_of[one], tuple(tokens)))
+            else:
+                slots.take_back(one, len(tokens))
+        return replace(result, forced=tuple(found)) if found else result
 
     def _explained(self, plan: Plan, result: StepResult, own: Index) -> StepResult:
         """The result without failures that are a grammar's, which `accept` reports itself."""
@@ -280,7 +303,18 @@ def failing(result: StepResult, failed: list[Failed]) -> StepResult:
     ids, count = result.ids.copy(), result.count.copy()
     for one in failed:
         ids[one.row], count[one.row] = -1, 0
-    return replace(result, ids=ids, count=count, failed=(*result.failed, *failed))
+    rows = {one.row for one in failed}
+    forced = tuple(one for one in result.forced if one.row not in rows)
+    failures = (*result.failed, *failed)
+    return replace(result, ids=ids, count=count, failed=failures, forced=forced)
+
+
+def may_jump(request: Request) -> bool:
+    """Whether tokens may be appended that no step has sampled: nothing depends on their logits."""
+    sampling = request.sampling
+    is_scored = sampling.logprobs is not None or request.silent
+    is_restricted = bool(sampling.bad_token_ids) or sampling.allowed_token_ids is not None
+    return not (is_scored or is_restricted or sampling.penalised)
 
 
 def proposed(drafts: I32) -> list[int]:

@@ -326,8 +326,8 @@ class Engine:
             self._counts.landed(plan, result)
             result = of_live_requests(self.scheduler.view, result)
             if self._constrained is not None and self._constrained.any_open:
-                alive = self.scheduler.view.alive(plan.rows)
-                result = self._constrained.accept(plan, result, alive)
+                ahead = self.scheduler.view.ahead(plan.rows)
+                result = self._constrained.accept(plan, result, ahead)
             return self._commit(plan, result), result
         except StepError as error:
             return self._fail(error), None

@@ -13,6 +13,8 @@ from paceline.structured.tracked_matcher import refusal
 
 KEPT_BATCHES = 4
 BITS = 32  # of a word of a mask
+MOST_FORCED = 64  # tokens that are appended at once
+FIRST_WORDS = 64  # most masks that allow several tokens do so here: short tokens come first
 ANY = -1  # a word that allows all of its tokens
 
 
@@ -36,6 +38,7 @@ class SlotGrammars:
         least[s]     tokens before which it does not end, as long as the grammar allows others
         fresh[s]     is its mask that of the next token?
         going[s]     may its matcher accept more? not after an end token or an error
+        jumps[s]     may tokens be appended that no step has sampled?
 
     `_matchers` and `_errors` are by slot too. `bits` has at most one mask for each slot, the lowest
     rows first; `_lanes` are free ones among the first `_opened`. `_batches` has matchers that
@@ -49,6 +52,7 @@ class SlotGrammars:
         self.least = np.zeros(1, np.int32)
         self.fresh = np.zeros(1, np.bool_)
         self.going = np.zeros(1, np.bool_)
+        self.jumps = np.zeros(1, np.bool_)
         self.bits = np.empty((0, words), np.int32)
         self._matchers: dict[int, Matcher] = {}
         self._errors: dict[int, str] = {}
@@ -62,14 +66,14 @@ class SlotGrammars:
 
     # -- sequences come and go ------------------------------------------------
 
-    def enter(self, slot: int, place: GrammarPlace, least: int) -> None:
+    def enter(self, slot: int, place: GrammarPlace, least: int, jumps: bool) -> None:
         if not self._lanes:
             heappush(self._lanes, self._opened)
             self._opened += 1
             self.reserve(self._opened)
         self.lane[slot] = heappop(self._lanes)
         self.outputs[slot], self.least[slot] = place.outputs, least
-        self.fresh[slot] = False
+        self.fresh[slot], self.jumps[slot] = False, jumps
         self._matchers[slot] = place.matcher
         if place.error:
             self._errors[slot] = place.error
@@ -103,9 +107,9 @@ class SlotGrammars:
         if slot >= have:
             more = max(slot + 1, 2 * have) - have
             self.lane = np.concatenate([self.lane, np.full(more, -1, np.intp)])
-            self.outputs, self.least, self.fresh, self.going = (
+            self.outputs, self.least, self.fresh, self.going, self.jumps = (
                 np.concatenate([column, np.zeros(more, column.dtype)])
-                for column in (self.outputs, self.least, self.fresh, self.going)
+                for column in (self.outputs, self.least, self.fresh, self.going, self.jumps)
             )
 
     # -- tokens ---------------------------------------------------------------
@@ -152,6 +156,35 @@ class SlotGrammars:
                 self._batches.clear()
             self._batches[key] = MatcherBatch([self._matchers[one] for one in slot.tolist()])
         return self._batches[key]
+
+    # -- tokens that no step samples ------------------------------------------
+
+    def forced(self, slot: Index) -> dict[int, int]:
+        """The next token of each slot whose mask allows one alone."""
+        self.refresh(slot)
+        lane = self.lane[slot]
+        first: I32 = np.bitwise_or.reduce(self.bits[:, :FIRST_WORDS][lane], axis=1)
+        few = slot[(first & (first - 1)) == 0]  # at most one bit
+        found = {one: only_token(self.bits[self.lane[one]]) for one in few.tolist()}
+        return {one: token for one, token in found.items() if token is not None}
+
+    def jump(self, slot: int, token: int | None) -> list[int]:
+        """Accept a token that is forced, and those that are forced behind it, up to an end."""
+        found: list[int] = []
+        while token is not None and len(found) < MOST_FORCED:
+            self.advance(slot, [token])
+            found.append(token)
+            token = None
+            if self.going[slot]:
+                self.refresh(np.array([slot]))
+                token = only_token(self.bits[self.lane[slot]])
+        return found
+
+    def take_back(self, slot: int, tokens: int) -> None:
+        """Forget the latest tokens."""
+        self._matchers[slot].rollback(tokens)
+        self.outputs[slot] -= tokens
+        self.fresh[slot] = False
 
     # -- masks ----------------------------------------------------------------
 
@@ -217,3 +250,12 @@ class SlotGrammars:
         """Why no token could be sampled, if that is the grammar's fault."""
         self.fill(slot, np.empty((1, self.bits.shape[1]), np.int32), [])
         return self.error(slot)
+
+
+def only_token(row: I32) -> int | None:
+    """The token of a mask that allows one alone."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return None
+    bits = int(np.uint32(row[words[0]]))
+    return None if bits & (bits - 1) else BITS * int(words[0]) + bits.bit_length() - 1

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32, Index
-from paceline.core.plan import Admitted, Grown, Plan
+from paceline.core.plan import Admitted, Grown, Plan, TokensBySlot
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapted_products import AdapterRoom
 from paceline.runner.cuda.adapters import CudaAdapters
@@ -54,9 +54,7 @@ class CudaState:
             if len(grown.block):
                 self._grow(table, grown)
         if plan.chosen:
-            pairs = np.array(plan.chosen, np.int32)
-            slot, token = self._staging.send(pairs[:, 0].copy(), pairs[:, 1].copy())
-            self.tokens[slot, self.position[slot]] = token
+            self._choose(plan.chosen)
 
     def _admit(self, admitted: tuple[Admitted, ...]) -> None:
         keys = np.array([key_of(seed_of(new.request)) for new in admitted], np.int64)
@@ -85,6 +83,14 @@ class CudaState:
         columns = (grown.slot.astype(np.int32), grown.index.astype(np.int32), grown.block)
         slot, index, block = self._staging.send(*columns)
         table[slot, index] = block
+
+    def _choose(self, chosen: TokensBySlot) -> None:
+        lengths = [len(tokens) for _, tokens in chosen]
+        slots = np.repeat(np.array([slot for slot, _ in chosen], np.int32), lengths)
+        behind = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+        tokens = np.array([token for _, tokens in chosen for token in tokens], np.int32)
+        slot, offset, token = self._staging.send(slots, behind, tokens)
+        self.tokens[slot, self.position[slot] + offset] = token
 
     def send_into(self, target: Tensor, content: np.ndarray) -> None:
         """Overwrite the numbers of the previous step."""

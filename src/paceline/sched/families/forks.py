@@ -112,7 +112,7 @@ class Forks:
         for beam, one in assigned.items():
             table.choose(slots[beam], one.token)
             table.cap(slots[beam], LOCKSTEP, known + 1)
-            state.changes.chosen[slots[beam]] = one.token
+            state.changes.chosen[slots[beam]] = (one.token,)
         search.follow(assigned)
         state.stats.sampled += len(assigned)
         state.policy.sampled(np.array(slots, np.intp), np.ones(len(slots), np.int32))

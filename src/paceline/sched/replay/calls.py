@@ -13,7 +13,7 @@ from paceline.core.arrays import F32, I32, Bool
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.item import Item
-from paceline.core.plan import Candidates, Failed, StepResult
+from paceline.core.plan import Candidates, Failed, Forced, StepResult
 from paceline.core.request import Request
 from paceline.core.sampling import GREEDY, Sampling
 from paceline.core.step_times import StepTimes
@@ -82,7 +82,7 @@ def sampling_of(kept: dict[str, Any]) -> Sampling:
 # -- results ----------------------------------------------------------------
 #
 # Everything that a scheduler reads from a result is recorded. Parts that most results lack have
-# records of their own in front of the COMMIT: SCORES, FAILED and DRAFTS. A new part that a
+# records of their own in front of the COMMIT: SCORES, FAILED, DRAFTS and FORCED. A new part that a
 # decision depends on gets another one.
 
 
@@ -187,6 +187,14 @@ def failed_rows(failed: tuple[Failed, ...]) -> bytes:
 
 def failed_of(payload: bytes) -> tuple[Failed, ...]:
     return tuple(Failed(row, reason) for row, reason in loads(payload))
+
+
+def forced_record(forced: tuple[Forced, ...]) -> bytes:
+    return record(RecordKind.FORCED, arguments(*((one.row, one.tokens) for one in forced)))
+
+
+def forced_of(payload: bytes) -> tuple[Forced, ...]:
+    return tuple(Forced(row, tuple(tokens)) for row, tokens in loads(payload))
 
 
 def drafts_record(drafts: I32) -> bytes:

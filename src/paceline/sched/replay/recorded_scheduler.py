@@ -15,6 +15,7 @@ from paceline.sched.replay.calls import (
     Submission,
     drafts_record,
     failed_rows,
+    forced_record,
     step_times_record,
 )
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
@@ -117,6 +118,7 @@ class RecordedScheduler(Scheduler):
             scores.encoded() if scores is not None else b"",
             failed_rows(result.failed) if result.failed else b"",
             drafts_record(result.computed_drafts) if result.computed_drafts is not None else b"",
+            forced_record(result.forced) if result.forced else b"",
             Commitment(plan.step, now, len(plan.rows), result).encoded(),
         )
         self.recording.call(b"".join(parts))

@@ -66,6 +66,7 @@ class RecordKind(IntEnum):
     STEP_TIMES = 20
     STOP = 21
     CONNECT = 22
+    FORCED = 23  # tokens that were not sampled, of the COMMIT that follows
     PLANNED = 32  # digests of the plan that the PLAN before it returned
     REFUSED = 33  # the call before it raised this error
     OFFERED = 34  # answers of the connector to the call before it

@@ -17,6 +17,7 @@ from paceline.sched.replay.calls import (
     Submission,
     drafts_of,
     failed_of,
+    forced_of,
     step_times_of,
 )
 from paceline.sched.replay.checkpoint import SchedulerCheckpoint
@@ -131,6 +132,7 @@ class Replay:
             RecordKind.SCORES: self._score,
             RecordKind.FAILED: self._fail_rows,
             RecordKind.DRAFTS: self._draft,
+            RecordKind.FORCED: self._force,
             RecordKind.STEP_TIMES: self._measure_steps,
             RecordKind.MEASURE: plainly(self._measure),
             RecordKind.CONNECT: plainly(self._connect),
@@ -242,6 +244,9 @@ class Replay:
     def _connect(self, name: str, role: str, hands_over: bool) -> None:
         answers = self._records.answer
         self.scheduler.connect(ReplayedConnector(name, role, hands_over, answers))
+
+    def _force(self, payload: bytes) -> None:
+        self._parts.append(partial(replace, forced=forced_of(payload)))
 
     def _measure(self, recompute: float, swap: float) -> None:
         self.scheduler.measure(Rates(recompute, swap))
