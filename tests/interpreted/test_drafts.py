@@ -9,6 +9,7 @@ import torch
 from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
+from paceline.engine.core import constrained_requests as constrained_requests_module
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.draft_model import CudaDraftModel
 from paceline.runner.cuda.kernels import few_rows
@@ -229,8 +230,13 @@ def test_rows_with_masks_beside_others(drafts: int, monkeypatch: pytest.MonkeyPa
     first, second = requests()
     asked = [replace(first, **held), replace(second, max_tokens=3)]
     asked.append(replace(asked[0], id="hot", sampling=Sampling(top_k=9), seed=3))
-    due = expected(asked)
+    one_way = {"constraint": Constraint.regex("[01]333"), "max_tokens": 6}
+    asked.append(replace(asked[0], id="one way", **one_way))
+    with monkeypatch.context() as patch:
+        patch.setattr(constrained_requests_module, "may_jump", lambda _: False)
+        due = expected(asked)
     assert all(token in range(5) for token in due["r0"])
+    assert due["one way"][1:] == [3, 3, 3, END]
     got, scheduler = interpreted(asked, 2, monkeypatch, drafts=drafts)
     assert got == due
     assert bool(scheduler.stats.drafted) == bool(drafts)

@@ -11,6 +11,8 @@ from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.sim.reference import Mask
 from paceline.structured.backend import Grammar, GrammarBackend, load_backend
 from paceline.structured.grammar_counts import GrammarCounts
+from paceline.structured.reasoning_markers import ReasoningMarkers
+from paceline.structured.reasoning_matcher import ReasoningGrammar
 from paceline.structured.token_table import TokenTable
 from tests.structured.support import torch_hidden
 
@@ -20,16 +22,27 @@ LONG_PATTERNS = ("(0010111)*", "0{5}(1111111|0)1{6}0*")  # with several tokens t
 
 
 @cache
-def backend(vocab: int) -> GrammarBackend:
+def table(vocab: int) -> TokenTable:
     """Tokens are the characters from "0" on, and one is the end token."""
     spelled = tuple(b"" if id == END else bytes([48 + id]) for id in range(vocab))
+    return TokenTable(spelled, (END,))
+
+
+@cache
+def backend(vocab: int) -> GrammarBackend:
     with torch_hidden():
-        return load_backend("xgrammar", TokenTable(spelled, (END,)))
+        return load_backend("xgrammar", table(vocab))
 
 
 @cache
 def grammar(vocab: int, constraint: Constraint) -> Grammar:
-    return backend(vocab).compile(constraint)
+    answer = backend(vocab).compile(constraint.of_answer)
+    if not constraint.reasoning_end:
+        return answer
+    markers = ReasoningMarkers.of(
+        table(vocab), constraint.reasoning_start, constraint.reasoning_end
+    )
+    return ReasoningGrammar(markers, answer)
 
 
 class CompilesAtOnce:

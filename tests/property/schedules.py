@@ -311,6 +311,12 @@ class Drive:
         if not self.constrained or self.shaping.random() < 0.4:
             return request
         constraint = Constraint.regex(self.shaping.choice(PATTERNS + LONG_PATTERNS))
+        if self.shaping.random() < 0.3:  # behind some text, which may have a beginning
+            constraint = constraint.after_reasoning(self.shaping.choice(["", "1"]), "01")
+            self.seen["reasoning"] += 1
+        if self.shaping.random() < 0.2:  # then each of its tokens is sampled
+            sampling = replace(request.sampling, logprob_token_ids=(0, 1))
+            request = replace(request, sampling=sampling)
         return replace(request, constraint=constraint, eos_token_ids=(END,))
 
     def _family(self) -> dict[str, Any]:

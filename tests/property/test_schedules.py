@@ -68,6 +68,7 @@ def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None
     for trouble in (
         "constrained",
         "forced",
+        "reasoning",
         "held",
         "preempted",
         "swap_in",

@@ -134,7 +134,9 @@ def random_requests(random: Random) -> list[Request]:
             ignore_eos=True,
             sampling=random.choice(samplings),
             n=random.choice([1, 1, 1, 2]),
-            constraint=random.choice([None, Constraint.regex("0*")]),
+            constraint=random.choice(
+                [None, Constraint.regex("0*"), Constraint.regex("(0|1)23456")]
+            ),
         )
         for number, prompt in enumerate(prompts)
     ]
