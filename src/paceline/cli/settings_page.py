@@ -31,6 +31,7 @@ SCHEDULER_SENTENCES = {
     "recompute_tokens_per_s": "preemption_mode auto: tokens recomputed per second.",
     "swap_blocks_per_s": "preemption_mode auto: blocks swapped per second.",
     "enable_kv_cache_events": "Record stored and removed blocks for `Scheduler.cache_events`.",
+    "attention_groups": "Layers by the positions they read. Engines take them from the model.",
     "model_fingerprint": "Name of the weights, as part of the keys of cached blocks.",
     "lookahead_slots": "Additional KV positions that a drafter writes beyond the sequence.",
     "swap_space": "Number of blocks in host memory for preempted sequences and cached prefixes.",
