@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_llm paceline FOLDER shared --repeat 3
 
-The folder has a config.json and a tokenizer.json. Every run has prompts of its own.
+The folder has a config.json and a tokenizer.json. Every run has prompts of its own. With `--schema`
+outputs follow a schema of `grammar_cases`, in vLLM by its default backend.
 """
 
 import argparse
@@ -12,8 +13,20 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import gpu_scripts
+from benchmarks.grammar_cases import CASES as SCHEMAS
 
 CASES = {"shared": gpu_scripts.shared, "batch": gpu_scripts.batch, "script": gpu_scripts.script}
+
+
+def constrained(engine: str, schema: str | None) -> dict[str, Any]:
+    """Settings of `SamplingParams` for outputs that follow a schema."""
+    if schema is None:
+        return {}
+    value = SCHEMAS[schema].value
+    if engine == "paceline":
+        return {"structured_outputs": {"json": value}}
+    params = import_module("vllm.sampling_params").StructuredOutputsParams
+    return {"structured_outputs": params(json=value)}
 
 
 def main() -> None:
@@ -23,6 +36,7 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--requests", type=int, help="only so many of the case")
+    parser.add_argument("--schema", choices=SCHEMAS, help="that outputs follow")
     parser.add_argument("--settings", type=json.loads, default={}, help="of LLM, as JSON")
     options = parser.parse_args()
     engine = import_module(options.engine)
@@ -33,9 +47,9 @@ def main() -> None:
         prompts, outs = CASES[options.case](turn + 1)
         outs = outs[: options.requests]
         asked: list[Any] = [{"prompt_token_ids": ids} for ids in prompts[: options.requests]]
-        params = [
-            engine.SamplingParams(max_tokens=out, temperature=0.6, ignore_eos=True) for out in outs
-        ]
+        fixed = {"temperature": 0.6, "ignore_eos": True}
+        fixed |= constrained(options.engine, options.schema)
+        params = [engine.SamplingParams(max_tokens=out, **fixed) for out in outs]
         begin = perf_counter()
         outputs = llm.generate(asked, params, use_tqdm=False)
         taken = perf_counter() - begin

@@ -13,15 +13,18 @@ END = 256  # behind the bytes
 LETTERS = b"etaoinshrdlucmfwypvbgkqjxz"
 
 
-def documents(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> Constraint:
+def documents(
+    properties: dict[str, Any], optional: tuple[str, ...] = (), any_whitespace: bool = True
+) -> Constraint:
     """A list of so many objects that no output ends."""
     required = [name for name in properties if name not in optional]
     item = {"type": "object", "properties": properties, "required": required}
-    return Constraint.json({"type": "array", "items": item, "minItems": 99})
+    schema = {"type": "array", "items": item, "minItems": 99}
+    return Constraint.json(schema, any_whitespace=any_whitespace)
 
 
 # Most masks of the first one are ready when the grammar is compiled. A string whose length is
-# bounded has masks that depend on how long it is. The last one leaves little choice.
+# bounded has masks that depend on how long it is.
 CASES = {
     "schema": documents(
         {
@@ -35,6 +38,15 @@ CASES = {
     ),
     "pattern": documents({"name": {"type": "string", "pattern": "^[a-z]{3,9}$"}}),
 }
+
+# Where tokens are bytes, most of them are the only ones that are allowed.
+LONG_KEYS = documents(
+    {
+        "is_the_first_of_several": {"type": "boolean"},
+        "number_of_seconds_in_all": {"type": "integer", "minimum": 0, "maximum": 999},
+    },
+    any_whitespace=False,
+)
 
 
 def vocabulary(size: int) -> TokenTable:

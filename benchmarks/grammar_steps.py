@@ -4,7 +4,9 @@
 
 Times are CPU times of the engine's thread and of all threads, for one step of so many rows at depth
 2, as medians: what is not hidden behind the device is at most that. What stands in for the device
-samples among the allowed tokens once, and repeats these tokens when it is timed.
+samples among the allowed tokens once, and repeats these tokens when it is timed. The last line has
+the steps of a schema with long keys where tokens are bytes: with tokens that are forced, and if
+each is sampled.
 """
 
 import argparse
@@ -17,17 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grammar_cases import CASES, CompilesAtOnce, vocabulary
+from benchmarks.grammar_cases import CASES, LONG_KEYS, CompilesAtOnce, vocabulary
 from paceline import Request, Scheduler
 from paceline.core.capabilities import Capabilities
 from paceline.core.constraint import Constraint
 from paceline.core.masks import MaskRows
 from paceline.core.plan import Plan, StepResult
+from paceline.core.sampling import Sampling
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import Engine
 from paceline.structured.backend import BACKENDS
 
 VOCAB, PROMPT, OUTPUT, DEPTH, ROUNDS = 151_936, 8, 96, 2, 5
+BYTES_AND_END = 257
 EDGE = 8  # steps at the start and at the end that are not counted
 
 
@@ -35,7 +39,7 @@ class SamplesAtOnce:
     """A device that has sampled as soon as it has its masks. Without a script it writes one: the
     ids of each step."""
 
-    capabilities = Capabilities(constraints=True)
+    capabilities = Capabilities(constraints=True, logprobs=True)
 
     def __init__(self, masks: ConstrainedRequests, script: list[np.ndarray] | None) -> None:
         self._masks, self._random = masks, np.random.default_rng(0)
@@ -90,7 +94,7 @@ def times() -> tuple[int, int]:
 
 
 def run(
-    masks: ConstrainedRequests, rows: int, constraint: Constraint | None, runner: SamplesAtOnce
+    masks: ConstrainedRequests, rows: int, runner: SamplesAtOnce, **fields: Any
 ) -> dict[str, Any]:
     """Microseconds of a step, of the engine's thread and of all threads, and how many steps."""
     settings = {"max_num_seqs": rows, "max_num_batched_tokens": rows * PROMPT, "block_size": 16}
@@ -98,7 +102,7 @@ def run(
     scheduler = Scheduler.create(max_model_len=size, num_blocks=rows * size // 4, **settings)
     engine = Engine(scheduler, runner, depth=DEPTH, constrained=masks)
     for number in range(rows):
-        asked = {"max_tokens": OUTPUT, "ignore_eos": True, "constraint": constraint}
+        asked = {"max_tokens": OUTPUT, "ignore_eos": True, **fields}
         engine.submit(Request(f"r{number}", [number + 1] * PROMPT, **asked))
     taken: list[list[int]] = []
     while not engine.idle:
@@ -113,11 +117,24 @@ def run(
 def step_us(masks: ConstrainedRequests, rows: int, constraint: Constraint | None) -> dict[str, Any]:
     """The best of several runs with the same tokens."""
     first = SamplesAtOnce(masks, None)
-    run(masks, rows, constraint, first)
+    run(masks, rows, first, constraint=constraint)
     found = [
-        run(masks, rows, constraint, SamplesAtOnce(masks, first.written)) for _ in range(ROUNDS)
+        run(masks, rows, SamplesAtOnce(masks, first.written), constraint=constraint)
+        for _ in range(ROUNDS)
     ]
     return min(found, key=lambda one: one["engine_us"])
+
+
+def steps(options: argparse.Namespace) -> dict[str, int]:
+    """Steps under a schema with long keys; log-probabilities are wanted of tokens that a step has
+    sampled, so that none is forced."""
+    table = vocabulary(BYTES_AND_END)
+    masks = ConstrainedRequests(CompilesAtOnce(table, options.backend), table.words, table.eos)
+    found: dict[str, int] = {}
+    for name, logprobs in (("steps", None), ("steps_if_sampled", 0)):
+        fields = {"constraint": LONG_KEYS, "sampling": Sampling(logprobs=logprobs)}
+        found[name] = run(masks, options.rows, SamplesAtOnce(masks, None), **fields)["steps"]
+    return found
 
 
 def main() -> None:
@@ -131,6 +148,7 @@ def main() -> None:
         best = step_us(masks, options.rows, constraint)
         named = {"case": case, "backend": options.backend, "rows": options.rows}
         print(json.dumps({**named, **best, "machine": platform.machine()}), flush=True)
+    print(json.dumps({"case": "long keys", "backend": options.backend, **steps(options)}))
 
 
 if __name__ == "__main__":

@@ -77,18 +77,23 @@ def test_masks_may_have_memory_of_others() -> None:
 
 def test_tokens_that_are_the_only_ones_are_forced() -> None:
     table = held("0111(0|1)", "0[01]", "01")
-    assert table.forced(SLOTS) == {3: 0, 0: 0, 5: 0}
+    nothing, one = np.zeros(3, np.int32), np.ones(3, np.int32)
+    assert table.forced(SLOTS, nothing) == {3: 0, 0: 0, 5: 0}
     assert table.jump(3, 0) == [0, 1, 1, 1]
     assert table.jump(0, 0) == [0]
     assert table.jump(5, 0) == [0, 1, END]
     assert table.going[SLOTS].tolist() == [True, True, False]
-    assert table.forced(SLOTS) == {5: END}
+    assert table.forced(SLOTS, nothing) == {5: END}
     table.take_back(3, 2)
     assert masks(table) == [[1], [0, 1], [END]]
     assert table.outputs[SLOTS].tolist() == [2, 1, 3]
+    table.advance_each(SLOTS[:1], np.array([1]))  # it was taken back: a miss
+    table.look_at[:] = 0
+    assert table.forced(SLOTS, one) == {5: END}  # slot 3 has one that is the first in a row
+    assert table.forced(SLOTS, one) == {3: 1, 5: END}
 
 
 def test_the_end_is_forced_where_it_may_not_be_put_off() -> None:
     table = held("0", "0?1?", "[01]*", least=FOREVER)
     table.advance_each(SLOTS, np.array([0, 0, 0]))
-    assert table.forced(SLOTS) == {3: END, 0: 1}
+    assert table.forced(SLOTS, np.zeros(3, np.int32)) == {3: END, 0: 1}

@@ -19,6 +19,7 @@ from paceline.structured.backend import Grammar
 from paceline.structured.grammar_counts import GrammarCounts
 
 FOREVER = 2**31 - 1
+ROWS_PER_TOKEN = 8  # of a step, for each step that a row must save by a jump
 PARKED_FOR = "grammar"  # the reason for which a request is parked while its grammar is compiled
 
 
@@ -260,7 +261,8 @@ class ConstrainedRequests:
         return failing(result, [Failed(row, error) for row, error in errors.items() if error])
 
     def _with_forced(self, result: StepResult, row: Index, slot: Index, ahead: I32) -> StepResult:
-        """Add tokens that are forced, where that saves a step.
+        """Add tokens that are forced, where that saves time. A step in which a row computes several
+        tokens takes longer for all rows, so the more rows there are, the more it must save.
 
         Without drafts, a row has one position ahead at most: the step that computes it samples the
         first forced token anyway. With drafts, no one knows yet which tokens it will have.
@@ -271,10 +273,12 @@ class ConstrainedRequests:
             return result
         row_of = dict(zip(slot[may].tolist(), row[may].tolist(), strict=True))
         found: list[Forced] = []
-        for one, token in slots.forced(slot[may]).items():
+        for one, token in slots.forced(slot[may], ahead[row[may]]).items():
             tokens = slots.jump(one, token)
-            if len(tokens) > ahead[row_of[one]] or not slots.going[one]:
+            saved = len(tokens) - ahead[row_of[one]]
+            if saved > len(ahead) // ROWS_PER_TOKEN or not slots.going[one]:
                 found.append(Forced(row_of[one], tuple(tokens)))
+                slots.jumped(one)
             else:
                 slots.take_back(one, len(tokens))
         return replace(result, forced=tuple(found)) if found else result

@@ -13,8 +13,10 @@ from paceline.structured.tracked_matcher import refusal
 
 KEPT_BATCHES = 4
 BITS = 32  # of a word of a mask
+MOST_MISSES = 5  # then a slot is looked at behind 32 tokens
 MOST_FORCED = 64  # tokens that are appended at once
 FIRST_WORDS = 64  # most masks that allow several tokens do so here: short tokens come first
+COLUMNS = ("outputs", "least", "fresh", "going", "jumps", "alone", "misses", "look_at")
 ANY = -1  # a word that allows all of its tokens
 
 
@@ -39,6 +41,9 @@ class SlotGrammars:
         fresh[s]     is its mask that of the next token?
         going[s]     may its matcher accept more? not after an end token or an error
         jumps[s]     may tokens be appended that no step has sampled?
+        alone[s]     did its latest mask that was looked at allow one token alone?
+        misses[s]    looks in a row that found nothing to append, and the output at which to look
+        look_at[s]   again
 
     `_matchers` and `_errors` are by slot too. `bits` has at most one mask for each slot, the lowest
     rows first; `_lanes` are free ones among the first `_opened`. `_batches` has matchers that
@@ -53,6 +58,9 @@ class SlotGrammars:
         self.fresh = np.zeros(1, np.bool_)
         self.going = np.zeros(1, np.bool_)
         self.jumps = np.zeros(1, np.bool_)
+        self.alone = np.zeros(1, np.bool_)
+        self.misses = np.zeros(1, np.int32)
+        self.look_at = np.zeros(1, np.int32)
         self.bits = np.empty((0, words), np.int32)
         self._matchers: dict[int, Matcher] = {}
         self._errors: dict[int, str] = {}
@@ -73,7 +81,8 @@ class SlotGrammars:
             self.reserve(self._opened)
         self.lane[slot] = heappop(self._lanes)
         self.outputs[slot], self.least[slot] = place.outputs, least
-        self.fresh[slot], self.jumps[slot] = False, jumps
+        self.fresh[slot], self.jumps[slot], self.alone[slot] = False, jumps, False
+        self.misses[slot] = self.look_at[slot] = 0
         self._matchers[slot] = place.matcher
         if place.error:
             self._errors[slot] = place.error
@@ -107,10 +116,9 @@ class SlotGrammars:
         if slot >= have:
             more = max(slot + 1, 2 * have) - have
             self.lane = np.concatenate([self.lane, np.full(more, -1, np.intp)])
-            self.outputs, self.least, self.fresh, self.going, self.jumps = (
-                np.concatenate([column, np.zeros(more, column.dtype)])
-                for column in (self.outputs, self.least, self.fresh, self.going, self.jumps)
-            )
+            for name in COLUMNS:
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
 
     # -- tokens ---------------------------------------------------------------
 
@@ -159,14 +167,35 @@ class SlotGrammars:
 
     # -- tokens that no step samples ------------------------------------------
 
-    def forced(self, slot: Index) -> dict[int, int]:
-        """The next token of each slot whose mask allows one alone."""
+    def forced(self, slot: Index, ahead: I32) -> dict[int, int]:
+        """The next token of each slot whose mask allows one alone, if others may be forced behind
+        it, or if it is an end token. A slot with nothing `ahead` gains by any token.
+
+        Most tokens that are alone have several ways behind them, and looking there takes time: it
+        is done for the second one in a row. A slot with many misses is looked at now and then.
+        """
         self.refresh(slot)
+        due = self.outputs[slot] >= self.look_at[slot]
+        slot, ahead = slot[due], ahead[due]
         lane = self.lane[slot]
         first: I32 = np.bitwise_or.reduce(self.bits[:, :FIRST_WORDS][lane], axis=1)
-        few = slot[(first & (first - 1)) == 0]  # at most one bit
-        found = {one: only_token(self.bits[self.lane[one]]) for one in few.tolist()}
-        return {one: token for one, token in found.items() if token is not None}
+        few = np.flatnonzero((first & (first - 1)) == 0)  # at most one bit
+        worth = self.alone[slot] | (ahead == 0)
+        self.alone[slot] = False
+        found: dict[int, int] = {}
+        for place in few.tolist():
+            one, token = int(slot[place]), only_token(self.bits[lane[place]])
+            if token is None:
+                self._miss(one)
+                continue
+            self.alone[one] = True
+            if worth[place] or self._is_end[token]:
+                found[one] = token
+        return found
+
+    def _miss(self, slot: int) -> None:
+        self.misses[slot] = min(self.misses[slot] + 1, MOST_MISSES)
+        self.look_at[slot] = self.outputs[slot] + (1 << int(self.misses[slot]))
 
     def jump(self, slot: int, token: int | None) -> list[int]:
         """Accept a token that is forced, and those that are forced behind it, up to an end."""
@@ -176,15 +205,19 @@ class SlotGrammars:
             found.append(token)
             token = None
             if self.going[slot]:
-                self.refresh(np.array([slot]))
-                token = only_token(self.bits[self.lane[slot]])
+                token = only_token(self._refill(slot))
         return found
+
+    def jumped(self, slot: int) -> None:
+        """What `jump` found counts: look for more behind it."""
+        self.misses[slot] = 0
 
     def take_back(self, slot: int, tokens: int) -> None:
         """Forget the latest tokens."""
         self._matchers[slot].rollback(tokens)
         self.outputs[slot] -= tokens
-        self.fresh[slot] = False
+        self._refill(slot)
+        self._miss(slot)
 
     # -- masks ----------------------------------------------------------------
 
@@ -212,8 +245,15 @@ class SlotGrammars:
                 self._stop(int(together[place]), error)
             self._put_off_ends(together)
         for one in stale[~self.going[stale]].tolist():
-            self.fill(one, self.bits[self.lane[one]][None], [])
+            self._refill(one)
         self.fresh[stale] = True
+
+    def _refill(self, slot: int) -> I32:
+        """Bring the mask of one slot up to date."""
+        row = self.bits[self.lane[slot]]
+        self.fill(slot, row[None], [])
+        self.fresh[slot] = True
+        return row
 
     def _put_off_ends(self, slot: Index) -> None:
         """Take the end tokens from masks of outputs that are too short, if others are left."""
@@ -254,8 +294,8 @@ class SlotGrammars:
 
 def only_token(row: I32) -> int | None:
     """The token of a mask that allows one alone."""
-    words = np.flatnonzero(row)
-    if len(words) != 1:
+    bits = int(np.uint32(np.bitwise_or.reduce(row)))
+    if not bits or bits & (bits - 1):
         return None
-    bits = int(np.uint32(row[words[0]]))
-    return None if bits & (bits - 1) else BITS * int(words[0]) + bits.bit_length() - 1
+    words = np.flatnonzero(row)
+    return BITS * int(words[0]) + bits.bit_length() - 1 if len(words) == 1 else None
