@@ -1,6 +1,6 @@
 """Blocks in an array, as a store for connectors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -27,8 +27,16 @@ class BlockArray:
     def read(self, blocks: Sequence[int]) -> Bytes:
         return self.content[list(blocks)]
 
-    def write(self, blocks: Sequence[int], content: Bytes) -> None:
-        self.content[list(blocks)] = content
+    def read_into(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        for block, row in zip(blocks, rows, strict=True):
+            row[:] = self.content[block]
+
+    def write(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        for block, row in zip(blocks, rows, strict=True):
+            self.content[block] = row
+
+    def host_memory(self, rows: int) -> Bytes:
+        return np.zeros((rows, self.block_bytes), np.uint8)
 
 
 def keys_of(*names: int) -> tuple[bytes, ...]:

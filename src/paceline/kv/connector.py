@@ -1,7 +1,7 @@
 """The port of connectors: KV that is kept outside of the device's blocks, or sent elsewhere."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -80,12 +80,21 @@ class BlockStore(Protocol):
         """Where the blocks are, for connectors that move them without a copy; None: nowhere."""
         ...
 
+    def host_memory(self, rows: int) -> Bytes:
+        """Host memory for blocks, [rows, block_bytes]: page-locked if the blocks are on a GPU, so
+        that copies are as fast as they can be. Slow to allocate."""
+        ...
+
     def read(self, blocks: Sequence[int]) -> Bytes:
         """The content of blocks, [blocks, block_bytes]: a copy, complete on return."""
         ...
 
-    def write(self, blocks: Sequence[int], content: Bytes) -> None:
-        """Replace the content of blocks; complete on return."""
+    def read_into(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        """Copy the content of blocks to rows of bytes; complete on return."""
+        ...
+
+    def write(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        """Replace the content of blocks by rows of bytes; complete on return."""
         ...
 
 

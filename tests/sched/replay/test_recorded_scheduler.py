@@ -19,7 +19,7 @@ from paceline.sched.swapping import Rates
 from tests.sched.recorded_runs import Trouble
 
 # Public methods that change nothing, or nothing that decides what a scheduler does.
-READS = {"cache_events", "check", "explain", "snapshot", "why"}
+READS = {"cache_events", "check", "check_transfer", "explain", "snapshot", "why"}
 OWN = {"close", "create"}
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "num_blocks": 64}
 

@@ -1,0 +1,120 @@
+"""Blocks in files: one per key, whole or not there, in a folder of bounded size."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from tempfile import mkstemp
+from zlib import crc32
+
+from paceline.kv.connector import Bytes
+
+HEAD = Struct("<8sIQ")  # magic, checksum of the content, bytes of the content
+MAGIC = b"paceKV\x00\x01"
+SUFFIX = ".kv"
+LEFT_OVER_S = 3600.0  # a temporary file of this age has no writer any more
+SHRUNK = 0.9  # of the limit: what is left after a cleanup
+
+
+class BlockFiles:
+    """A folder per layout, which processes may share.
+
+        path/<layout>/3f/3f09c1….kv      head, content
+        path/<layout>/3f/tmp….part       a file that is being written
+
+    A file is written under another name and renamed, so it is whole or not there, as long as the
+    machine runs. After a crash of the machine it may be torn, which its checksum shows. The time
+    of the latest use is the time of modification. Content that is used least recently is removed,
+    in all layouts, when all files together have more than `limit_bytes`. Every process counts what
+    it writes itself, and looks at the folder when that may be too much.
+    """
+
+    def __init__(self, path: Path, layout: str, limit_bytes: int) -> None:
+        """OSError if the folder cannot be made."""
+        self._top, self._own, self._limit = path, path / layout, limit_bytes
+        self._own.mkdir(parents=True, exist_ok=True)
+        self._size = sum(one.stat().st_size for one in self._all())
+
+    def has(self, key: bytes) -> bool:
+        return self._file(key).exists()
+
+    def use(self, key: bytes) -> None:
+        """Note that a content is in use."""
+        with suppress(OSError):
+            os.utime(self._file(key))
+
+    def read(self, key: bytes, row: Bytes) -> bool:
+        """Read a content into a row of its size. False if it is not there, or not as it was
+        written."""
+        file = self._file(key)
+        try:
+            with file.open("rb", buffering=0) as opened:
+                head = opened.read(HEAD.size)
+                read = opened.readinto(row.data)
+        except OSError:
+            return False
+        if head == HEAD.pack(MAGIC, crc32(row.data), len(row)) and read == len(row):
+            self.use(key)
+            return True
+        self.remove(key)
+        return False
+
+    def write(self, key: bytes, row: Bytes) -> None:
+        """Write a content, unless it is there. OSError if that is not possible."""
+        file = self._file(key)
+        if file.exists():
+            self.use(key)
+            return
+        file.parent.mkdir(exist_ok=True)
+        handle, part = mkstemp(".part", "tmp", file.parent)
+        try:
+            with open(handle, "wb", buffering=0) as opened:
+                opened.write(HEAD.pack(MAGIC, crc32(row.data), len(row)))
+                if opened.write(row.data) != len(row):
+                    raise OSError(f"{part}: the disk is full")
+            os.replace(part, file)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
+        self._size += HEAD.size + len(row)
+        if self._size > self._limit:
+            self._shrink()
+
+    def remove(self, key: bytes) -> None:
+        with suppress(OSError):
+            self._file(key).unlink()
+
+    def clear(self) -> None:
+        """Remove all content of the layout, for all processes."""
+        for file in self._own.glob(f"*/*{SUFFIX}"):
+            with suppress(OSError):
+                file.unlink()
+
+    def _file(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._own / name[:2] / f"{name}{SUFFIX}"
+
+    def _all(self) -> Iterator[Path]:
+        return self._top.glob(f"*/*/*{SUFFIX}")
+
+    def _shrink(self) -> None:
+        """Remove the content that was used least recently, and what writers left behind."""
+        found: list[tuple[float, int, Path]] = []
+        for file in self._all():
+            with suppress(OSError):  # another process may remove it
+                status = file.stat()
+                found.append((status.st_mtime, status.st_size, file))
+        self._size = sum(size for _, size, _ in found)
+        newest = max((time for time, _, _ in found), default=0.0)
+        for _, size, file in sorted(found):
+            if self._size <= SHRUNK * self._limit:
+                break
+            with suppress(OSError):
+                file.unlink()
+                self._size -= size
+        for part in self._top.glob("*/*/*.part"):
+            with suppress(OSError):
+                if part.stat().st_mtime < newest - LEFT_OVER_S:
+                    part.unlink()

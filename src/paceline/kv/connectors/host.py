@@ -1,0 +1,156 @@
+"""KV in host memory: what the device evicts can be loaded again."""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from functools import partial
+
+from paceline.core.connector_config import ConnectorConfig
+from paceline.core.errors import ConfigError
+from paceline.core.request import Request
+from paceline.kv.connector import BlockStore, Connector, News, Transfer, TransferEnd, options
+from paceline.kv.remote.worker import Worker
+
+USUAL_BYTES = 4 << 30
+
+
+class Host(Connector):
+    """Rows of host memory by key; the least recently used content makes room.
+
+        row      0    1    2    3    4         rows in `_ready` can be loaded, oldest first
+        key      k7   k2   .    k9   k4        rows in `_busy` are read or written by the thread
+                 r    r         b    r         others are in `_free`, or `_unused` so far
+
+    The engine's thread has all of this; another one copies. A row that is being loaded is in both
+    `_ready` and `_busy`, and is not evicted meanwhile.
+    """
+
+    def __init__(self, config: ConnectorConfig) -> None:
+        super().__init__(config)
+        self._bytes: int = options(config, cpu_bytes_to_use=USUAL_BYTES)["cpu_bytes_to_use"]
+        self._ready: OrderedDict[bytes, int] = OrderedDict()  # rows by key
+        self._coming: dict[bytes, int] = {}  # rows that are being stored, by key
+        self._busy: dict[int, int] = {}  # how many copies use a row
+        self._free: list[int] = []  # rows that had content before
+        self._dropped: set[int] = set()  # busy rows of content that was forgotten
+        self._done: deque[tuple[TransferEnd, Transfer, list[int]]] = deque()  # from the thread
+
+    def attach(self, store: BlockStore, news: News) -> None:
+        rows = self._bytes // store.block_bytes
+        if rows < 1:
+            raise ConfigError(
+                f"cpu_bytes_to_use is {self._bytes}; a block has {store.block_bytes} bytes"
+            )
+        self._blocks, self._news = store, news
+        self._memory = store.host_memory(rows)  # [rows, block_bytes]
+        self._unused = iter(range(rows))  # a list of all rows would take memory too
+        self._worker = Worker("kv-host")
+
+    # -- loading ------------------------------------------------------------
+
+    def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
+        return self._use(keys[have:])
+
+    def _use(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys it has. They are the latest used now, the first one most, so
+        that the end of a prefix is evicted before its beginning."""
+        there = next((at for at, key in enumerate(keys) if key not in self._ready), len(keys))
+        for key in reversed(keys[:there]):
+            self._ready.move_to_end(key)
+        return there
+
+    def fetch(self, transfer: Transfer) -> None:
+        there = self._use(transfer.keys)
+        rows = [self._ready[key] for key in transfer.keys[:there]]
+        self._hold(rows)
+        whole = there == len(transfer.keys)
+        end = TransferEnd(transfer.ticket, None if whole else there, "" if whole else "evicted")
+        self._worker.do(partial(self._load, end, transfer, rows))
+
+    def _load(self, end: TransferEnd, transfer: Transfer, rows: list[int]) -> None:
+        self._blocks.write(transfer.blocks[: len(rows)], [self._memory[row] for row in rows])
+        self._report(end, transfer, rows)
+
+    # -- storing ------------------------------------------------------------
+
+    def keep(self, keys: Sequence[bytes]) -> int:
+        there = self._use(keys)
+        while there < len(keys) and (keys[there] in self._ready or keys[there] in self._coming):
+            there += 1
+        return there
+
+    def store(self, transfer: Transfer) -> None:
+        """Store the first blocks that there is room for."""
+        new = [
+            (key, block)
+            for key, block in zip(transfer.keys, transfer.blocks, strict=True)
+            if key not in self._ready and key not in self._coming
+        ]
+        rows = [row for row in (self._row() for _ in new) if row is not None]
+        self._hold(rows)
+        self._coming |= dict(zip([key for key, _ in new], rows, strict=False))
+        blocks = [block for _, block in new[: len(rows)]]
+        self._worker.do(partial(self._save, transfer, blocks, rows))
+
+    def _row(self) -> int | None:
+        """A free row, by evicting content if necessary; None: all rows are busy."""
+        if not self._free and (unused := next(self._unused, None)) is not None:
+            return unused
+        if not self._free:
+            idle = (key for key, row in self._ready.items() if row not in self._busy)
+            oldest = next(idle, None)
+            if oldest is None:
+                return None
+            self._free.append(self._ready.pop(oldest))
+        return self._free.pop()
+
+    def _save(self, transfer: Transfer, blocks: list[int], rows: list[int]) -> None:
+        self._blocks.read_into(blocks, [self._memory[row] for row in rows])
+        self._report(TransferEnd(transfer.ticket), transfer, rows)
+
+    # -- both ---------------------------------------------------------------
+
+    def _hold(self, rows: list[int]) -> None:
+        for row in rows:
+            self._busy[row] = self._busy.get(row, 0) + 1
+
+    def _report(self, end: TransferEnd, transfer: Transfer, rows: list[int]) -> None:
+        self._done.append((end, transfer, rows))
+        self._news()
+
+    def poll(self) -> Sequence[TransferEnd]:
+        ended: list[TransferEnd] = []
+        while self._done:
+            end, transfer, rows = self._done.popleft()
+            self._settle(transfer.keys, rows)
+            ended.append(end)
+        return ended
+
+    def _settle(self, keys: Sequence[bytes], rows: list[int]) -> None:
+        """A copy has ended."""
+        stored = {self._coming[key]: key for key in keys if key in self._coming}
+        for row in reversed(rows):
+            self._busy[row] -= 1
+            if not self._busy[row]:
+                del self._busy[row]
+            if row in stored:
+                key = stored[row]
+                del self._coming[key]
+                self._ready[key] = row
+            elif row in self._dropped and row not in self._busy:
+                self._dropped.remove(row)
+                self._free.append(row)
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            rows = self._coming if key in self._coming else self._ready
+            row = rows.pop(key, None)
+            if row in self._busy:
+                self._dropped.add(row)
+            elif row is not None:
+                self._free.append(row)
+
+    def clear(self) -> None:
+        self.forget([*self._ready, *self._coming])
+
+    def close(self) -> None:
+        self._worker.close()

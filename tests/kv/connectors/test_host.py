@@ -1,0 +1,59 @@
+"""Host memory is bounded: the content used least recently makes room."""
+
+import pytest
+
+from paceline.core.connector_config import ConnectorConfig
+from paceline.core.errors import ConfigError
+from paceline.kv.connectors.host import Host
+from tests.conformance.test_connectors import Engine
+from tests.kv.block_array import BlockArray, keys_of, transfer
+
+A, B, C, D = (keys_of(number) for number in range(4))
+
+
+def small(rows: int) -> Engine:
+    return Engine("host", {"cpu_bytes_to_use": rows * 64})
+
+
+def test_what_was_used_least_recently_makes_room() -> None:
+    engine = small(3)
+    for number, keys in enumerate((A, B, C)):
+        engine.store_blocks(keys, (number,), ticket=number)
+    assert engine.offered(A) == 1  # it is used now
+    engine.store_blocks(D, (3,), ticket=4)
+    assert [engine.offered(keys) for keys in (A, B, C, D)] == [1, 0, 1, 1]
+    engine.connector.close()
+
+
+def test_the_end_of_a_prefix_makes_room_before_its_beginning() -> None:
+    engine = small(3)
+    engine.store_blocks((*A, *B, *C), (0, 1, 2))
+    engine.store_blocks(D, (3,), ticket=4)
+    assert engine.offered((*A, *B, *C)) == 2
+    engine.connector.close()
+
+
+def test_more_than_there_is_room_for_is_stored_in_part() -> None:
+    engine = small(2)
+    engine.connector.store(transfer(1, (*A, *B, *C), (0, 1, 2)))
+    engine.wait(lambda: engine.connector.poll() or None)
+    assert engine.offered((*A, *B, *C)) == 2
+    engine.connector.close()
+
+
+def test_content_forgotten_while_it_is_copied_is_gone_and_its_memory_is_used_again() -> None:
+    engine = small(1)
+    engine.connector.store(transfer(1, A, (0,)))
+    engine.connector.forget(A)
+    engine.wait(lambda: engine.connector.poll() or None)
+    assert engine.offered(A) == 0
+    engine.store_blocks(B, (1,), ticket=2)
+    assert engine.offered(B) == 1
+    engine.connector.close()
+
+
+def test_there_is_room_for_a_block() -> None:
+    with pytest.raises(ConfigError, match="a block has 64 bytes"):
+        Host(ConnectorConfig("host", kv_connector_extra_config={"cpu_bytes_to_use": 63})).attach(
+            BlockArray(), lambda: None
+        )

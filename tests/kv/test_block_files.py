@@ -1,0 +1,79 @@
+"""Files of blocks: whole or not there, and no more than there is room for."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.kv.block_files import HEAD, BlockFiles
+from paceline.kv.connector import Bytes
+from tests.kv.block_array import keys_of
+
+(KEY,) = keys_of(7)
+ROW: Bytes = np.arange(64, dtype=np.uint8)
+
+
+def read(files: BlockFiles, key: bytes = KEY) -> Bytes | None:
+    row = np.zeros(64, np.uint8)
+    return row if files.read(key, row) else None
+
+
+def file_of(folder: Path) -> Path:
+    (found,) = folder.glob("a/*/*.kv")
+    return found
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path, "a", 1 << 20)
+    assert not files.has(KEY)
+    files.write(KEY, ROW)
+    again = BlockFiles(tmp_path, "a", 1 << 20)
+    assert again.has(KEY)
+    assert (read(again) == ROW).all()
+    assert not BlockFiles(tmp_path, "b", 1 << 20).has(KEY)
+    assert not [*tmp_path.glob("*/*/*.part")]
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "other size"])
+def test_a_torn_file_is_removed(tmp_path: Path, damage: str) -> None:
+    files = BlockFiles(tmp_path, "a", 1 << 20)
+    files.write(KEY, ROW)
+    file = file_of(tmp_path)
+    content = bytearray(file.read_bytes())
+    if damage == "changed":
+        content[HEAD.size + 5] ^= 1
+    file.write_bytes(content[:-1] if damage == "cut" else content)
+    if damage == "other size":
+        assert not files.read(KEY, np.zeros(32, np.uint8))
+    else:
+        assert read(files) is None
+    assert not file.exists()
+
+
+def test_what_was_used_least_recently_is_removed(tmp_path: Path) -> None:
+    size = HEAD.size + len(ROW)
+    files = BlockFiles(tmp_path, "a", 4 * size)
+    keys = keys_of(*range(6))
+    for age, key in enumerate(keys[:4]):
+        files.write(key, ROW)
+        name = key.hex()
+        os.utime(tmp_path / "a" / name[:2] / f"{name}.kv", (age, age))
+    assert read(files, keys[0]) is not None  # it is the newest now
+    files.write(keys[4], ROW)
+    left = [files.has(key) for key in keys[:5]]
+    assert left == [True, False, False, True, True]  # down to nine tenths of the limit
+    files.clear()
+    assert not [*tmp_path.glob("*/*/*.kv")]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = BlockFiles(tmp_path, "a", 1 << 20)
+
+    def fails(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="No space"):
+        files.write(KEY, ROW)
+    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
