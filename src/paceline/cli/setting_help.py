@@ -35,6 +35,7 @@ METAVARS = {
     "speculative_config": "JSON",
     "kv_events_config": "JSON",
     "limit_mm_per_prompt": "JSON",
+    "kv_transfer_config": "JSON",
 }
 ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
@@ -206,6 +207,10 @@ SENTENCES = {
     "kv_events_config": "Publish stored and removed blocks for routers, with vLLM's names: "
     "enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic "
     "and publisher; also encoding, array or map. LLM also takes a dict.",
+    "kv_connector": "Where KV is kept beyond the device: a module of kv/connectors, such as host "
+    "or disk, or a dotted path to a class.",
+    "kv_transfer_config": "Settings of a connector in vLLM's names: kv_connector, kv_role, "
+    "kv_connector_extra_config and kv_load_failure_policy. LLM also takes a dict.",
     "speculative_config": "Settings of speculative decoding in vLLM's names: method, model, "
     "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max and suffix_decoding_*. LLM also "
     "takes a dict.",

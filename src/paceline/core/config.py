@@ -217,8 +217,8 @@ class LoadConfig:
     weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
     gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
     attention, enforce_eager, async_scheduling, depth, threads. Grammars:
-    structured_outputs_backend. Routers: kv_events_config. Other names of settings:
-    speculative_config.
+    structured_outputs_backend. KV elsewhere: kv_connector, kv_transfer_config. Routers:
+    kv_events_config. Other names of settings: speculative_config.
     """
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
@@ -242,6 +242,8 @@ class LoadConfig:
     max_image_pixels: int = 1 << 26  # of an image, before it is resized
     structured_outputs_backend: GrammarLibrary = "auto"  # what compiles grammars
     speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
+    kv_connector: str = ""  # a module in kv/connectors, or a dotted path to a class; "": none
+    kv_transfer_config: str = ""  # settings of a connector in vLLM's names, as JSON
     kv_events_config: str = ""  # where stored and removed blocks are published, as JSON
     pooling: PoolingChoice = "auto"  # hidden states of embeddings; "auto": as the model's files say
 

@@ -17,6 +17,7 @@ from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
+from paceline.runner.block_bytes import BlockBytes
 from paceline.runner.block_moves import BlockMoves
 from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
@@ -85,6 +86,10 @@ class TorchRunner:
         """Make room on the host for swapping."""
         self._moves.reserve(blocks)
         self._drafter.reserve_host(blocks)
+
+    def block_bytes(self) -> BlockBytes:
+        """The blocks as bytes, for other threads."""
+        return BlockBytes(self._kv)
 
     @property
     def host_adapters(self) -> HostAdapters | None:

@@ -93,6 +93,11 @@ class ConnectorLink:
             self.connector.clear()
         return True
 
+    def close(self) -> None:
+        connector, self.connector = self.connector, None
+        if connector is not None:
+            connector.close()
+
     # -- transfers ----------------------------------------------------------
 
     def fetch(self, transfer: Transfer, held: tuple[int, ...], after: int) -> None:

@@ -302,8 +302,14 @@ class Scheduler:
     def connect(self, connector: Connector) -> None:
         """Load KV from a connector, and store KV with it. Call it before the first request.
         ConfigError without `enable_prefix_caching`, which gives blocks their keys."""
-        if not self.config.cache.enable_prefix_caching:
+        cache = self.config.cache
+        if not cache.enable_prefix_caching:
             raise ConfigError("kv_connector needs enable_prefix_caching")
+        if len(cache.groups) > 1:
+            raise ConfigError(
+                f"kv_connector moves blocks of one group of layers, and this model has "
+                f"{len(cache.groups)}: remove kv_connector"
+            )
         self.state.link.connect(connector)
 
     def check_transfer(self, request: Request) -> None:
@@ -319,7 +325,8 @@ class Scheduler:
         self.state.speculation.measure(times)
 
     def close(self) -> None:
-        """Write what is not written yet; a scheduler that is not recorded has nothing to write."""
+        """End the work of the connector. A recorded scheduler also ends its recording."""
+        self.state.link.close()
 
     # -- asking -------------------------------------------------------------
 

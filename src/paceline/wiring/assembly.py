@@ -17,6 +17,7 @@ from paceline.hub.progress import Progress, silent
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.adapters import pop_adapters, served_adapters
+from paceline.wiring.connector import connected
 from paceline.wiring.constraints import constrained_requests
 from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.encoder import assemble as assemble_encoder
@@ -41,6 +42,7 @@ def build(
     device, events = device_of(own.device), kv_events_in(own.kv_events_config)
     if (folder := encoder_folder(model, own, progress)) is not None:
         require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
+        require(not own.kv_connector, "an encoder caches no KV; remove kv_connector")
         require(events is None, "an encoder caches no KV; remove kv_events_config")
         return build_encoder(model, folder, rest, own, partial(scheduler_of, record=record))
     if events is not None:
@@ -69,6 +71,7 @@ def build(
         draft,
         lora,
     )
+    connector, blocks = connected(own, scheduler, runner)
     depth = own.steps_in_flight(on.DEPTH)
     rules = sampling_rules(source.tokenizer, own)
     return EngineComponents(
@@ -83,6 +86,8 @@ def build(
         images=images,
         adapters=served_adapters(lora, scheduler.config.step.max_loras, runner.host_adapters),
         kv_events=events,
+        connector=connector,
+        blocks=blocks,
     )
 
 

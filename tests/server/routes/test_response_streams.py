@@ -154,16 +154,3 @@ def test_items_of_all_kinds_are_streamed_again() -> None:
             check_events(got, at, item)
 
     on_fed_server(scenario, HERMES)
-
-
-def test_a_response_may_fail_after_some_text() -> None:
-    async def scenario(site: FedSite) -> None:
-        body = {"input": "hello", **IN_BACKGROUND}
-        got = events(await answered(site, PATH, body, "some text", reason="error"))
-        assert (got[0]["type"], got[-1]["type"]) == ("response.created", "response.failed")
-        assert [one["sequence_number"] for one in got] == list(range(len(got)))
-        assert got[-1]["response"]["error"]["code"]
-        stored = site.app.state.context.responses.get(got[0]["response"]["id"])
-        assert stored.status == "failed"
-
-    on_fed_server(scenario)

@@ -16,6 +16,7 @@ from paceline.engine.kv_events.observer import CacheObserver
 from paceline.engine.kv_events.publisher import EventPublisher
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
+from paceline.kv.connector import BlockStore, Connector
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -37,6 +38,8 @@ class EngineComponents:
     images: PromptImages | None = None  # None: the model reads no images
     adapters: AdapterRequests | None = None  # None: no request may have an adapter
     kv_events: KVEventsConfig | None = None  # None: none are published
+    connector: Connector | None = None  # the scheduler has it too
+    blocks: BlockStore | None = None  # that it reads and writes
 
     def engine(self) -> Engine:
         engine = Engine(
@@ -49,6 +52,9 @@ class EngineComponents:
         )
         if self.adapters is not None:
             engine.serve_adapters(self.adapters)
+        if self.connector is not None:
+            assert self.blocks is not None, "a connector without blocks"
+            self.connector.attach(self.blocks, engine.nudge)
         return engine
 
     def _observer(self) -> StepObserver | None:

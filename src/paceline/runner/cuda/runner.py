@@ -16,6 +16,7 @@ from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.batch import Batch
+from paceline.runner.block_bytes import BlockBytes
 from paceline.runner.cuda.block_copies import BlockCopies
 from paceline.runner.cuda.drafts import DraftedSteps, Verification
 from paceline.runner.cuda.eager import EagerSteps
@@ -141,6 +142,10 @@ class CudaRunner:
         torch.cuda.synchronize()  # copies in flight use the old memory
         self._moves = BlockCopies(self._kv, blocks)
         self._drafted.drafter.reserve_host(blocks)
+
+    def block_bytes(self) -> BlockBytes:
+        """The blocks as bytes, for other threads."""
+        return BlockBytes(self._kv)
 
     @torch.inference_mode()
     def warm(self, drafts: bool = False, report: Callable[[int, int], None] = unreported) -> None:

@@ -24,6 +24,9 @@ class RecordedConnector(Connector):
         self.hands_over = connector.hands_over
         self._connector, self._recording = connector, recording
 
+    def check(self, request: Request) -> None:
+        self._connector.check(request)
+
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         answer = self._connector.offer(request, keys, have)
         self._note(RecordKind.OFFERED, answer)
@@ -57,6 +60,9 @@ class RecordedConnector(Connector):
 
     def clear(self) -> None:
         self._connector.clear()
+
+    def close(self) -> None:
+        self._connector.close()
 
     def _note(self, kind: RecordKind, *answer: Any) -> None:
         if not self._recording.ended:

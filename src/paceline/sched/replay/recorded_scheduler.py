@@ -67,7 +67,8 @@ class RecordedScheduler(Scheduler):
         return settings + record(RecordKind.STATE, state)
 
     def close(self) -> None:
-        """End the recording; the scheduler can still be used."""
+        """End the recording; a scheduler without a connector can still be used."""
+        super().close()
         self.recording.close()
 
     def __enter__(self) -> "RecordedScheduler":

@@ -1,0 +1,57 @@
+"""The connector that the settings name, between a scheduler and the blocks of a runner."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from paceline.core.config import CacheConfig, LoadConfig
+from paceline.kv import connector as port
+from paceline.kv.connector import BlockMemory, Bytes, Connector
+from paceline.runner.block_bytes import BlockBytes
+from paceline.sched.scheduler import Scheduler
+from paceline.wiring.kv_transfer_config import connector_config
+
+
+class BlockOwner(Protocol):
+    """A runner whose blocks other threads may copy."""
+
+    def block_bytes(self) -> BlockBytes: ...
+
+
+class DeviceBlocks:
+    """The blocks of a device as a connector sees them."""
+
+    def __init__(self, blocks: BlockBytes, config: CacheConfig) -> None:
+        self._blocks, self.block_bytes = blocks, blocks.block_bytes
+        name = config.model_fingerprint or "unnamed"
+        self.layout = f"{name}-{config.block_size}x{self.block_bytes}"
+
+    @property
+    def memory(self) -> BlockMemory:
+        content = self._blocks.content
+        device: Any = content.device.type
+        index = content.device.index or 0
+        return BlockMemory(content.data_ptr(), len(content), self.block_bytes, device, index)
+
+    def host_memory(self, rows: int) -> Bytes:
+        return self._blocks.host_memory(rows)
+
+    def read(self, blocks: Sequence[int]) -> Bytes:
+        return self._blocks.read(blocks)
+
+    def read_into(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        self._blocks.read_into(blocks, rows)
+
+    def write(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        self._blocks.write(blocks, rows)
+
+
+def connected(
+    own: LoadConfig, scheduler: Scheduler, runner: BlockOwner
+) -> tuple[Connector | None, DeviceBlocks | None]:
+    """The connector, which the scheduler has now, and the blocks to attach it to."""
+    config = connector_config(own.kv_connector, own.kv_transfer_config)
+    if not config.kv_connector:
+        return None, None
+    connector = port.load(config)
+    scheduler.connect(connector)
+    return connector, DeviceBlocks(runner.block_bytes(), scheduler.config.cache)

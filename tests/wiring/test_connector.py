@@ -1,0 +1,95 @@
+"""A real model with a connector: the same tokens as without, after the device has evicted them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.core.errors import ConfigError
+from paceline.wiring.kv_transfer_config import connector_config
+from tests.wiring.support import dummy_model
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+SMALL: dict[str, Any] = {
+    "load_format": "dummy",
+    "device": "cpu",
+    "block_size": 8,
+    "max_model_len": 128,
+    "max_num_seqs": 2,
+    "num_gpu_blocks_override": 16,  # one prompt fills most of it
+    "threads": 1,
+}
+PROMPTS = [[token + 3 * number for token in range(20, 110)] for number in range(4)]
+
+
+def llm(folder: Path, **settings: Any) -> LLM:
+    return LLM(str(dummy_model(folder)), **SMALL | settings)
+
+
+def answers(model: LLM) -> list[list[int]]:
+    """Every prompt twice: the device has room for one, so that the second time it is loaded."""
+    found: list[list[int]] = []
+    for prompt in (*PROMPTS, *PROMPTS):
+        (output,) = model.generate({"prompt_token_ids": prompt}, GREEDY, use_tqdm=False)
+        found.append(list(output.outputs[0].token_ids))
+    return found
+
+
+def loaded(model: LLM) -> float:
+    """Tokens that came from the connector."""
+    return model.get_metrics().counters["external_prefix_cache_hits"]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    with llm(tmp_path_factory.mktemp("model")) as model:
+        return answers(model)
+
+
+def test_prompts_come_back_from_host_memory(tmp_path: Path, expected: list[list[int]]) -> None:
+    with llm(tmp_path, kv_connector="host") as model:
+        assert answers(model) == expected
+        assert loaded(model) >= 3 * 80
+
+
+def test_prompts_come_back_from_disk_after_a_restart(
+    tmp_path: Path, expected: list[list[int]]
+) -> None:
+    path = str(tmp_path / "kv")
+    config = {"kv_connector": "disk", "kv_connector_extra_config": {"path": path}}
+    for least in (3 * 80, 7 * 80):
+        with llm(tmp_path, kv_transfer_config=config) as model:
+            assert answers(model) == expected
+            assert loaded(model) >= least
+
+
+def test_settings_of_connectors_are_read_as_vllm_names_them() -> None:
+    config = connector_config(
+        "disk", '{"kv_role": "kv_producer", "kv_connector_extra_config": {"path": "x"}}'
+    )
+    assert config.kv_connector == "disk"
+    assert config.kv_role == "kv_producer"
+    assert dict(config.kv_connector_extra_config) == {"path": "x"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_transfer_config": {"kv_conector": "host"}}, "did you mean 'kv_connector'?"),
+        ({"kv_transfer_config": "host"}, "kv_transfer_config is 'host', which is no JSON"),
+        (
+            {"kv_connector": "disk", "kv_transfer_config": {"kv_connector": "host"}},
+            "kv_connector is 'disk', and 'host' in kv_transfer_config",
+        ),
+        ({"kv_transfer_config": {"kv_role": "kv_both"}}, "names no kv_connector"),
+        ({"kv_connector": "cellar"}, "no kv_connector 'cellar'"),
+        (
+            {"kv_connector": "host", "enable_prefix_caching": False},
+            "kv_connector needs enable_prefix_caching",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        llm(tmp_path, **settings)
