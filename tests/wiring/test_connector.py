@@ -1,13 +1,18 @@
 """A real model with a connector: the same tokens as without, after the device has evicted them."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import ConfigError
+from paceline.server.app import create_app
+from paceline.server.settings import ServerSettings
 from paceline.wiring.kv_transfer_config import connector_config
+from paceline.wiring.tokenizer import load_tokenizer
 from tests.wiring.support import dummy_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -93,3 +98,29 @@ def test_settings_of_connectors_are_read_as_vllm_names_them() -> None:
 def test_wrong_settings_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         llm(tmp_path, **settings)
+
+
+def test_a_server_loads_what_the_device_has_evicted(
+    tmp_path: Path, expected: list[list[int]]
+) -> None:
+    async def run() -> None:
+        model = str(dummy_model(tmp_path))
+        async with AsyncLLM(model, **SMALL, kv_connector="host") as engine:
+            tokenizer = load_tokenizer(model, "dummy", "")
+            app = create_app(engine, "tiny", tokenizer, ServerSettings())
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+                for prompt, tokens in zip((*PROMPTS, *PROMPTS), expected, strict=True):
+                    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0}
+                    more = {"ignore_eos": True, "return_token_ids": True, "model": "tiny"}
+                    answer = await client.post("/v1/completions", json=body | more)
+                    assert answer.json()["choices"][0]["token_ids"] == tokens
+                text = (await client.get("/metrics")).text
+                (line,) = [
+                    one
+                    for one in text.splitlines()
+                    if one.startswith("vllm:external_prefix_cache_hits_total")
+                ]
+                assert float(line.split()[-1]) >= 3 * 80
+
+    asyncio.run(run())
