@@ -100,7 +100,7 @@ def test_an_admitted_sequence_gets_its_hit_and_new_blocks_behind_it() -> None:
     first = put(kv, 0, TEXT[:10])
     other = sequence(kv, TEXT[:14])
     hit = kv.lookup(other)
-    assert kv.attach(1, other, hit, 14) == (0, 1, 3, 4)
+    assert kv.attach(1, other, hit, 14) == ((0, 1, 3, 4),)
     assert (kv.tables.blocks(0), kv.tables.blocks(1)) == ([0, 1, 2], [0, 1, 3, 4])
     assert kv.tables.held.tolist() == [3, 4, 0, 0]
     kv.check()
@@ -121,10 +121,10 @@ def test_a_hit_on_the_free_list_counts_as_needed() -> None:
     wanted = sequence(kv, TEXT[:18])
     hit = kv.lookup(wanted)
     assert (len(hit.device), kv.pool.free) == (3, 6)
-    assert kv.missing(hit, 18) == 5  # two new ones, and three that leave the free list
+    assert kv.tables.missing(hit, 18) == 5  # two new ones, and three that leave the free list
     put(kv, 0, TEXT[:12])  # holds two of the three, and computes the last one itself
-    assert kv.missing(kv.lookup(wanted), 18) == 3
-    assert kv.missing(MISS, 18) == 5
+    assert kv.tables.missing(kv.lookup(wanted), 18) == 3
+    assert kv.tables.missing(MISS, 18) == 5
 
 
 def test_asking_what_an_admission_would_need_changes_nothing() -> None:
@@ -134,7 +134,7 @@ def test_asking_what_an_admission_would_need_changes_nothing() -> None:
     wanted = sequence(kv, TEXT[:13])
     before = [kv.pool.holders(block) for block in range(4)], kv.pool.free
     hit = kv.lookup(wanted)
-    assert kv.missing(hit, 13) > kv.pool.free  # so it is not admitted
+    assert kv.tables.missing(hit, 13) > kv.pool.free  # so it is not admitted
     assert ([kv.pool.holders(block) for block in range(4)], kv.pool.free) == before
     assert kv.lookup(wanted) == hit
     kv.check()
@@ -148,8 +148,8 @@ def test_hits_are_held_before_new_blocks_are_taken() -> None:
     wanted = sequence(kv, TEXT[:16])
     hit = kv.lookup(wanted)
     assert hit.device == (0, 1)
-    assert kv.missing(hit, 16) == kv.pool.free == 4
-    assert kv.attach(0, wanted, hit, 16)[:2] == (0, 1)
+    assert kv.tables.missing(hit, 16) == kv.pool.free == 4
+    assert kv.attach(0, wanted, hit, 16)[0][:2] == (0, 1)
     assert len(set(kv.tables.blocks(0))) == 4
     kv.check()
 
@@ -294,16 +294,17 @@ def test_a_fork_without_a_prefix_cache_shares_too() -> None:
 
 def test_a_slot_is_placed_only_when_it_is_empty() -> None:
     kv = cache()
-    made = put(kv, 0, TEXT[:4])
+    put(kv, 0, TEXT[:4])
     with pytest.raises(AssertionError, match=r"slot 0 already holds \d blocks"):
-        kv.place(0, made, (1,), 0)
+        kv.tables.place(0, (1,))
 
 
 def test_blocks_that_are_held_already_are_mapped_as_they_are() -> None:
     kv = cache()
     made = sequence(kv, TEXT[:9])
     blocks = tuple(kv.pool.take(3))
-    kv.place(2, made, blocks, sealed=0)
+    kv.tables.place(2, blocks)
+    kv.index.enter(2, made, sealed=0)
     kv.check()
     assert (kv.tables.blocks(2), kv.index.sealed[2], kv.pool.free) == ([0, 1, 2], 0, 13)
     kv.seal(2, made, 8, None)

@@ -101,8 +101,8 @@ def test_without_a_host_all_of_a_hit_is_on_the_device() -> None:
 def test_a_host_part_takes_device_blocks() -> None:
     kv, _ = on_the_host()
     hit = kv.lookup(sequence(kv, TEXT[:20]))
-    assert kv.missing(hit, 20) == 5
-    assert kv.missing(hit, 9) == 3
+    assert kv.tables.missing(hit, 20) == 5
+    assert kv.tables.missing(hit, 9) == 3
 
 
 def test_a_load_lists_each_host_block_with_its_device_block() -> None:
@@ -110,7 +110,7 @@ def test_a_load_lists_each_host_block_with_its_device_block() -> None:
     put(kv, 1, TEXT[:5])
     made = sequence(kv, TEXT[:20])
     hit = kv.lookup(made)
-    blocks = kv.attach(0, made, hit, 20)
+    (blocks,) = kv.attach(0, made, hit, 20)
     assert kv.load(0, made, hit, step=7) == ((1, blocks[1]), (2, blocks[2]))
     check(kv, host)
 
@@ -134,7 +134,7 @@ def test_what_is_loaded_for_one_is_found_by_the_next_on_the_device() -> None:
     kv, host = on_the_host()
     made = sequence(kv, TEXT[:20])
     hit = kv.lookup(made)
-    blocks = kv.attach(0, made, hit, 20)
+    (blocks,) = kv.attach(0, made, hit, 20)
     kv.load(0, made, hit, step=7)
     assert kv.lookup(sequence(kv, TEXT[:20])) == Hit(blocks[:2], 8)
     check(kv, host)

@@ -13,13 +13,14 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened
 from paceline.core.item import Item
-from paceline.core.plan import Outputs, Plan, StepResult
+from paceline.core.plan import NO_BLOCK, Outputs, Plan, StepResult
 from paceline.core.pooling import CLS, LAST, MEAN, POOLING_KINDS, PooledMean
 from paceline.core.request import Finish, Request, child_label
 from paceline.core.step_times import StepTimes
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.pipeline import MASKED_DEPTH
 from paceline.kv import cache as kv_cache
+from paceline.kv.keys import KEY_BYTES
 from paceline.kv.pool import BlockPool
 from paceline.sched.gates.adapter_slots import REASON as ADAPTER_SLOTS
 from paceline.sched.scheduler import Scheduler
@@ -56,7 +57,8 @@ class TightPool(BlockPool):
         return max(super().free - self.withheld, 0)
 
     def sealed_keys(self) -> set[bytes]:
-        return set(self._by_key)
+        """Those that events report: keys of other attention groups are longer."""
+        return {key for key in self._by_key if len(key) == KEY_BYTES}
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class Drive:
     pooled: bool = False  # with requests that want embeddings
     pictured: bool = False  # with multimodal items, and little room for them
     remote: bool = False  # with a connector that loads and stores KV
+    grouped: bool = False  # with several attention groups, or windows
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
@@ -82,6 +85,7 @@ class Drive:
     means: dict[str, PooledMean] = field(default_factory=dict[str, PooledMean])
     picturing: Random = field(init=False)  # for items
     connector: ErraticConnector | None = None
+    grouping: Random = field(init=False)  # for attention groups
     grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -116,9 +120,12 @@ class Drive:
         self.adapting = Random(f"adapters {self.seed}")
         self.embedding = Random(f"pooling {self.seed}")
         self.picturing = Random(f"items {self.seed}")
+        self.grouping = Random(f"groups {self.seed}")
         self.settings = self._settings()
         if self.pictured:
             self.settings |= self._encoder_settings()
+        if self.grouped:
+            self.settings |= self._groups()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
         if self.drafting.random() < 0.5:
@@ -142,6 +149,7 @@ class Drive:
             host_blocks=self.settings.get("swap_space", 0),
             lag=lag,
         )
+        self.runner.groups = self.scheduler.config.cache.groups
         if self.remote:
             self.connector = ErraticConnector(self.runner, self.seed, self.seen)
             self.scheduler.connect(self.connector)
@@ -240,6 +248,36 @@ class Drive:
             "max_num_encoder_input_tokens": r.choice([4, 6, 12, 64]),
             "encoder_cache_size": r.choice([4, 5, 9, 16, 64]),
             "disable_chunked_mm_input": r.random() < 0.4,
+        }
+
+    def _groups(self) -> dict[str, Any]:
+        """One to four groups, and a pool that one sequence may fill."""
+        r, settings = self.grouping, self.settings
+        size = settings["block_size"]
+        window = r.choice([2, size, size + 1, 2 * size - 1, 3 * size, 7])
+        kinds = {
+            "full": {"kind": "full"},
+            "window": {"kind": "sliding_window", "window": window, "count": r.choice([1, 1, 2])},
+            "chunk": {"kind": "chunked_local", "window": r.choice([2, size, 3 * size, 7])},
+        }
+        layouts = ("full window", "window full", "window", "full chunk", "chunk", "window chunk")
+        groups = [kinds[kind] for kind in r.choice([*layouts, "full window chunk"]).split()]
+        row = settings["max_num_batched_tokens"]
+        if settings["enable_chunked_prefill"]:
+            row = max(r.choice([row, 8, 16]), settings["max_num_seqs"])
+        most = row + settings["lookahead_slots"]
+        least = 0
+        for one in groups:
+            positions, whole = (
+                one.get("window", 0) + most - 2,
+                -(-settings["max_model_len"] // size),
+            )
+            held = min(whole, -(-positions // size) + 1) if "window" in one else whole
+            least += held * one.get("count", 1)
+        return {
+            "attention_groups": groups,
+            "max_num_batched_tokens": row,
+            "num_blocks": least + r.choice([0, r.randint(0, least)]),
         }
 
     def _with_items(self, request: Request) -> Request:
@@ -380,7 +418,8 @@ class Drive:
         """A consumer of the events knows exactly which keys are cached."""
         if self.settings["enable_kv_cache_events"]:
             events = self.scheduler.cache_events()
-            self.replica.orphans = self.seen["failed rows"] > 0
+            slides = all(one.slides for one in self.runner.groups)  # then prefixes have holes
+            self.replica.orphans = self.seen["failed rows"] > 0 or slides
             self.replica.apply(events)
             for event in events:
                 self.seen[type(event).__name__] += 1
@@ -534,7 +573,9 @@ class Drive:
         size = self.runner.block_size
         written = self._written(plan) if self.condemned else set[int]()
         for new in plan.admitted if self.condemned else ():
-            for block in {*new.blocks[: new.computed // size]} - written:
+            groups = [one[: new.computed // size] for one in (new.blocks, *new.more)]
+            found_blocks = {block for one in groups for block in one} - {NO_BLOCK}
+            for block in found_blocks - written:
                 spoil = self.runner.spoil_in(block)
                 since = spoil and self.condemned.get((spoil.slot, spoil.epoch))
                 found = spoil is not None and since is not None and spoil.step >= since

@@ -13,6 +13,8 @@ from paceline.core.request import Finish, Request
 from paceline.kv.cache import KVCache
 from paceline.kv.encoder_cache import EncoderCache
 from paceline.kv.fence import Fence, Fences, StepTicket
+from paceline.kv.group_index import GroupIndex
+from paceline.kv.groups import GroupTables
 from paceline.kv.hit import Hit
 from paceline.kv.index import ContentIndex
 from paceline.kv.keys import Keys
@@ -46,6 +48,10 @@ from tests.property.schedules import drive
 
 def pictured(seed: int) -> Any:
     return drive(seed, pictured=True)
+
+
+def grouped(seed: int) -> Any:
+    return drive(seed, grouped=True)
 
 
 TRIES = 150  # schedules within which a mutant has to be caught
@@ -87,14 +93,14 @@ def a_block_is_free_while_someone_still_holds_it(_original: Any) -> Any:
     return drop
 
 
-@mutant(KVCache, "attach", seed=2)
+@mutant(BlockTables, "attach", seed=2)
 def new_blocks_are_taken_before_hits_are_held(_original: Any) -> Any:
-    def attach(self: KVCache, slot: int, sequence: Any, hit: Hit, tokens: int) -> Any:
-        fresh = tuple(self.pool.take(self.blocks_for(tokens) - len(hit.device)))
-        self.pool.hold(hit.device)
-        blocks = hit.device + fresh
-        self.place(slot, sequence, blocks, len(hit.device))
-        return blocks
+    def attach(self: BlockTables, slot: int, hit: Hit, tokens: int) -> Any:
+        pool = self._pool  # pyright: ignore[reportPrivateUsage]
+        fresh = tuple(pool.take(-(-tokens // self.block_size) - len(hit.device)))
+        pool.hold(hit.device)
+        self.place(slot, hit.device + fresh)
+        return (hit.device + fresh,)
 
     return attach
 
@@ -508,7 +514,7 @@ def the_host_part_does_not_continue_the_device_part(original: Any) -> Any:
     return lambda self, sequence, first: original(self, sequence, max(first - 1, 0))
 
 
-@mutant(KVCache, "missing", loading, seed=1)
+@mutant(BlockTables, "missing", loading, seed=1)
 def the_host_part_needs_no_blocks(original: Any) -> Any:
     return lambda self, hit, tokens: original(self, hit, tokens) - len(hit.host)
 
@@ -568,6 +574,39 @@ def an_item_that_was_begun_counts_as_passed(original: Any) -> Any:
 @mutant(ItemsAhead, "_rows", pictured)
 def a_chunk_reads_an_item_from_its_beginning(_original: Any) -> Any:
     return lambda ahead, need: ahead.cache[need.item.identity].rows[: need.end - need.first]
+
+
+@mutant(GroupTables, "passing", grouped)
+def a_window_passes_a_block_too_early(original: Any) -> Any:
+    def passing(tables: GroupTables, slot: Any, computed: Any) -> Any:
+        return original(tables, slot, computed + tables.block_size)
+
+    return passing
+
+
+@mutant(Prefixes, "give_back_unread", grouped)
+def windows_pass_positions_that_are_not_confirmed(_original: Any) -> Any:
+    def give_back(prefixes: Prefixes, slot: Any) -> bool:
+        view = prefixes._view  # pyright: ignore[reportPrivateUsage]
+        view.cache.tables.slide(slot, view.table.planned[slot])
+        return True
+
+    return give_back
+
+
+@mutant(GroupIndex, "_unread", grouped, seed=2)
+def a_hit_lacks_the_first_block_that_it_reads(original: Any) -> Any:
+    return lambda index, kind, blocks: min(original(index, kind, blocks) + kind.slides, blocks)
+
+
+@mutant(GroupIndex, "names", grouped)
+def groups_share_their_keys(_original: Any) -> Any:
+    return lambda index, key: [key] * len(index._kinds)
+
+
+@mutant(GroupTables, "_copy_of_rest", grouped, seed=9)
+def a_fork_copies_the_block_of_one_group(original: Any) -> Any:
+    return lambda tables, parent, slot, tokens: original(tables, parent, slot, tokens)[:1]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ SEEDS_ADAPTED = 36
 SEEDS_POOLED = 24
 SEEDS_REMOTE = 20
 SEEDS_PICTURED, CHUNKS_PICTURED = 32, 1
+SEEDS_GROUPED = 24
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -131,6 +132,25 @@ def test_random_schedules_with_a_connector_keep_the_promises() -> None:
     for trouble in ("loads", "bad loads", "asked later", "remote hits", "aborted loads"):
         assert seen[trouble], f"no schedule had {trouble}"
     for trouble in ("preempted", "swap_in", "drafts", "stale", "retried", "best_of", "failed rows"):
+        assert seen[trouble], f"no schedule had {trouble}"
+
+
+def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
+    """Among all others, each position has what it reads in every group, and the smallest pool that
+    one sequence fits into is enough."""
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS_GROUPED):
+        seen += drive(
+            seed,
+            grouped=True,
+            loading=seed % 5 == 0,
+            constrained=seed % 6 == 0,
+            adapted=seed % 7 == 0,
+            pictured=seed % 8 == 0,
+        )
+    for trouble in ("cached", "preempted", "drafts", "stale", "retried", "failed", "failed rows"):
+        assert seen[trouble], f"no schedule had {trouble}"
+    for trouble in ("copies", "beams", "best_of", "swap_out", "swap_in", "refused"):
         assert seen[trouble], f"no schedule had {trouble}"
 
 

@@ -24,11 +24,15 @@ POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 def settings(r: Random) -> dict[str, Any]:
     slots, length, size = r.randint(1, 8), r.randint(12, 64), r.choice([1, 2, 4, 8])
     least = -(-length // size)
+    groups: list[dict[str, Any]] = [{"kind": "full"}]
+    if size == 2:
+        groups += [{"kind": "sliding_window", "window": 5}]
     return {
         "max_num_seqs": slots,
         "max_model_len": length,
         "block_size": size,
-        "num_blocks": r.randint(least, least * 2),
+        "num_blocks": r.randint(least, least * 2) * len(groups),
+        "attention_groups": groups,
         "max_num_batched_tokens": max(slots, r.choice([8, 16, 64])),
         "long_prefill_token_threshold": r.choice([0, 0, 5]),
         "enable_prefix_caching": r.random() < 0.8,

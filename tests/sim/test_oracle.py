@@ -270,7 +270,7 @@ def test_a_gap_in_the_table_is_noticed() -> None:
 
 
 def test_a_table_entry_that_is_written_twice_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="slot 0 maps block 1 twice"):
+    with pytest.raises(AssertionError, match="'a' maps block 1 twice"):
         prefilled().run(plan(Row(0, "a", 1, 5), grown=((0, 1, 6),)))
 
 

@@ -53,7 +53,7 @@ class AttentionGroup:
         return {"kind": self.kind, "window": self.window, "count": self.count}
 
 
-FULL_ATTENTION = (AttentionGroup(),)
+FULL_ATTENTION: tuple[AttentionGroup, ...] = (AttentionGroup(),)
 
 
 def attention_groups(given: Any) -> tuple[AttentionGroup, ...]:

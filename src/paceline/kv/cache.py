@@ -3,11 +3,14 @@
 from collections import Counter
 from itertools import takewhile
 
+from paceline.core.attention_group import FULL_ATTENTION
 from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, CacheEvent
-from paceline.core.plan import Pairs
+from paceline.core.plan import Blocks, Pairs
 from paceline.core.request import Sequence
 from paceline.kv.fence import Fence, Fences, StepTicket
+from paceline.kv.group_index import GroupIndex
+from paceline.kv.groups import GroupTables
 from paceline.kv.hit import MISS, Hit
 from paceline.kv.index import ContentIndex, SealResident
 from paceline.kv.pool import BlockPool
@@ -30,14 +33,28 @@ class KVCache:
     """
 
     def __init__(
-        self, config: CacheConfig, slots: int, max_model_len: int, host_blocks: int = 0
+        self,
+        config: CacheConfig,
+        slots: int,
+        max_model_len: int,
+        host_blocks: int = 0,
+        longest_row: int | None = None,
     ) -> None:
+        """A step computes at most `longest_row` positions of a slot; None: `max_model_len`."""
         self.block_size = size = config.block_size
         self.events: list[CacheEvent] | None = [] if config.enable_kv_cache_events else None
         self.pool = BlockPool(config.num_blocks, config.free_order, self.events)
         self.host = BlockPool(host_blocks)
-        self.tables = BlockTables(self.pool, slots, self.blocks_for(max_model_len), size)
-        self.index = ContentIndex(self.pool, slots, config, self.events)
+        blocks, kinds = self.blocks_for(max_model_len), config.attention_groups
+        self.tables: BlockTables
+        self.index: ContentIndex
+        if kinds == FULL_ATTENTION:
+            self.tables = BlockTables(self.pool, slots, blocks, size)
+            self.index = ContentIndex(self.pool, slots, config, self.events)
+        else:
+            row = longest_row or max_model_len
+            self.tables = GroupTables(self.pool, slots, blocks, size, kinds, row)
+            self.index = GroupIndex(self.pool, slots, config, self.events)
         self.fences = Fences(self.pool, self.host)
 
     def blocks_for(self, tokens: int) -> int:
@@ -45,21 +62,41 @@ class KVCache:
 
     # -- finding ------------------------------------------------------------
 
-    def lookup(self, sequence: Sequence, seal_resident: SealResident = seal_nothing) -> Hit:
-        """The longest cached prefix that leaves at least the last known token to compute: blocks on
-        the device, followed by blocks on the host."""
-        hit = self.lookup_device(sequence, seal_resident)
-        if not self.host.size or not self.index.enabled:
+    def lookup(
+        self,
+        sequence: Sequence,
+        seal_resident: SealResident = seal_nothing,
+        most: int | None = None,
+    ) -> Hit:
+        """The longest cached prefix, of `most` tokens, that leaves at least the last known token to
+        compute: blocks on the device, followed by blocks on the host. The host is not searched for
+        several attention groups."""
+        hit = self.lookup_device(sequence, seal_resident, most)
+        if not self.host.size or not self.index.enabled or self.index.is_eager:
             return hit
         host = self._find_on_host(sequence, len(hit.device))
         return Hit(hit.device, hit.tokens + len(host) * self.block_size, host) if host else hit
 
-    def lookup_device(self, sequence: Sequence, seal_resident: SealResident = seal_nothing) -> Hit:
+    def lookup_device(
+        self,
+        sequence: Sequence,
+        seal_resident: SealResident = seal_nothing,
+        most: int | None = None,
+    ) -> Hit:
         """The device part of `lookup`, which needs no copy."""
         if not self.index.enabled:
             return MISS
-        found = self.index.find(sequence, self.usable(sequence), seal_resident)
-        return Hit(tuple(found), len(found) * self.block_size) if found else MISS
+        usable = self.usable(sequence)
+        if most is not None:
+            usable = min(usable, most // self.block_size)
+        return self.index.lookup(sequence, usable, seal_resident)
+
+    def find_read(self, sequence: Sequence, tokens: int) -> Blocks:
+        """Of the full blocks that a sequence reads which goes on at `tokens`, by index, those on
+        the device up to the first that is not there."""
+        if self.index.is_eager:
+            return tuple(self.pool.find(self.index.read_keys(sequence, tokens)))
+        return self.lookup_device(sequence).device[: tokens // self.block_size]
 
     def _find_on_host(self, sequence: Sequence, first: int) -> tuple[int, ...]:
         """The host blocks that continue a sequence from its block `first`.
@@ -81,23 +118,21 @@ class KVCache:
         provisional = self.fences.provisional
         return tuple(takewhile(lambda block: block not in provisional, found))
 
+    def _on_device(self, hit: Hit) -> int:
+        """Leading blocks of a hit that need no copy."""
+        return hit.tokens // self.block_size - len(hit.host)
+
     def usable(self, sequence: Sequence) -> int:
         """Most blocks of a hit."""
         return (len(sequence.tokens) - 1) // self.block_size
 
-    def missing(self, hit: Hit, tokens: int) -> int:
-        """Free blocks that `attach` uses. A host part needs new blocks, to be loaded into."""
-        new = self.blocks_for(tokens) - len(hit.device)
-        return new + self.pool.free_among(hit.device)
-
     # -- slots --------------------------------------------------------------
 
-    def attach(self, slot: int, sequence: Sequence, hit: Hit, tokens: int) -> tuple[int, ...]:
+    def attach(self, slot: int, sequence: Sequence, hit: Hit, tokens: int) -> tuple[Blocks, ...]:
         """Give an empty slot the device blocks of `hit` and new ones up to `tokens`. If the hit
-        has a host part, `load` must follow."""
-        self.pool.hold(hit.device)  # first, so that `take` does not evict them
-        blocks = hit.device + tuple(self.pool.take(self.blocks_for(tokens) - len(hit.device)))
-        self.place(slot, sequence, blocks, len(hit.device))
+        has a host part, `load` must follow. Returns its entries, for each attention group."""
+        blocks = self.tables.attach(slot, hit, tokens)
+        self.index.enter(slot, sequence, self._on_device(hit))
         return blocks
 
     def load(self, slot: int, sequence: Sequence, hit: Hit, step: int) -> Pairs:
@@ -112,11 +147,6 @@ class KVCache:
         self.fences.add(Fence(StepTicket(step), device, hit.host, arriving=(sequence.serial,)))
         return moves
 
-    def place(self, slot: int, sequence: Sequence, blocks: tuple[int, ...], sealed: int) -> None:
-        """Map held blocks into an empty slot. The first `sealed` of them are sealed."""
-        self.tables.place(slot, blocks)
-        self.index.enter(slot, sequence, sealed)
-
     def seal(self, slot: int, sequence: Sequence, tokens: int, step: int | None) -> None:
         """Seal the full blocks of the first `tokens` positions; pending until `step` commits."""
         first, end = self.index.sealed[slot], min(tokens // self.block_size, len(sequence.keys))
@@ -127,11 +157,11 @@ class KVCache:
         """Make the blocks of a slot unfindable from block `first` on. Returns those that were
         findable and the keys they had."""
         blocks = self.tables.blocks(slot, first, self.index.sealed[slot])
-        keys = sequence.keys[first : first + len(blocks)]
-        for block, key in zip(reversed(blocks), reversed(keys), strict=True):
+        named = self.index.named(sequence, first, blocks)
+        for block, key in reversed(named):
             self.pool.unseal(block, key)
         self.index.retract((slot, self.index.epoch[slot]))  # while the blocks are still its own
-        return dict(zip(blocks, keys, strict=True))
+        return dict(named)
 
     def fork(self, parent: int, slot: int, sequence: Sequence, tokens: int) -> Pairs:
         """Give an empty slot the first `tokens` positions of `parent` and room for one more.

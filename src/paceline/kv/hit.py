@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.plan import Pairs
+from paceline.core.plan import Blocks, Pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,10 @@ class Hit:
     step that admits the sequence does so before it computes.
     """
 
-    device: tuple[int, ...]
+    device: tuple[int, ...]  # by index; of several attention groups, all that they read
     tokens: int  # of all parts
     host: tuple[int, ...] = ()
+    groups: tuple[Blocks, ...] = ()  # `device` by group and index, if there are several groups
 
     def loads(self, blocks: Sequence[int]) -> Pairs:
         """The copies that the hit needs before it can be used: pairs of a host block and a device

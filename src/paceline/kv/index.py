@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.core.config import CacheConfig
 from paceline.core.events import BlockStored, CacheEvent
 from paceline.core.request import Sequence
+from paceline.kv.hit import MISS, Hit
 from paceline.kv.keys import KEY_BYTES, Keys, items_within
 from paceline.kv.pool import BlockPool
 from paceline.kv.unkeyed import Unkeyed, UnkeyedRun
@@ -40,6 +41,8 @@ class ContentIndex:
     `rivals` are slots that compute content which another slot computes too. Lookups return the
     block that was filled first, so the blocks of rivals are sealed as they fill.
     """
+
+    is_eager = False  # must the full blocks of residents be sealed before a lookup?
 
     def __init__(
         self,
@@ -80,6 +83,11 @@ class ContentIndex:
         return self.keys.start(sequence.keys, sequence.request, sequence.tokens, block)
 
     # -- finding ------------------------------------------------------------
+
+    def lookup(self, sequence: Sequence, usable: int, seal_resident: SealResident) -> Hit:
+        """The longest prefix that has blocks, `usable` at most."""
+        found = self.find(sequence, usable, seal_resident)
+        return Hit(tuple(found), len(found) * self._block_size) if found else MISS
 
     def find(self, sequence: Sequence, usable: int, seal_resident: SealResident) -> list[int]:
         """The blocks that hold the beginning of a sequence, `usable` at most."""
@@ -202,6 +210,18 @@ class ContentIndex:
         self._pool.keep(run)
 
     # -- sealing ------------------------------------------------------------
+
+    def named(self, sequence: Sequence, first: int, blocks: list[int]) -> list[tuple[int, bytes]]:
+        """The blocks of a sequence from block `first` on, with their keys."""
+        return list(zip(blocks, sequence.keys[first : first + len(blocks)], strict=True))
+
+    def names(self, key: bytes) -> list[bytes]:
+        """The keys that blocks of this content may have, in any attention group."""
+        return [key]
+
+    def read_keys(self, sequence: Sequence, tokens: int) -> list[bytes]:
+        """The keys of the full blocks that a sequence reads which goes on at `tokens`."""
+        return sequence.keys[: tokens // self._block_size]
 
     def seal(self, slot: int, sequence: Sequence, blocks: list[int], step: int | None) -> None:
         """Make the next full blocks of a slot findable; pending until `step` is committed."""

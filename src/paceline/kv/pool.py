@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
+from paceline.kv.keys import KEY_BYTES
 from paceline.kv.unkeyed import UnkeyedRun
 
 LOT, REMEMBERED = 16, 1024  # `find` memoizes up to 1024 prefixes, each a multiple of 16 blocks
@@ -191,7 +192,7 @@ class BlockPool:
             self._by_key[key] = twins.pop(0)
         else:
             del self._by_key[key]
-            if self._events is not None:
+            if self._events is not None and len(key) <= KEY_BYTES:  # other groups have longer keys
                 self._events.append(BlockRemoved(key))
         if twins is not None and not twins:
             del self._twins[key]

@@ -87,7 +87,7 @@ class HostTier:
         distinct = {block for one in stored for block in one.blocks}
         growth = zip(stored, spans, strict=True)
         return len(distinct) + sum(
-            max(self._cache.blocks_for(span) - len(one.blocks), 0) for one, span in growth
+            self._cache.tables.growth(one.tokens, span) for one, span in growth
         )
 
     def restore(
@@ -104,11 +104,12 @@ class HostTier:
             kept = self._blocks_without_copy(sequence, stored, here)
             cache.pool.hold(kept)
             away = stored.blocks[len(kept) :]
-            taken = cache.pool.take(max(cache.blocks_for(span) - len(kept), len(away)))
+            taken = cache.pool.take(len(away) + cache.tables.growth(stored.tokens, span))
             moves += zip(away, taken, strict=False)
             blocks = (*kept, *taken)
             here |= zip(stored.blocks, blocks, strict=False)
-            cache.place(slot, sequence, blocks, len(kept))
+            cache.tables.place_read(slot, blocks, stored.tokens, span)
+            cache.index.enter(slot, sequence, cache.tables.index_of(len(kept), stored.tokens))
             cache.seal(slot, sequence, stored.tokens, step)
             host += stored.blocks
         device = tuple(block for _, block in moves)
@@ -123,9 +124,9 @@ class HostTier:
         """Leading blocks that need no copy: another sequence of the family brings them, or the
         device still has them."""
         shared = tuple(here[block] for block in takewhile(here.__contains__, stored.blocks))
-        cached = self._cache.lookup_device(sequence).device
-        full = stored.tokens // self._cache.block_size
-        return shared + cached[len(shared) : full]
+        cached = self._cache.find_read(sequence, stored.tokens)
+        found = shared + cached[len(shared) :]
+        return found[: self._cache.tables.whole(len(found), stored.tokens)]
 
     def discard(self, sequence: Sequence) -> None:
         """Drop the host blocks of a sequence, if it has any."""
@@ -133,8 +134,8 @@ class HostTier:
             self._cache.host.drop(reversed(stored.blocks))
 
     def _contents(self, sequence: Sequence, tokens: int) -> list[Content]:
-        blocks = self._cache.tables.blocks(sequence.slot)[: self._cache.blocks_for(tokens)]
-        keys = sequence.keys[: tokens // self._cache.block_size]
+        blocks = self._cache.tables.read(sequence.slot, tokens)
+        keys = self._cache.index.read_keys(sequence, tokens)
         return [*keys, *blocks[len(keys) :]]
 
     def _wanted(self, sequences: list[Sequence], tokens: list[int]) -> dict[Content, int]:
@@ -142,7 +143,7 @@ class HostTier:
         wanted: dict[Content, int] = {}
         for sequence, count in zip(sequences, tokens, strict=True):
             contents = self._contents(sequence, count)
-            wanted |= zip(contents, self._cache.tables.blocks(sequence.slot), strict=False)
+            wanted |= zip(contents, self._cache.tables.read(sequence.slot, count), strict=True)
         return wanted
 
     def _host_block(self, content: Content) -> int | None:

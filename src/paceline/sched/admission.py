@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.plan import Admitted
@@ -195,7 +197,7 @@ class Admission:
         start = int(table.planned[slot])
         rest = int(table.known[slot]) - start
         row = ArrivalRow(sequence, start, rest, room.left, room.first, room.used)
-        mapped = len(cache.tables.blocks(slot)) * cache.block_size - start
+        mapped = int(cache.tables.room(np.array([slot]))[0]) - start
         self._add(joining, sequence, start, min(joining.chunk(row), mapped))
 
     def _add(self, joining: Joining, sequence: Sequence, start: int, count: int) -> None:

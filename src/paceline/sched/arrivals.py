@@ -1,7 +1,7 @@
 """How sequences enter: they wait, are admitted into slots, or return from the host."""
 
 from paceline.core.events import Happened
-from paceline.core.plan import Admitted
+from paceline.core.plan import Admitted, Blocks
 from paceline.core.request import Sequence
 from paceline.kv.hit import Hit
 from paceline.sched import hits
@@ -79,7 +79,7 @@ class Arrivals:
         tokens = len(moves) * state.cache.block_size
         note(sequence, Happened.LOADED, state.now, state.step, tokens)
 
-    def settle(self, sequence: Sequence, computed: int, blocks: tuple[int, ...]) -> Admitted:
+    def settle(self, sequence: Sequence, computed: int, blocks: tuple[Blocks, ...]) -> Admitted:
         """Complete an admission: the sequence has its slot and its blocks."""
         state = self._state
         if state.table.silent[sequence.slot]:  # the host adds up scores, or chooses the tokens
@@ -93,7 +93,8 @@ class Arrivals:
             request = request.child(sequence.child)
             if request.beam_width:
                 state.table.cap(sequence.slot, LOCKSTEP, len(sequence.tokens))
-        return Admitted(sequence.slot, request, sequence.tokens, computed, blocks, resumed)
+        tokens, more = sequence.tokens, blocks[1:]
+        return Admitted(sequence.slot, request, tokens, computed, blocks[0], resumed, more)
 
     def drafts(self, sequence: Sequence) -> int:
         """Most drafts per step. Beams draft nothing, because the host chooses their tokens."""
@@ -120,5 +121,5 @@ class Arrivals:
         state.stats.swapped_in_blocks += len(moves)
         state.journal.passed(sequence, 0, state.step)
         note(sequence, Happened.RETURNED, state.now, state.step, len(moves))
-        blocks = [tuple(state.cache.tables.blocks(one.slot)) for one in members]
+        blocks = [state.cache.tables.entries(one.slot) for one in members]
         return list(map(self.settle, members, starts, blocks))

@@ -190,7 +190,7 @@ class Departures:
         """Empty a slot. What it computed stays findable until its blocks are reused."""
         state = self._state
         computed = int(state.table.computed[slot])
-        if computed < state.table.given[slot]:
+        if computed < state.table.given[slot] or state.cache.index.is_eager:
             state.prefixes.seal_filled(slot)  # the steps in flight will fill what they were to fill
         has_sampled = state.table.known[slot] > state.table.given[slot]
         sequence = state.table.release(slot)

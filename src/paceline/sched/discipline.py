@@ -127,7 +127,7 @@ class Discipline(ABC):
                 missing = self._forks.need(family) - state.cache.pool.free
                 if missing <= 0:
                     self._forks.fork(family)
-                elif missing <= state.cache.fences.coming:
+                elif missing <= state.coming_blocks:
                     break  # the blocks come when the steps in flight have run
                 else:
                     self._give_way(missing, family.leader.slot)
@@ -153,13 +153,13 @@ class Discipline(ABC):
         while True:
             slot = state.table.order
             count = share(slot)
-            short, free = self._short(slot, count), state.cache.pool.free
-            missing = int(short.sum()) - free
+            short = self._short(slot, count)
+            missing = int(short.sum()) - state.cache.pool.free
             if missing <= 0:
                 return slot, count, short
-            wanting = (short > 0) & (np.cumsum(short) > free)
-            # Blocks that steps in flight copy are worth waiting for.
-            if missing <= state.cache.fences.coming or not giving_way:
+            wanting = state.cache.tables.unaffordable(short)
+            # Blocks that steps in flight give back are worth waiting for.
+            if missing <= state.coming_blocks or not giving_way:
                 return slot, np.where(wanting, 0, count), np.where(wanting, 0, short)
             self._give_way(missing, int(slot[wanting][0]))
 
@@ -186,8 +186,8 @@ class Discipline(ABC):
         left = self.config.max_num_batched_tokens - int(step.count.sum())
         drafts = self._draft_limits.clip(ResidentRows(table, slot, drafts, left, end))
         short = self._short(slot, drafts)
-        unaffordable = (short > 0) & (np.cumsum(short) > state.cache.pool.free)
-        drafts[unaffordable] = short[unaffordable] = 0
+        unaffordable = state.cache.tables.unaffordable(short)
+        drafts[unaffordable] = short[..., unaffordable] = 0
         step = replace(step, quiet=self._speculation.quiet)
         if not drafts.any():
             return step

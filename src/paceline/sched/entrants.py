@@ -51,7 +51,7 @@ class WaitingEntrant(Entrant):
 
     def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom, chunk: Chunk) -> None:
         state = entrants.state
-        hit = state.prefixes.lookup(head)
+        hit = entrants.lookup(head)
         rest, taken = entrants.rest(head, hit), entrants.budget - room.left
         allowed = state.policy.room(head, rest, taken, room.left)
         if allowed is not room.left:
@@ -69,7 +69,7 @@ class WaitingEntrant(Entrant):
         return self._entrants.limits.reason(self._row.again())
 
     def short_of_blocks(self, free: int) -> int:
-        if self.size == 1 and self._entrants.state.cache.blocks_for(self.span) <= free:
+        if self.size == 1 and self._entrants.state.cache.tables.most_blocks(self.span) <= free:
             return 0  # it fits even if no other sequence holds anything of the hit
         return self._entrants.missing(self.sequence, self.hit, self.tokens) - free
 
@@ -107,6 +107,19 @@ class Entrants:
         self._lookahead = config.speculation.lookahead_slots
         self._reserves_prompt = config.step.reserve_full_prompt
 
+    def lookup(self, head: Sequence) -> Hit:
+        """The prefix that a waiting sequence begins behind.
+
+        If others will fork from it and windows slide, it is no longer than what all share: behind
+        that, the sequence lacks blocks that the others read.
+        """
+        most = None
+        if self.state.cache.tables.slides:
+            family = self.state.family(head)
+            if family is not None and len(family.members) > 1:
+                most = family.fork_point
+        return self.state.prefixes.lookup(head, most)
+
     def rest(self, head: Sequence, hit: Hit) -> int:
         """Positions to compute before it samples, or before its family forks."""
         family = self.state.family(head)
@@ -125,7 +138,7 @@ class Entrants:
     def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
         """Free blocks that an admission uses up, with those its family takes when it forks."""
         family = self.state.family(head)
-        missing = self.state.cache.missing(hit, self.span(head, hit, tokens))
+        missing = self.state.cache.tables.missing(hit, self.span(head, hit, tokens))
         if family is not None and len(family.members) > 1:
             missing += self._forks.need(family, self._span_alone, hit)
         return missing
@@ -133,7 +146,7 @@ class Entrants:
     def missing_at_last(self, entrant: WaitingEntrant) -> int:
         """Free blocks that an admission uses up, at least those of all known tokens."""
         head, hit = entrant.sequence, entrant.hit
-        whole = self.state.cache.missing(hit, len(head.tokens))
+        whole = self.state.cache.tables.missing(hit, len(head.tokens))
         return max(whole, self.missing(head, hit, entrant.tokens))
 
     def _span_alone(self, sequence: Sequence) -> int:

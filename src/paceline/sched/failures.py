@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from paceline.core.plan import Ended, Plan, StepResult
 from paceline.core.request import Finish, Sequence
+from paceline.kv.keys import KEY_BYTES
 from paceline.sched.components import SchedulerComponents
 
 CAUSE = "a row that failed on the same prefix"
@@ -75,11 +76,12 @@ class Failures:
         return found
 
     def _forget_on_host(self, keys: Iterable[bytes]) -> None:
-        host, keys = self._state.cache.host, list(keys)
-        self._state.link.forget(keys)
-        for key in keys:
-            for block in host.find([key]):
-                host.unseal(block, key)
+        host, index = self._state.cache.host, self._state.cache.index
+        names = [name for key in keys for name in index.names(key)]
+        self._state.link.forget(names)
+        for name in names:
+            for block in host.find([name]):
+                host.unseal(block, name)
 
     def _has_sampled(self, slot: int) -> bool:
         """Since it was admitted; it has read everything before it then."""
@@ -97,7 +99,7 @@ class Failures:
             for one in state.group(state.table.sequence(slot)):
                 self._forget_on_host(self._forget(one).values())
             self._departures.preempt(slot, CAUSE, may_swap=False)
-        keys = set(doubtful.values())
+        keys = {key[:KEY_BYTES] for key in doubtful.values()}  # whatever the attention group
         for sequence in list(state.swapped):
             group = state.group(sequence)
             if any(not keys.isdisjoint(one.keys) for one in group):

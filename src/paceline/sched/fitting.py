@@ -23,8 +23,8 @@ def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
             f"request {request.id!r} asks for {width} sequences at once, and max_num_seqs "
             f"is {step.max_num_seqs}"
         )
-    need, have = cache.blocks_for(min(span, step.max_model_len)), cache.pool.size
-    need += (width - 1) * (need - (prompt - 1) // cache.block_size)
+    need = cache.tables.most_blocks(min(span, step.max_model_len), width, shared=prompt - 1)
+    have = cache.pool.size
     if need > have:
         several = f" in each of {width} sequences" if width > 1 else ""
         raise RequestError(

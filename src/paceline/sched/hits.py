@@ -13,7 +13,8 @@ def count(
     on the device came from a connector; None: there is none."""
     if not cache.index.enabled:
         return
-    known, found = len(sequence.tokens), len(hit.device) * cache.block_size - (loaded or 0)
+    known = len(sequence.tokens)
+    found = hit.tokens - len(hit.host) * cache.block_size - (loaded or 0)
     if sequence.preemptions > 0:
         stats.resumed_queries += known
         stats.resumed_hits += found

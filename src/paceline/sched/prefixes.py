@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from paceline.core.arrays import Index
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import MISS, Hit
@@ -35,17 +36,21 @@ class Prefixes:
     def __init__(self, view: BlocksView) -> None:
         self._view = view
 
-    def lookup(self, sequence: Sequence) -> Hit:
+    def lookup(self, sequence: Sequence, most: int | None = None) -> Hit:
         """The longest prefix that has been computed, or is being computed by residents, on the
-        device and on the host."""
+        device and on the host; `most` tokens, if given."""
         if not sequence.request.reads_cache:
             return MISS
-        return self._view.cache.lookup(sequence, self.seal_filled)
+        if self._view.cache.index.is_eager:
+            self._seal_all_filled()
+        return self._view.cache.lookup(sequence, self.seal_filled, most)
 
     def lookup_device(self, sequence: Sequence) -> Hit:
         """The same without what the host has."""
         if not sequence.request.reads_cache:
             return MISS
+        if self._view.cache.index.is_eager:
+            self._seal_all_filled()
         return self._view.cache.lookup_device(sequence, self.seal_filled)
 
     def seal_filled(self, slot: int) -> bool:
@@ -65,6 +70,27 @@ class Prefixes:
             self.seal_filled(slot)
             if index.sealed[slot] >= int(table.given[slot]) // self._view.cache.block_size:
                 index.rivals.discard(slot)
+
+    def _seal_all_filled(self) -> None:
+        """Seal the full blocks of all residents that have been handed out, oldest first."""
+        table, cache = self._view.table, self._view.cache
+        order = table.order
+        filled = np.minimum(table.planned[order], table.known[order]) // cache.block_size
+        if cache.index.enabled:
+            for slot in order[filled > np.array(cache.index.sealed)[order]].tolist():
+                self.seal_filled(slot)
+
+    def give_back_unread(self, slot: Index) -> bool:
+        """Give back the blocks of residents that no position reads which is not computed yet. They
+        stay findable. Returns whether there were any."""
+        tables, table = self._view.cache.tables, self._view.table
+        computed = table.computed[slot]
+        passing = tables.passing(slot, computed).any(axis=0)
+        slot, computed = slot[passing], computed[passing]
+        for one, tokens in zip(slot.tolist(), computed.tolist(), strict=True):
+            self._seal(one, tokens, None)
+        tables.slide(slot, computed)
+        return bool(len(slot))
 
     def seal_computed(self) -> None:
         """Seal all full blocks that residents have computed."""

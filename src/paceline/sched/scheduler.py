@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paceline.core.attention_group import FULL_ATTENTION
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, PluginError, QueueFull, RequestError, StepError
 from paceline.core.events import CacheEvent
@@ -179,8 +180,11 @@ class Scheduler:
             self._planner.steady = steady and steady.after(plan)
         self._flight.popleft()
         state.link.begin_loads(self._flight)
-        if state.cache.confirm(plan.step):
-            self._planner.gate = None  # blocks came free
+        freed = state.cache.confirm(plan.step)
+        if state.cache.tables.slides:
+            freed |= state.prefixes.give_back_unread(plan.rows.slot)
+        if freed:
+            self._planner.gate = None
         if state.cache.events is not None:
             state.prefixes.seal_computed()  # cache events report what became findable
         if outputs.finished or result.failed or result.forced:
@@ -301,14 +305,16 @@ class Scheduler:
 
     def connect(self, connector: Connector) -> None:
         """Load KV from a connector, and store KV with it. Call it before the first request.
-        ConfigError without `enable_prefix_caching`, which gives blocks their keys."""
+        ConfigError without `enable_prefix_caching`, which gives blocks their keys, and with
+        attention groups, whose blocks are not transferred."""
         cache = self.config.cache
         if not cache.enable_prefix_caching:
             raise ConfigError("kv_connector needs enable_prefix_caching")
-        if len(cache.groups) > 1:
+        if cache.attention_groups != FULL_ATTENTION:
+            kinds = ", ".join(one.kind for one in cache.groups)
             raise ConfigError(
-                f"kv_connector moves blocks of one group of layers, and this model has "
-                f"{len(cache.groups)}: remove kv_connector"
+                "kv_connector needs a model in which all layers have full attention; this one "
+                f"has attention groups ({kinds}): remove kv_connector"
             )
         self.state.link.connect(connector)
 

@@ -44,7 +44,8 @@ class SchedulerState:
         self.step = 0
         self.now = 0.0
         self.table = SlotTable(slots, length)
-        self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space)
+        row = config.step.max_num_batched_tokens + config.speculation.lookahead_slots
+        self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space, row)
         self.prefixes = Prefixes(self)
         self.link = ConnectorLink(self.cache)
         self.stores = Stores(self.link, self.table, self.cache)
@@ -92,6 +93,12 @@ class SchedulerState:
             busy |= np.isin(table.serial[order], list(arriving))
         slots: list[int] = order[busy].tolist()
         return slots
+
+    @property
+    def coming_blocks(self) -> int:
+        """Blocks that become free when the steps in flight have run."""
+        cache, order = self.cache, self.table.order
+        return cache.fences.coming + cache.tables.coming(order, self.table.planned[order])
 
     # -- what policies see --------------------------------------------------
 

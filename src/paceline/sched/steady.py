@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.plan import NOTHING_GROWN, Grown, Kind, Plan, Rows, StepResult
+from paceline.core.plan import NOTHING_GROWN, Kind, Plan, Rows, StepResult
 from paceline.kv.cache import KVCache
 from paceline.sched.composition import Composition
 from paceline.sched.slots import SlotTable
@@ -64,7 +64,7 @@ class Steady:
         start = self._table.planned[slot]
         grown = NOTHING_GROWN
         if self._steps_to_edge == 0:
-            found = self._grow(start)
+            found = self._cache.tables.grow_at(slot, start)
             if found is None:
                 return None
             grown = found
@@ -73,13 +73,6 @@ class Steady:
         self._steps_to_edge -= 1
         self._steps_left -= 1
         return Plan(step, self.rows, start, grown, kind=self._kind)
-
-    def _grow(self, start: I32) -> Grown | None:
-        slot = self.rows.slot
-        edge = np.flatnonzero(self._cache.tables.room(slot) == start)
-        if len(edge) > self._cache.pool.free:
-            return None
-        return self._cache.tables.grow_by_one(slot[edge])
 
     def sampled_once(self, result: StepResult) -> bool:
         """Whether every row yielded exactly one token, and no feature has to look at it."""

@@ -38,8 +38,12 @@ class Swapping:
         """Should these be swapped rather than computed again?"""
         if self._mode == "recompute" or not self._cache.host.size:
             return False
-        if not all(self._kept(residents)):
+        kept = self._kept(residents)
+        if not all(kept):
             return False  # not even begun: there is nothing to keep
+        slots = [one.slot for one in residents]
+        if not all(map(self._cache.tables.can_resume, slots, kept)):
+            return False
         return self._mode == "swap" or self._swap_s(residents) < self._recompute_s(residents)
 
     def _swap_s(self, residents: list[Sequence]) -> float:
@@ -68,7 +72,8 @@ class Swapping:
         size, known = self._cache.block_size, self._table.known
         for one, other in permutations(range(len(residents)), 2):
             pairs = zip(blocks[one], blocks[other], strict=False)
-            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) * size
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            shared = same // self._cache.tables.groups * size
             most = min(tokens[other], shared, int(known[residents[one].slot]) - 1)
             tokens[one] = max(tokens[one], most)
         return tokens

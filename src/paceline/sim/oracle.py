@@ -2,29 +2,29 @@
 
 Each KV cell holds a digest of the whole prefix up to its position, so two cells are
 equal only if everything before them is. When all rows of a step have written, each reads
-all its positions through the block table that the plans gave it, as attention would, and
-each read is checked: a wrong
-block, an early reuse, a prefix hit on something never computed or on another tenant's
-content fails at the cell where it happens.
+the positions that attention would, in every attention group through the block table of that group
+that the plans gave it, and each read is checked: a wrong block, an early reuse, a prefix hit on
+something never computed or on another tenant's content fails at the cell where it happens.
 
 Positions of multimodal items are checked likewise: each reads the row of the encoder store that the
 plan names, which must hold the embedding of that place in that content.
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
 
 from paceline.core.arrays import I32
+from paceline.core.attention_group import FULL_ATTENTION
 from paceline.core.masks import TokenMasks
-from paceline.core.plan import Admitted, Candidates, Failed, Pairs, Plan, StepResult
+from paceline.core.plan import NO_BLOCK, Admitted, Candidates, Failed, Pairs, Plan, StepResult
 from paceline.core.pool_spans import pool_spans, pooled_span
 from paceline.core.pooling import PooledSpan
-from paceline.core.request import Request
-from paceline.sim.reference import extended, likeliest, logprobs, next_token, start_digest
+from paceline.sim.reference import extended, likeliest, logprobs, mix, next_token, start_digest
+from paceline.sim.track import Allowed, Track, anything
 
 
 def hidden_state(token: int, position: int) -> int:
@@ -46,27 +46,9 @@ class Spoil:
     due: dict[int, int]  # digests by position
 
 
-# Tokens that may follow some that were sampled in the same step; None: all.
-Allowed = Callable[[list[int]], list[int] | None]
-
-
-def anything(_: list[int]) -> None:
-    """Any token may follow."""
-
-
-@dataclass(slots=True)
-class Track:
-    """What the device knows of one slot."""
-
-    request: Request
-    tokens: list[int]
-    table: list[int]  # blocks by index; -1 where unmapped
-    position: int  # positions whose KV is there
-    sampled: bool = False  # since it took the slot; a drafter has nothing to go by before
-    drafted: bool = False  # then the host knows its position only from above
-    digests: list[int] = field(default_factory=list[int])  # expected, by position
-    allowed: Allowed = anything  # in this step
-    reads: dict[int, int] = field(default_factory=dict[int, int])  # rows of the store, by position
+def of_group(digest: int, group: int) -> int:
+    """What the layers of an attention group write for a digest: each group something else."""
+    return mix(digest, group) if group and digest >= 0 else digest
 
 
 class OracleRunner:
@@ -80,8 +62,10 @@ class OracleRunner:
     The next row of a label in `spoiled` writes no numbers, and so does every row that reads some
     of them; of these rows, those that sample fail.
 
-    `masks` says which tokens rows may sample.
+    `masks` says which tokens rows may sample, and `groups` which positions layers read.
     """
+
+    groups = FULL_ATTENTION
 
     def __init__(
         self,
@@ -167,21 +151,16 @@ class OracleRunner:
         for one in plan.encode:
             for row in one.rows.tolist():
                 self.embeddings.pop(row, None)
-        grown = plan.grown
-        for slot, index, block in zip(
-            grown.slot.tolist(), grown.index.tolist(), grown.block.tolist(), strict=True
-        ):
-            self._map(slot, index, block)
+        for group, grown in enumerate((plan.grown, *plan.grown.more)):
+            for slot, index, block in zip(
+                grown.slot.tolist(), grown.index.tolist(), grown.block.tolist(), strict=True
+            ):
+                self.tracks[slot].map(group, index, block)
 
     def _admit(self, new: Admitted) -> None:
         assert new.slot not in self.tracks, f"slot {new.slot} was not released"
-        tokens = new.tokens.tolist()
-        track = Track(new.request, tokens, list(new.blocks), new.computed)
-        digest = start_digest(new.request)
-        for position, token in enumerate(tokens[: new.computed]):
-            digest = extended(new.request, digest, position, token)
-            track.digests.append(digest)
-        self.tracks[new.slot] = track
+        assert len(new.more) == len(self.groups) - 1, f"{new.request.id!r} has other groups"
+        self.tracks[new.slot] = Track.of(new)
 
     def _encode(self, plan: Plan) -> None:
         for one in plan.encode:
@@ -195,12 +174,6 @@ class OracleRunner:
         ):
             track = self.tracks[slots[row]]
             track.reads[track.position + place] = source
-
-    def _map(self, slot: int, index: int, block: int) -> None:
-        table = self.tracks[slot].table
-        table.extend([-1] * (index + 1 - len(table)))
-        assert table[index] == -1, f"slot {slot} maps block {index} twice"
-        table[index] = block
 
     def _result(self, plan: Plan) -> StepResult:
         rows, labels = plan.rows, plan.rows.labels
@@ -223,9 +196,8 @@ class OracleRunner:
             count[row] = len(new)
         unread = [track.request.id for track in self.tracks.values() if track.reads]
         assert not unread, f"{unread} have embeddings for positions that they do not compute"
-        for slot in rows.slot.tolist():  # attention reads when all rows have written
-            for position in range(self.tracks[slot].position):
-                self._read(self.tracks[slot], position)
+        for slot, begin in zip(rows.slot.tolist(), begins, strict=True):
+            self._read(self.tracks[slot], begin)  # attention reads when all rows have written
         failed = [row for row in self._spoil(plan, begins) if rows.samples[row]]
         count[failed] = 0
         lost = tuple(Failed(row, f"the row of {labels[row]!r} has no numbers") for row in failed)
@@ -269,13 +241,13 @@ class OracleRunner:
             row
             for row in suspects
             if row not in bad
-            and (labels[row] in self.spoiled or self._reads_no_numbers(int(rows.slot[row])))
+            and (labels[row] in self.spoiled or self._reads_no_numbers(plan, row, begins[row]))
         ]:
             for row in new:
                 slot, epoch = int(rows.slot[row]), int(rows.epoch[row])
                 track = self.tracks[slot]
                 written = range(begins[row], begins[row] + int(rows.count[row]))
-                due = {position: self._seen(track, position) for position in written}
+                due = {position: self._seen(track, 0, position) for position in written}
                 for position in written:
                     self._write(track, position, NO_NUMBER - len(self.spoils))
                 self.spoils.append(Spoil(slot, epoch, plan.step, due))
@@ -283,10 +255,10 @@ class OracleRunner:
         self.spoiled.difference_update(labels)
         return sorted(bad)
 
-    def _reads_no_numbers(self, slot: int) -> bool:
-        track = self.tracks[slot]
-        places = [divmod(position, self.block_size) for position in range(track.position)]
-        return any(self.seen(track.table[index], offset) <= NO_NUMBER for index, offset in places)
+    def _reads_no_numbers(self, plan: Plan, row: int, begin: int) -> bool:
+        track = self.tracks[int(plan.rows.slot[row])]
+        read = self._positions_read(track, begin)
+        return any(self._seen(track, group, position) <= NO_NUMBER for group, position in read)
 
     def spoil_in(self, block: int) -> Spoil | None:
         """Where the first cell of a block that is no number comes from, if there is one."""
@@ -364,23 +336,33 @@ class OracleRunner:
         found = [] if source is None else [self.embeddings.get(source)]
         assert found == due, f"{name!r} position {position} has the embedding {found}, not {due}"
 
-    def _read(self, track: Track, position: int) -> None:
-        seen = self._seen(track, position)
-        if seen <= NO_NUMBER:
-            seen = self.spoils[NO_NUMBER - seen].due[position]
-        assert seen == track.digests[position], (
-            f"{track.request.id!r} position {position}, block {self._block(track, position)}: "
-            f"stale or foreign KV"
-        )
+    def _positions_read(self, track: Track, begin: int) -> Iterator[tuple[int, int]]:
+        """What a row reads that began at position `begin`: groups and positions."""
+        for group, kind in enumerate(self.groups):
+            for position in range(kind.unread(begin), track.position):
+                yield group, position
 
-    def _seen(self, track: Track, position: int) -> int:
-        return self.seen(self._block(track, position), position % self.block_size)
+    def _read(self, track: Track, begin: int) -> None:
+        for group, position in self._positions_read(track, begin):
+            seen, due = self._seen(track, group, position), track.digests[position]
+            if seen <= NO_NUMBER:
+                seen = of_group(self.spoils[NO_NUMBER - seen].due[position], group)
+            assert seen == of_group(due, group), (
+                f"{track.request.id!r} position {position}, block "
+                f"{self._block(track, group, position)}: stale or foreign KV in group {group}"
+            )
+
+    def _seen(self, track: Track, group: int, position: int) -> int:
+        return self.seen(self._block(track, group, position), position % self.block_size)
 
     def _write(self, track: Track, position: int, digest: int) -> None:
-        self.put(self._block(track, position), position % self.block_size, digest)
+        for group in range(len(self.groups)):
+            block, offset = self._block(track, group, position), position % self.block_size
+            self.put(block, offset, of_group(digest, group))
 
-    def _block(self, track: Track, position: int) -> int:
-        index = position // self.block_size
-        block = track.table[index] if index < len(track.table) else -1
-        assert block >= 0, f"{track.request.id!r} has no block for position {position}"
+    def _block(self, track: Track, group: int, position: int) -> int:
+        block = track.block(group, position // self.block_size)
+        assert block != NO_BLOCK, (
+            f"{track.request.id!r} has no block for position {position} in group {group}"
+        )
         return block

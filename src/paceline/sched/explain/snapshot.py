@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from paceline.core.plan import NO_BLOCK
 from paceline.core.request import Sequence
 from paceline.sched.state import SchedulerState
 
@@ -38,6 +39,7 @@ def describe_one(at: SchedulerState, sequence: Sequence) -> dict[str, Any]:
     slot, table = sequence.slot, at.table
     resident = slot >= 0
     known = int(table.known[slot]) if resident else len(sequence.tokens)
+    groups = at.cache.tables.entries(slot) if resident else [()] * at.cache.tables.groups
     return {
         "state": sequence.state,
         "known": sequence.life[-1].amount if sequence.finish else known,
@@ -46,5 +48,5 @@ def describe_one(at: SchedulerState, sequence: Sequence) -> dict[str, Any]:
         "prompt": len(sequence.request.prompt),
         "preemptions": sequence.preemptions,
         "cached": sequence.cached,
-        "blocks": [at.cache.tables.blocks(slot) if resident else []],
+        "blocks": [[block for block in group if block != NO_BLOCK] for group in groups],
     }

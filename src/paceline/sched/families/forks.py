@@ -41,14 +41,14 @@ class Forks:
     ) -> int:
         """Free blocks that the fork takes, with room for `span` positions of each, or for one
         more; blocks of `held` are taken care of."""
-        size = self._state.cache.block_size
+        tables = self._state.cache.tables
         found: set[int] = set()
         new = 0
         for one in family.members[1:]:
             hit = self._own(one, family)
-            blocks = family.fork_point // size if hit is None else len(hit.device)
+            start = family.fork_point if hit is None else hit.tokens
             found.update(() if hit is None else hit.device)
-            new += max(1, self._state.cache.blocks_for(span(one)) - blocks if span else 1)
+            new += tables.forked_blocks(start, max(span(one) if span else 0, start + 1))
         return new + self._state.cache.pool.free_among(list(found.difference(held.device)))
 
     def _own(self, sequence: Sequence, family: Family) -> Hit | None:
@@ -87,7 +87,7 @@ class Forks:
             state.changes.copies.append((slot, copies))
         else:
             state.cache.attach(slot, sequence, hit, start + 1)
-        blocks = tuple(state.cache.tables.blocks(slot))
+        blocks = state.cache.tables.entries(slot)
         state.changes.admitted.append(self._arrivals.settle(sequence, start, blocks))
 
     # -- beams --------------------------------------------------------------
@@ -130,6 +130,8 @@ class Forks:
         state.changes.release(slot)
         state.changes.copies.append((slot, copies))
         request = sequence.request.child(sequence.child)
-        blocks = tuple(state.cache.tables.blocks(slot))
-        state.changes.admitted.append(Admitted(slot, request, tokens, known, blocks, resumed=True))
+        first, *more = state.cache.tables.entries(slot)
+        state.changes.admitted.append(
+            Admitted(slot, request, tokens, known, first, resumed=True, more=tuple(more))
+        )
         state.stats.forks += 1

@@ -1,0 +1,138 @@
+"""The content index of several attention groups: one hit length that suits all of them."""
+
+from paceline.core.attention_group import AttentionGroup
+from paceline.core.config import CacheConfig
+from paceline.core.events import CacheEvent
+from paceline.core.plan import NO_BLOCK, Blocks
+from paceline.core.request import Sequence
+from paceline.kv.hit import MISS, Hit
+from paceline.kv.index import ContentIndex, Pending, SealResident
+from paceline.kv.keys import KEY_BYTES
+from paceline.kv.pool import BlockPool
+
+GROUP_BYTES = 4  # of a group's number in a key
+
+
+class GroupIndex(ContentIndex):
+    """Full blocks by content key and group. A slot is sealed to the same index in all groups.
+
+    Full blocks of residents are sealed before every lookup, so `unkeyed` and `rivals` stay empty.
+    The number of a group is appended to the keys of its blocks, except for the first group with
+    full attention: cache events report that one.
+    """
+
+    is_eager = True
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        slots: int,
+        config: CacheConfig,
+        events: list[CacheEvent] | None = None,
+    ) -> None:
+        super().__init__(pool, slots, config, events)
+        self._kinds = config.groups
+        full = [group for group, kind in enumerate(self._kinds) if not kind.slides]
+        self._plain = full[0] if full else 0
+        self._suffixes = [
+            b"" if group == self._plain else group.to_bytes(GROUP_BYTES, "big")
+            for group in range(len(self._kinds))
+        ]
+        # A search in a group with full attention is cheap, and leaves less to search in others.
+        self._search_order = sorted(
+            range(len(self._kinds)), key=lambda one: self._kinds[one].slides
+        )
+
+    # -- finding ------------------------------------------------------------
+
+    def lookup(self, sequence: Sequence, usable: int, seal_resident: SealResident) -> Hit:
+        """The longest prefix, `usable` blocks at most, of which every group has what it reads."""
+        self.extend_keys(sequence)
+        names = [self.names(key) for key in sequence.keys[:usable]]
+        keys = [[name[group] for name in names] for group in range(len(self._kinds))]
+        length, longer = usable, usable + 1
+        while length < longer:
+            longer = length
+            for group in self._search_order:
+                length = self._longest(self._kinds[group], keys[group], length)
+        if not length:
+            return MISS
+        groups = tuple(
+            self._entries(kind, own[:length]) for kind, own in zip(self._kinds, keys, strict=True)
+        )
+        device = tuple(block for own in groups for block in own if block != NO_BLOCK)
+        return Hit(device, length * self._block_size, groups=groups)
+
+    def _longest(self, kind: AttentionGroup, keys: list[bytes], length: int) -> int:
+        """The longest prefix of which a group has what it reads, `length` blocks at most."""
+        if not kind.slides:
+            return len(self._pool.find(keys[:length]))
+        while length:
+            read = range(self._unread(kind, length), length)
+            missing = next((one for one in reversed(read) if not self._pool.has(keys[one])), None)
+            if missing is None:
+                break
+            length = missing  # every longer prefix reads that block too
+        return length
+
+    def _entries(self, kind: AttentionGroup, keys: list[bytes]) -> Blocks:
+        unread = self._unread(kind, len(keys))
+        return (NO_BLOCK,) * unread + tuple(self._pool.find(keys[unread:]))
+
+    def _unread(self, kind: AttentionGroup, blocks: int) -> int:
+        """Leading blocks that a sequence does not read which goes on after `blocks` ones."""
+        return kind.unread(blocks * self._block_size) // self._block_size
+
+    # -- slots --------------------------------------------------------------
+
+    def enter(self, slot: int, sequence: Sequence, sealed: int) -> None:
+        if self.enabled:
+            self.sealed[slot] = sealed
+
+    def unlist(self, slot: int) -> None:
+        """Nothing is listed."""
+
+    def leave(self, slot: int, sequence: Sequence, full: list[int]) -> None:
+        """Empty a slot, whose blocks have been sealed before."""
+        self.sealed[slot] = 0
+        self.epoch[slot] += 1
+
+    # -- sealing ------------------------------------------------------------
+
+    def named(self, sequence: Sequence, first: int, blocks: list[int]) -> list[tuple[int, bytes]]:
+        """Blocks with their keys. `blocks` has one block of each group for every index from
+        `first` on."""
+        keys = sequence.keys[first : first + len(blocks) // len(self._kinds)]
+        every = [name for key in keys for name in self.names(key)]
+        return [pair for pair in zip(blocks, every, strict=True) if pair[0] != NO_BLOCK]
+
+    def names(self, key: bytes) -> list[bytes]:
+        return [key[:KEY_BYTES] + suffix for suffix in self._suffixes]
+
+    def read_keys(self, sequence: Sequence, tokens: int) -> list[bytes]:
+        unread = [kind.unread(tokens) // self._block_size for kind in self._kinds]
+        return [
+            name
+            for index, key in enumerate(sequence.keys[: tokens // self._block_size])
+            for name, first in zip(self.names(key), unread, strict=True)
+            if index >= first
+        ]
+
+    def seal(self, slot: int, sequence: Sequence, blocks: list[int], step: int | None) -> None:
+        """Make the next full blocks of all groups findable; pending until `step` is committed."""
+        if not blocks:
+            return
+        first = self.sealed[slot]
+        named = self.named(sequence, first, blocks)
+        held, keys = [block for block, _ in named], [key for _, key in named]
+        new = {*self._pool.seal(held, keys)}
+        self.sealed[slot] = end = first + len(blocks) // len(self._kinds)
+        if self.events is not None:
+            stored = [index for index in range(first, end) if sequence.keys[index] in new]
+            self.events += [self._stored(sequence, index) for index in stored]
+        if step is not None:
+            self._pending.append(Pending(step, slot, self.epoch[slot], held, keys))
+
+    def check(self, occupied: list[int]) -> None:
+        assert not self.unkeyed.slots(), "a slot is listed"
+        assert not self.unkeyed.runs(), "a run has no keys"
