@@ -277,7 +277,7 @@ class Drive:
         return {
             "attention_groups": groups,
             "max_num_batched_tokens": row,
-            "num_blocks": least + r.choice([0, r.randint(0, least)]),
+            "num_blocks": least + r.choice([0, r.randint(0, least), 3 * least]),
         }
 
     def _with_items(self, request: Request) -> Request:
