@@ -207,6 +207,8 @@ SENTENCES = {
     "kv_events_config": "Publish stored and removed blocks for routers, with vLLM's names: "
     "enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic "
     "and publisher; also encoding, array or map. LLM also takes a dict.",
+    "role": "Part of requests that this engine does: prefill computes prompts and keeps their KV, "
+    "decode reads it and generates; both needs no other engine.",
     "kv_connector": "Where KV is kept beyond the device: a module of kv/connectors, such as host "
     "or disk, or a dotted path to a class.",
     "kv_transfer_config": "Settings of a connector in vLLM's names: kv_connector, kv_role, "

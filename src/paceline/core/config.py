@@ -27,7 +27,9 @@ MOST_THREADS = 1024  # torch crashes with many more
 GenerationConfig = Literal["auto", "none"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 GrammarLibrary = Literal["auto", "xgrammar", "llguidance", "guidance"]
+EngineRole = Literal["both", "prefill", "decode"]
 CHOICES: dict[str, Any] = {
+    "role": EngineRole,
     "generation_config": GenerationConfig,
     "pooling": PoolingChoice,
     "device": Device,
@@ -217,7 +219,7 @@ class LoadConfig:
     weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
     gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
     attention, enforce_eager, async_scheduling, depth, threads. Grammars:
-    structured_outputs_backend. KV elsewhere: kv_connector, kv_transfer_config. Routers:
+    structured_outputs_backend. KV elsewhere: role, kv_connector, kv_transfer_config. Routers:
     kv_events_config. Other names of settings: speculative_config.
     """
 
@@ -242,6 +244,7 @@ class LoadConfig:
     max_image_pixels: int = 1 << 26  # of an image, before it is resized
     structured_outputs_backend: GrammarLibrary = "auto"  # what compiles grammars
     speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
+    role: EngineRole = "both"  # its part of requests whose KV goes from engine to engine
     kv_connector: str = ""  # a module in kv/connectors, or a dotted path to a class; "": none
     kv_transfer_config: str = ""  # settings of a connector in vLLM's names, as JSON
     kv_events_config: str = ""  # where stored and removed blocks are published, as JSON

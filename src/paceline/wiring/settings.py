@@ -17,6 +17,7 @@ from paceline.sched.scheduler import Scheduler
 from paceline.wiring import kv_transfer_config
 from paceline.wiring.json_settings import as_json
 from paceline.wiring.memory import free_bytes
+from paceline.wiring.roles import with_role
 from paceline.wiring.speculative_config import spelled_out
 
 log = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
 
     ConfigError names the nearest setting for an unknown name.
     """
-    settings = as_json(spelled_out(kv_transfer_config.spelled_out(settings)))
+    settings = as_json(spelled_out(kv_transfer_config.spelled_out(with_role(settings))))
     ours = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
     known = [
