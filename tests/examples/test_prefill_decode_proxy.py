@@ -15,8 +15,8 @@ import pytest
 import uvicorn
 
 from examples.prefill_decode_proxy import create_proxy
-from tests.golden.small_model import small_model
 from tests.server.real import Running, running
+from tests.wiring.support import dummy_model
 
 pytest.importorskip("nixl_cu12")
 
@@ -33,7 +33,7 @@ LEASE_S = 0.5
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
-    folder = small_model(tmp_path_factory.mktemp("small"))
+    folder = dummy_model(tmp_path_factory.mktemp("dummy"))
     os.environ["UCX_NET_DEVICES"] = "lo"
     roles = "prefill", "decode"
     with ExitStack() as closing, ThreadPoolExecutor() as starting:
@@ -42,8 +42,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Runn
 
 
 def server(folder: Path, role: str) -> Any:
-    options = {"kv_connector_extra_config": {"lease_s": LEASE_S}}
-    return running(folder, role=role, core="thread", kv_transfer_config=json.dumps(options))
+    options = json.dumps({"kv_connector_extra_config": {"lease_s": LEASE_S}})
+    plain = {"load_format": "dummy", "core": "thread", "kv_transfer_config": options}
+    return running(folder, role=role, **plain)
 
 
 @asynccontextmanager
