@@ -27,7 +27,7 @@ class KVTransfer:
         remote_host: Address of its side channel.
         remote_port: Port of its side channel.
         remote_block_ids: Its full blocks of the prompt, in order.
-        remote_num_tokens: Tokens in these blocks.
+        remote_num_tokens: Tokens of its prompt.
         remote_blocks_expiry_time: When it frees blocks that no engine has begun to read, in seconds
             since the epoch.
         tp_size: Number of devices that share each block.

@@ -61,7 +61,7 @@ def test_blocks_are_claimed_and_released(ends: Ends) -> None:
     granted = ends.asked(KEYS[1], **claim).header
     assert (granted["read_s"], granted["blocks"]) == (4.0, [4, 0])
     assert "another prompt" in ends.asked(KEYS[0], **claim).header["error"]
-    ends.client.tell(ask="release", request="a")
+    ends.client.notify(ask="release", request="a")
     ends.asked(ask="memory")
     assert ends.released == ["a"]
 

@@ -126,11 +126,11 @@ class BlockRead:
 
     def __init__(self, nixl: NixlLibrary, agent: Any, handle: Any) -> None:
         self._nixl, self._agent, self._handle = nixl, agent, handle
-        self._state: ReadState = self._told(agent.transfer)
+        self._state: ReadState = self._state_by(agent.transfer)
 
     def state(self) -> ReadState:
         if self._state == "running":
-            self._state = self._told(self._agent.check_xfer_state)
+            self._state = self._state_by(self._agent.check_xfer_state)
         return self._state
 
     def end(self) -> bool:
@@ -141,7 +141,7 @@ class BlockRead:
             return self.state() != "running"
         return True
 
-    def _told(self, ask: Callable[[Any], str]) -> ReadState:
+    def _state_by(self, ask: Callable[[Any], str]) -> ReadState:
         try:
             return STATES.get(self._nixl.call(ask, self._handle), "failed")
         except OSError:

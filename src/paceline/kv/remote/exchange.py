@@ -79,7 +79,7 @@ class BlockExchange:
         self._do(partial(self._reads.fetch, transfer, remote))
 
     def release(self, remote: KVTransfer) -> None:
-        """Tell another engine that its blocks are not wanted."""
+        """Notify another engine that its blocks are not wanted."""
         self._do(partial(self._reads.release, remote))
 
     def close(self) -> None:

@@ -72,8 +72,8 @@ class RemoteReads:
             peer.waiting.append(one)
 
     def release(self, remote: KVTransfer) -> None:
-        """Tell another engine that its blocks are not wanted."""
-        self._peer(remote).client.tell(ask="release", request=remote.remote_request_id)
+        """Notify another engine that its blocks are not wanted."""
+        self._peer(remote).client.notify(ask="release", request=remote.remote_request_id)
 
     def follow(self) -> None:
         """Read answers, report the reads that ended, and stop those whose time is over."""

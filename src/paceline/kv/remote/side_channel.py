@@ -90,7 +90,7 @@ class SideChannelServer:
 
 
 class SideChannelClient:
-    """The connection to one other engine. Answers are passed to whoever asked.
+    """The connection to one other engine. Each answer is passed to the function that waits for it.
 
     A question whose connection is lost is answered with an error.
     """
@@ -113,9 +113,9 @@ class SideChannelClient:
         self._waiting[number] = answered
         self._send(Message({**asked, "number": number}, content))
 
-    def tell(self, **told: Any) -> None:
+    def notify(self, **message: Any) -> None:
         """Send a message that has no answer."""
-        self._send(Message(told))
+        self._send(Message(message))
 
     def _send(self, message: Message) -> None:
         try:
