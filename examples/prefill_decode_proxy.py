@@ -23,7 +23,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-SERVER_ERROR = 500
+TOO_MANY, SERVER_ERROR = 429, 500
 CONNECT_S = 2.0
 # What a prefill engine does not need: it generates one token, of one sequence.
 GENERATION = (
@@ -39,8 +39,7 @@ FORWARDED = ("authorization", "x-request-id", "traceparent")
 class Engines:
     """Engines of one kind, which take turns; one that does not answer is passed over."""
 
-    def __init__(self, kind: str, urls: Sequence[str], timeout_s: float) -> None:
-        self.kind = kind
+    def __init__(self, urls: Sequence[str], timeout_s: float) -> None:
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None)
         self.clients = [
@@ -74,8 +73,7 @@ def create_proxy(
     prefill: Sequence[str], decode: Sequence[str], timeout_s: float = 600.0
 ) -> FastAPI:
     """The proxy as an ASGI application; `prefill` and `decode` are URLs of engines."""
-    prefills = Engines("prefill", prefill, timeout_s)
-    decodes = Engines("decode", decode, timeout_s)
+    prefills, decodes = Engines(prefill, timeout_s), Engines(decode, timeout_s)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
@@ -88,24 +86,16 @@ def create_proxy(
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
     async def generate(request: Request) -> Response:
-        body, path = await request.json(), request.url.path
-        body.pop("kv_transfer_params", None)  # no client says where engines read
+        try:
+            body, path = await request.json(), request.url.path
+            body.pop("kv_transfer_params", None)  # no client says where engines read
+        except (ValueError, AttributeError, TypeError):
+            return failure(400, "the body must be a JSON object")
         headers = {name: value for name, value in request.headers.items() if name in FORWARDED}
         params, refusal = await transferred(prefills, path, body, headers)
         if refusal is not None:
             return refusal
-        answer = await decodes.send(path, {**body, **params}, headers)
-        if answer is None:
-            return failure(503, "no decode engine answers; try again later")
-        kind = answer.headers.get("content-type")
-        if body.get("stream") is True:
-            return StreamingResponse(passed_on(answer), answer.status_code, media_type=kind)
-        try:
-            return Response(await answer.aread(), answer.status_code, media_type=kind)
-        except httpx.TransportError as error:
-            return failure(502, f"the decode engine was lost: {error}")
-        finally:
-            await answer.aclose()
+        return await decoded(decodes, path, {**body, **params}, headers)
 
     @app.get("/v1/models")
     @app.get("/health")
@@ -140,10 +130,30 @@ async def transferred(
         return {}, None
     finally:
         await answer.aclose()
+    if answer.status_code == TOO_MANY:
+        return {}, None
     if answer.is_client_error:
         return {}, Response(content, answer.status_code, media_type="application/json")
     params = json.loads(content).get("kv_transfer_params")
     return ({"kv_transfer_params": params} if params else {}), None
+
+
+async def decoded(
+    decodes: Engines, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> Response:
+    """The answer of a decode engine."""
+    answer = await decodes.send(path, body, headers)
+    if answer is None:
+        return failure(503, "no decode engine answers; try again later")
+    kind = answer.headers.get("content-type")
+    if body.get("stream") is True:
+        return StreamingResponse(passed_on(answer), answer.status_code, media_type=kind)
+    try:
+        return Response(await answer.aread(), answer.status_code, media_type=kind)
+    except httpx.TransportError as error:
+        return failure(502, f"the decode engine was lost: {error}")
+    finally:
+        await answer.aclose()
 
 
 async def passed_on(answer: httpx.Response) -> AsyncIterator[bytes]:

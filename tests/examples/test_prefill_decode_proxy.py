@@ -113,6 +113,7 @@ def test_the_same_tokens_as_one_engine_without_computing_full_blocks(
             assert usage["prompt_tokens_details"]["cached_tokens"] == full > 0
             refused = await client.post("/v1/completions", json={**ASKED, "prompt": []})
             assert refused.status_code == 400
+            assert (await client.post("/v1/completions", json=[1])).status_code == 400
 
     asyncio.run(scenario())
     for engine in engines.values():
