@@ -8,6 +8,7 @@ from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
+from tests.runner.support import groups_for
 
 
 def gpu_runner(
@@ -19,7 +20,8 @@ def gpu_runner(
 ) -> CudaRunner:
     config = scheduler.config
     blocks, size = config.cache.num_blocks + 1, config.cache.block_size
-    kv = KVStore(model.config, blocks, size, model.dtype, "cuda")
+    groups = groups_for(model.config, config.cache)
+    kv = KVStore(model.config, blocks, size, model.dtype, "cuda", groups)
     step = config.step
     sizes = RunnerSizes(step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens)
     drafts = drafter or Ngram(config.speculation)

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.attention_group import FULL_ATTENTION
+from paceline.core.config import CacheConfig
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.layer_groups import LayerGroups, layer_groups
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -126,6 +129,13 @@ def cells_of(batch: Batch, kv: KVStore) -> Tensor:
     """Where in the first layer of the store each position goes, as kernels for a GPU count."""
     at = batch.write_cell.long()
     return at // kv.block_size * kv.content.stride(0) + at % kv.block_size * kv.content.stride(2)
+
+
+def groups_for(model: ModelConfig, cache: CacheConfig) -> LayerGroups:
+    """The groups of layers that a scheduler with such a cache plans for."""
+    if cache.attention_groups == FULL_ATTENTION:
+        return LayerGroups.one(model.layers)
+    return layer_groups(model.windows)
 
 
 def filled_store(config: ModelConfig, blocks: int, block_size: int, **how: Any) -> KVStore:

@@ -20,7 +20,7 @@ from paceline.runner.weights.dummy import Dummy
 from paceline.sim.oracle import OracleRunner
 from tests.property.schedules import Drive
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
-from tests.runner.support import tiny
+from tests.runner.support import groups_for, tiny
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,8 @@ def runner_for(
     model: Model, scheduler: Scheduler, backend: str = "paged", masks: TokenMasks | None = None
 ) -> TorchRunner:
     config = scheduler.config
-    kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
+    blocks, groups = config.cache.num_blocks, groups_for(model.config, config.cache)
+    kv = KVStore(model.config, blocks, config.cache.block_size, groups=groups)
     sizes = config.step.max_num_seqs, config.step.max_model_len
     runner = TorchRunner(model, kv, load(backend), Ngram(config.speculation), *sizes, masks)
     runner.reserve_host(config.preemption.swap_space)

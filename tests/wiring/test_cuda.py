@@ -28,6 +28,7 @@ from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import ModelConfig
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
@@ -45,6 +46,12 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 7, "hidden_activation": "gelu_pytorch_tanh"},
+    "Gemma3ForCausalLM": {
+        "num_hidden_layers": 5,  # one of them sees everything, so there are five block tables
+        "sliding_window": 7,
+        "sliding_window_pattern": 3,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
     "Qwen3MoeForCausalLM": EXPERTS,
 }
 SETTINGS: dict[str, Any] = {
@@ -87,15 +94,20 @@ class ShapesOnly(LaidOutForGPU):
     def add_to(self, total: Tensor, x: Tensor) -> None: ...
 
 
+def on_host(config: ModelConfig, blocks: int, size: int, *rest: Any) -> KVStore:
+    dtype, _, groups = rest
+    return KVStore(config, blocks, size, dtype, "cpu", groups)
+
+
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Everything that is on a GPU otherwise is in memory of the host."""
     monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", ShapesOnly)
     monkeypatch.setattr(cuda, "free_bytes", lambda _: 1 << 30)
-    monkeypatch.setattr(cuda, "KVStore", lambda *given: KVStore(*given[:-1]))
+    monkeypatch.setattr(cuda, "KVStore", on_host)
     monkeypatch.setattr(CudaModel, "load", partial(CudaModel.load, device="cpu"))
-    on_host = partial(CudaEagle3Head.load, device="cpu", linear_kind=ShapesOnly)
-    monkeypatch.setattr(CudaEagle3Head, "load", on_host)
+    head_on_host = partial(CudaEagle3Head.load, device="cpu", linear_kind=ShapesOnly)
+    monkeypatch.setattr(CudaEagle3Head, "load", head_on_host)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     return Launches(monkeypatch)
 

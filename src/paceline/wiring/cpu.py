@@ -37,6 +37,7 @@ from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.wiring.drafting import DraftWeights
+from paceline.wiring.kv_groups import kv_groups
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
@@ -83,7 +84,9 @@ def assemble(
         give_weights(drafter, draft, own, length, attention)
     # After the weights, which take memory too.
     config = resolve(settings, own, checkpoint.config, Hardware.found(), drafter_bytes)
-    kv = KVStore(checkpoint.config, config.cache.num_blocks, config.cache.block_size)
+    groups = kv_groups(checkpoint.config, drafter_bytes)
+    blocks = config.cache.num_blocks, config.cache.block_size
+    kv = KVStore(checkpoint.config, *blocks, groups=groups)
     step = config.step
     runner = TorchRunner(
         loaded, kv, attention, drafter, step.max_num_seqs, step.max_model_len, masks

@@ -27,6 +27,7 @@ from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.layer_groups import LayerGroups
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
@@ -35,6 +36,7 @@ from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.wiring import memory
 from paceline.wiring.drafting import DraftWeights
+from paceline.wiring.kv_groups import kv_groups
 from paceline.wiring.settings import (
     CUDA_DEFAULTS,
     GIB,
@@ -92,7 +94,8 @@ def assemble(
     model = load_model(checkpoint, chosen, dtype, adapters, may_read_images=draft is None)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
-    needed, rate = run_largest_step(model, drafter, sizes, kv_dtype, masks)
+    groups = kv_groups(model_config, drafter.cell_bytes)
+    needed, rate = run_largest_step(model, drafter, sizes, (kv_dtype, groups), masks)
     stores = 1 if draft is None else 1 + DRAFT_STORES
     needed += stores * RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
@@ -107,7 +110,7 @@ def assemble(
     config = resolve(settings, own, model_config, gpu, drafter.cell_bytes)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
-    kv = KVStore(model_config, *size, kv_dtype, "cuda")
+    kv = KVStore(model_config, *size, kv_dtype, "cuda", groups)
     sizes = sizes_of(config.step, own)
     runner = with_items(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
     depth = own.steps_in_flight(DEPTH)
@@ -216,13 +219,14 @@ def run_largest_step(
     model: CudaModel,
     drafter: Drafter,
     sizes: RunnerSizes,
-    kv_dtype: torch.dtype,
+    kv_kind: tuple[torch.dtype, LayerGroups],
     masks: TokenMasks | None,
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
     step take, and the positions that it computes per second."""
     before = torch.cuda.memory_allocated()
-    kv = KVStore(model.config, 2, 16, kv_dtype, "cuda")
+    kv_dtype, groups = kv_kind
+    kv = KVStore(model.config, 2, 16, kv_dtype, "cuda", groups)
     runner = CudaRunner(model, kv, capturable(ATTENTION), drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()

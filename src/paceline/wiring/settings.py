@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.layer_groups import LayerGroups
 from paceline.runner.models.manifest import manifest
 from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring import kv_transfer_config
 from paceline.wiring.json_settings import as_json
+from paceline.wiring.kv_groups import attention_groups, kv_groups, longest_within, tables_of_one
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.roles import with_role
 from paceline.wiring.speculative_config import spelled_out
@@ -83,9 +85,12 @@ class Hardware:
         return Hardware(free_bytes(), usual_bytes=USUAL_BYTES)
 
 
-def block_bytes(model: ModelConfig, block_size: int, value_bytes: int = 4) -> int:
-    """Memory of one block, keys and values of all layers."""
-    return model.layers * block_size * 2 * model.kv_heads * model.head_dim * value_bytes
+def block_bytes(
+    model: ModelConfig, block_size: int, value_bytes: int = 4, groups: LayerGroups | None = None
+) -> int:
+    """Memory of one block: keys and values of the layers of a group, by default of all layers."""
+    layers = model.layers if groups is None else groups.places
+    return layers * block_size * 2 * model.kv_heads * model.head_dim * value_bytes
 
 
 def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,11 +126,13 @@ def check(
 ) -> dict[str, Any]:
     """Complete them as `suggested` does; ConfigError if they are wrong, before weights are read."""
     chosen = suggested(settings, model, defaults)
-    step, size = part_of(StepConfig, chosen), part_of(CacheConfig, chosen).block_size
+    chosen["attention_groups"] = attention_groups(kv_groups(model))
+    step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position
         log.warning("max_model_len is %d; the model was trained for %d positions", *known)
-    blocks = {"num_blocks": -(-step.max_model_len // size), "swap_space": int(own.swap_space > 0)}
+    least = tables_of_one(cache, step).most_blocks(step.max_model_len)
+    blocks = {"num_blocks": least, "swap_space": int(own.swap_space > 0)}
     config = Config.of(**chosen, **blocks)
     try:
         Scheduler(config)
@@ -155,9 +162,12 @@ def resolve(
     """All settings of the scheduler, completed for the model and the memory. A drafter may have KV
     too, of `drafter_bytes` for each position."""
     chosen = suggested(settings, model, hardware.defaults)
+    groups = kv_groups(model, drafter_bytes)
+    chosen["attention_groups"] = attention_groups(groups)
     step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
-    size, least = cache.block_size, -(-step.max_model_len // cache.block_size)
-    each = block_bytes(model, size, hardware.value_bytes) + size * drafter_bytes
+    size, tables = cache.block_size, tables_of_one(cache, step)
+    least = tables.most_blocks(step.max_model_len)
+    each = block_bytes(model, size, hardware.value_bytes, groups) + size * drafter_bytes
     kept = hardware.kept_blocks if cache.enable_prefix_caching else 0
     useful = max(step.max_num_seqs * least, kept) * each
     if hardware.usual_bytes is not None:
@@ -182,10 +192,10 @@ def resolve(
         *(blocks * each / GIB, blocks, size),
     )
     if blocks < least:
-        chosen["max_model_len"] = blocks * size
+        chosen["max_model_len"] = longest_within(tables, blocks, step.max_model_len)
         log.warning(
             "max_model_len is %d instead of %d: there is memory for %d blocks of %d",
-            *(blocks * size, step.max_model_len, blocks, size),
+            *(chosen["max_model_len"], step.max_model_len, blocks, size),
         )
     return Config.of(**chosen, num_blocks=blocks, swap_space=int(own.swap_space * GIB) // each)
 
@@ -199,7 +209,8 @@ def check_memory(
 ) -> None:
     """ConfigError if KV and swap space on a CPU request more memory than this machine has free."""
     size = part_of(CacheConfig, settings).block_size
-    each = block_bytes(model, size) + size * drafter_bytes
+    groups = kv_groups(model, drafter_bytes)
+    each = block_bytes(model, size, groups=groups) + size * drafter_bytes
     blocks = own.num_gpu_blocks_override * each
     cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
     check_room({cache: blocks or own.kv_cache_gib * GIB, **swap_bytes(own)}, free)

@@ -19,4 +19,4 @@ def room_of(config: Config) -> Room:
     """The sizes within which step times are measured."""
     cache, step, drafts = config.cache, config.step, config.speculation.num_speculative_tokens
     sizes = step.max_num_seqs, cache.num_blocks, cache.block_size, step.max_model_len
-    return Room(*sizes, step.max_num_batched_tokens, drafts)
+    return Room(*sizes, step.max_num_batched_tokens, drafts, len(cache.groups))

@@ -1,0 +1,61 @@
+from typing import Any
+
+import pytest
+
+from paceline.core.attention_group import AttentionGroup
+from paceline.core.config import CacheConfig, StepConfig
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.layer_groups import LayerGroups
+from paceline.wiring.kv_groups import attention_groups, kv_groups, longest_within, tables_of_one
+from paceline.wiring.settings import Hardware, LoadConfig, block_bytes, resolve
+from tests.runner.support import tiny
+
+LENGTH = 32_768
+STEP = StepConfig(max_model_len=LENGTH, max_num_batched_tokens=2048)
+
+
+def gemma3(**changes: Any) -> ModelConfig:
+    """The layers of the 1B model, each of which is small."""
+    shape = {"num_hidden_layers": 26, "sliding_window": 512, "max_position_embeddings": LENGTH}
+    return tiny(architectures=["Gemma3ForCausalLM"], **{**shape, **changes})
+
+
+def most_bytes(model: ModelConfig, groups: LayerGroups) -> int:
+    """Of the KV of one long sequence."""
+    cache = CacheConfig(attention_groups=attention_groups(groups))
+    blocks = tables_of_one(cache, STEP).most_blocks(LENGTH)
+    return blocks * block_bytes(model, cache.block_size, groups=groups)
+
+
+def test_groups_are_listed_in_the_order_of_their_numbers() -> None:
+    groups = kv_groups(gemma3())
+    found = attention_groups(groups)
+    assert found == (AttentionGroup(count=1), AttentionGroup("sliding_window", 512, 6))
+    numbered = CacheConfig(attention_groups=found).groups
+    assert [one.window or None for one in numbered] == list(groups.windows)
+
+
+@pytest.mark.parametrize("layers", [26, 34, 48, 62])
+def test_gemma_3_needs_a_third_of_the_memory_at_most(layers: int) -> None:
+    """At 32k positions, in any of its sizes; a chunk of a prompt is computed beside."""
+    model = gemma3(num_hidden_layers=layers, sliding_window=1024)
+    whole = most_bytes(model, LayerGroups.one(layers))
+    assert 3 * most_bytes(model, kv_groups(model)) < whole
+
+
+def test_a_drafter_with_kv_needs_every_position() -> None:
+    assert kv_groups(gemma3(), drafter_bytes=64) == LayerGroups.one(26)
+
+
+def test_blocks_are_counted_for_all_groups() -> None:
+    model = gemma3()
+    each = block_bytes(model, 16, groups=kv_groups(model))
+    assert each * 26 == 4 * block_bytes(model, 16)
+    config = resolve({"max_num_seqs": 2}, LoadConfig(), model, Hardware(2**40))
+    step = config.step
+    tables = tables_of_one(config.cache, step)
+    assert config.cache.num_blocks == 2 * tables.most_blocks(LENGTH)
+    tight = resolve({}, LoadConfig(num_gpu_blocks_override=500), model, Hardware(2**40))
+    length = tight.step.max_model_len
+    assert tables.most_blocks(length) <= 500 < tables.most_blocks(length + 1)
+    assert longest_within(tables, 500, LENGTH) == length
