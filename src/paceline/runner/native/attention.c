@@ -273,6 +273,8 @@ static void attend_tile(
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
     const int64_t *table =
         step->table + (step->group[layer] * step->rows + tile[0]) * step->table_width;
+    int64_t block = step->places * size * cell; /* floats */
+    const float *keys = step->content + step->place[layer] * size * cell + kv_head * head_dim;
     struct query queries[count * group];
     float turned[IS_TURNED ? head_dim * CHUNK : 1];
     struct chunk chunk = {
@@ -295,14 +297,17 @@ static void attend_tile(
     }
     for (int64_t from = seen / CHUNK * CHUNK; from < end; from += CHUNK) {
         /* Blocks in front of the window are not this row's any more: its first position instead. */
-        int64_t begin = from > seen ? from : seen, entry = begin / size, place = begin % size;
+        int64_t begin = from > seen ? from : seen, skipped = begin - from;
+        int64_t entry = begin / size, place = begin % size;
+        const float *key = keys + table[entry] * block + place * cell;
         chunk.from = from;
         for (int64_t c = 0; c < CHUNK; c++) {
-            int64_t run = (table[entry] * step->places + step->place[layer]) * size;
-            chunk.keys[c] = step->content + (run + place) * cell + kv_head * head_dim;
-            if (IS_TURNED || c < AHEAD) announce(chunk.keys[c], head_dim);
-            if (IS_TURNED) announce(chunk.keys[c] + chunk.to_values, head_dim);
-            if (from + c >= begin && from + c + 1 < end && ++place == size) entry++, place = 0;
+            chunk.keys[c] = key;
+            if (IS_TURNED || c < AHEAD) announce(key, head_dim);
+            if (IS_TURNED) announce(key + chunk.to_values, head_dim);
+            if (c < skipped || from + c + 1 >= end) continue;
+            key += cell;
+            if (++place == size) place = 0, key = keys + table[++entry] * block;
         }
         if (IS_TURNED)
             turn_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, turned);
