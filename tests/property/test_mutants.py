@@ -599,9 +599,9 @@ def a_hit_lacks_the_first_block_that_it_reads(original: Any) -> Any:
     return lambda index, kind, blocks: min(original(index, kind, blocks) + kind.slides, blocks)
 
 
-@mutant(GroupIndex, "names", grouped)
+@mutant(GroupIndex, "_name", grouped)
 def groups_share_their_keys(_original: Any) -> Any:
-    return lambda index, key: [key] * len(index._kinds)
+    return lambda index, key, group: key
 
 
 @mutant(GroupTables, "_copy_of_rest", grouped, seed=9)

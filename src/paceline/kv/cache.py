@@ -68,9 +68,9 @@ class KVCache:
         seal_resident: SealResident = seal_nothing,
         most: int | None = None,
     ) -> Hit:
-        """The longest cached prefix, of `most` tokens, that leaves at least the last known token to
-        compute: blocks on the device, followed by blocks on the host. The host is not searched for
-        several attention groups."""
+        """The longest cached prefix, of at most `most` tokens, that leaves at least the last known
+        token to compute: blocks on the device, followed by blocks on the host. With several
+        attention groups, the host is not searched."""
         hit = self.lookup_device(sequence, seal_resident, most)
         if not self.host.size or not self.index.enabled or self.index.is_eager:
             return hit

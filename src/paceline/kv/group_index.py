@@ -32,52 +32,50 @@ class GroupIndex(ContentIndex):
     ) -> None:
         super().__init__(pool, slots, config, events)
         self._kinds = config.groups
-        full = [group for group, kind in enumerate(self._kinds) if not kind.slides]
-        self._plain = full[0] if full else 0
-        self._suffixes = [
-            b"" if group == self._plain else group.to_bytes(GROUP_BYTES, "big")
-            for group in range(len(self._kinds))
-        ]
+        groups = range(len(self._kinds))
         # A search in a group with full attention is cheap, and leaves less to search in others.
-        self._search_order = sorted(
-            range(len(self._kinds)), key=lambda one: self._kinds[one].slides
-        )
+        self._search_order = sorted(groups, key=lambda group: self._kinds[group].slides)
+        self._suffixes = [group.to_bytes(GROUP_BYTES, "big") for group in groups]
+        self._suffixes[self._search_order[0]] = b""
 
     # -- finding ------------------------------------------------------------
 
     def lookup(self, sequence: Sequence, usable: int, seal_resident: SealResident) -> Hit:
         """The longest prefix, `usable` blocks at most, of which every group has what it reads."""
         self.extend_keys(sequence)
-        names = [self.names(key) for key in sequence.keys[:usable]]
-        keys = [[name[group] for name in names] for group in range(len(self._kinds))]
-        length, longer = usable, usable + 1
+        keys, length, longer = sequence.keys, usable, usable + 1
         while length < longer:
             longer = length
             for group in self._search_order:
-                length = self._longest(self._kinds[group], keys[group], length)
+                length = self._longest(group, keys, length)
         if not length:
             return MISS
-        groups = tuple(
-            self._entries(kind, own[:length]) for kind, own in zip(self._kinds, keys, strict=True)
-        )
+        groups = tuple(self._entries(group, keys[:length]) for group in range(len(self._kinds)))
         device = tuple(block for own in groups for block in own if block != NO_BLOCK)
         return Hit(device, length * self._block_size, groups=groups)
 
-    def _longest(self, kind: AttentionGroup, keys: list[bytes], length: int) -> int:
+    def _longest(self, group: int, keys: list[bytes], length: int) -> int:
         """The longest prefix of which a group has what it reads, `length` blocks at most."""
+        kind, has = self._kinds[group], self._pool.has
         if not kind.slides:
-            return len(self._pool.find(keys[:length]))
+            return len(self._pool.find([self._name(key, group) for key in keys[:length]]))
         while length:
             read = range(self._unread(kind, length), length)
-            missing = next((one for one in reversed(read) if not self._pool.has(keys[one])), None)
+            absent = (one for one in reversed(read) if not has(self._name(keys[one], group)))
+            missing = next(absent, None)
             if missing is None:
                 break
             length = missing  # every longer prefix reads that block too
         return length
 
-    def _entries(self, kind: AttentionGroup, keys: list[bytes]) -> Blocks:
-        unread = self._unread(kind, len(keys))
-        return (NO_BLOCK,) * unread + tuple(self._pool.find(keys[unread:]))
+    def _entries(self, group: int, keys: list[bytes]) -> Blocks:
+        """The blocks of a group for a prefix of which it has what it reads."""
+        unread = self._unread(self._kinds[group], len(keys))
+        names = [self._name(key, group) for key in keys[unread:]]
+        return (NO_BLOCK,) * unread + tuple(self._pool.find(names))
+
+    def _name(self, key: bytes, group: int) -> bytes:
+        return key + self._suffixes[group]
 
     def _unread(self, kind: AttentionGroup, blocks: int) -> int:
         """Leading blocks that a sequence does not read which goes on after `blocks` ones."""
@@ -107,7 +105,7 @@ class GroupIndex(ContentIndex):
         return [pair for pair in zip(blocks, every, strict=True) if pair[0] != NO_BLOCK]
 
     def names(self, key: bytes) -> list[bytes]:
-        return [key[:KEY_BYTES] + suffix for suffix in self._suffixes]
+        return [self._name(key[:KEY_BYTES], group) for group in range(len(self._kinds))]
 
     def read_keys(self, sequence: Sequence, tokens: int) -> list[bytes]:
         unread = [kind.unread(tokens) // self._block_size for kind in self._kinds]

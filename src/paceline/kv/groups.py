@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -158,12 +159,8 @@ class GroupTables(BlockTables):
             return NOTHING_GROWN
         taken = np.array(self._pool.take(total), np.int32)
         parts = np.split(taken, np.cumsum(blocks.sum(axis=1))[:-1])
-        grown = [self._append(group, slot, blocks[group], parts[group]) for group in self._numbers]
-        return Grown(grown[0].slot, grown[0].index, grown[0].block, tuple(grown[1:]))
-
-    @property
-    def _numbers(self) -> range:
-        return range(self.groups)
+        first, *more = map(self._append, range(self.groups), repeat(slot), blocks, parts)
+        return Grown(first.slot, first.index, first.block, tuple(more))
 
     def _append(self, group: int, slot: Index, count: I32, block: I32) -> Grown:
         owner, index = places(slot, self.held_by_group[group, slot], count)
