@@ -106,12 +106,11 @@ class Connector(ABC):
     """Supplies and takes KV by content key. Its class has one file in `kv/connectors`.
 
     All methods are called on the engine's thread and return at once: work that may block belongs on
-    a thread of the connector's own. Of what they answer, only the scheduler's decisions depend: the
-    same answers at the same calls give the same plans.
+    a thread of the connector's own. The same answers to the same calls give the same plans.
 
-    A key is the same in every process for the same tokens, adapter, salt and items. It does not
-    depend on the model: put `store.layout` in front of it where content outlives the engine or is
-    shared.
+    A key is the same in every process for the same weights, tokens, adapter, salt and items. It
+    does not name the layout of a block: put `store.layout` in front of it where content outlives
+    the engine or is shared.
     """
 
     hands_over = False  # `finished` is called

@@ -152,7 +152,8 @@ class Scheduler:
             state.cache.fences.hand_back(plan.step, latest)
         else:
             self._flight.append(plan.step)
-        state.link.begin_loads(self._flight)
+        if state.link.connector is not None:
+            state.link.begin_loads(self._flight)
         return plan
 
     def _settle_transfers(self) -> None:
@@ -179,7 +180,8 @@ class Scheduler:
             outputs = self._accounting.commit(plan, result)
             self._planner.steady = steady and steady.after(plan)
         self._flight.popleft()
-        state.link.begin_loads(self._flight)
+        if state.link.connector is not None:
+            state.link.begin_loads(self._flight)
         freed = state.cache.confirm(plan.step)
         if state.cache.tables.slides:
             freed |= state.prefixes.give_back_unread(plan.rows.slot)
