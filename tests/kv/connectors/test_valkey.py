@@ -126,8 +126,8 @@ def test_no_server_is_a_miss_until_it_is_back(
                 one.connector.store(transfer(name + 2, KEYS, [5, 6, 7]))
                 one.ended()
                 found = one.offered(KEYS, request=Request(id=str(name), prompt=[1]))
+            one.connector.close()  # before the server goes again
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    one.connector.close()
 
 
 def test_what_the_server_cannot_take_in_time_is_dropped(url: str) -> None:
