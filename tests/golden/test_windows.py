@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM
-from paceline.core.config import CacheConfig, StepConfig
+from paceline.core.config import CacheConfig, LoadConfig, StepConfig
 from paceline.runner.weights.files import open_checkpoint
 from paceline.wiring.kv_groups import attention_groups, kv_groups, tables_of_one
 from tests.conformance.architectures import Case, tokens_of
@@ -48,7 +48,7 @@ def due(architecture: str) -> list[list[int]]:
 
 def fewest_blocks(folder: Path) -> int:
     """With which a prompt can be continued twice at once."""
-    groups = attention_groups(kv_groups(open_checkpoint(folder).config))
+    groups = attention_groups(kv_groups(open_checkpoint(folder).config, LoadConfig()))
     cache, step = CacheConfig(block_size=4, attention_groups=groups), StepConfig(**STEP)
     length = max(map(len, PROMPTS[:3])) + TOKENS
     return tables_of_one(cache, step).most_blocks(length, 2, len(SHARED))

@@ -3,14 +3,15 @@ from typing import Any
 import pytest
 
 from paceline.core.attention_group import AttentionGroup
-from paceline.core.config import CacheConfig, StepConfig
+from paceline.core.config import CacheConfig, LoadConfig, StepConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
 from paceline.wiring.kv_groups import attention_groups, kv_groups, longest_within, tables_of_one
-from paceline.wiring.settings import Hardware, LoadConfig, block_bytes, resolve
+from paceline.wiring.settings import Hardware, block_bytes, resolve
 from tests.runner.support import tiny
 
 LENGTH = 32_768
+PLAIN = LoadConfig()
 STEP = StepConfig(max_model_len=LENGTH, max_num_batched_tokens=2048)
 
 
@@ -28,7 +29,7 @@ def most_bytes(model: ModelConfig, groups: LayerGroups) -> int:
 
 
 def test_groups_are_listed_in_the_order_of_their_numbers() -> None:
-    groups = kv_groups(gemma3())
+    groups = kv_groups(gemma3(), PLAIN)
     found = attention_groups(groups)
     assert found == (AttentionGroup(count=1), AttentionGroup("sliding_window", 512, 6))
     numbered = CacheConfig(attention_groups=found).groups
@@ -40,16 +41,17 @@ def test_gemma_3_needs_a_third_of_the_memory_at_most(layers: int) -> None:
     """At 32k positions, in any of its sizes; a chunk of a prompt is computed beside."""
     model = gemma3(num_hidden_layers=layers, sliding_window=1024)
     whole = most_bytes(model, LayerGroups.one(layers))
-    assert 3 * most_bytes(model, kv_groups(model)) < whole
+    assert 3 * most_bytes(model, kv_groups(model, PLAIN)) < whole
 
 
-def test_a_drafter_with_kv_needs_every_position() -> None:
-    assert kv_groups(gemma3(), drafter_bytes=64) == LayerGroups.one(26)
+def test_drafters_with_kv_and_connectors_need_every_position() -> None:
+    assert kv_groups(gemma3(), PLAIN, drafter_bytes=64) == LayerGroups.one(26)
+    assert kv_groups(gemma3(), LoadConfig(kv_connector="host")) == LayerGroups.one(26)
 
 
 def test_blocks_are_counted_for_all_groups() -> None:
     model = gemma3()
-    each = block_bytes(model, 16, groups=kv_groups(model))
+    each = block_bytes(model, 16, groups=kv_groups(model, PLAIN))
     assert each * 26 == 4 * block_bytes(model, 16)
     config = resolve({"max_num_seqs": 2}, LoadConfig(), model, Hardware(2**40))
     step = config.step

@@ -84,7 +84,7 @@ def assemble(
         give_weights(drafter, draft, own, length, attention)
     # After the weights, which take memory too.
     config = resolve(settings, own, checkpoint.config, Hardware.found(), drafter_bytes)
-    groups = kv_groups(checkpoint.config, drafter_bytes)
+    groups = kv_groups(checkpoint.config, own, drafter_bytes)
     blocks = config.cache.num_blocks, config.cache.block_size
     kv = KVStore(checkpoint.config, *blocks, groups=groups)
     step = config.step

@@ -3,17 +3,17 @@
 from collections import Counter
 
 from paceline.core.attention_group import AttentionGroup
-from paceline.core.config import CacheConfig, StepConfig
+from paceline.core.config import CacheConfig, LoadConfig, StepConfig
 from paceline.kv.cache import KVCache
 from paceline.kv.tables import BlockTables
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, layer_groups
 
 
-def kv_groups(model: ModelConfig, drafter_bytes: int = 0) -> LayerGroups:
-    """The groups of a model's layers. Drafters with KV of their own need the blocks of all
-    positions: then there is one group, whatever the windows."""
-    if drafter_bytes:
+def kv_groups(model: ModelConfig, own: LoadConfig, drafter_bytes: int = 0) -> LayerGroups:
+    """The groups of a model's layers. Connectors and drafters with KV of their own need the blocks
+    of all positions: then there is one group, whatever the windows."""
+    if own.kv_connector or drafter_bytes:
         return LayerGroups.one(model.layers)
     return layer_groups(model.windows)
 

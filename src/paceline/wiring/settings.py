@@ -126,7 +126,7 @@ def check(
 ) -> dict[str, Any]:
     """Complete them as `suggested` does; ConfigError if they are wrong, before weights are read."""
     chosen = suggested(settings, model, defaults)
-    chosen["attention_groups"] = attention_groups(kv_groups(model))
+    chosen["attention_groups"] = attention_groups(kv_groups(model, own))
     step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position
@@ -162,7 +162,7 @@ def resolve(
     """All settings of the scheduler, completed for the model and the memory. A drafter may have KV
     too, of `drafter_bytes` for each position."""
     chosen = suggested(settings, model, hardware.defaults)
-    groups = kv_groups(model, drafter_bytes)
+    groups = kv_groups(model, own, drafter_bytes)
     chosen["attention_groups"] = attention_groups(groups)
     step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
     size, tables = cache.block_size, tables_of_one(cache, step)
@@ -209,7 +209,7 @@ def check_memory(
 ) -> None:
     """ConfigError if KV and swap space on a CPU request more memory than this machine has free."""
     size = part_of(CacheConfig, settings).block_size
-    groups = kv_groups(model, drafter_bytes)
+    groups = kv_groups(model, own, drafter_bytes)
     each = block_bytes(model, size, groups=groups) + size * drafter_bytes
     blocks = own.num_gpu_blocks_override * each
     cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
