@@ -630,7 +630,7 @@ def test_a_beam_goes_on_with_the_token_that_the_host_chose() -> None:
     request = ask("a", 1, 2, 3, 4, 5, beam_width=3)
     runner = oracle()
     runner.run(plan(row_of(request, 0), admitted=(enter(0, request.child(0), 0, 1, 2),)))
-    result = runner.run(plan(Row(0, "a", 1, 5, child=0), chosen=((0, 77),)))
+    result = runner.run(plan(Row(0, "a", 1, 5, child=0), chosen=((0, (77,)),)))
     best = likeliest(digest_of(request, [77]), VOCAB, 6)
     assert result.candidates is not None
     assert result.candidates.ids[0].tolist() == [token for token, _ in best]
