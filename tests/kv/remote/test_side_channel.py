@@ -1,6 +1,6 @@
 """Questions between engines: every one is answered, and nothing malformed stops the channel."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Any
 
@@ -25,6 +25,7 @@ class Ends:
         self.server = SideChannelServer(context, "127.0.0.1", 0, self.leases)
         self.client = SideChannelClient(context, "127.0.0.1", self.server.port)
         self.answers: list[Message] = []
+        self.prepare: Callable[[], None] = lambda: None
 
     def asked(self, content: bytes = b"", **asked: Any) -> Message:
         self.client.ask(self.answers.append, content, **asked)
@@ -35,7 +36,7 @@ class Ends:
         while not self.answers:
             assert monotonic() < end, "there is no answer"
             if not self.server.socket.closed:
-                self.server.serve(OWN, 1.0, self.released.append)
+                self.server.serve(OWN, self.prepare, self.released.append)
             self.client.receive()
             sleep(0.001)
         return self.answers.pop()
@@ -56,7 +57,8 @@ def test_memory_is_described(ends: Ends) -> None:
 
 
 def test_blocks_are_claimed_and_released(ends: Ends) -> None:
-    ends.leases.add("a", transfer(7, KEYS, [4, 0]), now=0.0)
+    """They may be kept in the same moment, but before they are claimed."""
+    ends.prepare = lambda: ends.leases.add("a", transfer(7, KEYS, [4, 0]), monotonic())
     claim = {"ask": "claim", "request": "a", "first": 0, "end": 2}
     granted = ends.asked(KEYS[1], **claim).header
     assert (granted["read_s"], granted["blocks"]) == (4.0, [4, 0])

@@ -85,6 +85,7 @@ class BlockExchange:
     def close(self) -> None:
         self._do(self._stop)
         self._thread.join()
+        self._context.destroy(linger=0)
 
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -97,14 +98,16 @@ class BlockExchange:
             self._poller.poll(self._patience_ms())
             while self._woken.poll(0):
                 self._woken.recv()
-            while self._commands:
-                self._commands.popleft()()
-            self._server.serve(self._own, monotonic(), self._give_back)
+            self._run_commands()
+            self._server.serve(self._own, self._run_commands, self._give_back)
             self._reads.follow()
             self._end_leases()
         self._reads.close()
         self._reader.close()
-        self._context.destroy(linger=0)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
 
     def _patience_ms(self) -> float | None:
         if self._reads.is_busy or self._leases.is_claimed:

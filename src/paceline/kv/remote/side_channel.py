@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from paceline.kv.remote.agent import PeerMemory
@@ -55,17 +56,24 @@ class SideChannelServer:
             raise OSError(f"the side channel cannot use {host}:{port}: {error}") from None
         self.port = int(self.socket.last_endpoint.decode().rpartition(":")[2])
 
-    def serve(self, own: PeerMemory, now: float, released: Callable[[str], None]) -> None:
-        """Answer all questions that have arrived; `released` gets the names of requests whose
-        blocks are not wanted."""
+    def serve(
+        self, own: PeerMemory, prepare: Callable[[], None], released: Callable[[str], None]
+    ) -> None:
+        """Answer all questions that have arrived.
+
+        `prepare` is called after a question has arrived and before it is answered: what was kept
+        before the question was asked is known then. `released` gets the names of requests whose
+        blocks are not wanted.
+        """
         while True:
             try:
                 sender, *frames = self.socket.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
                 return
+            prepare()
             try:
                 question = Message.of(frames)
-                answer = self._answer(question, own, now, released)
+                answer = self._answer(question, own, released)
             except (ValueError, KeyError, TypeError):
                 continue
             if answer is not None:
@@ -73,7 +81,7 @@ class SideChannelServer:
                 self.socket.send_multipart([sender, *Message(numbered, answer.content).frames()])
 
     def _answer(
-        self, question: Message, own: PeerMemory, now: float, released: Callable[[str], None]
+        self, question: Message, own: PeerMemory, released: Callable[[str], None]
     ) -> Message | None:
         asked = question.header
         if asked["ask"] == "memory":
@@ -83,7 +91,7 @@ class SideChannelServer:
             return None
         try:
             place = asked["request"], asked["first"], asked["end"]
-            blocks = self._leases.claim(*place, question.content, now)
+            blocks = self._leases.claim(*place, question.content, monotonic())
         except OSError as error:
             return Message({"error": str(error)})
         return Message({"read_s": self._leases.read_s, "blocks": list(blocks)})
