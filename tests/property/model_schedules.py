@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from paceline.core.attention_group import FULL_ATTENTION, AttentionGroup
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.runner.attention.backend import load as load_attention
@@ -46,6 +47,7 @@ class ComputedSteps:
     spoiled: set[str] = field(default_factory=set[str])
     reading: set[int] = field(default_factory=set[int])
     masks: Any = None
+    groups: tuple[AttentionGroup, ...] = FULL_ATTENTION
 
     def run(self, plan: Plan) -> StepResult:
         self.runner.launch(plan)

@@ -30,6 +30,7 @@ KERNELS = {
     "cuda/kernels/split_k.py": {"triton"},
     "cuda/kernels/few_rows.py": {"triton"},
     "cuda/kernels/prefill_attention.py": {"triton"},
+    "cuda/kernels/adapters.py": {"triton"},
 }
 HEAVY = "paceline.runner.weights.safetensors"
 PACKED = "paceline.runner.layers.packed_cache"  # nothing that a GPU needs may import it either

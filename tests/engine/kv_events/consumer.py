@@ -81,7 +81,8 @@ class Consumer:
         give_up = monotonic() + PATIENCE_S
         while not reached():
             assert monotonic() < give_up, "it was not reached in time"
-            self.receive(0.1)
+            if not self.receive(0.1) and self.replay is not None:
+                self.catch_up()  # what was published before the connection was made is missed
 
     def catch_up(self) -> None:
         """Ask for all batches after the latest one."""

@@ -63,7 +63,7 @@ def test_all_beams_come_from_the_first_at_first() -> None:
     scheduler.check()
     assert (outputs.to_dict(), outputs_of(scheduler)) == ({}, [[1], [2], [3]])
     assert scheduler.plan(0.0).chosen == tuple(
-        (one.slot, token)
+        (one.slot, (token,))
         for one, token in zip(scheduler.state.families["a"].members, (1, 2, 3), strict=True)
     )
 
@@ -88,7 +88,7 @@ def test_a_beam_that_dies_goes_on_from_another() -> None:
     (again,) = plan.admitted
     assert (again.request.id, again.computed, again.resumed) == ("2_a", 7, True)
     assert again.tokens.tolist()[6:] == [2]
-    assert dict(plan.chosen) == dict(zip(slots, (1, 7, 8), strict=True))
+    assert dict(plan.chosen) == dict(zip(slots, ((1,), (7,), (8,)), strict=True))
 
 
 def test_beams_share_all_but_the_block_being_written() -> None:

@@ -12,8 +12,6 @@ from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.ports import PromptImages, Runner, StepObserver
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.kv_events.observer import CacheObserver
-from paceline.engine.kv_events.publisher import EventPublisher
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
 from paceline.kv.connector import BlockStore, Connector
@@ -60,6 +58,9 @@ class EngineComponents:
     def _observer(self) -> StepObserver | None:
         if self.kv_events is None:
             return None
+        from paceline.engine.kv_events.observer import CacheObserver  # noqa: PLC0415  # needs zmq
+        from paceline.engine.kv_events.publisher import EventPublisher  # noqa: PLC0415
+
         size = self.scheduler.config.cache.block_size
         return CacheObserver(self.scheduler, EventPublisher(self.kv_events, size))
 

@@ -151,10 +151,9 @@ def decode(
         begin += CELLS
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
-        # Blocks in front of the window may be others' by now, and hold NaN.
         there = (cell < stop) & (cell >= first)
         k, v = _read(keys, own, cell, there, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK)
-        state = _absorb(q, k, v, seen, turn, state, CAP)
+        state = _absorb(q, k, v, there, turn, state, CAP)
     peak, total, found = state
 
     found = found / total[:, None]
