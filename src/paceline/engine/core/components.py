@@ -58,11 +58,8 @@ class EngineComponents:
     def _observer(self) -> StepObserver | None:
         if self.kv_events is None:
             return None
-        from paceline.engine.kv_events.observer import CacheObserver  # noqa: PLC0415  # needs zmq
-        from paceline.engine.kv_events.publisher import EventPublisher  # noqa: PLC0415
-
-        size = self.scheduler.config.cache.block_size
-        return CacheObserver(self.scheduler, EventPublisher(self.kv_events, size))
+        observers = import_module("paceline.engine.kv_events.observer")  # it needs pyzmq
+        return observers.CacheObserver.publishing(self.scheduler, self.kv_events)
 
     def frontend(self, engine: Engine) -> Frontend:
         found = Frontend(self.tokenizer, self.template, engine.clock, self.rules)

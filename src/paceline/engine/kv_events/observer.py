@@ -1,5 +1,6 @@
 """Publishes what an engine changes in the KV cache."""
 
+from paceline.core.kv_events_config import KVEventsConfig
 from paceline.engine.core.ports import StepObserver
 from paceline.engine.kv_events.publisher import EventPublisher
 from paceline.sched.scheduler import Scheduler
@@ -10,6 +11,11 @@ class CacheObserver(StepObserver):
 
     def __init__(self, scheduler: Scheduler, publisher: EventPublisher) -> None:
         self._scheduler, self._publisher = scheduler, publisher
+
+    @classmethod
+    def publishing(cls, scheduler: Scheduler, config: KVEventsConfig) -> "CacheObserver":
+        """Publish as a configuration says."""
+        return cls(scheduler, EventPublisher(config, scheduler.config.cache.block_size))
 
     def changed(self) -> None:
         if events := self._scheduler.cache_events():
