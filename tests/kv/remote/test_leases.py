@@ -20,8 +20,8 @@ def test_a_claim_has_the_blocks_it_names() -> None:
     assert not leases.is_claimed
     assert leases.claim("a", 1, 3, KEYS[2], 101.0) == (0, 9)
     assert leases.is_claimed
-    assert leases.release("a") == TransferTicket(7)
-    assert leases.release("a") is None
+    assert leases.was_read("a") == TransferTicket(7)
+    assert leases.was_read("a") is None
     assert (len(leases), leases.expired(1000.0)) == (0, [])
 
 
@@ -31,6 +31,21 @@ def test_a_claim_keeps_blocks_for_as_long_as_a_read_may_take() -> None:
     assert leases.expired(112.9) == []
     assert leases.expired(113.0) == [("a", TransferTicket(7))]
     assert len(leases) == 0
+
+
+def test_blocks_are_kept_until_the_last_reader_has_ended() -> None:
+    leases = leased()
+    for _ in range(2):
+        leases.claim("a", 0, 3, KEYS[2], 101.0)
+    assert leases.release("a") is None  # another engine does not want them
+    assert leases.was_read("a") is None
+    assert leases.was_read("a") == TransferTicket(7)
+
+
+def test_blocks_that_no_engine_wants_are_freed() -> None:
+    leases = leased()
+    assert leases.release("a") == TransferTicket(7)
+    assert leases.release("a") is None
 
 
 @pytest.mark.parametrize(

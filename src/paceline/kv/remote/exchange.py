@@ -10,6 +10,7 @@ from time import monotonic
 
 from paceline.core.kv_transfer import KVTransfer
 from paceline.kv.connector import Transfer, TransferEnd
+from paceline.kv.fence import TransferTicket
 from paceline.kv.remote.agent import BlockReader
 from paceline.kv.remote.leases import Leases
 from paceline.kv.remote.optional import library
@@ -126,11 +127,14 @@ class BlockExchange:
         if not len(self._leases):
             return
         for note in self._reader.notes():
-            self._give_back(note.decode(errors="replace"))
+            self._end_lease(self._leases.was_read(note.decode(errors="replace")))
         for name, ticket in self._leases.expired(monotonic()):
             log.warning("no engine read the KV of request %r in time; it is freed", name)
             self._ended(TransferEnd(ticket))
 
     def _give_back(self, name: str) -> None:
-        if (ticket := self._leases.release(name)) is not None:
+        self._end_lease(self._leases.release(name))
+
+    def _end_lease(self, ticket: TransferTicket | None) -> None:
+        if ticket is not None:
             self._ended(TransferEnd(ticket))

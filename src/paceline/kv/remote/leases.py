@@ -12,11 +12,11 @@ class Lease:
 
     transfer: Transfer
     end: float
-    is_claimed: bool = False
+    readers: int = 0  # that claimed them and have not ended
 
 
 class Leases:
-    """Leases by name. Each ends once: its blocks were read, or its time is over.
+    """Leases by name. Each ends once: its last reader has ended, or its time is over.
 
     A reader must claim the blocks before it reads. A granted claim keeps them for `read_s` from
     then on, and the reader discards what it reads later. Both sides measure this time by their own
@@ -33,7 +33,7 @@ class Leases:
     @property
     def is_claimed(self) -> bool:
         """Whether any blocks are being read."""
-        return any(lease.is_claimed for lease in self._open.values())
+        return any(lease.readers for lease in self._open.values())
 
     def add(self, name: str, transfer: Transfer, now: float) -> None:
         self._open[name] = Lease(transfer, now + self.lease_s)
@@ -51,13 +51,23 @@ class Leases:
             raise OSError(f"request {name!r} has {len(kept.blocks)} blocks, not {first} to {end}")
         if kept.keys[end - 1] != key:
             raise OSError(f"the blocks of request {name!r} have another prompt")
-        lease.end, lease.is_claimed = max(lease.end, now + self.read_s), True
+        lease.end = max(lease.end, now + self.read_s)
+        lease.readers += 1
         return kept.blocks[first:end]
 
+    def was_read(self, name: str) -> TransferTicket | None:
+        """A reader has ended. Returns the ticket if it was the last one."""
+        if (lease := self._open.get(name)) is not None:
+            lease.readers -= 1
+        return self.release(name)
+
     def release(self, name: str) -> TransferTicket | None:
-        """The blocks were read, or are not wanted. None if they are not kept."""
-        lease = self._open.pop(name, None)
-        return None if lease is None else lease.transfer.ticket
+        """An engine does not want the blocks. Returns the ticket, unless others read them."""
+        lease = self._open.get(name)
+        if lease is None or lease.readers > 0:
+            return None
+        del self._open[name]
+        return lease.transfer.ticket
 
     def expired(self, now: float) -> list[tuple[str, TransferTicket]]:
         """End the leases whose time is over. Returns their names and tickets."""
