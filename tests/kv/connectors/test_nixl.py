@@ -1,11 +1,13 @@
 """KV that one engine reads from another, both in this process."""
 
+import json
 from collections.abc import Iterator
 from socket import socket
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError, RequestError
@@ -99,10 +101,60 @@ def test_an_engine_that_does_not_answer_is_a_miss(engines: tuple[NixlEngine, Nix
     with socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        changed = {"remote_engine_id": "mute", "remote_port": silent.getsockname()[1]}
-        decode.fetch(1, engines[0].prefilled(30) | changed, KEYS)
+        params = engines[0].prefilled(30)
+        decode.fetch(1, params | {"remote_port": silent.getsockname()[1]}, KEYS)
         assert decode.ended() == TransferEnd(TransferTicket(1), 0, "127.0.0.1 does not answer")
     decode.connector.close()
+
+
+@pytest.mark.parametrize("wrong", [{"address": -1}, {"blocks": 10**13}, {"device": "tape"}])
+def test_an_engine_that_answers_nonsense_is_a_miss(
+    engines: tuple[NixlEngine, NixlEngine], wrong: dict[str, Any]
+) -> None:
+    prefill, decode = engines
+    params = prefill.prefilled(33)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        decode.fetch(14, params | {"remote_engine_id": "odd", "remote_port": port}, KEYS)
+        sender, question, _ = other.recv_multipart()
+        memory = {"address": 4096, "blocks": 3, "block_bytes": 64} | wrong
+        described = {"engine_id": "odd", "layout": "tiny-array", "memory": memory}
+        answer = json.dumps(described | {"number": json.loads(question)["number"]})
+        other.send_multipart([sender, answer.encode(), b""])
+        assert decode.ended().bad == 0
+    decode.fetch(15, params, KEYS)
+    assert decode.ended().bad is None
+    assert prefill.ended().ticket == TransferTicket(33)
+
+
+def test_an_address_that_was_wrong_does_not_stay(engines: tuple[NixlEngine, NixlEngine]) -> None:
+    prefill, decode = engines[0], NixlEngine(2, answer_s=0.5)
+    with socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        params = prefill.prefilled(31)
+        decode.fetch(1, params | {"remote_port": silent.getsockname()[1]}, KEYS)
+        assert decode.ended().bad == 0
+    decode.fetch(2, params, KEYS)
+    assert decode.ended() == TransferEnd(TransferTicket(2))
+    assert prefill.ended().ticket == TransferTicket(31)
+    decode.connector.close()
+
+
+@pytest.mark.parametrize("host", ["!", "a b", "\ud800", "x" * 5000])
+def test_a_host_that_is_no_address_is_a_miss(
+    engines: tuple[NixlEngine, NixlEngine], host: str
+) -> None:
+    prefill, decode = engines
+    params = prefill.prefilled(32)
+    wrong = params | {"remote_engine_id": "nowhere", "remote_host": host}
+    request = Request(id="d", prompt=PROMPT, kv_transfer_params=wrong)
+    assert decode.connector.offer(request, KEYS, 3) == 0  # nothing to give back either
+    decode.fetch(12, wrong, KEYS)
+    assert decode.ended().bad == 0
+    decode.fetch(13, params, KEYS)
+    assert decode.ended().bad is None
+    assert prefill.ended().ticket == TransferTicket(32)
 
 
 def test_blocks_of_another_model_are_not_read() -> None:

@@ -69,10 +69,24 @@ def test_blocks_are_claimed_and_released(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize(
-    "frames", [[b"{}"], [b"{", b""], [b"[1]", b""], [b"{}", b""], [b'{"ask": "claim"}', b""]]
+    "frames",
+    [
+        [b"{}"],
+        [b"{", b""],
+        [b"[1]", b""],
+        [b"{}", b""],
+        [b'{"ask": "claim"}', b""],
+        [b"[" * 100_000, b""],
+    ],
 )
 def test_what_is_malformed_is_ignored(ends: Ends, frames: list[bytes]) -> None:
     ends.client.socket.send_multipart(frames)
+    assert ends.asked(ask="memory").content == OWN.metadata
+
+
+def test_an_answer_without_a_question_is_ignored(ends: Ends) -> None:
+    ends.asked(ask="memory")
+    ends.client.socket.send_multipart([b'{"ask": "memory", "number": []}', b""])
     assert ends.asked(ask="memory").content == OWN.metadata
 
 

@@ -84,8 +84,8 @@ class BlockReader:
 
     def connect(self, peer: PeerMemory) -> None:
         """Make the blocks of another process readable."""
-        name = self._nixl.call(self._agent.add_remote_agent, peer.metadata)
         blocks = descriptors(peer.memory), SEGMENTS[peer.memory.device]
+        name = self._nixl.call(self._agent.add_remote_agent, peer.metadata)
         self._peers[peer.engine_id] = self._nixl.call(self._agent.prep_xfer_dlist, name, *blocks)
 
     def forget(self, engine_id: str) -> None:

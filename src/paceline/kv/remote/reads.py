@@ -1,6 +1,7 @@
 """Fetches from other engines: permission over the side channel, then a read of their memory."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -12,7 +13,8 @@ from paceline.kv.remote.agent import BlockRead, BlockReader, PeerMemory
 from paceline.kv.remote.optional import library
 from paceline.kv.remote.side_channel import Message, SideChannelClient
 
-UNREADABLE = OSError, KeyError, TypeError, ValueError  # what an answer may cause
+# What an answer may cause, whatever it has in it.
+UNREADABLE = OSError, KeyError, TypeError, ValueError, OverflowError, MemoryError
 SETTLING_S = 0.5  # after a failed read, in which the library ends what it had begun
 
 
@@ -65,7 +67,11 @@ class RemoteReads:
         """Read blocks of another engine into those of the transfer."""
         one = RemoteRead(transfer, remote, monotonic() + self._answer_s)
         self._open.append(one)
-        peer = self._peer(remote)
+        try:
+            peer = self._peer(remote)
+        except OSError as error:
+            self._fail(one, str(error))
+            return
         if peer.is_known:
             self._claim(peer, one)
         else:
@@ -73,7 +79,8 @@ class RemoteReads:
 
     def release(self, remote: KVTransfer) -> None:
         """Notify another engine that its blocks are not wanted."""
-        self._peer(remote).client.notify(ask="release", request=remote.remote_request_id)
+        with suppress(OSError):
+            self._peer(remote).client.notify(ask="release", request=remote.remote_request_id)
 
     def follow(self) -> None:
         """Read answers, report the reads that ended, and stop those whose time is over."""
@@ -158,6 +165,8 @@ class RemoteReads:
             one.until = one.asked_at + answer.header["read_s"]
             name, engine_id = one.remote.remote_request_id, one.remote.remote_engine_id
             ends = answer.header["blocks"], one.transfer.blocks
+            if len(ends[0]) != len(ends[1]):
+                raise OSError(f"it has {len(ends[0])} blocks to read, not {len(ends[1])}")
             one.read = self._reader.read(engine_id, *ends, name.encode())
         except UNREADABLE as error:
             self._fail(one, str(error))
@@ -181,8 +190,10 @@ class RemoteReads:
     def _fail(self, one: RemoteRead, reason: str) -> None:
         """No block of a fetch arrived, or none can be relied on."""
         self._end(one, TransferEnd(one.transfer.ticket, 0, reason))
-        if one.read is not None:
-            self._part_from(one.remote.remote_engine_id)
+        engine_id = one.remote.remote_engine_id
+        peer = self._peers.get(engine_id)
+        if peer is not None and (one.read is not None or not peer.is_known):
+            self._part_from(engine_id)
 
     def _end(self, one: RemoteRead, end: TransferEnd) -> None:
         if one in self._open:

@@ -36,7 +36,10 @@ class Message:
         """ValueError if it is none."""
         if len(frames) != PARTS:
             raise ValueError(f"a message has {PARTS} frames, not {len(frames)}")
-        header = json.loads(frames[0])
+        try:
+            header = json.loads(frames[0])
+        except RecursionError:
+            raise ValueError("a message has too many brackets in each other") from None
         if not isinstance(header, dict):
             raise ValueError("a message begins with a JSON object")
         return Message(header, frames[1])  # pyright: ignore[reportUnknownArgumentType]
@@ -104,6 +107,7 @@ class SideChannelClient:
     """
 
     def __init__(self, context: Any, host: str, port: int) -> None:
+        """OSError if the host is no address."""
         self._zmq = zmq = library(("zmq",), "nixl")
         self._monitored = library(("zmq.utils.monitor",), "nixl").recv_monitor_message
         self.address = f"{host}:{port}"
@@ -111,8 +115,12 @@ class SideChannelClient:
         self.socket.linger = 0
         lost = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
         self.monitor = self.socket.get_monitor_socket(lost)
-        self.socket.connect(f"tcp://{self.address}")
         self.sockets = self.socket, self.monitor
+        try:
+            self.socket.connect(f"tcp://{self.address}")
+        except (zmq.ZMQError, ValueError) as error:
+            self.close()
+            raise OSError(f"cannot connect to {self.address!r:.100}: {error}") from None
         self._numbers = 0
         self._waiting: dict[int, Callable[[Message], None]] = {}
 
@@ -139,7 +147,8 @@ class SideChannelClient:
                 answer = Message.of(frames)
             except ValueError:
                 continue
-            if answered := self._waiting.pop(answer.header.get("number", -1), None):
+            number = answer.header.get("number")
+            if isinstance(number, int) and (answered := self._waiting.pop(number, None)):
                 answered(answer)
         lost = False
         while self.monitor.poll(0):
