@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,23 @@ def test_what_was_used_least_recently_is_removed(tmp_path: Path) -> None:
     assert left == [True, False, False, True, True]  # down to nine tenths of the limit
     files.clear()
     assert not [*tmp_path.glob("*/*/*.kv")]
+
+
+def test_files_that_cannot_be_looked_at_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes remove files while a folder is listed, and folders become unreadable."""
+    files, stat = BlockFiles(tmp_path, "a", 1 << 20), os.stat
+    files.write(KEY, ROW)
+
+    def fails(path: Any, **options: Any) -> Any:
+        if str(path).endswith(".kv"):
+            raise OSError(5, "Input/output error")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", fails)
+    assert not files.has(KEY)
+    assert not BlockFiles(tmp_path, "a", 1 << 20).has(KEY)
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

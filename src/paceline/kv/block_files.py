@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from tempfile import mkstemp
+from typing import NamedTuple
 from zlib import crc32
 
 from paceline.kv.connector import Bytes
@@ -15,6 +16,14 @@ MAGIC = b"paceKV\x00\x01"
 SUFFIX = ".kv"
 LEFT_OVER_S = 3600.0  # a temporary file of this age has no writer any more
 SHRUNK = 0.9  # of the limit: what is left after a cleanup
+
+
+class BlockFile(NamedTuple):
+    """A file that was seen."""
+
+    used: float  # time of the latest use
+    size: int
+    path: Path
 
 
 class BlockFiles:
@@ -34,10 +43,11 @@ class BlockFiles:
         """OSError if the folder cannot be made."""
         self._top, self._own, self._limit = path, path / layout, limit_bytes
         self._own.mkdir(parents=True, exist_ok=True)
-        self._size = sum(one.stat().st_size for one in self._all())
+        self._size = sum(one.size for one in self._all())
 
     def has(self, key: bytes) -> bool:
-        return self._file(key).exists()
+        """Whether there is a file. One that cannot be looked at is none."""
+        return os.path.exists(self._file(key))  # Path.exists raises most errors
 
     def use(self, key: bytes) -> None:
         """Note that a content is in use."""
@@ -88,32 +98,32 @@ class BlockFiles:
 
     def clear(self) -> None:
         """Remove all content of the layout, for all processes."""
-        for file in self._own.glob(f"*/*{SUFFIX}"):
-            with suppress(OSError):
-                file.unlink()
+        with suppress(OSError):
+            for file in self._own.glob(f"*/*{SUFFIX}"):
+                with suppress(OSError):
+                    file.unlink()
 
     def _file(self, key: bytes) -> Path:
         name = key.hex()
         return self._own / name[:2] / f"{name}{SUFFIX}"
 
-    def _all(self) -> Iterator[Path]:
-        return self._top.glob(f"*/*/*{SUFFIX}")
+    def _all(self) -> Iterator["BlockFile"]:
+        for path in self._top.glob(f"*/*/*{SUFFIX}"):
+            with suppress(OSError):  # another process may remove it
+                status = path.stat()
+                yield BlockFile(status.st_mtime, status.st_size, path)
 
     def _shrink(self) -> None:
         """Remove the content that was used least recently, and what writers left behind."""
-        found: list[tuple[float, int, Path]] = []
-        for file in self._all():
-            with suppress(OSError):  # another process may remove it
-                status = file.stat()
-                found.append((status.st_mtime, status.st_size, file))
-        self._size = sum(size for _, size, _ in found)
-        newest = max((time for time, _, _ in found), default=0.0)
-        for _, size, file in sorted(found):
+        found = sorted(self._all())
+        self._size = sum(one.size for one in found)
+        newest = found[-1].used if found else 0.0
+        for one in found:
             if self._size <= SHRUNK * self._limit:
                 break
             with suppress(OSError):
-                file.unlink()
-                self._size -= size
+                one.path.unlink()
+                self._size -= one.size
         for part in self._top.glob("*/*/*.part"):
             with suppress(OSError):
                 if part.stat().st_mtime < newest - LEFT_OVER_S:
