@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -90,7 +91,8 @@ class BlockExchange:
 
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
-        self._wake.send(b"")
+        with suppress(self._zmq.Again):  # a full queue wakes it too
+            self._wake.send(b"", self._zmq.NOBLOCK)
 
     # -- on its own thread --------------------------------------------------
 
