@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Request
 from paceline.kv.connector import TransferEnd
+from paceline.kv.connectors import valkey
 from paceline.kv.connectors.valkey import Valkey
 from paceline.kv.fence import TransferTicket
 from tests.kv.block_array import REQUEST, BlockArray, keys_of, transfer
@@ -76,6 +78,31 @@ def test_another_engine_finds_what_one_stored(url: str) -> None:
     other.connector.fetch(transfer(5, KEYS[1:], [3, 2]))
     assert other.ended() == TransferEnd(TransferTicket(5))
     assert np.array_equal(other.store.content[[3, 2]], one.store.content[[0, 7]])
+    for each in (one, other):
+        each.connector.close()
+
+
+def test_an_answer_holds_after_a_long_step(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Attached(url), Attached(url)
+    one.kept(KEYS, [4, 0, 7])
+    assert other.connector.offer(REQUEST, KEYS, 0) is None
+    other.heard()
+    monkeypatch.setattr(valkey, "monotonic", lambda: monotonic() + 10)
+    assert other.connector.poll() == []  # as a step begins
+    assert other.connector.offer(REQUEST, KEYS, 0) == 3
+    for each in (one, other):
+        each.connector.close()
+
+
+def test_an_answer_is_used_although_others_store(url: str) -> None:
+    one, other = Attached(url), Attached(url)
+    one.kept(KEYS, [4, 0, 7])
+    assert other.connector.offer(REQUEST, KEYS, 0) is None
+    other.heard()
+    other.kept(keys_of(8), [1])
+    assert other.connector.offer(REQUEST, KEYS, 0) == 3
+    other.kept(keys_of(9), [1])
+    assert other.connector.offer(REQUEST, KEYS, 0) is None  # the server may have more now
     for each in (one, other):
         each.connector.close()
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -37,6 +37,7 @@ class Lookup:
     first: int
     found: int | None = None
     time: float = 0.0
+    stores: int | None = None  # how many had ended when the answer was first used; None: unused
 
 
 class Valkey(Connector):
@@ -60,6 +61,7 @@ class Valkey(Connector):
             raise ConfigError(f"url is {chosen['url']!r}: {error}") from None
         self._most_pending: int = chosen["pending_mib"] * MIB
         self._pending = 0  # bytes that are to be stored
+        self._stores = 0  # that have ended
         self._stored: OrderedDict[bytes, None] = OrderedDict()  # keys, least recently used first
         self._lookups: OrderedDict[str, Lookup] = OrderedDict()  # by request
         self._answers: deque[Callable[[], None]] = deque()
@@ -68,7 +70,6 @@ class Valkey(Connector):
 
     def attach(self, store: BlockStore, news: News) -> None:
         self._blocks, self._news = store, news
-        self._prefix = f"paceline:{store.layout}:".encode()
         self._loader, self._storer = Worker("kv-loader"), Worker("kv-storer")
 
     # -- loading ------------------------------------------------------------
@@ -80,20 +81,29 @@ class Valkey(Connector):
         known = self._lookups.get(request.id)
         if known is not None and known.found is None:
             return None
-        is_fresh = known is not None and monotonic() - known.time < FRESH_S
-        if known is None or known.found is None or not is_fresh or known.first > have:
+        if known is None or known.found is None or known.first > have or not self._holds(known):
             remember(self._lookups, request.id, Lookup(have))
             self._loader.do(partial(self._look_up, request.id, tuple(keys[have:]), have))
             return None
+        if known.stores is None:
+            remember(self._lookups, request.id, replace(known, stores=self._stores))
         return max(known.first + known.found - have, 0)
+
+    def _holds(self, known: Lookup) -> bool:
+        """Whether an answer is used. After a store the server has more, but an answer is used at
+        least once: otherwise a request would wait for as long as others store."""
+        return monotonic() - known.time < FRESH_S and known.stores in (None, self._stores)
 
     def _look_up(self, request_id: str, keys: Sequence[bytes], first: int) -> None:
         try:
             found = self._loads_from.present(self._named(keys))
         except OSError:
             found = 0
-        answer = Lookup(first, found, monotonic())
-        self._answer(partial(remember, self._lookups, request_id, answer))
+        self._answer(partial(self._looked_up, request_id, first, found))
+
+    def _looked_up(self, request_id: str, first: int, found: int) -> None:
+        # The time is when the engine hears of it, so that an answer is fresh after a long step.
+        remember(self._lookups, request_id, Lookup(first, found, monotonic()))
 
     def fetch(self, transfer: Transfer) -> None:
         self._loader.do(partial(self._load, transfer))
@@ -169,8 +179,8 @@ class Valkey(Connector):
 
     def _sent(self, keys: Sequence[bytes], size: int, cleared: int) -> None:
         self._pending -= size
+        self._stores += 1
         if cleared == self._cleared:
-            self._lookups.clear()  # the server has more now
             for key in keys:
                 remember(self._stored, key, None)
 
@@ -209,8 +219,13 @@ class Valkey(Connector):
         self._loads_from.close()
         self._stores_to.close()
 
+    @property
+    def _prefix(self) -> bytes:
+        return f"paceline:{self._blocks.layout}:".encode()
+
     def _named(self, keys: Sequence[bytes]) -> list[bytes]:
-        return [self._prefix + key for key in keys]
+        prefix = self._prefix
+        return [prefix + key for key in keys]
 
     def _slices(self, blocks: int, first: int = 0) -> Iterator[slice]:
         """Parts of some blocks, each for one message."""
