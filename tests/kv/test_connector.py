@@ -19,7 +19,7 @@ class Attic(Connector):
 
     def __init__(self, config: ConnectorConfig) -> None:
         super().__init__(config)
-        self.size = options(config, shelves=2, deep=False)
+        self.size = options(config, shelves=2, deep=False, height_m=2.0)
         self._ended: list[TransferEnd] = []
 
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
@@ -43,7 +43,7 @@ def attic(**extra: object) -> ConnectorConfig:
 def test_a_connector_is_found_by_its_dotted_path() -> None:
     made = port.load(attic(shelves=5))
     assert isinstance(made, Attic)
-    assert made.size == {"shelves": 5, "deep": False}
+    assert made.size == {"shelves": 5, "deep": False, "height_m": 2.0}
 
 
 def test_what_a_connector_does_not_define_does_nothing() -> None:
@@ -62,9 +62,11 @@ def test_what_a_connector_does_not_define_does_nothing() -> None:
     ("config", "message"),
     [
         (ConnectorConfig("cellar"), "no kv_connector 'cellar'"),
-        (attic(rooms=1), "has no option 'rooms': it has shelves, deep"),
+        (attic(rooms=1), "has no option 'rooms': it has shelves, deep, height_m"),
         (attic(shelves="many"), "shelves is 'many'; it must be of type int"),
         (attic(deep=1), "deep is 1; it must be of type bool"),
+        (attic(shelves=-1), "shelves is -1; it must be finite and not negative"),
+        (attic(height_m=float("nan")), "height_m is nan; it must be finite"),
     ],
 )
 def test_a_wrong_setting_is_named(config: ConnectorConfig, message: str) -> None:

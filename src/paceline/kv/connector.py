@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -193,8 +194,8 @@ def load(config: ConnectorConfig) -> Connector:
 
 
 def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
-    """The options of a connector, completed with defaults. ConfigError names an unknown option, or
-    one of another type than its default."""
+    """The options of a connector, completed with defaults. ConfigError names an unknown option, one
+    of another type than its default, or a number that is negative or not finite."""
     given = config.kv_connector_extra_config
     for name, value in given.items():
         if name not in defaults:
@@ -206,4 +207,6 @@ def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
         wrong = isinstance(value, bool) != (kind is bool)
         if wrong or not isinstance(value, (int, float) if kind is float else kind):
             raise ConfigError(f"{name} is {value!r}; it must be of type {kind.__name__}")
+        if kind in (int, float) and not 0 <= value < inf:
+            raise ConfigError(f"{name} is {value!r}; it must be finite and not negative")
     return defaults | dict(given)
