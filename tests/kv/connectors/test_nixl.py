@@ -199,6 +199,13 @@ def test_a_role_refuses_the_part_of_the_other() -> None:
         )
 
 
+@pytest.mark.parametrize("host", ["", "*", "0.0.0.0"])
+def test_the_side_channel_needs_an_address(host: str) -> None:
+    extra = {"side_channel_host": host}
+    with pytest.raises(ConfigError, match=r"side_channel_host is .* an address of this machine"):
+        Nixl(ConnectorConfig("nixl", kv_connector_extra_config=extra))
+
+
 def test_a_port_in_use_is_named(engines: tuple[NixlEngine, NixlEngine]) -> None:
     port = engines[0].prefilled(20)["remote_port"]
     with pytest.raises(ConfigError, match=f"the side channel cannot use 127.0.0.1:{port}"):

@@ -14,6 +14,7 @@ from paceline.kv.connector import BlockStore, Connector, News, Transfer, Transfe
 from paceline.kv.remote.agent import BlockReader
 from paceline.kv.remote.exchange import BlockExchange, ExchangeSettings
 
+EVERY_ADDRESS = ("", "*", "0.0.0.0", "::", "[::]")  # not one that another engine can connect to
 REMEMBERED = 1 << 12  # requests of others whose blocks were read or given back
 
 
@@ -37,6 +38,11 @@ class Nixl(Connector):
             read_s=10.0,
             answer_s=5.0,
         )
+        if (host := self._options["side_channel_host"]) in EVERY_ADDRESS:
+            raise ConfigError(
+                f"side_channel_host is {host!r}; other engines connect to it, so it must be an "
+                "address of this machine"
+            )
         self._engine_id = config.engine_id or uuid4().hex
         self._ended: deque[TransferEnd] = deque()
         self._done_with: dict[str, None] = {}  # requests of others, oldest first
