@@ -7,7 +7,7 @@ from typing import Any, cast
 from paceline.core.errors import RequestError
 
 NAME = "kv_transfer_params"
-MOST_BLOCKS = 1 << 20  # of a prompt
+MOST_BLOCKS = 1 << 16  # of a prompt; the engine reads them between two steps
 MOST_PORT = 65535
 
 
@@ -99,7 +99,9 @@ KINDS: dict[str, tuple[type, ...]] = {
 def wrong_value(name: str, value: Any) -> str:
     """What is wrong with the value of a field; empty: nothing."""
     if name == "remote_block_ids":
-        return "" if are_blocks(value) else "it must be a list of block numbers"
+        return (
+            "" if are_blocks(value) else f"it must be a list of at most {MOST_BLOCKS} block numbers"
+        )
     if type(value) not in KINDS[name]:
         return f"it must be {KINDS[name][0].__name__}"
     if name == "remote_port" and not 0 <= value <= MOST_PORT:
