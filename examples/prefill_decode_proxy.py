@@ -7,8 +7,8 @@
 
 A request goes to a prefill engine first, for one token. The answer says where the KV of the prompt
 is (`kv_transfer_params`); with it the request goes to a decode engine, which reads the KV and
-generates. If no prefill engine answers, the decode engine computes the prompt itself. If no decode
-engine answers, the client gets 503. Engines of one kind take turns.
+generates. If no prefill engine answers with KV, the decode engine computes the prompt itself. If no
+decode engine answers, the client gets 503. Engines of one kind take turns.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-TOO_MANY, SERVER_ERROR = 429, 500
+SERVER_ERROR = 500
 CONNECT_S = 2.0
 # What a prefill engine does not need: it generates one token, of one sequence.
 GENERATION = (
@@ -90,11 +90,9 @@ def create_proxy(
             body, path = await request.json(), request.url.path
             body.pop("kv_transfer_params", None)  # no client says where engines read
         except (ValueError, AttributeError, TypeError):
-            return failure(400, "the body must be a JSON object")
-        headers = {name: value for name, value in request.headers.items() if name in FORWARDED}
-        params, refusal = await transferred(prefills, path, body, headers)
-        if refusal is not None:
-            return refusal
+            return failure(400, "the body must be a JSON object", "invalid_request_error")
+        headers = forwarded(request)
+        params = await transferred(prefills, path, body, headers)
         return await decoded(decodes, path, {**body, **params}, headers)
 
     @app.get("/v1/models")
@@ -102,7 +100,7 @@ def create_proxy(
     async def ask(request: Request) -> Response:
         for client in decodes.clients:
             try:
-                answer = await client.get(request.url.path)
+                answer = await client.get(request.url.path, headers=forwarded(request))
             except httpx.TransportError:
                 continue
             kind = answer.headers.get("content-type")
@@ -114,28 +112,26 @@ def create_proxy(
 
 async def transferred(
     prefills: Engines, path: str, body: dict[str, Any], headers: dict[str, str]
-) -> tuple[dict[str, Any], Response | None]:
-    """Compute the prompt on a prefill engine. Returns the field that says where its KV is, empty
-    if there is none, and the answer to a request that is malformed."""
+) -> dict[str, Any]:
+    """Compute the prompt on a prefill engine. Returns the field that says where its KV is; empty if
+    there is none. A decode engine then computes the prompt, or says what is wrong with it."""
     if not prefills.clients or any(body.get(name) for name in SCORED):
-        return {}, None
+        return {}
     asked = {name: value for name, value in body.items() if name not in GENERATION}
     asked |= {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
     answer = await prefills.send(path, asked, headers)
     if answer is None:
-        return {}, None
+        return {}
     try:
         content = await answer.aread()
     except httpx.TransportError:  # it died after the headers
-        return {}, None
+        return {}
     finally:
         await answer.aclose()
-    if answer.status_code == TOO_MANY:
-        return {}, None
-    if answer.is_client_error:
-        return {}, Response(content, answer.status_code, media_type="application/json")
+    if answer.is_error:  # it is full, or a request with several prompts has no one place for KV
+        return {}
     params = json.loads(content).get("kv_transfer_params")
-    return ({"kv_transfer_params": params} if params else {}), None
+    return {"kv_transfer_params": params} if params else {}
 
 
 async def decoded(
@@ -168,8 +164,13 @@ async def passed_on(answer: httpx.Response) -> AsyncIterator[bytes]:
         await answer.aclose()
 
 
-def failure(status: int, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": "server_error"}}, status)
+def forwarded(request: Request) -> dict[str, str]:
+    """The headers that engines get too."""
+    return {name: value for name, value in request.headers.items() if name in FORWARDED}
+
+
+def failure(status: int, message: str, kind: str = "server_error") -> Response:
+    return JSONResponse({"error": {"message": message, "type": kind}}, status)
 
 
 def main() -> None:

@@ -113,7 +113,11 @@ def test_the_same_tokens_as_one_engine_without_computing_full_blocks(
             assert usage["prompt_tokens_details"]["cached_tokens"] == full > 0
             refused = await client.post("/v1/completions", json={**ASKED, "prompt": []})
             assert refused.status_code == 400
-            assert (await client.post("/v1/completions", json=[1])).status_code == 400
+            malformed = await client.post("/v1/completions", json=[1])
+            assert malformed.status_code == 400
+            assert malformed.json()["error"]["type"] == "invalid_request_error"
+            several = await client.post("/v1/completions", json={**ASKED, "prompt": [PROMPT] * 2})
+            assert [one["token_ids"] for one in several.json()["choices"]] == [expected] * 2
 
     asyncio.run(scenario())
     for engine in engines.values():
