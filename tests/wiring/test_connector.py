@@ -100,6 +100,11 @@ def test_wrong_settings_are_named(tmp_path: Path, settings: dict[str, Any], mess
         llm(tmp_path, **settings)
 
 
+def test_a_wrong_connector_is_named_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no kv_connector 'cellar'"):
+        llm(tmp_path, load_format="auto", kv_connector="cellar")  # there are no weights
+
+
 def test_a_server_loads_what_the_device_has_evicted(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:

@@ -17,7 +17,7 @@ from paceline.hub.progress import Progress, silent
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.adapters import pop_adapters, served_adapters
-from paceline.wiring.connector import connected
+from paceline.wiring.connector import connect, named_connector
 from paceline.wiring.constraints import constrained_requests
 from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.encoder import assemble as assemble_encoder
@@ -40,6 +40,7 @@ def build(
     lora = pop_adapters(settings)
     rest, own = sort_settings(settings)
     device, events = device_of(own.device), kv_events_in(own.kv_events_config)
+    connector = named_connector(own)
     if (folder := encoder_folder(model, own, progress)) is not None:
         require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
         require(not own.kv_connector, "an encoder caches no KV; remove kv_connector")
@@ -71,7 +72,6 @@ def build(
         draft,
         lora,
     )
-    connector, blocks = connected(own, scheduler, runner)
     depth = own.steps_in_flight(on.DEPTH)
     rules = sampling_rules(source.tokenizer, own)
     return EngineComponents(
@@ -87,7 +87,7 @@ def build(
         adapters=served_adapters(lora, scheduler.config.step.max_loras, runner.host_adapters),
         kv_events=events,
         connector=connector,
-        blocks=blocks,
+        blocks=connect(connector, scheduler, runner),
     )
 
 

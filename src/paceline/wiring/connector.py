@@ -45,13 +45,17 @@ class DeviceBlocks:
         self._blocks.write(blocks, rows)
 
 
-def connected(
-    own: LoadConfig, scheduler: Scheduler, runner: BlockOwner
-) -> tuple[Connector | None, DeviceBlocks | None]:
-    """The connector, which the scheduler has now, and the blocks to attach it to."""
+def named_connector(own: LoadConfig) -> Connector | None:
+    """The connector of the settings. ConfigError if they are wrong: call it early."""
     config = connector_config(own.kv_connector, own.kv_transfer_config)
-    if not config.kv_connector:
-        return None, None
-    connector = port.load(config)
+    return port.load(config) if config.kv_connector else None
+
+
+def connect(
+    connector: Connector | None, scheduler: Scheduler, runner: BlockOwner
+) -> DeviceBlocks | None:
+    """Give the scheduler its connector. Returns the blocks to attach it to."""
+    if connector is None:
+        return None
     scheduler.connect(connector)
-    return connector, DeviceBlocks(runner.block_bytes(), scheduler.config.cache)
+    return DeviceBlocks(runner.block_bytes(), scheduler.config.cache)
