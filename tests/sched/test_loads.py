@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline import Scheduler
+from paceline import Scheduler, StepResult
 from paceline.core.errors import ConfigError, PluginError
 from paceline.core.events import Happened
 from tests.sched.scripted_connector import ScriptedConnector
@@ -148,6 +148,24 @@ def test_requests_with_the_same_prefix_share_a_load() -> None:
     assert step(scheduler)["new"] == ["a", "b", "c"]
     assert scheduler.stats.external_hits == 12
     assert scheduler.stats.prefix_hits == 24
+
+
+def test_a_load_may_begin_in_front_of_another_one() -> None:
+    """A row fails, and with it the blocks that a load under way follows."""
+    scheduler, connector = loading(supply=0)
+    scheduler.submit(ask("a", PROMPT[:8]), 0.0)
+    first = scheduler.plan(0.0)
+    connector.supply = 3
+    scheduler.submit(ask("b", PROMPT), 0.0)
+    second = scheduler.plan(0.0)
+    scheduler.commit(first, StepResult.of(first, {}, failed={"a": "out of range"}), 0.0)
+    scheduler.submit(ask("c", PROMPT), 0.0)
+    commit(scheduler, second)
+    step(scheduler)
+    assert [(load.request.id, load.first) for load in connector.fetched] == [("b", 2), ("c", 0)]
+    for load in connector.fetched:
+        connector.end(load)
+    assert step(scheduler)["tokens"] == {"b": 1, "c": 1}
 
 
 def test_a_load_waits_for_the_steps_in_flight() -> None:

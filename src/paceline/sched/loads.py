@@ -214,7 +214,8 @@ class Loads:
         if good:
             state.cache.index.adopt(load.content, transfer.first, list(transfer.blocks[:good]))
         for key in transfer.keys:
-            del self._coming[key]
+            if self._coming.get(key) == end.ticket:  # a later load may bring it too
+                del self._coming[key]
         failed: list[Overdue] = []
         for name, loader in self._loaders.items():
             if loader.ticket != end.ticket or (sequence := state.live.get(name)) is None:
