@@ -108,7 +108,7 @@ def test_a_block_that_several_hold_comes_free_with_the_last_of_them() -> None:
     tables, pool = made()
     tables.attach(0, MISS, 12)
     tables.grow(slots(0), tables.short(slots(0), row(12)))
-    assert tables.fork(0, 1, 10) == ((2, 6), (5, 7))
+    assert tables.fork(0, 1, 8) == ()
     assert tables.entries(1) == ((0, 1, 6), (3, 4, 7))
     assert tables.coming(slots(0), row(12)) == 0
     assert tables.coming(slots(0, 1), row(12, 10)) == 1
@@ -127,6 +127,18 @@ def test_a_fork_shares_what_its_parent_still_has() -> None:
     tables.slide(slots(1), row(13))
     assert tables.rebase(1, 0, 8) == ()
     assert tables.entries(1) == ((0, 1, 3), (NO_BLOCK, 4, 6))
+    pool.check(tables.count([0, 1]))
+
+
+def test_a_fork_does_not_hold_what_only_steps_in_flight_read() -> None:
+    tables, pool = made()
+    tables.attach(0, MISS, 12)
+    tables.grow(slots(0), tables.short(slots(0), row(12)))
+    assert tables.fork(0, 1, 11) == ((2, 6), (5, 7))
+    assert tables.entries(1) == ((0, 1, 6), (NO_BLOCK, 4, 7))  # position 11 reads 6 to 11
+    assert tables.coming(slots(1), row(11)) == 0
+    tables.slide(slots(0), row(11))
+    assert pool.holders(3) == 0
     pool.check(tables.count([0, 1]))
 
 

@@ -150,6 +150,20 @@ def test_a_family_that_returns_forks_where_its_members_read(depth: int) -> None:
     assert findable(scheduler, request.prompt[:13]) == 12
 
 
+def test_a_family_that_forks_with_its_prompt_in_flight_ends_in_the_smallest_pool() -> None:
+    settings = {"max_num_batched_tokens": 4, "num_blocks": 6, "enable_prefix_caching": False}
+    scheduler = grouped([WINDOW], **settings)
+    scheduler.submit(ask("a", 17, max_tokens=24, n=2, seed=3), 0.0)
+    pipeline = run(scheduler, depth=2)
+    for _ in range(16):
+        while len(pipeline.flight) < 2 and not pipeline.launch().empty:
+            pass
+        pipeline.land()
+    preempt(scheduler, "a")
+    pipeline.run()
+    assert [len(pipeline.got[f"{child}_a"]) for child in range(2)] == [24, 24]
+
+
 @DEPTHS
 def test_swapped_sequences_return_with_the_blocks_of_all_groups(depth: int) -> None:
     scheduler = grouped(preemption_mode="swap", swap_space=32)

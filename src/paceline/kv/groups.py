@@ -248,8 +248,11 @@ class GroupTables(BlockTables):
     # -- forking ------------------------------------------------------------
 
     def fork(self, parent: int, slot: int, tokens: int) -> Pairs:
+        """As in `BlockTables`. The slot shares what it reads from `tokens` on; `parent` has more as
+        long as steps in flight read it."""
         full, new = tokens // self.block_size, self._pool.take(self.groups)
-        self._share(parent, slot, full)
+        unread = [one.unread(tokens) // self.block_size for one in self.kinds]
+        self._share(parent, slot, full, np.maximum(self.passed[:, parent], unread))
         self.table[:, slot, full] = new
         self.held_by_group[:, slot] = full + 1
         return self._copy_of_rest(parent, slot, tokens)
@@ -261,16 +264,16 @@ class GroupTables(BlockTables):
             for group, passed, _ in self._spans(slot)
             for block in self.table[group, slot, passed:full].tolist()
         ]
-        self._share(parent, slot, full)
+        self._share(parent, slot, full, self.passed[:, parent])
         self._pool.drop(reversed(own))
         return self._copy_of_rest(parent, slot, tokens)
 
-    def _share(self, parent: int, slot: int, full: int) -> None:
-        """Let a slot hold the first `full` blocks of `parent` that it still has."""
-        for group, passed, _ in self._spans(parent):
-            self._pool.hold(self.table[group, parent, passed:full].tolist())
+    def _share(self, parent: int, slot: int, full: int, passed: I32) -> None:
+        """Let a slot hold the first `full` blocks of `parent`, in each group from `passed` on."""
+        for group, first in enumerate(passed.tolist()):
+            self._pool.hold(self.table[group, parent, first:full].tolist())
         self.table[:, slot, :full] = self.table[:, parent, :full]
-        self.passed[:, slot] = self.passed[:, parent]
+        self.passed[:, slot] = passed
 
     def _copy_of_rest(self, parent: int, slot: int, tokens: int) -> Pairs:
         full, rest = divmod(tokens, self.block_size)
