@@ -164,6 +164,23 @@ def test_a_family_that_forks_with_its_prompt_in_flight_ends_in_the_smallest_pool
     assert [len(pipeline.got[f"{child}_a"]) for child in range(2)] == [24, 24]
 
 
+def test_a_family_that_is_preempted_twice_returns_in_the_smallest_pool() -> None:
+    """Members that begin behind their own hits would not share the prompt with their leader."""
+    groups = [FULL, {"kind": "sliding_window", "window": 3, "count": 2}]
+    settings = {"max_num_batched_tokens": 4, "block_size": 2}
+    fits = grouped(groups, **settings).state.cache.tables.most_blocks(43, width=2, shared=26)
+    scheduler = grouped(groups, **settings, num_blocks=fits)
+    scheduler.submit(ask("a", 27, max_tokens=16, n=2, seed=3), 0.0)
+    pipeline = run(scheduler, depth=1)
+    for steps in (12, 8):
+        for _ in range(steps):
+            pipeline.launch()
+            pipeline.land()
+        preempt(scheduler, "a")
+    pipeline.run()
+    assert [len(pipeline.got[f"{child}_a"]) for child in range(2)] == [16, 16]
+
+
 @DEPTHS
 def test_swapped_sequences_return_with_the_blocks_of_all_groups(depth: int) -> None:
     scheduler = grouped(preemption_mode="swap", swap_space=32)

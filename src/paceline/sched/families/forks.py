@@ -52,8 +52,9 @@ class Forks:
         return new + self._state.cache.pool.free_among(list(found.difference(held.device)))
 
     def _own(self, sequence: Sequence, family: Family) -> Hit | None:
-        """What a member that ran before still finds beyond what all share."""
-        if len(sequence.tokens) <= len(family.request.prompt):
+        """What a member that ran before still finds beyond what all share. Nothing where windows
+        slide: the leader may find less, and the two would not share the blocks of the prompt."""
+        if len(sequence.tokens) <= len(family.request.prompt) or self._state.cache.tables.slides:
             return None
         hit = self._state.prefixes.lookup_device(sequence)
         return hit if hit.tokens > family.fork_point else None
