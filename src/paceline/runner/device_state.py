@@ -48,10 +48,10 @@ class DeviceState:
             sampling = new.request.sampling
             self.temperature[new.slot] = 0.0 if sampling.greedy else sampling.temperature
             self.key[new.slot] = key_of(seed_of(new.request))
-        for table, grown in zip(self.table, (plan.grown, *plan.grown.more), strict=False):
+        for group, grown in enumerate((plan.grown, *plan.grown.more)):
             if len(grown.block):
                 slot, index = self._index(grown.slot.tolist()), self._index(grown.index.tolist())
-                table[slot, index] = self._index(grown.block.tolist())
+                self.table[group, slot, index] = self._index(grown.block.tolist())
         for slot, tokens in plan.chosen:
             first = int(self.position[slot])
             self.tokens[slot, first : first + len(tokens)] = self._index(tokens)

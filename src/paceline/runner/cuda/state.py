@@ -50,9 +50,9 @@ class CudaState:
             self.adapters.apply(plan)
         if plan.admitted:
             self._admit(plan.admitted)
-        for table, grown in zip(self.table, (plan.grown, *plan.grown.more), strict=False):
+        for group, grown in enumerate((plan.grown, *plan.grown.more)):
             if len(grown.block):
-                self._grow(table, grown)
+                self._grow(self.table[group], grown)
         if plan.chosen:
             self._choose(plan.chosen)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SPREAD = 1.25  # kinds of layers whose numbers differ by less have one group each
+SPREAD = 1.25  # windows whose numbers of layers differ by less have one group each
 
 Window = int | None  # positions that a position sees, itself included; None: all
 
@@ -41,8 +41,8 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
     """Divide layers of each window into groups of one size, so that blocks of all groups have the
     same size and share one pool.
 
-    The size is the smallest number of layers of a window. Groups of other windows are filled up to
-    it, which wastes least if they are few.
+    The size is the smallest number of layers of a window, or the largest if they hardly differ:
+    then each window is one group. Groups of fewer layers leave places of their blocks empty.
     """
     kinds = sorted(set(windows), key=lambda window: (window is not None, window or 0))
     own = {kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds}
