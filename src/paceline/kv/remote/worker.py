@@ -1,12 +1,18 @@
 """A thread that does one thing after another."""
 
+import logging
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
+log = logging.getLogger(__name__)
+
 
 class Worker:
-    """Calls functions in the order in which it gets them. `close` drops those that wait."""
+    """Calls functions in the order in which it gets them. `close` drops those that wait.
+
+    One that raises is logged, and the next one is called.
+    """
 
     def __init__(self, name: str) -> None:
         self._waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -25,4 +31,8 @@ class Worker:
 
     def _run(self) -> None:
         while not self._closing:
-            self._waiting.get()()
+            work = self._waiting.get()
+            try:
+                work()
+            except Exception:
+                log.exception("a transfer of KV failed in the thread of its connector")
