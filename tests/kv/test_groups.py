@@ -169,6 +169,14 @@ def test_a_sequence_returns_with_the_blocks_that_it_reads() -> None:
     assert pool.holders(40) == 0
 
 
+def test_sequences_begin_alike_if_their_windows_begin_in_the_same_blocks() -> None:
+    """Otherwise one reads a block in the middle of what they share, and the other does not."""
+    tables, _ = made()
+    assert tables.begin_alike([9, 12])  # these read from block 1 on
+    assert not tables.begin_alike([9, 13])
+    assert made(FULL, FULL)[0].begin_alike([9, 13])
+
+
 def test_slots_that_hold_nothing_pass_nothing() -> None:
     tables, pool = made()
     tables.slide(slots(0, 1), row(40, 40))

@@ -175,12 +175,18 @@ class GroupTables(BlockTables):
     # -- swapping -----------------------------------------------------------
 
     def can_resume(self, slot: int, tokens: int) -> bool:
-        unread = [one.unread(tokens) // self.block_size for one in self.kinds]
-        return all(self.passed[:, slot] <= unread)
+        return all(self.passed[:, slot] <= self._unread(tokens))
+
+    def begin_alike(self, tokens: Sequence[int]) -> bool:
+        return len({tuple(self._unread(count)) for count in tokens}) == 1
+
+    def _unread(self, tokens: int) -> list[int]:
+        """Leading entries of each group that a sequence does not read which goes on at `tokens`."""
+        return [one.unread(tokens) // self.block_size for one in self.kinds]
 
     def _places_read(self, tokens: int) -> list[tuple[int, int]]:
         """Indices and groups of the entries that a sequence reads which goes on at `tokens`."""
-        unread = [one.unread(tokens) // self.block_size for one in self.kinds]
+        unread = self._unread(tokens)
         return [
             (index, group)
             for index in range(min(unread), -(-tokens // self.block_size))
@@ -251,8 +257,7 @@ class GroupTables(BlockTables):
         """As in `BlockTables`. The slot shares what it reads from `tokens` on; `parent` has more as
         long as steps in flight read it."""
         full, new = tokens // self.block_size, self._pool.take(self.groups)
-        unread = [one.unread(tokens) // self.block_size for one in self.kinds]
-        self._share(parent, slot, full, np.maximum(self.passed[:, parent], unread))
+        self._share(parent, slot, full, np.maximum(self.passed[:, parent], self._unread(tokens)))
         self.table[:, slot, full] = new
         self.held_by_group[:, slot] = full + 1
         return self._copy_of_rest(parent, slot, tokens)

@@ -157,6 +157,11 @@ class BlockTables:
         """Whether a slot has all blocks that a sequence reads which goes on at `tokens`."""
         return True
 
+    def begin_alike(self, tokens: Sequence[int]) -> bool:
+        """Whether sequences that go on at these read from the same indices on: then what they
+        share comes first in `read` of each."""
+        return True
+
     def read(self, slot: int, tokens: int) -> list[int]:
         """The blocks that a sequence reads which goes on at `tokens`, by index."""
         return self.blocks(slot, end=-(-tokens // self.block_size))

@@ -41,8 +41,8 @@ class Swapping:
         kept = self._kept(residents)
         if not all(kept):
             return False  # not even begun: there is nothing to keep
-        slots = [one.slot for one in residents]
-        if not all(map(self._cache.tables.can_resume, slots, kept)):
+        slots, tables = [one.slot for one in residents], self._cache.tables
+        if not all(map(tables.can_resume, slots, kept)) or not tables.begin_alike(kept):
             return False
         return self._mode == "swap" or self._swap_s(residents) < self._recompute_s(residents)
 
