@@ -95,3 +95,25 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         files.write(KEY, ROW)
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+
+
+def test_content_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path, "a", 1 << 20)
+    files.write(KEY, ROW)
+    os.utime(file_of(tmp_path), (1.0, 1.0))
+    files.write(KEY, ROW)
+    assert file_of(tmp_path).stat().st_mtime > 1.0
+    assert (read(files) == ROW).all()
+
+
+def test_what_a_writer_left_behind_is_removed(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path, "a", 1)  # no content fits
+    folder = tmp_path / "a" / "00"
+    folder.mkdir()
+    old, new = folder / "tmpold.part", folder / "tmpnew.part"
+    for part in (old, new):
+        part.write_bytes(b"")
+    os.utime(old, (1.0, 1.0))
+    files.write(KEY, ROW)
+    assert not files.has(KEY)
+    assert (old.exists(), new.exists()) == (False, True)

@@ -1,5 +1,7 @@
 """What is remembered of files, and for how long."""
 
+import pytest
+
 from paceline.kv.known_files import FRESH_S, USED_S, KnownFiles
 from tests.kv.block_array import keys_of
 
@@ -29,3 +31,11 @@ def test_the_use_of_a_file_is_noted_now_and_then() -> None:
     assert known.use(KEYS, 1.0) == ()
     assert known.use(KEYS[:1], USED_S) == KEYS[:1]
     assert known.use(KEYS, USED_S + 1.0) == KEYS[1:]
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.kv.known_files.KNOWN", 2)
+    known = KnownFiles()
+    known.add(KEYS, 0.0)
+    assert known.leading(KEYS[:1]) == 0
+    assert known.leading(KEYS[1:]) == 2

@@ -1,7 +1,9 @@
 """KV in files: it outlives the engine, and a disk that fails costs a warning."""
 
 import logging
+import os
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -59,3 +61,30 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"path is .*file"):
         Engine("disk", {"path": str(tmp_path / "file")})
+
+
+def test_a_store_that_would_wait_too_long_is_given_up(tmp_path: Path) -> None:
+    engine = Engine("disk", {"path": str(tmp_path), "pending_mib": 0})
+    assert engine.connector.poll() == []
+    engine.connector.store(transfer(1, KEYS, (1, 2)))
+    (end,) = engine.connector.poll()
+    assert end.bad is None
+    engine.connector.close()
+    assert not [*tmp_path.glob("*/*/*.kv")]
+
+
+def test_content_that_is_kept_is_the_latest_used(tmp_path: Path) -> None:
+    first = Engine("disk", {"path": str(tmp_path)})
+    first.store_blocks(KEYS, (1, 2))
+    first.connector.close()
+    files = [*tmp_path.glob("*/*/*.kv")]
+    for file in files:
+        os.utime(file, (1.0, 1.0))
+    again = Engine("disk", {"path": str(tmp_path)})
+    assert again.offered(KEYS) == 2
+    assert again.connector.keep(KEYS) == 2
+    give_up = monotonic() + 30
+    while any(file.stat().st_mtime == 1.0 for file in files):
+        assert monotonic() < give_up, "their use is not noted"
+        sleep(0.01)
+    again.connector.close()

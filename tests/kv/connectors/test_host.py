@@ -6,7 +6,7 @@ from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
 from paceline.kv.connectors.host import Host
 from tests.conformance.test_connectors import Engine
-from tests.kv.block_array import BlockArray, keys_of, transfer
+from tests.kv.block_array import REQUEST, BlockArray, keys_of, transfer
 
 A, B, C, D = (keys_of(number) for number in range(4))
 
@@ -57,3 +57,12 @@ def test_there_is_room_for_a_block() -> None:
         Host(ConnectorConfig("host", kv_connector_extra_config={"cpu_bytes_to_use": 63})).attach(
             BlockArray(), lambda: None
         )
+
+
+def test_what_is_not_there_is_forgotten_too() -> None:
+    engine = small(2)
+    engine.store_blocks(A, (0,))
+    engine.connector.forget((*B, *A))
+    assert engine.offered(A) == 0
+    engine.connector.check(REQUEST)  # it has no use for parameters, and there are none
+    engine.connector.close()
