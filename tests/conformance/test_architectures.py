@@ -152,7 +152,7 @@ def every_runner() -> list[Any]:
 
 def tokens(backend: ModelBackend, case: Case, depth: int = 1, **changes: Any) -> dict[str, Any]:
     """Of each request; and whether the schedule was as tight as it should be."""
-    groups = layer_groups(case.config().windows)
+    groups = layer_groups(loaded(backend, case).model.config.windows)
     settings = {**SETTINGS, **changes, "attention_groups": attention_groups(groups)}
     settings["num_blocks"] *= len(groups)
     scheduler = Scheduler.create(**settings)
@@ -167,7 +167,6 @@ def tokens(backend: ModelBackend, case: Case, depth: int = 1, **changes: Any) ->
 @pytest.mark.parametrize("pair", every_runner())
 def test_tokens_do_not_depend_on_the_schedule(pair: tuple[ModelBackend, Case]) -> None:
     backend, case = pair
-    loaded(backend, case)
     plainly = tokens(backend, case)
     for way in CHOSEN_WAYS:
         assert tokens(backend, case, **WAYS[way]) == plainly, way
