@@ -41,11 +41,12 @@ def report(**result: Any) -> None:
 # -- a real model -------------------------------------------------------------
 
 
-def measure(model: str, device: str, prefix: int) -> None:
+def measure(model: str, device: str, prefix: int, load_format: str) -> None:
     """Every tier in turn. The device has room for one prefix, so another one evicts it."""
     blocks = (prefix + 64) // BLOCK + 4
     settings: dict[str, Any] = {
         "device": device,
+        "load_format": load_format,
         "max_model_len": prefix + 64,
         "num_gpu_blocks_override": blocks,
         "max_num_seqs": 2,
@@ -211,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=DEFAULT)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--prefix", type=int, default=4096, help="tokens")
     parser.add_argument("--trace", type=Path, help="mooncake-conversation.jsonl")
     parser.add_argument("--requests", type=int, default=1000)
@@ -218,7 +220,7 @@ def main() -> None:
     parser.add_argument("--trace-only", action="store_true")
     given = parser.parse_args()
     if not given.trace_only:
-        measure(given.model, given.device, given.prefix)
+        measure(given.model, given.device, given.prefix, given.load_format)
     if given.trace is not None:
         calls = conversations(given.trace, given.requests, longest=64)
         for tier in (False, True):
