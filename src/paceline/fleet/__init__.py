@@ -1,0 +1,1 @@
+"""Several engines: which one gets a request, and the fleets that engines join."""
