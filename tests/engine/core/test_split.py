@@ -8,6 +8,7 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
+from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish
 from paceline.engine.core.messages import Delivery, Refused
 from paceline.engine.core.split import split
@@ -37,6 +38,7 @@ def random_delivery(seed: int) -> tuple[Delivery, dict[str, int]]:
             PromptScores(name, 0, 0, *(np.empty(0, np.float32),) * 4)  # type: ignore[arg-type]
             for name in some(4)
         ),
+        pooled=tuple(PooledSpan(name, 0, 0, 1, np.ones(2, np.float32)) for name in some(4)),
     )
     if seed % 2:
         score = random.random((rows, WIDTH)).astype(np.float32)
@@ -63,14 +65,14 @@ def test_every_front_end_gets_its_rows_and_records_in_order(seed: int) -> None:
     for row in range(len(delivery.handle)):
         number = int(delivery.handle[row]) >> FRONT_END_SHIFT
         expected.setdefault(number, []).append(row_of(delivery, row))
-    for record in (*delivery.ended, *delivery.refused, *delivery.prompt):
+    for record in (*delivery.ended, *delivery.refused, *delivery.prompt, *delivery.pooled):
         if record.request_id in owners:
             expected.setdefault(owners[record.request_id], []).append(record)
     parts = split(delivery, owners)
     found = {
         number: [
             *(row_of(part, row) for row in range(len(part.handle))),
-            *(*part.ended, *part.refused, *part.prompt),
+            *(*part.ended, *part.refused, *part.prompt, *part.pooled),
         ]
         for number, part in parts.items()
     }

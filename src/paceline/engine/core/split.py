@@ -29,9 +29,9 @@ def split(delivery: Delivery, owners: Mapping[str, int]) -> dict[int, Delivery]:
     """
     number = delivery.handle >> FRONT_END_SHIFT
     ended, refused = grouped(delivery.ended, owners), grouped(delivery.refused, owners)
-    prompt = grouped(delivery.prompt, owners)
+    prompt, pooled = grouped(delivery.prompt, owners), grouped(delivery.pooled, owners)
     parts: dict[int, Delivery] = {}
-    for one in {*np.unique(number).tolist(), *ended, *refused, *prompt}:
+    for one in {*np.unique(number).tolist(), *ended, *refused, *prompt, *pooled}:
         rows = np.flatnonzero(number == one)
         logprob, found = delivery.logprob, delivery.candidates
         parts[one] = Delivery(
@@ -44,6 +44,7 @@ def split(delivery: Delivery, owners: Mapping[str, int]) -> dict[int, Delivery]:
             tuple(ended.get(one, ())),
             tuple(refused.get(one, ())),
             tuple(prompt.get(one, ())),
+            tuple(pooled.get(one, ())),
         )
     return parts
 
