@@ -1,0 +1,69 @@
+"""What a step is made of, as far as its time depends on it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """Amounts of one step.
+
+    rows          sequences that compute something
+    positions     that they compute together
+    samples       rows that yield a token
+    contexts      tokens whose keys and values the rows read: all up to the last position of each
+    pairs         of a position and a token that it attends to, in rows of several positions
+    has_prompts   whether a row computes more than one position, drafts not counted
+    copies, swap_out, swap_in   blocks copied on the device, to the host and from it
+    admitted, finished          sequences that join with this step, or ended before it
+    """
+
+    rows: int
+    positions: int
+    samples: int
+    contexts: int
+    pairs: int = 0
+    has_prompts: bool = False
+    copies: int = 0
+    swap_out: int = 0
+    swap_in: int = 0
+    admitted: int = 0
+    finished: int = 0
+
+    @staticmethod
+    def decode(rows: int, context: int) -> "BatchSummary":
+        """Rows of one position each that all read `context` tokens."""
+        return BatchSummary(rows, rows, rows, rows * context)
+
+    @staticmethod
+    def prompt(count: int, start: int = 0) -> "BatchSummary":
+        """One row that computes `count` positions from `start` on, and samples."""
+        return BatchSummary(1, count, 1, start + count, pairs_of(count, start), count > 1)
+
+    @staticmethod
+    def of(plan: Plan) -> "BatchSummary":
+        rows = plan.rows
+        count, start = rows.count.astype(np.int64), plan.start.astype(np.int64)
+        several = np.flatnonzero(count > 1)
+        pairs = sum(map(pairs_of, count[several].tolist(), start[several].tolist()))
+        return BatchSummary(
+            rows=len(rows),
+            positions=int(count.sum()),
+            samples=int(rows.samples.sum()),
+            contexts=int((start + count).sum()),
+            pairs=pairs,
+            has_prompts=bool((count - rows.drafts > 1).any()),
+            copies=len(plan.copies),
+            swap_out=len(plan.swap_out),
+            swap_in=len(plan.swap_in),
+            admitted=len(plan.admitted),
+            finished=len(plan.finished),
+        )
+
+
+def pairs_of(count: int, start: int) -> int:
+    """Each position attends to those in front of it and to itself."""
+    return count * start + count * (count + 1) // 2

@@ -1,0 +1,229 @@
+"""A profile: how long steps take on a device with a model, as a small readable model in JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, cast, get_type_hints
+
+import numpy as np
+
+from paceline.core.arrays import F64
+from paceline.core.errors import ConfigError
+from paceline.core.json_file import json_object
+from paceline.core.setting_checks import check_types, not_negative, one_of, positive
+from paceline.simulate.batch_summary import BatchSummary
+from paceline.simulate.time_curve import NOTHING, TimeCurve
+
+FORMAT = 1
+Source = Literal["estimated", "measured"]
+Named = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTerms:
+    """Seconds of a step on the device: the sum of a fixed part and of one curve per amount.
+
+    Reading the weights and launching the kernels is `fixed_s`. A knee in `positions` is where
+    products begin to be limited by arithmetic instead of memory.
+    """
+
+    fixed_s: float = 0.0  # of every step
+    positions: TimeCurve = NOTHING  # products, by positions
+    samples: TimeCurve = NOTHING  # the head and the choice of tokens, by rows that sample
+    contexts: TimeCurve = NOTHING  # reading keys and values, by tokens
+    pairs: TimeCurve = NOTHING  # the arithmetic of attention in prompts, by pairs
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        not_negative(self, "fixed_s")
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTerms:
+    """Seconds by which moving blocks delays a step, by blocks."""
+
+    copies: TimeCurve = NOTHING  # on the device
+    swap_out: TimeCurve = NOTHING
+    swap_in: TimeCurve = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class HostTerms:
+    """Seconds of the thread that plans and commits.
+
+    The device waits for both with one step in flight, and for neither with two, if the device
+    takes longer than the host.
+    """
+
+    plan_s: float = 0.0  # of every step: planning and launching it
+    plan_row_s: float = 0.0  # for each row
+    admit_s: float = 0.0  # for each sequence that is admitted
+    commit_s: float = 0.0  # of every step: committing it and sending its tokens
+    commit_row_s: float = 0.0  # for each row
+    finish_s: float = 0.0  # for each sequence that ended
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        not_negative(self, *(one.name for one in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndTerms:
+    """Seconds between a client and the engine, on another thread than the steps."""
+
+    request_s: float = 0.0  # from the arrival of a request until the engine has it
+    prompt_token_s: float = 0.0  # the same, for each token of its prompt
+    delivery_s: float = 0.0  # from a commit until the client has the text
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        not_negative(self, *(one.name for one in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """The room for keys and values that the device has with this model."""
+
+    token_bytes: int = 1  # of one token, over all layers
+    total_bytes: int = 2**31
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        positive(self, "token_bytes", "total_bytes")
+
+    def blocks(self, block_size: int) -> int:
+        return self.total_bytes // (self.token_bytes * block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Step times of one model on one device.
+
+    A step in which each row computes one position has the terms of `decode`, any other those of
+    `mixed`. `error` has relative errors on points that the fit did not see, by name.
+    """
+
+    name: str = ""
+    device: str = ""
+    model: str = ""
+    source: Source = "estimated"
+    notes: str = ""  # where the figures come from
+    max_model_len: int = 2**17  # tokens
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    error: Mapping[str, float] = field(default_factory=dict[str, float])
+    memory: KVMemory = field(default_factory=KVMemory)
+    decode: StepTerms = field(default_factory=StepTerms)
+    mixed: StepTerms = field(default_factory=StepTerms)
+    moves: MoveTerms = field(default_factory=MoveTerms)
+    host: HostTerms = field(default_factory=HostTerms)
+    frontend: FrontEndTerms = field(default_factory=FrontEndTerms)
+
+    def __post_init__(self) -> None:
+        one_of("source", self.source, ("estimated", "measured"))
+        positive(self, "max_model_len")
+
+    # -- seconds ------------------------------------------------------------
+
+    def device_s(self, batch: BatchSummary) -> float:
+        """Seconds of a step on the device."""
+        terms, moves = self._terms(batch), self.moves
+        level = self._level(terms, batch)
+        moved = moves.copies(batch.copies) + moves.swap_out(batch.swap_out)
+        return level + terms.contexts(batch.contexts) + moved + moves.swap_in(batch.swap_in)
+
+    def repeats_s(self, batch: BatchSummary, steps: int) -> F64:  # [steps]
+        """Seconds of each of the steps that repeat a decode step, which moves no blocks.
+
+        The contexts grow by a token per row and step. Each is what `device_s` says, to the last
+        bit.
+        """
+        terms = self._terms(batch)
+        first = batch.contexts + batch.rows
+        contexts = first + batch.rows * np.arange(steps, dtype=np.float64)
+        return self._level(terms, batch) + terms.contexts(contexts)
+
+    def plan_s(self, batch: BatchSummary) -> float:
+        """Seconds that the host takes before the device can begin a step."""
+        host = self.host
+        return host.plan_s + batch.rows * host.plan_row_s + batch.admitted * host.admit_s
+
+    def commit_s(self, batch: BatchSummary) -> float:
+        """Seconds from the end of a step on the device until its tokens are sent."""
+        host = self.host
+        return host.commit_s + batch.rows * host.commit_row_s + batch.finished * host.finish_s
+
+    def _terms(self, batch: BatchSummary) -> StepTerms:
+        return self.mixed if batch.has_prompts else self.decode
+
+    @staticmethod
+    def _level(terms: StepTerms, batch: BatchSummary) -> float:
+        """What is the same in each repetition of a step."""
+        products = terms.fixed_s + terms.positions(batch.positions)
+        return products + terms.samples(batch.samples) + terms.pairs(batch.pairs)
+
+    # -- files --------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"format": FORMAT, **plain(self)}
+
+    @staticmethod
+    def of(values: Named) -> "Profile":
+        """From what `to_dict` returned. ConfigError for an unknown field or a wrong value."""
+        if values.get("format") != FORMAT:
+            found = values.get("format")
+            raise ConfigError(
+                f"the format of the profile is {found!r}; this version reads {FORMAT}: run "
+                "`paceline calibrate` again"
+            )
+        rest = {name: value for name, value in values.items() if name != "format"}
+        return cast(Profile, built(Profile, rest, "the profile"))
+
+    @staticmethod
+    def load(name: str | Path) -> "Profile":
+        """The profile in a file, or one that comes with the package."""
+        path = Path(name)
+        if path.suffix != ".json":
+            path = Path(str(files("paceline.simulate"))) / "profiles" / f"{name}.json"
+            if not path.is_file():
+                known = ", ".join(shipped())
+                raise ConfigError(
+                    f"there is no profile {name!r}; name a file that ends in .json, or one of "
+                    f"{known}"
+                )
+        try:
+            return Profile.of(json_object(path))
+        except ConfigError as error:
+            text = str(error)
+            raise ConfigError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def shipped() -> list[str]:
+    """Names of the profiles that come with the package."""
+    folder = Path(str(files("paceline.simulate"))) / "profiles"
+    return sorted(path.stem for path in folder.glob("*.json"))
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, TimeCurve):
+        return [list(point) for point in value.points]
+    if is_dataclass(value):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    return dict(cast(Named, value)) if isinstance(value, Mapping) else value
+
+
+def built(kind: type[Any], values: Any, where: str) -> Any:
+    """A dataclass of this kind, with curves and dataclasses inside."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} is {values!r}; it must be an object")
+    kinds = get_type_hints(kind)
+    given = dict(cast(Named, values))
+    if unknown := [name for name in given if name not in kinds]:
+        raise ConfigError(f"{where} has unknown fields: {', '.join(unknown)}")
+    for name, value in given.items():
+        if kinds[name] is TimeCurve:
+            given[name] = TimeCurve(value)
+        elif is_dataclass(kinds[name]):
+            given[name] = built(cast("type[Any]", kinds[name]), value, f"{name} of {where}")
+    return kind(**given)

@@ -1,0 +1,82 @@
+"""Profiles: their seconds, and their files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.simulate.batch_summary import BatchSummary
+from paceline.simulate.profile import Profile, shipped
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return Profile.load("h200-qwen3-0.6b")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_profiles_of_the_package_are_complete(name: str) -> None:
+    profile = Profile.load(name)
+    assert profile.name == name
+    assert all([profile.device, profile.model, profile.notes])
+    assert profile.memory.blocks(16) > 100
+    assert profile.source == "estimated" or (profile.error and profile.versions)
+    assert Profile.of(json.loads(json.dumps(profile.to_dict()))) == profile
+
+
+@pytest.mark.parametrize(("rows", "published_ms"), [(1, 0.785), (64, 2.10), (256, 5.72)])
+def test_the_estimate_agrees_with_published_figures(
+    profile: Profile, rows: int, published_ms: float
+) -> None:
+    batch = BatchSummary.decode(rows, 644)
+    assert 1e3 * profile.device_s(batch) == pytest.approx(published_ms, rel=0.01)
+
+
+def test_repetitions_take_what_single_steps_take(profile: Profile) -> None:
+    first = BatchSummary.decode(37, 1001)
+    single = [profile.device_s(BatchSummary.decode(37, 1001 + step)) for step in range(1, 50)]
+    assert profile.repeats_s(first, 49).tolist() == single
+
+
+def test_prompts_moves_and_the_host_add_up() -> None:
+    profile = Profile.of(
+        {
+            "format": 1,
+            "decode": {"fixed_s": 1.0, "samples": [[0, 0], [1, 0.5]]},
+            "mixed": {"fixed_s": 2.0, "pairs": [[0, 0], [1, 0.1]]},
+            "moves": {"swap_in": [[1, 0.25]]},
+            "host": {"plan_s": 3.0, "plan_row_s": 1.0, "admit_s": 10.0, "commit_s": 0.5},
+        }
+    )
+    assert profile.device_s(BatchSummary.decode(2, 100)) == 2.0
+    assert profile.device_s(BatchSummary.prompt(4)) == 3.0
+    step = BatchSummary(2, 2, 2, 9, swap_in=7, admitted=1)
+    assert profile.device_s(step) == 2.25
+    assert (profile.plan_s(step), profile.commit_s(step)) == (15.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"format": 0}, "the format of the profile is 0"),
+        ({"format": 1, "speed": 3}, "unknown fields: speed"),
+        ({"format": 1, "decode": {"speed": 3}}, "decode of the profile has unknown fields: speed"),
+        ({"format": 1, "decode": []}, "must be an object"),
+        ({"format": 1, "decode": {"fixed_s": -1.0}}, "fixed_s is -1.0"),
+        ({"format": 1, "decode": {"pairs": [[1]]}}, "a curve is"),
+        ({"format": 1, "source": "dreamt"}, "source is 'dreamt'"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, values: dict[str, Any], complaint: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        Profile.load(path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="h200-qwen3"):
+        Profile.load("abacus")

@@ -1,0 +1,32 @@
+"""Seconds by amount, with knees."""
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.simulate.time_curve import TimeCurve
+
+
+def test_lines_between_points_and_beyond_the_last() -> None:
+    curve = TimeCurve([[1, 1.0], [3, 2.0], [5, 4.0]])
+    assert [curve(x) for x in (0, 0.5, 1, 2, 3, 4, 5, 7)] == [0, 1, 1, 1.5, 2, 3, 4, 6]
+
+
+def test_one_point_is_a_fixed_cost() -> None:
+    assert [TimeCurve([[1, 0.5]])(x) for x in (0, 1, 9)] == [0, 0.5, 0.5]
+
+
+def test_an_array_gives_the_same_bits() -> None:
+    random = np.random.default_rng(0)
+    points = np.cumsum(random.random((9, 2)), axis=0)
+    curve = TimeCurve(points.tolist())
+    amounts = np.concatenate([[0.0], 12 * random.random(500)])
+    assert curve(amounts).tolist() == [curve(x) for x in amounts.tolist()]
+
+
+@pytest.mark.parametrize(
+    "points", [[], [[1]], [[2, 1], [1, 2]], [[1, 2], [2, 1]], [[-1, 0]], [["x", 1]], 5]
+)
+def test_points_that_make_no_curve(points: object) -> None:
+    with pytest.raises(ConfigError, match="a curve is"):
+        TimeCurve(points)  # pyright: ignore[reportArgumentType]
