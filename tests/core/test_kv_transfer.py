@@ -7,6 +7,7 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.core.kv_transfer import KVTransfer
+from paceline.core.request import Request
 
 KEPT: dict[str, Any] = {
     "do_remote_prefill": True,
@@ -60,3 +61,27 @@ def test_nothing_is_transferred(params: Any) -> None:
 def test_wrong_fields_are_refused_by_name(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=f"kv_transfer_params: .*{message}"):
         KVTransfer.of(KEPT | changed)
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (2**64, "an integer does not fit into 64 bits"),
+        ([{"a": -(2**63) - 1}], "an integer does not fit into 64 bits"),
+        ({"a": ["\ud800"]}, "unpaired surrogate"),
+        ({"\ud800": 1}, "unpaired surrogate"),
+        (nested(32), "nested more than 32 deep"),
+    ],
+)
+def test_what_another_process_could_not_read_is_refused(value: Any, problem: str) -> None:
+    with pytest.raises(RequestError, match=f"kv_transfer_params: .*{problem}"):
+        Request("a", [1], kv_transfer_params={"colour": value})
+
+
+def test_any_other_value_is_sent_on() -> None:
+    values = [2**64 - 1, -(2**63), 1.5, None, True, "é", nested(30), {}]
+    assert Request("a", [1], kv_transfer_params={"values": values}).kv_transfer_params

@@ -271,6 +271,17 @@ def test_a_server_without_a_role_transfers_no_kv(on: Play, path: str) -> None:
     on(scenario)
 
 
+def test_a_number_of_a_transfer_has_64_bits(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        given = {"do_remote_decode": True, "colour": 2**64}
+        response = await site.post("/v1/completions", prompt="a", kv_transfer_params=given)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "kv_transfer_params"
+        assert "does not fit into 64 bits" in response.json()["error"]["message"]
+
+    on(scenario)
+
+
 def test_a_transfer_has_one_prompt(on: Play) -> None:
     async def scenario(site: Site) -> None:
         given = {"do_remote_decode": True}

@@ -1,6 +1,6 @@
 """Where the KV of a prompt is read by another engine or from one: `kv_transfer_params`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ from paceline.core.errors import RequestError
 NAME = "kv_transfer_params"
 MOST_BLOCKS = 1 << 16  # of a prompt; the engine reads them between two steps
 MOST_PORT = 65535
+DEEPEST = 32  # lists and objects in one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +114,39 @@ def are_blocks(value: Any) -> bool:
     if not isinstance(value, list | tuple) or len(cast("list[Any]", value)) > MOST_BLOCKS:
         return False
     return all(type(block) is int and block >= 0 for block in cast("list[Any]", value))
+
+
+def unsendable(params: Mapping[str, Any] | None) -> str:
+    """Why the parameters cannot be sent to another process; empty: they can."""
+    problem = "" if params is None else unsendable_value(params, 0)
+    return f"{NAME}: {problem}" if problem else ""
+
+
+def unsendable_value(value: Any, depth: int) -> str:
+    match value:
+        case int():
+            fits = -(2**63) <= value < 2**64
+            return "" if fits else "an integer does not fit into 64 bits; send it as a text"
+        case str():
+            return "" if is_text(value) else "a text has an unpaired surrogate; remove it"
+        case dict() | list() | tuple() if depth == DEEPEST:
+            return f"lists and objects are nested more than {DEEPEST} deep"
+        case dict():
+            entries = cast("dict[Any, Any]", value)
+            return first_problem([*entries, *entries.values()], depth + 1)
+        case list() | tuple():
+            return first_problem(cast("list[Any]", value), depth + 1)
+        case _:
+            return ""
+
+
+def first_problem(values: Iterable[Any], depth: int) -> str:
+    return next(filter(None, (unsendable_value(value, depth) for value in values)), "")
+
+
+def is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -17,6 +17,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
 from paceline.core.item import Item, wrong_items
+from paceline.core.kv_transfer import unsendable
 from paceline.core.pooling import LAST, POOLING_KINDS
 from paceline.core.sampling import GREEDY, Sampling
 
@@ -212,7 +213,8 @@ class Request:
             if ids is not NO_TOKENS:
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
         problem = self._wrong_type() or self._wrong_number() or self._wrong_text()
-        if problem := problem or self._wrong_family():
+        problem = problem or self._wrong_family() or unsendable(self.kv_transfer_params)
+        if problem:
             raise RequestError(f"request {self.id!r}: {problem}")
 
     def _wrong_type(self) -> str:

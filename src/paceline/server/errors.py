@@ -59,6 +59,7 @@ OWN = (
     "top_logprobs",
     "continue_final_message",
     "truncate_prompt_tokens",
+    "kv_transfer_params",
 )
 NAMED_IN_ERRORS = frozenset({*OWN, *(one.name for one in fields(SamplingParams))})
 # Words for the prompt in messages, and the field that has the prompt.
