@@ -21,6 +21,7 @@ COMMANDS = {
     "ps": "List the servers that run on this machine.",
     "play": "Play a small workload on the real scheduler and draw what it decides.",
     "replay": "Run a recording again and check that every plan is the same.",
+    "calibrate": "Measure the steps of a model on this machine, for simulations.",
     "explain": "Describe what a request waited for, and why.",
     "collect-env": "Print versions, hardware and settings for a bug report.",
 }

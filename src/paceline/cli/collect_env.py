@@ -10,14 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from paceline import __version__
 from paceline.cli.options import JsonFlag
 from paceline.cli.setting_flags import ServingSettings
 from paceline.cli.setting_help import OF_ENGINES
-from paceline.core.cores import usable_cores
+from paceline.core.cores import in_cpuinfo, processor_name, usable_cores
 from paceline.core.errors import ConfigError
 from paceline.wiring.settings import CPU_DEFAULTS, CUDA_DEFAULTS
 
@@ -76,7 +75,7 @@ def findings() -> Findings:
         },
         "machine": {
             "system": platform.platform(),
-            "processor": in_cpuinfo("model name") or platform.processor() or platform.machine(),
+            "processor": processor_name(),
             "cpu_flags": in_cpuinfo("flags") or in_cpuinfo("Features"),
             "compiler": compiler(),
             "cores": usable_cores(),
@@ -105,16 +104,6 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def in_cpuinfo(wanted: str) -> str | None:
-    """The first entry of a name in /proc/cpuinfo; its names differ by architecture."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == wanted:
-                return value.strip()
-    return None
 
 
 def compiler() -> str | None:

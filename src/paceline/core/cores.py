@@ -1,6 +1,9 @@
-"""The CPU cores that this process may use."""
+"""The CPU of this machine, and the cores that this process may use."""
 
 import os
+import platform
+from contextlib import suppress
+from pathlib import Path
 
 
 def usable_cores() -> int:
@@ -8,3 +11,17 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    return in_cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def in_cpuinfo(wanted: str) -> str | None:
+    """The first entry of a name in /proc/cpuinfo; its names differ by architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == wanted:
+                return value.strip()
+    return None

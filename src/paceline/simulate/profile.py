@@ -1,5 +1,6 @@
 """A profile: how long steps take on a device with a model, as a small readable model in JSON."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.resources import files
@@ -168,6 +169,11 @@ class Profile:
         """Plain values, for JSON."""
         return {"format": FORMAT, **plain(self)}
 
+    def to_json(self) -> str:
+        """The same as text. A curve and what belongs together are on one line."""
+        lines = [f'  "{name}": {grouped(value)}' for name, value in self.to_dict().items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
     @staticmethod
     def of(values: Named) -> "Profile":
         """From what `to_dict` returned. ConfigError for an unknown field or a wrong value."""
@@ -211,6 +217,14 @@ def plain(value: Any) -> Any:
     if is_dataclass(value):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     return dict(cast(Named, value)) if isinstance(value, Mapping) else value
+
+
+def grouped(value: Any) -> str:
+    """JSON with a line for each curve of an object that has curves, else on one line."""
+    if not isinstance(value, Mapping) or not any(isinstance(one, list) for one in value.values()):
+        return json.dumps(value)
+    lines = [f'    "{name}": {json.dumps(one)}' for name, one in cast(Named, value).items()]
+    return "{\n" + ",\n".join(lines) + "\n  }"
 
 
 def built(kind: type[Any], values: Any, where: str) -> Any:

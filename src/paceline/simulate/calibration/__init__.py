@@ -1,0 +1,1 @@
+"""Measures the steps of a runner, and fits a profile to them."""

@@ -1,0 +1,182 @@
+"""Times steps of any make on an idle runner."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from paceline.core.arrays import I32
+from paceline.core.config import Config
+from paceline.core.plan import Admitted, Plan, Rows, StepResult
+from paceline.core.request import Request
+from paceline.core.sampling import Sampling
+from paceline.simulate.batch_summary import BatchSummary
+
+TOKENS = 1000  # different ones in prompts
+REPEATS = 3  # the median counts
+ENOUGH_S = 0.1  # a run need not take longer
+FEWEST, MOST = 2, 24  # steps of a run that are timed
+
+
+class MeasuredRunner(Protocol):
+    """A runner, as far as it is needed here."""
+
+    def launch(self, plan: Plan) -> None: ...
+
+    def wait(self) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a sequence computes in a step."""
+
+    slot: int
+    start: int
+    count: int = 1
+    samples: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Steps that took so many seconds, from the result before them to the result of the last."""
+
+    batches: tuple[BatchSummary, ...]
+    seconds: float
+    launch_s: float = 0.0  # of each step, on the host
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / len(self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Blocks that are moved with each step."""
+
+    copies: int = 0
+    swap_out: int = 0
+    swap_in: int = 0
+
+
+NO_MOVES = Moves()
+Steps = Callable[[int], Sequence[Part]]  # the parts of step 0, 1, 2 and so on
+
+
+class StepMeter:
+    """Runs steps of its own making, with as many in flight as an engine would have.
+
+    Blocks are shared where there are too few; what is computed means nothing.
+    """
+
+    def __init__(
+        self,
+        runner: MeasuredRunner,
+        config: Config,
+        depth: int,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.config, self.depth, self._runner, self._clock = config, depth, runner, clock
+        self._resident = 0  # slots in use, the first ones
+
+    def measure(self, steps: Steps, moves: Moves = NO_MOVES, most: int = MOST) -> Observation:
+        """Time a run of at most `most` steps. Step 0 comes before them and is not timed."""
+        once = self._run(steps, FEWEST, moves)
+        count = int(min(max(ENOUGH_S / max(once.step_s, 1e-6), FEWEST), most))
+        runs = [self._run(steps, count, moves) for _ in range(REPEATS)]
+        taken, launching = (median(getattr(run, of) for run in runs) for of in TIMES)
+        return Observation(runs[0].batches, taken, launching)
+
+    def clear(self) -> None:
+        """Give all slots back."""
+        if self._resident:
+            none = rows_of(())
+            released = tuple(range(self._resident))
+            self._runner.launch(Plan(0, none, none.count, released=released))
+            self._resident = 0
+
+    # -- one run ------------------------------------------------------------
+
+    def _run(self, steps: Steps, count: int, moves: Moves) -> Observation:
+        parts = [tuple(steps(number)) for number in range(count + 1)]
+        plans = [self._plan(number, own, moves) for number, own in enumerate(parts)]
+        self.clear()
+        plans[0] = replace(plans[0], admitted=self._admitted(parts))
+        self._resident = len(plans[0].admitted)
+        begin, end, launching = self._timed(plans)
+        batches = tuple(map(BatchSummary.of, plans[1:]))
+        return Observation(batches, end - begin, launching / len(plans))
+
+    def _timed(self, plans: Sequence[Plan]) -> tuple[float, float, float]:
+        """When the first and the last result came, and the seconds of launching."""
+        came: list[float] = []
+        launching = 0.0
+        for number, plan in enumerate(plans):
+            begin = self._clock()
+            self._runner.launch(plan)
+            launching += self._clock() - begin
+            if number + 1 >= self.depth:
+                self._runner.wait()
+                came.append(self._clock())
+        while len(came) < len(plans):
+            self._runner.wait()
+            came.append(self._clock())
+        return came[0], came[-1], launching
+
+    def _plan(self, number: int, parts: Sequence[Part], moves: Moves) -> Plan:
+        blocks = self.config.cache.num_blocks
+        host = max(self.config.preemption.swap_space, 1)
+        half = blocks // 2
+        return Plan(
+            number,
+            rows_of(parts),
+            np.array([part.start for part in parts], np.int32),
+            copies=tuple((at % half, half + at % half) for at in range(moves.copies)),
+            swap_out=tuple((at % blocks, at % host) for at in range(moves.swap_out)),
+            swap_in=tuple((at % host, at % blocks) for at in range(moves.swap_in)),
+        )
+
+    def _admitted(self, parts: Sequence[Sequence[Part]]) -> tuple[Admitted, ...]:
+        """The sequences of a run, as they are before its first step."""
+        first: dict[int, int] = {}  # position, by slot
+        last: dict[int, int] = {}
+        for part in chain.from_iterable(parts):
+            first.setdefault(part.slot, part.start)
+            last[part.slot] = part.start + part.count
+        assert sorted(first) == list(range(len(first))), "slots are the first ones"
+        used, admitted = 0, list[Admitted]()
+        for slot in range(len(first)):
+            admitted.append(self._sequence(slot, first[slot], last[slot] + 1, used))
+            used += len(admitted[-1].blocks)
+        return tuple(admitted)
+
+    def _sequence(self, slot: int, computed: int, length: int, used: int) -> Admitted:
+        """A sequence with room for `length` tokens, in the blocks after those that are used."""
+        cache = self.config.cache
+        tokens: I32 = (np.arange(length, dtype=np.int32) + 7 * slot) % TOKENS
+        needed = -(-length // cache.block_size)
+        blocks = tuple((used + place) % cache.num_blocks for place in range(needed))
+        more = (blocks,) * (len(cache.groups) - 1)
+        drawn = Sampling(temperature=1.0)
+        request = Request(id=f"measured {slot}", prompt=tokens, sampling=drawn, seed=slot)
+        return Admitted(slot, request, tokens, computed, blocks, resumed=False, more=more)
+
+
+TIMES = ("seconds", "launch_s")
+
+
+def rows_of(parts: Sequence[Part]) -> Rows:
+    size = len(parts)
+    return Rows(
+        slot=np.array([part.slot for part in parts], np.intp),
+        epoch=np.zeros(size, np.int32),
+        serial=np.zeros(size, np.int64),
+        request_id=np.full(size, "measured", object),
+        child=np.arange(size, dtype=np.int32),
+        count=np.array([part.count for part in parts], np.int32),
+        drafts=np.zeros(size, np.int32),
+        samples=np.array([part.samples for part in parts], np.bool_),
+    )

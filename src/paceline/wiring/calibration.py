@@ -1,0 +1,75 @@
+"""Calibrates a profile with a model on the device at hand."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import __version__
+from paceline.core.config import require
+from paceline.core.cores import processor_name
+from paceline.engine.core.components import EngineComponents
+from paceline.hub.progress import Progress, silent
+from paceline.simulate.calibration.calibrate import calibrate
+from paceline.simulate.calibration.step_meter import StepMeter
+from paceline.simulate.profile import FrontEndTerms, KVMemory, Profile
+from paceline.wiring.assembly import build, device_of
+
+# Between a client on the same machine and the engine: measured with a server that has no device.
+FRONT_END = FrontEndTerms(request_s=0.0016, prompt_token_s=2.7e-6, delivery_s=0.0005)
+
+
+def measured_profile(
+    model: str,
+    name: str,
+    limit_s: float,
+    progress: Progress = silent,
+    **settings: Any,
+) -> Profile:
+    """Load a model, time its steps for about `limit_s` seconds, and fit a profile."""
+    components = build(model, progress=progress, **settings)
+    device = device_of(str(settings.get("device", "auto")))
+    try:
+        about = profile_of(components, name, device)
+        meter = StepMeter(components.runner, components.scheduler.config, components.depth)
+        return calibrate(meter, about, limit_s)
+    finally:
+        components.runner.close()
+
+
+def profile_of(components: EngineComponents, name: str, device: str) -> Profile:
+    """What is known before any step is timed."""
+    config = components.scheduler.config
+    runner: Any = components.runner
+    require(hasattr(runner, "block_bytes"), "an encoder has no decode steps to calibrate")
+    block: int = runner.block_bytes().block_bytes
+    cache = config.cache
+    return Profile(
+        name=name or default_name(components.model, device),
+        device=device_name(device),
+        model=model_name(components.model),
+        max_model_len=config.step.max_model_len,
+        versions={
+            "paceline": __version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        memory=KVMemory(max(block // cache.block_size, 1), block * cache.num_blocks),
+        frontend=FRONT_END,
+    )
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{processor_name()}, {torch.get_num_threads()} threads"
+
+
+def model_name(model: str) -> str:
+    return Path(model).name
+
+
+def default_name(model: str, device: str) -> str:
+    """Letters that a file name may have."""
+    return f"{device}-{model_name(model)}".lower().replace(" ", "-")

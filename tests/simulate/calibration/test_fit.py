@@ -1,0 +1,42 @@
+"""Least squares with coefficients that are not negative, and curves with knees."""
+
+import numpy as np
+import pytest
+
+from paceline.simulate.batch_summary import BatchSummary
+from paceline.simulate.calibration.fit import fit, not_negative_squares, relative_errors, seconds_of
+from paceline.simulate.calibration.step_meter import Observation
+from tests.simulate.calibration.support import TRUTH
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_neighbour_is_closer(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    table, wanted = random.normal(size=(30, 6)), random.normal(size=30)
+    found = not_negative_squares(table, wanted)
+    assert (found >= 0).all()
+    best = float(np.linalg.norm(table @ found - wanted))
+    for _ in range(200):
+        near = np.maximum(found + random.normal(scale=0.05, size=6), 0.0)
+        assert np.linalg.norm(table @ near - wanted) >= best - 1e-9
+
+
+def test_coefficients_that_are_known_are_found() -> None:
+    table = np.random.default_rng(1).random((40, 5))
+    known = np.array([3.0, 0.0, 1e-3, 0.5, 0.0])
+    assert not_negative_squares(table, table @ known) == pytest.approx(known, abs=1e-9)
+
+
+def test_a_curve_bends_at_its_knees_alone() -> None:
+    decode = TRUTH.decode
+    batches = [
+        BatchSummary.decode(rows, context) for rows in (1, 8, 20, 64, 100) for context in (9, 900)
+    ]
+    observations = [Observation((one,), seconds_of(decode, one)) for one in batches]
+    found = fit(observations, {"positions": (8.0, 512.0), "contexts": ()})
+    assert relative_errors(found, observations).max() < 1e-3
+    # Nothing was observed beyond 512 rows, so the last line goes on.
+    assert [point[0] for point in found.positions.points] == [0.0, 8.0, 16.0]
+    assert seconds_of(found, BatchSummary.decode(1000, 9)) == pytest.approx(
+        seconds_of(decode, BatchSummary.decode(1000, 9)), rel=1e-3
+    )
