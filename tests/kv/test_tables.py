@@ -183,3 +183,25 @@ def test_what_two_hold_alone_is_free_only_when_both_are_gone() -> None:
     assert kv.tables.held_only_by([0]) == {2}
     assert kv.tables.held_only_by([1]) == {3}
     assert kv.tables.held_only_by([0, 1]) == {0, 1, 2, 3}
+
+
+# -- many steps at once -----------------------------------------------------
+
+
+def test_many_steps_take_the_blocks_that_single_steps_take() -> None:
+    slots = np.array([2, 0, 1])
+    start = np.array([3, 12, 6], np.int32)
+    (_, at_once), (_, one_by_one) = tables(3, 2, 1), tables(3, 2, 1)
+    at_once.grow_along(slots, start, 7)
+    for step in range(7):
+        assert one_by_one.grow_at(slots, start + step) is not None
+    assert [at_once.blocks(slot) for slot in range(3)] == [
+        one_by_one.blocks(slot) for slot in range(3)
+    ]
+    assert at_once.held.tolist() == one_by_one.held.tolist()
+
+
+@pytest.mark.parametrize(("blocks", "steps"), [(6, 0), (7, 1), (8, 2), (9, 4), (16, 7)])
+def test_steps_until_the_pool_has_too_few_blocks(blocks: int, steps: int) -> None:
+    slots, start = np.array([2, 0, 1]), np.array([3, 12, 6], np.int32)
+    assert tables(3, 2, 1, blocks=blocks)[1].steps_until_short(slots, start, 7) == steps

@@ -151,6 +151,34 @@ class BlockTables:
         edge = np.flatnonzero(self.room(slot) == start)
         return self.grow_by_one(slot[edge]) if len(edge) <= self._pool.free else None
 
+    def edges(self, slot: Index, start: I32, steps: int) -> tuple[Index, I32]:
+        """The blocks that slots need which go on from `start[i]`, one position in each of `steps`
+        steps: the row and the step of each, in the order in which single steps take them."""
+        short = self.short(slot, start + steps)
+        row = np.repeat(np.arange(len(slot)), short)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(short) - short, short)
+        step = (self.room(slot) - start)[row] + within.astype(np.int32) * self.block_size
+        order = np.lexsort((row, step))
+        return row[order], step[order]
+
+    def steps_until_short(self, slot: Index, start: I32, steps: int) -> int:
+        """Of so many steps, those for which the pool has enough blocks."""
+        if len(slot) * (steps // self.block_size + 1) <= self._pool.free:
+            return steps
+        _, step = self.edges(slot, start, steps)
+        return steps if len(step) <= self._pool.free else int(step[self._pool.free])
+
+    def grow_along(self, slot: Index, start: I32, steps: int) -> None:
+        """Append the blocks that so many single steps would append."""
+        row, _ = self.edges(slot, start, steps)
+        if not len(row):
+            return
+        taken = np.array(self._pool.take(len(row)), np.int32)
+        count = np.bincount(row, minlength=len(slot)).astype(np.int32)
+        owner, index = places(slot, self.held[slot], count)
+        self.table[owner, index] = taken[np.argsort(row, kind="stable")]
+        self.held[slot] += count
+
     # -- swapping -----------------------------------------------------------
 
     def can_resume(self, slot: int, tokens: int) -> bool:

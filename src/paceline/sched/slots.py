@@ -316,6 +316,14 @@ class SlotTable:
         self.computed[slot] = known
         self.known[slot] = known + 1
 
+    def append_many(self, slot: Index, ids: I32) -> None:
+        """What `append_one` does with each column of `ids` [slots, steps]."""
+        known, steps = self.known[slot], ids.shape[1]
+        first: Index = slot * self._width + known
+        self._flat[first[:, None] + np.arange(steps)] = ids
+        self.computed[slot] = known + (steps - 1)
+        self.known[slot] = known + steps
+
     def check(self) -> None:
         order = self.order
         assert len(set(order.tolist())) == len(order), "a slot is listed twice"

@@ -43,6 +43,10 @@ class BatchSummary:
         """One row that computes `count` positions from `start` on, and samples."""
         return BatchSummary(1, count, 1, start + count, pairs_of(count, start), count > 1)
 
+    def later(self, steps: int) -> "BatchSummary":
+        """The same rows, of one position each, so many steps later."""
+        return BatchSummary(self.rows, self.rows, self.rows, self.contexts + steps * self.rows)
+
     @staticmethod
     def of(plan: Plan) -> "BatchSummary":
         rows = plan.rows

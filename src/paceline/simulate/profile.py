@@ -10,6 +10,7 @@ from typing import Any, Literal, cast, get_type_hints
 import numpy as np
 
 from paceline.core.arrays import F64
+from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
 from paceline.core.setting_checks import check_types, not_negative, one_of, positive
@@ -60,9 +61,9 @@ class HostTerms:
     plan_s: float = 0.0  # of every step: planning and launching it
     plan_row_s: float = 0.0  # for each row
     admit_s: float = 0.0  # for each sequence that is admitted
+    finish_s: float = 0.0  # for each sequence that ended before
     commit_s: float = 0.0  # of every step: committing it and sending its tokens
     commit_row_s: float = 0.0  # for each row
-    finish_s: float = 0.0  # for each sequence that ended
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -86,7 +87,7 @@ class FrontEndTerms:
 class KVMemory:
     """The room for keys and values that the device has with this model."""
 
-    token_bytes: int = 1  # of one token, over all layers
+    token_bytes: int = 2**16  # of one token, over all layers
     total_bytes: int = 2**31
 
     def __post_init__(self) -> None:
@@ -102,7 +103,8 @@ class Profile:
     """Step times of one model on one device.
 
     A step in which each row computes one position has the terms of `decode`, any other those of
-    `mixed`. `error` has relative errors on points that the fit did not see, by name.
+    `mixed`. `settings` are of a scheduler, such as `max_num_seqs`. `error` has relative errors on
+    points that the fit did not see, by name.
     """
 
     name: str = ""
@@ -110,7 +112,8 @@ class Profile:
     model: str = ""
     source: Source = "estimated"
     notes: str = ""  # where the figures come from
-    max_model_len: int = 2**17  # tokens
+    depth: int = 1  # steps in flight
+    settings: Named = field(default_factory=dict[str, Any])  # defaults of an engine on this device
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     error: Mapping[str, float] = field(default_factory=dict[str, float])
     memory: KVMemory = field(default_factory=KVMemory)
@@ -122,7 +125,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         one_of("source", self.source, ("estimated", "measured"))
-        positive(self, "max_model_len")
+        positive(self, "depth")
+        Config.of(**self.settings)
 
     # -- seconds ------------------------------------------------------------
 
@@ -147,12 +151,12 @@ class Profile:
     def plan_s(self, batch: BatchSummary) -> float:
         """Seconds that the host takes before the device can begin a step."""
         host = self.host
-        return host.plan_s + batch.rows * host.plan_row_s + batch.admitted * host.admit_s
+        changes = batch.admitted * host.admit_s + batch.finished * host.finish_s
+        return host.plan_s + batch.rows * host.plan_row_s + changes
 
     def commit_s(self, batch: BatchSummary) -> float:
         """Seconds from the end of a step on the device until its tokens are sent."""
-        host = self.host
-        return host.commit_s + batch.rows * host.commit_row_s + batch.finished * host.finish_s
+        return self.host.commit_s + batch.rows * self.host.commit_row_s
 
     def _terms(self, batch: BatchSummary) -> StepTerms:
         return self.mixed if batch.has_prompts else self.decode

@@ -1,0 +1,66 @@
+"""How the queue, the batch and the blocks develop over time, in a bounded number of points."""
+
+import numpy as np
+
+from paceline.core.arrays import F64
+from paceline.sched.leaping import Occupancy
+
+POINTS = 1024
+FIRST_WIDTH_S = 0.0625
+
+
+class Timeline:
+    """The largest number of each span of time, and the tokens generated in it.
+
+    When there are more than `POINTS` spans, each two become one.
+    """
+
+    NAMES = ("running", "waiting", "used_blocks")
+
+    def __init__(self) -> None:
+        self.width_s = FIRST_WIDTH_S
+        self._most: F64 = np.zeros((len(self.NAMES), POINTS))
+        self._tokens: F64 = np.zeros(POINTS)
+        self._end = 0  # spans that have begun
+
+    def span_end(self, time: float) -> float:
+        """When the span of this time is over."""
+        return (int(time / self.width_s) + 1) * self.width_s
+
+    def add(self, time: float, point: Occupancy) -> None:
+        place = self._place(time)
+        values = point.running, point.waiting, point.used_blocks
+        np.maximum(self._most[:, place], values, out=self._most[:, place])
+
+    def add_tokens_at(self, time: float, count: int) -> None:
+        self._tokens[self._place(time)] += count
+
+    def add_tokens(self, times: F64, each: int) -> None:
+        """`each` tokens were generated at each of these times, the last of which is the latest."""
+        self._place(float(times[-1]))
+        places = (times / self.width_s).astype(np.int64)
+        self._tokens += each * np.bincount(places, minlength=POINTS)
+
+    def _place(self, time: float) -> int:
+        while time >= POINTS * self.width_s:
+            self._halve()
+        place = int(time / self.width_s)
+        self._end = max(self._end, place + 1)
+        return place
+
+    def _halve(self) -> None:
+        pairs = self._most.reshape(len(self.NAMES), POINTS // 2, 2).max(axis=2)
+        tokens = self._tokens.reshape(POINTS // 2, 2).sum(axis=1)
+        self._most[:], self._tokens[:] = 0, 0
+        self._most[:, : POINTS // 2], self._tokens[: POINTS // 2] = pairs, tokens
+        self.width_s *= 2
+        self._end = (self._end + 1) // 2
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Columns: seconds at which spans begin, the largest numbers, and tokens per second."""
+        end = self._end
+        found = {"time_s": (np.arange(end) * self.width_s).tolist()}
+        for name, column in zip(self.NAMES, self._most, strict=True):
+            found[name] = column[:end].tolist()
+        found["tokens_per_s"] = (self._tokens[:end] / self.width_s).tolist()
+        return found

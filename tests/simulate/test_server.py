@@ -1,0 +1,181 @@
+"""The simulated server, with and without leaps."""
+
+from dataclasses import replace
+from math import inf
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.simulate.leaping_engine import LeapingEngine
+from paceline.simulate.profile import Profile
+from paceline.simulate.requests import OUTPUT, SimulatedRequest
+from paceline.simulate.server import ServerModel, SimulatedRun, SimulatedServer
+from paceline.workloads.call import Segment
+
+POLICIES = ("fcfs", "fair", "shortest", "deadline", "priority", "longest")
+TINY = {"block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 24, "max_model_len": 256}
+PROFILE = Profile.of(
+    {
+        "format": 1,
+        "decode": {"fixed_s": 0.01, "positions": [[1, 0], [4, 0.001], [8, 0.007]]}
+        | {"contexts": [[0, 0], [100, 0.0031], [300, 0.011]]},
+        "mixed": {"fixed_s": 0.012, "positions": [[0, 0], [1, 0.0013]], "pairs": [[1, 1e-4]]},
+        "moves": {"swap_out": [[0, 0], [1, 0.002]], "swap_in": [[1, 0.003]]},
+        "host": {"plan_s": 0.001, "plan_row_s": 0.0003, "admit_s": 0.002, "commit_s": 0.0007},
+        "frontend": {"request_s": 0.002, "prompt_token_s": 1e-5, "delivery_s": 0.0011},
+    }
+)
+
+
+def drawn_settings(random: Random) -> dict[str, Any]:
+    swap = {"preemption_mode": "swap", "swap_space": 12} if random.random() < 0.3 else {}
+    return (
+        TINY
+        | swap
+        | {
+            "policy": random.choice(POLICIES),
+            "num_blocks": random.choice((24, 40, 200)),
+            "enable_prefix_caching": random.random() < 0.7,
+            "queue_timeout_s": random.choice((0.0, 0.0, 2.0)),
+            "max_num_queued_reqs": random.choice((5, 65536)),
+            "refuse_late": random.random() < 0.3,
+            "ageing_s": 3.0,
+            "watermark": random.choice((0.0, 0.1)),
+        }
+    )
+
+
+def drawn_load(random: Random, count: int) -> list[SimulatedRequest]:
+    requests: list[SimulatedRequest] = []
+    at = 0.0
+    for number in range(count):
+        at += random.expovariate(random.choice((0.5, 3.0, 20.0)))
+        content = (Segment(f"shared {random.randrange(3)}", random.choice((8, 13))),)
+        content += (Segment(f"own {number}", random.randint(1, 30)),)
+        one = SimulatedRequest(
+            f"r{number}",
+            at,
+            content,
+            random.choice((1, 2, 7, 30, 90)),
+            tenant=random.choice("ab"),
+            priority=random.randrange(3),
+            deadline_s=random.choice((None, 0.5)),
+            leaves_after_s=random.choice((inf, inf, 1.5)),
+        )
+        if number and random.random() < 0.3:  # the next turn of a conversation
+            follows = random.randrange(number)
+            before = requests[follows]
+            assert isinstance(before.content, tuple)
+            said = (*before.content, Segment(OUTPUT, before.output_len), Segment(f"{number}", 5))
+            one = replace(one, at_s=random.random(), follows=follows, content=said)
+        requests.append(one)
+    return requests
+
+
+def columns(run: SimulatedRun) -> dict[str, Any]:
+    log = run.log
+    times = {name: getattr(log, name) for name in ("arrival", "first", "last", "ended", "longest")}
+    counts = {name: getattr(log, name) for name in ("tokens", "cached", "preemptions", "queued")}
+    rest = {"timeline": list(run.timeline.to_dict().values()), "gaps": log.gaps.counts}
+    stats = {"stats": list(run.stats.to_dict().values())}
+    return times | counts | rest | stats
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_leaps_change_nothing(seed: int) -> None:
+    random = Random(seed)
+    settings, load = drawn_settings(random), drawn_load(random, 25)
+    depth = random.choice((1, 2, 3))
+    profile = PROFILE if seed % 2 else replace(PROFILE, host=Profile().host)
+    runs: list[SimulatedRun] = []
+    for leaping in (False, True):
+        server = SimulatedServer(
+            ServerModel(profile, settings, depth, leaping=leaping), load, explained=["r3", "r7"]
+        )
+        runs.append(server.run())
+        server.scheduler.check()
+    stepped, leapt = runs
+    assert leapt.log.outcome == stepped.log.outcome
+    assert all(leapt.log.outcome), "each request ends"
+    assert leapt.log.message == stepped.log.message
+    assert leapt.explained == stepped.explained
+    for (name, one), other in zip(columns(stepped).items(), columns(leapt).values(), strict=True):
+        np.testing.assert_array_equal(one, other, name)
+
+
+def test_a_request_alone() -> None:
+    """Each time of a request adds up."""
+    load = [SimulatedRequest("a", 1.0, (Segment("a", 10),), 5)]
+    run = SimulatedServer(ServerModel(PROFILE, TINY | {"num_blocks": 40}), load).run()
+    read = 0.002 + 10 * 1e-5
+    prompt = 0.012 + 10 * 0.0013 + 1e-4
+    first = 1.0 + read + (0.001 + 0.0003 + 0.002) + prompt + 0.0007 + 0.0011
+    assert run.log.first[0] == pytest.approx(first)
+    steps = [0.001 + 0.0003 + 0.01 + 0.0031 * (10 + n) / 100 + 0.0007 for n in range(1, 5)]
+    assert run.log.ended[0] == run.log.last[0] == pytest.approx(first + sum(steps))
+    assert run.log.longest[0] == pytest.approx(max(steps))
+    assert (run.log.tokens[0], run.log.outcome) == (5, ["length"])
+
+
+def test_two_steps_in_flight_hide_the_host() -> None:
+    load = [SimulatedRequest("a", 0.0, (Segment("a", 4),), 50)]
+    took = [
+        float(SimulatedServer(ServerModel(PROFILE, TINY, depth), load).run().log.ended[0])
+        for depth in (1, 2)
+    ]
+    assert took[0] - took[1] == pytest.approx(49 * (0.001 + 0.0003 + 0.0007), rel=0.1)
+
+
+def test_conversations_find_their_past_in_the_cache() -> None:
+    first = SimulatedRequest("a", 0.0, (Segment("a", 20),), 21)
+    said = (Segment("a", 20), Segment(OUTPUT, 21), Segment("more", 9))
+    second = SimulatedRequest("b", 2.5, said, 3, follows=0)
+    run = SimulatedServer(ServerModel(PROFILE, TINY | {"num_blocks": 40}), [first, second]).run()
+    assert run.log.arrival[1] == run.log.ended[0] + 2.5
+    assert run.log.cached[1] == 40
+
+
+def test_outputs_that_are_known_are_sampled() -> None:
+    told = np.arange(100, 121, dtype=np.int32)
+    first = SimulatedRequest("a", 0.0, np.arange(20, dtype=np.int32), 21)
+    said = np.concatenate([np.arange(20, dtype=np.int32), told, [7, 7]]).astype(np.int32)
+    second = SimulatedRequest("b", 2.5, said, 3, follows=0)
+    for leaping in (True, False):
+        model = ServerModel(PROFILE, TINY | {"num_blocks": 40}, leaping=leaping)
+        run = SimulatedServer(model, [first, second], {"a": told}).run()
+        assert run.log.cached[1] == 40
+
+
+def test_requests_that_cannot_run_and_clients_that_leave() -> None:
+    load = [
+        SimulatedRequest("long", 0.0, (Segment("a", 500),), 5),
+        SimulatedRequest("empty", 0.0, (), 5),
+        SimulatedRequest("impatient", 0.0, (Segment("b", 5),), 90, leaves_after_s=0.3),
+        SimulatedRequest("slow", 0.0, (Segment("c", 5),), 90),
+    ]
+    model = ServerModel(PROFILE, TINY | {"num_blocks": 60}, timeout_s=0.6)
+    run = SimulatedServer(model, load).run()
+    assert run.log.outcome == ["impossible", "impossible", "abort", "abort"]
+    assert "max_model_len" in run.log.message[0]
+    assert run.log.ended[2:] == pytest.approx([0.3, 0.6], abs=0.03)
+
+
+def test_drafts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        SimulatedServer(ServerModel(PROFILE, {"num_speculative_tokens": 2}), [])
+
+
+def test_a_steady_batch_takes_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[bool] = []
+    turn = LeapingEngine.turn
+    monkeypatch.setattr(
+        LeapingEngine, "turn", lambda self, **given: turns.append(True) or turn(self, **given)
+    )
+    load = [SimulatedRequest(f"{n}", 0.0, (Segment(f"{n}", 4),), 200) for n in range(4)]
+    settings = TINY | {"num_blocks": 400, "policy": "fair"}
+    run = SimulatedServer(ServerModel(PROFILE, settings, depth=2), load).run()
+    assert run.stats.steps > 200
+    assert len(turns) < 80

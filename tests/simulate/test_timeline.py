@@ -1,0 +1,34 @@
+"""Points over time, in spans that grow."""
+
+import numpy as np
+
+from paceline.sched.leaping import Occupancy
+from paceline.simulate.timeline import FIRST_WIDTH_S, POINTS, Timeline
+
+
+def test_a_span_has_its_largest_numbers_and_its_tokens() -> None:
+    line = Timeline()
+    line.add(0.01, Occupancy(1, 5, 10))
+    line.add(0.02, Occupancy(2, 3, 9))
+    line.add_tokens_at(0.02, 4)
+    line.add_tokens(np.array([0.03, 0.07]), 2)
+    line.add(0.07, Occupancy(1, 0, 0))
+    assert line.to_dict() == {
+        "time_s": [0.0, FIRST_WIDTH_S],
+        "running": [2, 1],
+        "waiting": [5, 0],
+        "used_blocks": [10, 0],
+        "tokens_per_s": [6 / FIRST_WIDTH_S, 2 / FIRST_WIDTH_S],
+    }
+
+
+def test_a_long_run_has_no_more_points() -> None:
+    line = Timeline()
+    for second in range(500):
+        line.add(float(second), Occupancy(second, 0, 0))
+        line.add_tokens_at(float(second), 1)
+    found = line.to_dict()
+    assert len(found["time_s"]) <= POINTS
+    assert max(found["running"]) == 499
+    assert sum(found["tokens_per_s"]) * line.width_s == 500
+    assert line.span_end(3.2) == 3.5
