@@ -32,7 +32,7 @@ class ReferenceChat(ChatWriter):
             ChatChunkChoice(
                 delta.index,
                 Delta(content=delta.text or None),
-                chat_logprobs(delta.logprobs, self._as_ids),
+                chat_logprobs(delta.logprobs, self._envelope.as_ids),
                 delta.finish_reason,
                 delta.stop_reason if delta.finish_reason else UNSET,
                 delta.token_ids if self._with_ids else UNSET,

@@ -6,11 +6,13 @@ import httpx
 import pytest
 
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
+from paceline.server.settings import ServerSettings
 from tests.server.conftest import Play
-from tests.server.support import Site
+from tests.server.support import Site, on_its_own_server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NAMED = [300, 5, 7]
+UNLIKELY = [90, 5, 61]  # for the model with 101 tokens
 SHORT = {"max_tokens": 4, "temperature": 0, "return_tokens_as_token_ids": True}
 TALK = [{"role": "user", "content": "hello"}]
 
@@ -73,6 +75,36 @@ def test_a_real_model_scores_named_tokens(real: httpx.Client) -> None:
             assert {named(id) for id in ids} <= set(top)
     first = one["logprobs"]["top_logprobs"][0]
     assert first == pytest.approx({name: expected[0][name] for name in first}, abs=1e-4)
+
+
+def test_named_tokens_have_the_logprobs_that_a_prompt_with_them_has(real: httpx.Client) -> None:
+    """At every position, also of tokens that are not likely."""
+    asked = {"prompt": [5, 6, 7], **SHORT, "logprobs": 1, "return_token_ids": True}
+    answer = real.post(COMPLETIONS, json={**asked, "logprob_token_ids": UNLIKELY}).json()
+    (choice,) = answer["choices"]
+    found = choice["logprobs"]["top_logprobs"]
+    places = [(at, id) for at in range(4) for id in UNLIKELY]
+    prompts = [[5, 6, 7, *choice["token_ids"][:at], id] for at, id in places]
+    scored = {"prompt": prompts, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    columns = [
+        one["prompt_logprobs"] for one in real.post(COMPLETIONS, json=scored).json()["choices"]
+    ]
+    for (at, id), column in zip(places, columns, strict=True):
+        assert found[at][named(id)] == pytest.approx(column[-1][str(id)]["logprob"], abs=1e-4)
+
+
+def test_tokens_are_written_as_ids_where_the_server_says_so() -> None:
+    async def scenario(site: Site) -> None:
+        chat: dict[str, Any] = {"messages": TALK, "max_tokens": 1, "logprobs": True}
+        text: dict[str, Any] = {"prompt": "the", "max_tokens": 1, "logprobs": 0}
+        for wanted, is_id in ((None, True), (True, True), (False, False)):
+            asked = {"ignore_eos": True, "return_tokens_as_token_ids": wanted}
+            one = (await site.post(CHAT, **chat, **asked)).json()["choices"][0]
+            assert one["logprobs"]["content"][0]["token"].startswith("token_id:") is is_id
+            other = (await site.post(COMPLETIONS, **text, **asked)).json()["choices"][0]
+            assert other["logprobs"]["tokens"][0].startswith("token_id:") is is_id
+
+    on_its_own_server(scenario, ServerSettings(return_tokens_as_token_ids=True))
 
 
 def test_all_tokens_are_alternatives_if_the_server_allows_it(on: Play) -> None:

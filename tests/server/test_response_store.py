@@ -71,7 +71,24 @@ def test_events_are_a_part_of_their_response() -> None:
     assert store.get("a") is None
     assert store.log("b") is log
     store.add_events("b", b"0" * 60)
-    assert store.log("b") is store.get("b") is None  # it is larger than all
+    assert store.log("b") is None  # with its events it is larger than all
+    assert store.get("b") is not None
     store.add_events("b", b"0")
     put(store, "c", b"0" * 100, b"")
     assert store.get("c") is not None  # nothing of the others is counted
+    store.open_log("c")
+    store.add_events("c", b"0")
+    assert store.log("c") is None
+    assert store.get("c") is not None
+
+
+def test_a_new_state_may_have_no_room_for_its_events() -> None:
+    store = ResponseStore(100, 100, 60.0)
+    put(store, "a", b"1", b"")
+    store.open_log("a")
+    store.add_events("a", b"0" * 60)
+    put(store, "a", b"0" * 50, b"")
+    assert store.log("a") is None
+    put(store, "a", b"0" * 100, b"")
+    assert store.get("a") is not None
+    assert not store.put("a", StoredResponse(b"0" * 101, b""))

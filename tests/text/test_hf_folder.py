@@ -48,6 +48,7 @@ def test_the_tokenizer_file_says_what_frames_a_text(tmp_path: Path, framed: bool
     write(tmp_path, "tokenizer_config.json", {**settings, "tokenizer_class": "TokenizersBackend"})
     ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert ours.encode("the fox") == theirs.encode("the fox")
+    assert ours.class_name == type(theirs).__name__ == "TokenizersBackend"
     assert (ours.encode("the fox")[0] == ours.bos) is framed
 
 

@@ -151,6 +151,10 @@ SENTENCES = {
     "probes and lists.",
     "enable_force_include_usage": "Have the usage in every chunk of every stream, whatever its "
     "stream_options say.",
+    "enable_per_request_metrics": "Return the times of a request in the field metrics of its "
+    "response; of a stream, with the usage.",
+    "return_tokens_as_token_ids": "Write the tokens of logprobs as token_id:ID, unless a request "
+    "says otherwise.",
     "response_role": "Role of the new messages of chats, as responses name it.",
     "enable_responses_store": "Keep the responses of /v1/responses in memory, for "
     "previous_response_id and for clients that read them later.",

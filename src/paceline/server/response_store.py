@@ -52,34 +52,36 @@ class StoredResponse(Struct, frozen=True, array_like=True):
 class ResponseStore:
     """At most `most` responses of `most_bytes` together, each for `age_s`; the oldest go first.
 
-    The events of a response count as a part of it. Responses are put from several threads, since
-    long ones are written on one of their own; logs of events are used on the event loop alone.
+    The events of a response count as a part of it, and are given up first. Responses are put from
+    several threads, since long ones are written on one of their own; logs of events are used on the
+    event loop alone.
     """
 
     def __init__(
         self, most: int, most_bytes: int, age_s: float, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._most, self._most_bytes, self._age_s, self._clock = most, most_bytes, age_s, clock
+        self._most, self.most_bytes, self._age_s, self._clock = most, most_bytes, age_s, clock
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest first
         self._logs: dict[str, EventLog] = {}  # of responses that are kept
         self._bytes = 0
         self._lock = Lock()
 
-    def put(self, name: str, given: StoredResponse) -> None:
-        """Keep a response, or a new state of it. One that is larger than the store is not kept."""
+    def put(self, name: str, given: StoredResponse) -> bool:
+        """Keep a response, or a new state of it; False if it is larger than the store."""
         now = self._clock()
         stored = replace(given, until=now + self._age_s)
         with self._lock:
             log = self._logs.get(name)
             self._drop(name)
-            size = stored.size + (log.size if log else 0)
-            if size > self._most_bytes:
-                return
+            if stored.size > self.most_bytes:
+                return False
             self._kept[name] = stored
-            if log is not None:
+            self._bytes += stored.size
+            if log is not None and stored.size + log.size <= self.most_bytes:
                 self._logs[name] = log
-            self._bytes += size
+                self._bytes += log.size
             self._trim(now)
+            return True
 
     def open_log(self, name: str) -> None:
         """Keep the events of a response, if it is kept."""
@@ -88,12 +90,19 @@ class ResponseStore:
                 self._logs[name] = EventLog()
 
     def add_events(self, name: str, events: bytes) -> None:
-        """Keep events of a response that has a log. The oldest responses make room for them."""
+        """Keep events of a response that has a log. The oldest responses make room for them.
+
+        If its events are larger than the store, the response loses them.
+        """
         with self._lock:
-            if (log := self._logs.get(name)) is not None:
-                log.add(events)
-                self._bytes += len(events)
-                self._trim(self._clock())
+            if (log := self._logs.get(name)) is None:
+                return
+            if self._kept[name].size + log.size + len(events) > self.most_bytes:
+                self._drop_log(name)
+                return
+            log.add(events)
+            self._bytes += len(events)
+            self._trim(self._clock())
 
     def log(self, name: str) -> EventLog | None:
         """The events of a response; None if it has no log, or is not kept."""
@@ -114,14 +123,18 @@ class ResponseStore:
     def _drop(self, name: str) -> bool:
         if (old := self._kept.pop(name, None)) is None:
             return False
-        log = self._logs.pop(name, None)
-        self._bytes -= old.size + (log.size if log else 0)
+        self._bytes -= old.size
+        self._drop_log(name)
         return True
+
+    def _drop_log(self, name: str) -> None:
+        if (log := self._logs.pop(name, None)) is not None:
+            self._bytes -= log.size
 
     def _trim(self, now: float) -> None:
         while self._kept:
             name, oldest = next(iter(self._kept.items()))
-            is_full = len(self._kept) > self._most or self._bytes > self._most_bytes
+            is_full = len(self._kept) > self._most or self._bytes > self.most_bytes
             if not is_full and oldest.until > now:
                 return
             self._drop(name)

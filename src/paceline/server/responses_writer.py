@@ -124,6 +124,7 @@ class ResponsesWriter:
             usage=usage_of(output, self._reasoning_tokens(outputs)),
             incomplete_details=incomplete,
             timings=self._envelope.spent(outputs),
+            metrics=self._envelope.metrics(outputs),
         )
         self._keep(whole)
         return whole

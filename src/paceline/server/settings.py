@@ -54,6 +54,9 @@ class ServerSettings:
     media_s          seconds within which an image must arrive
     enable_request_id_headers  send X-Request-Id with every response, not only with answers
     enable_force_include_usage  have the usage in every chunk of every stream
+    enable_per_request_metrics  have the times of a request in its response
+    return_tokens_as_token_ids  write the tokens of logprobs as token_id:ID, if the request does not
+                      say how
     response_role    role of new messages of chats
     enable_responses_store  keep responses of /v1/responses
     max_stored_responses  most responses that are kept
@@ -91,6 +94,8 @@ class ServerSettings:
     media_s: float = 5.0
     enable_request_id_headers: bool = False
     enable_force_include_usage: bool = False
+    enable_per_request_metrics: bool = False
+    return_tokens_as_token_ids: bool = False
     response_role: str = "assistant"
     enable_responses_store: bool = True
     max_stored_responses: int = 1024

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
 from paceline.text.pooling_files import embedding_defaults
-from paceline.text.vocabulary import Vocabulary, backend_of
+from paceline.text.vocabulary import ANY_CLASS, Vocabulary, backend_of
 
 Fields = dict[str, Any]
 
@@ -30,6 +30,7 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
         size=model.get("vocab_size"),
         recommended={name: value for name, value in generation.items() if value is not None},
         tool_template=tool_template(folder, settings.get("chat_template")),
+        class_name=settings.get("tokenizer_class") or ANY_CLASS,
         embedding=embedding_defaults(folder, str((model.get("architectures") or [""])[0])),
     )
 

@@ -68,6 +68,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         backend = self._backend = vocabulary.backend
         self.bos, self.eos = vocabulary.bos, vocabulary.eos
+        self.class_name = vocabulary.class_name
         self.chat_template = vocabulary.chat_template
         self.tool_template = vocabulary.tool_template
         self.recommended, self.embedding = vocabulary.recommended, vocabulary.embedding

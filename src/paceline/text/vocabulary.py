@@ -14,6 +14,7 @@ from paceline.text.pooling_files import NO_DEFAULTS, EmbeddingDefaults
 
 Document = dict[str, Any]
 Merge = tuple[str, str]
+ANY_CLASS = "PreTrainedTokenizerFast"  # the class of transformers that reads any tokenizer.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Vocabulary:
     recommended: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tool_template: str | None = None  # the template for conversations with tools, if it is another
     embedding: EmbeddingDefaults = NO_DEFAULTS  # how texts are embedded
+    class_name: str = ANY_CLASS  # the class that transformers reads it with
 
 
 @dataclass(frozen=True, slots=True)

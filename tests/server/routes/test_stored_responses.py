@@ -128,6 +128,26 @@ def test_a_response_in_the_background_may_fail(on: Play) -> None:
     on(scenario)
 
 
+def test_a_response_in_the_background_that_is_too_large_ends_with_an_error() -> None:
+    async def scenario(site: Site) -> None:
+        refused = await site.post(PATH, input="word " * 2000, background=True)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (413, "background")
+        assert "--stored-response-bytes" in refused.json()["error"]["message"]
+        scored = {"top_logprobs": 20, "include": ["message.output_text.logprobs"]}
+        for streams in (False, True):
+            begun = await created(site, input="hello", background=True, stream=streams, **scored)
+            if streams:
+                first, *_, last = [event async for event in begun]
+                assert last.type == "error"
+                begun = first.response
+            ended = await until_ended(site, begun.id)
+            assert (ended.status, ended.output) == ("failed", [])
+            assert ended.error.code == "response_too_large"
+            assert "a store of 6000 cannot keep it" in ended.error.message
+
+    on_its_own_server(scenario, ServerSettings(stored_response_bytes=6000))
+
+
 def test_a_response_can_be_forgotten(on: Play) -> None:
     async def scenario(site: Site) -> None:
         whole = await created(site, input="hello")

@@ -70,6 +70,7 @@ def test_a_conversation_as_the_model_reads_it(on: Play) -> None:
 def test_what_a_client_needs_to_count_tokens_itself(on: Play) -> None:
     async def scenario(site: Site) -> None:
         assert (await site.http.get("/tokenizer_info")).json() == {
+            "tokenizer_class": "PreTrainedTokenizerFast",
             "vocab_size": tokenizer().vocab_size,
             "bos_token": "<s>",
             "eos_token": "</s>",

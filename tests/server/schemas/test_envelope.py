@@ -36,7 +36,7 @@ def test_usage_is_where_the_request_or_the_server_wants_it(
 
 @pytest.mark.parametrize("kind", [ChatChunk, Completion])
 def test_a_stream_ends_with_the_place_of_its_kv(kind: Any) -> None:
-    envelope, params = Envelope("a", "model", NO_OPTIONS, timings=False), {"remote_port": 5600}
+    envelope, params = Envelope("a", "model", NO_OPTIONS), {"remote_port": 5600}
     outputs = [
         RequestOutput("a", None, (), (), Usage(4, 1, 0), NO_TIMINGS, kv_transfer_params=given)
         for given in (params, None)

@@ -117,7 +117,6 @@ class ChatWriter:
     def __init__(self, envelope: Envelope, body: ChatBody, starts: Sequence[MessageStart]) -> None:
         self._envelope, self._body, self._starts = envelope, body, starts
         self._is_batch = isinstance(body, BatchChatRequest)
-        self._as_ids = body.return_tokens_as_token_ids is True
         self._with_ids = body.return_token_ids is True
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
@@ -142,7 +141,7 @@ class ChatWriter:
             ChatChunkChoice(
                 delta.index,
                 Delta(content=delta.text or None),
-                chat_logprobs(delta.logprobs, self._as_ids),
+                chat_logprobs(delta.logprobs, self._envelope.as_ids),
                 delta.finish_reason,
                 delta.stop_reason if delta.finish_reason else UNSET,
                 delta.token_ids if self._with_ids else UNSET,
@@ -179,6 +178,7 @@ class ChatWriter:
                 None if self._is_batch else self._prompt_column(first),
                 UNSET if self._is_batch else self._prompt_ids(first),
                 transfer_of(outputs),
+                envelope.metrics(outputs),
             )
         )
 
@@ -186,7 +186,7 @@ class ChatWriter:
         return ChatChoice(
             answer.index + part,
             self._started(part, self._message(part, answer)),
-            chat_logprobs(answer.logprobs, self._as_ids),
+            chat_logprobs(answer.logprobs, self._envelope.as_ids),
             self._finish_reason(answer, part),
             answer.stop_reason,
             answer.token_ids if self._with_ids else UNSET,
@@ -251,7 +251,7 @@ class ChatReplyWriter(ChatWriter):
         return ChatChunkChoice(
             delta.index,
             added,
-            None if at else chat_logprobs(delta.logprobs, self._as_ids),
+            None if at else chat_logprobs(delta.logprobs, self._envelope.as_ids),
             self._finish_reason(delta) if is_end else None,
             delta.stop_reason if is_end else UNSET,
             delta.token_ids if self._with_ids and not at else UNSET,

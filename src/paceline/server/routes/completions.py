@@ -85,7 +85,7 @@ class CompletionWriter:
     ) -> None:
         self._envelope, self._body, self._echoed = envelope, body, echoed
         self._tokenizer = tokenizer
-        self._speller = TokenSpeller(body.return_tokens_as_token_ids is True)
+        self._speller = TokenSpeller(envelope.as_ids)
         self._with_ids = body.return_token_ids is True
         self._prompts: list[tuple[int, ...]] = []  # token ids, where they are needed
         self._begun: set[int] = set()  # choices that have been written to
@@ -127,10 +127,18 @@ class CompletionWriter:
             for part, output in enumerate(outputs)
             for answer in output.outputs
         ]
-        usage, timings = envelope.usage(outputs), envelope.spent(outputs)
-        model, created = envelope.model, envelope.created
-        transfer = transfer_of(outputs)
-        return encode(Completion(envelope.id, created, model, choices, usage, timings, transfer))
+        return encode(
+            Completion(
+                envelope.id,
+                envelope.created,
+                envelope.model,
+                choices,
+                envelope.usage(outputs),
+                envelope.spent(outputs),
+                transfer_of(outputs),
+                envelope.metrics(outputs),
+            )
+        )
 
     def _choice(self, part: int, delta: TextDelta) -> TextChoice:
         body, index = self._body, self._index(part, delta.index)

@@ -13,6 +13,7 @@ from paceline.server.background import start
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
+from paceline.server.errors import TOO_LARGE, ApiError
 from paceline.server.event_response import EventResponse
 from paceline.server.message_logprobs import MessageLogprobs
 from paceline.server.parse import (
@@ -33,13 +34,14 @@ from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.requests import ResponseRequest
-from paceline.server.schemas.responses import ResponseBody
+from paceline.server.schemas.responses import ResponseBody, ResponseFault
 from paceline.server.settings import ServerSettings
 from paceline.server.text_offsets import TokenOffsets
 from paceline.text.tokenizer import Tokenizer
 
 TEXT_FORMAT = {"type": "text"}
 NOT_KEPT = "responses are not stored by this server"
+NO_ITEMS = b"[]"
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -69,6 +71,7 @@ def response_routes(context: ServerContext) -> APIRouter:
         job = GenerationJob(client, name, [generation], writer, is_streamed, reply)
         if not empty.background:
             return GenerationResponse(context, job)
+        check_fits(context, StoredResponse(encode(empty), items))
         start(context, job, writer)
         own = {"X-Request-Id": client.request_id}
         if is_streamed:
@@ -100,8 +103,27 @@ def stores(body: ResponseRequest, settings: ServerSettings) -> bool:
 
 
 def kept(context: ServerContext, items: bytes, has_log: bool, response: ResponseBody) -> None:
+    """Store a response. One of the background that is too large is stored as failed."""
     stored = StoredResponse(encode(response), items, response.background, has_log)
-    context.responses.put(response.id, stored)
+    if context.responses.put(response.id, stored) or not response.background:
+        return
+    fault = ResponseFault("response_too_large", too_large(context, stored))
+    failed = replace(response, status="failed", output=(), error=fault, incomplete_details=None)
+    context.responses.put(response.id, StoredResponse(encode(failed), NO_ITEMS, True, has_log))
+
+
+def check_fits(context: ServerContext, stored: StoredResponse) -> None:
+    """413 if a response without output is too large to be stored."""
+    if stored.size > context.responses.most_bytes:
+        raise ApiError(TOO_LARGE, too_large(context, stored), param="background")
+
+
+def too_large(context: ServerContext, stored: StoredResponse) -> str:
+    return (
+        f"the response has {stored.size} bytes with its input, and a store of "
+        f"{context.responses.most_bytes} cannot keep it; shorten it, do without background, or "
+        "raise --stored-response-bytes"
+    )
 
 
 def unkept(response: ResponseBody) -> None:

@@ -46,6 +46,7 @@ def token_routes(context: ServerContext) -> APIRouter:
         """What a client needs to render and count prompts as the server does."""
         tokenizer = context.tokenizer
         return {
+            "tokenizer_class": tokenizer.class_name,
             "vocab_size": tokenizer.vocab_size,
             "bos_token": tokenizer.bos_token or None,
             "eos_token": tokenizer.eos_token or None,

@@ -17,6 +17,7 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
+from paceline.server.schemas.request_times import RequestTimes
 from paceline.server.schemas.tool_calls import AssistantMessage, Delta
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
@@ -157,6 +158,7 @@ class ChatChunk(Struct, frozen=True):
     timings: StageTimings | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     kv_transfer_params: KVTransferParams = UNSET
+    metrics: RequestTimes | UnsetType | None = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -172,6 +174,7 @@ class ChatCompletion(Struct, frozen=True):
     prompt_logprobs: PromptColumn | UnsetType | None = None
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     kv_transfer_params: KVTransferParams = UNSET
+    metrics: RequestTimes | UnsetType | None = UNSET
     object: str = "chat.completion"
 
 
@@ -185,6 +188,7 @@ class Completion(Struct, frozen=True):
     usage: CompletionUsage | UnsetType | None = UNSET
     timings: StageTimings | UnsetType = UNSET
     kv_transfer_params: KVTransferParams = UNSET
+    metrics: RequestTimes | UnsetType | None = UNSET
     object: str = "text_completion"
 
 

@@ -20,7 +20,8 @@ from paceline.server.schemas.completions import (
     spent_by,
     usage_of,
 )
-from paceline.server.schemas.requests import GenerationBody, StreamOptions
+from paceline.server.schemas.request_times import RequestTimes, times_of
+from paceline.server.schemas.requests import GenerationBody, ScoredBody, StreamOptions
 from paceline.server.settings import ServerSettings
 
 Chunk = type[ChatChunk] | type[Completion]
@@ -34,14 +35,25 @@ ALL = StreamOptions(include_usage=True, continuous_usage_stats=True)
 class Envelope:
     """Adds id, model and time, and usage as requested: not at all, at the end, or in each chunk.
 
-    If it `counts`, each chunk has the usage so far, so no two chunks have the same fields.
+    If it `counts`, each chunk has the usage so far, so no two chunks have the same fields. With
+    `as_ids`, the tokens of logprobs are written as their ids.
     """
 
-    def __init__(self, name: str, model: str, options: StreamOptions, timings: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        options: StreamOptions,
+        *,
+        timings: bool = False,
+        metrics: bool = False,
+        as_ids: bool = False,
+    ) -> None:
         self.id, self.model, self.created = name, model, int(time())
+        self.as_ids = as_ids
         self._include = options.include_usage is True
         self.counts = self._include and options.continuous_usage_stats is True
-        self._timings = timings
+        self._timings, self._metrics = timings, metrics
         self._prompt = self._completion = 0
         self.reasoning_tokens: ReasoningCount | None = None  # None: the model has no reasoning
 
@@ -49,10 +61,17 @@ class Envelope:
     def of(
         cls, body: GenerationBody, name: str, model: str, settings: ServerSettings
     ) -> "Envelope":
-        """The settings have the default of `timings`, and may force the usage."""
-        wanted = settings.timings if body.timings is None else body.timings
+        """The settings have defaults of the body, and may force the usage."""
         options = body.stream_options or NO_OPTIONS
-        return cls(name, model, ALL if settings.enable_force_include_usage else options, wanted)
+        as_ids = body.return_tokens_as_token_ids if isinstance(body, ScoredBody) else False
+        return cls(
+            name,
+            model,
+            ALL if settings.enable_force_include_usage else options,
+            timings=settings.timings if body.timings is None else body.timings,
+            metrics=settings.enable_per_request_metrics,
+            as_ids=settings.return_tokens_as_token_ids if as_ids is None else as_ids,
+        )
 
     def count_prompts(self, streams: Sequence[Stream]) -> None:
         self._prompt = sum(stream.prompt_tokens for stream in streams)
@@ -81,9 +100,15 @@ class Envelope:
         transfer = transfer_of(outputs)
         if not (self._include or self._timings or transfer):
             return DONE
-        usage, spent = self.usage(outputs) if self._include else UNSET, self.spent(outputs)
         last = kind(
-            self.id, self.created, self.model, (), usage, spent, kv_transfer_params=transfer
+            self.id,
+            self.created,
+            self.model,
+            (),
+            self.usage(outputs) if self._include else UNSET,
+            self.spent(outputs),
+            metrics=self.metrics(outputs) if self._include else UNSET,
+            kv_transfer_params=transfer,
         )
         return event(last) + DONE
 
@@ -104,6 +129,9 @@ class Envelope:
 
     def spent(self, outputs: Sequence[RequestOutput]) -> StageTimings | UnsetType:
         return spent_by(outputs) if self._timings else UNSET
+
+    def metrics(self, outputs: Sequence[RequestOutput]) -> RequestTimes | UnsetType | None:
+        return times_of(outputs) if self._metrics else UNSET
 
 
 def transfer_of(outputs: Sequence[RequestOutput]) -> KVTransferParams:

@@ -12,6 +12,7 @@ from paceline.server.schemas.completions import (
     StageTimings,
     encode,
 )
+from paceline.server.schemas.request_times import RequestTimes
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 
@@ -81,7 +82,7 @@ class ResponseBody(Struct, frozen=True):
     The fields: id, created_at, model, instructions, max_output_tokens, temperature, top_p, user,
     metadata, status, output, usage, incomplete_details, timings, object, error,
     parallel_tool_calls, previous_response_id, store, background, top_logprobs, text, tool_choice,
-    tools, truncation.
+    tools, truncation, metrics.
     """
 
     id: str
@@ -109,6 +110,7 @@ class ResponseBody(Struct, frozen=True):
     tool_choice: str | dict[str, Any] = "auto"
     tools: Sequence[Any] = ()
     truncation: str = "disabled"
+    metrics: RequestTimes | UnsetType | None = UNSET
 
 
 def response_event(kind: str, number: int, **fields: Any) -> bytes:
